@@ -179,10 +179,11 @@ class RunFolder:
 
     def last(self, event: str) -> dict[str, Any]:
         """The last event of a kind; empty if there is none."""
-        for past_event in reversed(self.events()):
+        last: dict[str, Any] = {}
+        for past_event in self.events():
             if past_event["event"] == event:
-                return past_event
-        return {}
+                last = past_event
+        return last
 
     # --- the attempts
 

@@ -63,7 +63,7 @@ def list_past_steps(events: Sequence[JournalEvent]) -> list[Step]:
 def _list_process_steps(process_events: Sequence[JournalEvent], next_start: JournalEvent) -> Iterator[Step]:
     """The steps of one process, and the gap until the next process took over."""
     for event in process_events:
-        if event["event"] == "did":
+        if event["event"] == "step-end":
             yield Step(name=event["name"], seconds=event["seconds"], detail=event["detail"])
     last_seen_at = _find_last_seen_time(process_events, next_start)
     last_event = _find_last_transition(process_events)

@@ -122,7 +122,7 @@ class RunNotifier:
         """Record a status of the job: journal its start, and send a message if it has waited for `notify.waiting`."""
         if status.state == "running" and not self._has_started:
             self._has_started = True
-            self._folder.record_event("running", attempt=self._attempt, waited=round(waited_s, 1))
+            self._folder.record_event("running", attempt=self._attempt, waited_s=round(waited_s, 1))
         notify = self._profile.notify
         if not notify or self._has_started or status.state != "pending" or waited_s < notify.waiting:
             return

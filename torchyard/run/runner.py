@@ -208,7 +208,7 @@ class Runner:
         started_at = time.monotonic()
         result = operation()
         step = Step(name=name, seconds=time.monotonic() - started_at, detail=describe(result))
-        self.folder.record_event("did", **step.model_dump())
+        self.folder.record_event("step-end", **step.model_dump())
         self.steps.append(step)
         return result
 

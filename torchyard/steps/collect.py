@@ -1,4 +1,4 @@
-"""Reads the logs of an ended job: whether they are whole, the metrics, and why the job failed."""
+"""Reads the logs of an ended job: whether they are complete, the metrics, and the cause of a failure."""
 
 from collections.abc import Set
 from contextlib import suppress
@@ -13,7 +13,7 @@ from torchyard.diagnosis.log_patterns import CAUSES, UNKNOWN_CAUSE, Distance
 from torchyard.diagnosis.nccl_log import NcclLogReader
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
-from torchyard.metrics.registry import MARKS, READERS
+from torchyard.metrics.registry import LINE_MARKERS, READERS
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import MetricsFormat
@@ -24,12 +24,13 @@ from torchyard.steps.log_tail import LogTails, count_lines
 
 @retry_step(COLLECT_TIMEOUT_S)
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
-    """The logs, the metrics and the failure of one attempt."""
+    """The logs, the metrics, the network and the failure of one attempt."""
     logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = _blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
-    failure = _add_last_wait(plan, failure) if failure and not outcome.hang else failure
+    if failure and not outcome.hang:
+        failure = _add_last_wait(plan, failure)
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
@@ -45,7 +46,7 @@ def _read_metrics(plan: Plan, format: MetricsFormat, outcome: Outcome) -> Metric
     """The metrics of rank 0. A warning is logged and added to the summary if they look wrong, or if there are none."""
     if format == "none":
         return Metrics()
-    metrics = READERS[format](read_rank_zero(plan, MARKS.get(format, b"")))
+    metrics = READERS[format](read_rank_zero(plan, LINE_MARKERS.get(format, b"")))
     warning = None
     if not metrics.rows and not metrics.summary:
         # A job that failed may have ended before its first row; its cause is reported anyway.
@@ -65,9 +66,9 @@ def _read_metrics(plan: Plan, format: MetricsFormat, outcome: Outcome) -> Metric
 
 
 def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
-    """The network that NCCL used, in its own words; None if nobody asked and it said nothing.
+    """The network that NCCL used; None if the plan expects none and no log has a line of NCCL about it.
 
-    Agents that are known to share one machine are one node.
+    Agents on one machine count as one node.
     """
     log = NcclLogReader()
     for node, path in plan.nodes.items():
@@ -77,55 +78,63 @@ def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
     reading = log.build_reading()
     machines = [outcome.machines.get(node) for node in plan.nodes]
     node_count = len(set(machines)) if all(machines) else len(machines)
-    return evaluate_fabric(reading, plan.expect, node_count) if plan.expect or reading.nodes else None
+    if not plan.expect and not reading.nodes:
+        return None
+    return evaluate_fabric(reading, plan.expect, node_count)
 
 
 def _describe_log(node: str, path: str, lost: str) -> LogFile:
-    """One node's log: how many lines it has, and what it lacks."""
+    """One node's log: how many lines it has, and which are missing."""
     return LogFile(node=node, path=path, lines=count_lines(path), lost=lost)
 
 
 def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
-    """The root cause; if the launcher itself ended the job, what the cluster reports, or else the deadline."""
+    """The root cause; if the launcher itself ended the job, the cluster's failure, or else the expired deadline."""
     logs = LogTails(plan.logs)
     failure = outcome.status.failure
     if failure:
         return failure.model_copy(update={"tail": _read_tail(logs, failure.node or "")})
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
-    is_tried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
-    if outcome.cause and not is_tried:
+    # A job that was restarted until its deadline: the logs may show why its attempts failed.
+    was_retried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
+    if outcome.cause and not was_retried:
         return _build_deadline_failure(logs, outcome)
-    diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, early=True))
-    if diagnosed and diagnosed.cause != UNKNOWN_CAUSE.slug:
-        return (
-            diagnosed.model_copy(update={"sentence": f"{outcome.status.reason}: {diagnosed.sentence}"})
-            if is_tried
-            else diagnosed
-        )
-    if is_tried:
+    diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, with_failures=True))
+    is_known = diagnosed is not None and diagnosed.cause != UNKNOWN_CAUSE.slug
+    if was_retried and not is_known:
         return _build_deadline_failure(logs, outcome)
+    if diagnosed and is_known:
+        sentence = f"{outcome.status.reason}: {diagnosed.sentence}" if was_retried else diagnosed.sentence
+        return diagnosed.model_copy(update={"sentence": sentence})
     unknown = diagnosed or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
-    return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
+    return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log shows the cause"})
 
 
 def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
-    """The deadline itself, at the node that spoke last."""
+    """The expired deadline as the failure, with the last lines of the node that logged last."""
     assert outcome.cause
     sentence = f"{outcome.status.reason}: {outcome.hang.sentence}" if outcome.hang else outcome.status.reason
-    node = max(logs, key=lambda name: max((line.timestamp for line in logs.last(name, 1)), default=0.0))
+
+    def read_last_time(node: str) -> float:
+        last_lines = logs.last(node, 1)
+        return last_lines[0].timestamp if last_lines else 0.0
+
+    node = max(logs, key=read_last_time)
     return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail(logs, node))
 
 
 def _add_last_wait(plan: Plan, failure: Failure) -> Failure:
-    """Say whether the rank that failed first was waiting for another one: then look there."""
+    """Add to the sentence which rank the one that failed first was waiting for, if it was."""
     if failure.rank is None or plan.on_hang == "off":
         return failure
     box = BlackBox()
     for line in read_records(plan):
         box.process_text(line.node, f"{line.text}\n")
     last_wait = describe_last_wait(failure.rank, box.latest)
-    return failure.model_copy(update={"sentence": f"{failure.sentence}; {last_wait}"}) if last_wait else failure
+    if not last_wait:
+        return failure
+    return failure.model_copy(update={"sentence": f"{failure.sentence}; {last_wait}"})
 
 
 def _read_tail(logs: LogTails, node: str) -> tuple[str, ...]:
@@ -133,19 +142,29 @@ def _read_tail(logs: LogTails, node: str) -> tuple[str, ...]:
 
 
 def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
-    """Blame a full disk if a program's last output did not fit: no log shows the cause, and its peers only lose it.
+    """Replace the failure by a full disk if a program's last output was not written.
 
-    What a process clearly says about its own failure still counts.
+    No log then shows the cause, and the other ranks only lose a peer. A failure that a process reports about itself
+    stays.
     """
-    incomplete_log = next(
-        (log for log in logs if log.lost and not log.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED))), None
-    )
-    if incomplete_log is None or any(
-        cause.slug == failure.cause and cause.distance == Distance.OWN for cause in CAUSES
-    ):
+    incomplete_log = _find_unwritten_log(logs)
+    if incomplete_log is None:
+        return failure
+    if any(cause.slug == failure.cause and cause.distance == Distance.OWN for cause in CAUSES):
         return failure
     folder = "options.folder" if incomplete_log.node in behind_ssh else "TORCHYARD_RUNS"
     sentence = (
         f"{incomplete_log.node} could not write its output ({incomplete_log.lost}): free some space, or move {folder}"
     )
     return failure.model_copy(update={"cause": "disk-full", "sentence": sentence, "retry": False})
+
+
+def _find_unwritten_log(logs: tuple[LogFile, ...]) -> LogFile | None:
+    """The first log whose lines could not be written on its host; None if there is none.
+
+    Lines that are missing because the copy or the supervisor ended early show nothing about a disk.
+    """
+    for log in logs:
+        if log.lost and not log.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED)):
+            return log
+    return None

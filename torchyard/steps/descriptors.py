@@ -6,9 +6,8 @@ import resource
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.requirements import Check, failed_check
 
-_FORMER_LIMIT_VARIABLE = (
-    "TORCHYARD_NOFILE"  # the limit that a job's processes get back: select() cannot handle more than 1,024
-)
+# The limit that a job's processes get back: select() cannot handle descriptors above 1,024.
+_FORMER_LIMIT_VARIABLE = "TORCHYARD_NOFILE"
 _SPARE_FILES = 100  # for Prefect, the run's folder and everything else
 _FILES_PER_STREAM = 2  # per command that is followed: its output and its stderr
 _FILES_PER_COMMAND = 4  # per command that ends by itself, while it is being started
@@ -37,12 +36,12 @@ def _count_needed_files(plan: Plan) -> int:
 
 
 def read_file_limit() -> int:
-    """How many open files this process may be raised to."""
+    """The hard limit of this process: the highest number of open files that it may allow itself."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def check_file_limit(plan: Plan, limit: int) -> tuple[Check, ...]:
-    """A failed check if the limit is too low, nothing if it is high enough."""
+    """A failed check if the limit of open files is too low for a plan; empty if it is high enough."""
     count = _count_needed_files(plan)
     if limit == resource.RLIM_INFINITY or limit >= count:
         return ()

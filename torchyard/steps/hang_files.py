@@ -1,4 +1,4 @@
-"""What is kept of a hang: attempt-N/hang/ with every rank's record, the stacks, and the page to read first."""
+"""Writes the files of a hang: attempt-N/hang/ with the record of each rank, the stacks, and the page to read first."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -15,9 +15,9 @@ STACKS_PAGE = "stacks.txt"
 
 
 def write_hang_files(folder: str | Path, hang: Hang, records: Mapping[int, RankRecord]) -> Path:
-    """Write what is known of a hang into an attempt's folder; returns the page to read first. OSError.
+    """Write the files of a hang into an attempt's folder; return the page to read first. OSError if that fails.
 
-    What an earlier hang of the attempt has left there is replaced.
+    The files of an earlier hang of the attempt are replaced.
     """
     hang_folder = Path(folder) / HANG_FOLDER
     make_private_folder(hang_folder)
@@ -31,7 +31,7 @@ def write_hang_files(folder: str | Path, hang: Hang, records: Mapping[int, RankR
 
 
 def format_stacks(records: Mapping[int, RankRecord]) -> list[str]:
-    """The ranks' stacks as text, innermost frame first, the one that most ranks have first."""
+    """The ranks' stacks as text, innermost frame first; the stack of most ranks comes first."""
     by_stack: dict[tuple[Frame, ...], list[int]] = {}
     for rank, record in records.items():
         by_stack.setdefault(record.stack, []).append(rank)
@@ -42,15 +42,13 @@ def format_stacks(records: Mapping[int, RankRecord]) -> list[str]:
 def describe_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, or `3 ranks (0-2)`."""
     unique_ranks = sorted(set(ranks))
-    return (
-        f"rank {unique_ranks[0]}"
-        if len(unique_ranks) == 1
-        else f"{len(unique_ranks)} ranks ({format_ranks(unique_ranks)})"
-    )
+    if len(unique_ranks) == 1:
+        return f"rank {unique_ranks[0]}"
+    return f"{len(unique_ranks)} ranks ({format_ranks(unique_ranks)})"
 
 
 def format_time(timestamp: float, date_format: str) -> str:
-    """A time by a node's clock in UTC; what is no time, as it is."""
+    """Format seconds since the epoch in UTC; a number that is not a valid time is formatted as a number."""
     try:
         return f"{datetime.fromtimestamp(timestamp, UTC):{date_format}}"
     except (ValueError, OverflowError, OSError):
@@ -63,8 +61,8 @@ def _format_frames(stack: Iterable[Frame]) -> list[str]:
 
 
 def _render_page(hang: Hang, records: Mapping[int, RankRecord]) -> list[str]:
-    """The page that a person reads first."""
-    newest_at = max((record.at for record in records.values()), default=0.0)
+    """The lines of the page that a user reads first."""
+    newest_at = max((record.timestamp for record in records.values()), default=0.0)
     time_lines = (
         [f"seen at {format_time(newest_at, '%Y-%m-%d %H:%M:%S')} UTC, by the nodes' clocks"] if newest_at else []
     )
@@ -74,5 +72,5 @@ def _render_page(hang: Hang, records: Mapping[int, RankRecord]) -> list[str]:
     lines += [f"  {describe_ranks(group.ranks)}: {group.location}" for group in hang.rank_groups]
     lines += ["", "What proves it:"] if hang.evidence else []
     lines += [f"  - {evidence}" for evidence in hang.evidence]
-    footer = f"{STACKS_PAGE} has the Python stacks, rank-N.json what each rank has reported last."
+    footer = f"{STACKS_PAGE} contains the Python stacks, rank-N.json the last record of each rank."
     return [*map(single_line, lines), "", footer]

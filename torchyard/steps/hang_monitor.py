@@ -1,4 +1,4 @@
-"""Says which rank hangs while the job is waited for, from the records in its logs; the profile says what follows."""
+"""Detects hanging ranks and stragglers while a job runs, from the records in its logs; `on_hang` selects the action."""
 
 import time
 from collections.abc import Callable
@@ -14,30 +14,31 @@ from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
 from torchyard.steps.hang_files import write_hang_files
 
-# A hang is told at once, and acted on later: what ends a job must be beyond doubt.
-_ACT_AFTER_S, _ACT_FACTOR = 30.0, 10.0  # seconds; times the longest pause so far
-# Kinds that another node would not cure: the next attempt need not avoid this one.
+# A hang is reported immediately but ends the job only after both of these, so that a false alarm cannot stop a
+# healthy job.
+_ACT_AFTER_S = 30.0
+_ACT_FACTOR = 10.0  # times the longest pause so far
+# Kinds that another node would not cure, so that the next attempt need not avoid this node.
 _PROGRAM_KINDS: frozenset[HangClass] = frozenset(
     {"compute", "data-loader", "collective-mismatch", "deadlock-between-groups", "gil", "all-waiting-outside"}
 )
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
-
 HangCallback = Callable[[HangUpdate], None]
 
 
 class HangMonitor:
-    """Check the ranks' records at every poll. `hang` and `straggler` are what is true now, or was at the end.
+    """Check the ranks' records at every poll. `hang` and `straggler` are those of the last poll; None if there is none.
 
     A hang is reported immediately (a warning, the page in the attempt's folder, the callback), but ends the job only
     after `_ACT_AFTER_S` and `_ACT_FACTOR` times the longest usual pause, so that a false alarm cannot stop a healthy
     job.
-    It is called by the polling thread alone. Errors of the callback and OSError of the page are raised to the caller.
 
-    `on_update` is called whenever one of them changes, and once when a hang is beyond doubt.
+    `on_update` is called whenever the hang or the straggler changes, and once when a hang has become certain. All calls
+    come from the polling thread. Errors of the callback and OSError of the page are raised to the caller.
     """
 
-    def __init__(self, plan: Plan, on_update: HangCallback = lambda _: None) -> None:
+    def __init__(self, plan: Plan, on_update: HangCallback | None = None) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
         self._plan = plan
@@ -47,36 +48,41 @@ class HangMonitor:
         self._last_straggler_warning: tuple[int, float] = (-1, 0.0)
 
     def check(self, box: BlackBox) -> Status | None:
-        """Report a hang, or its end, once; the failed status if it is to end the attempt."""
+        """Report a hang, or its end, once; return the failed status of a certain hang that ends the attempt.
+
+        None if no rank certainly hangs, or if `on_hang` does not end the job.
+        """
         if self._plan.on_hang == "off" or not box.latest:
             return None
         self._report_straggler(box)
-        previous, self.hang = self.hang, detect_hang(box.latest, box.world, box.get_record_ages())
-        typical_pause_s = max(record.usual_s for record in box.latest.values())
+        previous = self.hang
+        self.hang = detect_hang(box.latest, box.world, box.get_record_ages())
+        typical_pause_s = max(record.typical_pause_s for record in box.latest.values())
         is_certain = self.hang is not None and self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * typical_pause_s)
         if self.hang is None:
             if previous:
-                get_log().info("the ranks go on: %s", previous.sentence)
+                get_log().info("the ranks continue: %s", previous.sentence)
         elif previous is None or not _is_same(previous, self.hang):
             get_log().warning("%s", self.hang.sentence)
             write_hang_files(self._folder, self.hang, box.latest)
         self._publish(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
-        return (
-            self._build_failed_status(self.hang)
-            if self.hang and is_certain and self._plan.on_hang != "report"
-            else None
-        )
+        if self.hang and is_certain and self._plan.on_hang != "report":
+            return self._build_failed_status(self.hang)
+        return None
 
     def _publish(self, update: HangUpdate) -> None:
-        """Pass on what is new; how long a hang has lasted changes with every record."""
-        published, self._published = self._published, update
+        """Pass a change to the callback. The duration of a hang, which grows with every record, is not a change."""
+        published = self._published
+        self._published = update
         is_old = _is_same(published.hang, update.hang) and _is_same(published.straggler, update.straggler)
-        if not is_old or update.is_certain > published.is_certain:
+        has_become_certain = update.is_certain and not published.is_certain
+        if self._on_update and (has_become_certain or not is_old):
             self._on_update(update)
 
-    def findings(self, status: Status) -> dict[str, Hang | Straggler | None]:
-        """What of an outcome is known here: a hang only if the job did not go on after it."""
-        return {"hang": None if status.state == "succeeded" else self.hang, "straggler": self.straggler}
+    def get_findings(self, status: Status) -> dict[str, Hang | Straggler | None]:
+        """The fields `hang` and `straggler` of an outcome; None where there is none, and no hang after a success."""
+        hang = None if status.state == "succeeded" else self.hang
+        return {"hang": hang, "straggler": self.straggler}
 
     def _build_failed_status(self, hang: Hang) -> Status:
         is_retryable = self._plan.on_hang == "restart"
@@ -101,7 +107,7 @@ class HangMonitor:
 
 
 def _is_same(one: Hang | Straggler | None, other: Hang | Straggler | None) -> bool:
-    """Whether two verdicts blame the same ranks for the same thing."""
+    """Whether two verdicts blame the same ranks for the same kind of hang, or the same rank as a straggler."""
     if isinstance(one, Hang) and isinstance(other, Hang):
         return (one.kind, one.ranks) == (other.kind, other.ranks)
     if isinstance(one, Straggler) and isinstance(other, Straggler):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.agents import torchrun
-from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_line_text, read_new_lines
+from torchyard.common.log_lines import BLOCK_BYTES, parse_log_line, parse_log_line_text, read_new_lines, strip_record
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARKER, parse_lost_worker
 from torchyard.diagnosis.nccl_log import NcclLogReader
@@ -19,15 +19,18 @@ _MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job i
 
 
 class _RankZeroFilter:
-    """Picks what global rank 0 prints from one node's log: local rank 0 of the node that got group rank 0.
+    """Select the output of global rank 0 in one node's log: of local rank 0 of the node that got group rank 0.
 
-    If the lines do not say which rank printed them, all lines of that node count.
+    If the lines do not name the rank that printed them, all lines of that node are selected. `joined_at` is the time of
+    the line by which the agent reported that it joined; 0 until then.
     """
 
-    def __init__(self, ranks: Ranks, first: bool) -> None:
+    def __init__(self, ranks: Ranks, *, is_first_node: bool) -> None:
         self.joined_at = 0.0
-        self._rank = (0 if first else 1) if ranks == "placed" else None
         self._is_teed = ranks == "teed"
+        self._group_rank: int | None = None  # as the log shows it; None until then
+        if ranks == "placed":  # without an agent the order of the nodes decides, and no line shows the rank
+            self._group_rank = 0 if is_first_node else 1
 
     def select(self, line: LogLine) -> Iterator[str]:
         """The texts in a line that rank 0 printed: torchrun may join several lines of its ranks in one."""
@@ -39,28 +42,29 @@ class _RankZeroFilter:
     def _select_one(self, line: LogLine) -> str | None:
         """The text of a line of one rank if rank 0 printed it; None if another rank or the agent did."""
         if RECORD_PREFIX in line.text:
-            text = cut_record(line.text)
+            text = strip_record(line.text)
             return self._select_one(line._replace(text=text)) if text else None
         if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
-            return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
-        worker = torchrun.read_worker_line(line.text)
+            return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._group_rank == 0 else None
+        worker = torchrun.parse_worker_line(line.text)
         if worker:
-            return worker[1] if worker[0] == 0 and self._rank == 0 else None
-        rank = torchrun.read_group_rank(line.text)
+            local_rank, text = worker
+            return text if local_rank == 0 and self._group_rank == 0 else None
+        rank = torchrun.parse_group_rank(line.text)
         if rank is not None:
-            self._rank = rank
+            self._group_rank = rank
         if torchrun.has_joined(line.text) and not self.joined_at:
             self.joined_at = line.timestamp
-        return line.text if self._rank == 0 and not self._is_teed else None
+        return line.text if self._group_rank == 0 and not self._is_teed else None
 
     def can_skip(self, raw: bytes) -> bool:
         """Whether a raw line can be skipped without decoding it: most lines are from other ranks."""
-        is_rank_zero = self._rank == 0 and (not self._is_teed or torchrun.LOCAL_RANK_0_MARK in raw)
-        return not is_rank_zero and torchrun.GROUP_RANK_MARK not in raw
+        is_rank_zero = self._group_rank == 0 and (not self._is_teed or torchrun.LOCAL_RANK_0_MARKER in raw)
+        return not is_rank_zero and torchrun.GROUP_RANK_MARKER not in raw
 
 
 def read_blocks(path: str) -> Iterator[bytes]:
-    """A log in blocks of whole lines; what follows the last line end is a block too."""
+    """A log in blocks of complete lines; an incomplete last line is a block too."""
     partial_line = b""
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_MAX_READ_BYTES):
@@ -75,28 +79,31 @@ def read_blocks(path: str) -> Iterator[bytes]:
 
 def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
     """A filter for each node."""
-    return {name: _RankZeroFilter(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
+    return {name: _RankZeroFilter(plan.ranks, is_first_node=index == 0) for index, name in enumerate(plan.nodes)}
 
 
 def read_rank_zero(plan: Plan, marker: bytes = b"") -> Iterator[str]:
-    """What global rank 0 printed: only lines that contain the mark, so that few lines of a long log are decoded."""
+    """The lines that global rank 0 printed.
+
+    With a `marker`, only lines that contain it are decoded and returned, because most lines of a long log do not.
+    """
     for name, rank_filter in _create_filters(plan).items():
         with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
-                if marker not in raw and torchrun.GROUP_RANK_MARK not in raw:
+                if marker not in raw and torchrun.GROUP_RANK_MARKER not in raw:
                     continue
                 if not rank_filter.can_skip(raw) and raw.endswith(b"\n"):
-                    yield from rank_filter.select(LogLine(0.0, name, read_line_text(raw[:-1], name)))
+                    yield from rank_filter.select(LogLine(0.0, name, parse_log_line_text(raw[:-1], name)))
 
 
 def read_records(plan: Plan) -> Iterator[LogLine]:
-    """Every line that holds a record of a rank, one node after the other."""
+    """The lines that contain a record of a rank, one node after the other."""
     marker = RECORD_PREFIX.encode()
     for name, path in plan.nodes.items():
         with suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
                 if marker in raw and raw.endswith(b"\n"):
-                    yield read_line(raw[:-1].decode(errors="replace"), name)
+                    yield parse_log_line(raw[:-1].decode(errors="replace"), name)
 
 
 class JobLogReader:
@@ -143,7 +150,7 @@ class JobLogReader:
         return max((rank_filter.joined_at for rank_filter in self._filters.values()), default=0.0)
 
     def read(self) -> list[str]:
-        """Read on in every log, _MAX_READ_BYTES in all; returns rank 0's new lines."""
+        """Read the next part of every log, `_MAX_READ_BYTES` in all; return rank 0's new lines."""
         lines = list[str]()
         remaining_bytes = _MAX_READ_BYTES
         for name in tuple(self._node_queue):
@@ -172,13 +179,15 @@ class JobLogReader:
             return
         for text, offset in read_new_lines(path, start):
             self._positions[name] = _LogPosition(stat.st_ino, offset)
-            line = read_line(text, name)
+            line = parse_log_line(text, name)
             if RECORD_PREFIX in text:
                 self.black_box.process_text(name, f"{line.text}\n")
             else:
                 self.line_count += 1
-                if LOST_WORKER_MARKER in text and (lost_worker := parse_lost_worker(line.text)):
-                    self.lost_workers.setdefault((name, lost_worker[0]), lost_worker[1])
+                lost_worker = parse_lost_worker(line.text) if LOST_WORKER_MARKER in text else None
+                if lost_worker:
+                    local_rank, exit_code = lost_worker
+                    self.lost_workers.setdefault((name, local_rank), exit_code)
                 self.has_nccl_update |= self.nccl.process_node_line(name, line.text)
                 yield line
             if offset - start >= max_bytes:
@@ -186,7 +195,7 @@ class JobLogReader:
 
 
 class _LogPosition(NamedTuple):
-    """How far a log has been read: the inode of its file, and the offset after the last whole line."""
+    """How far a log has been read: the inode of its file, and the offset after the last complete line."""
 
     inode: int
     offset: int

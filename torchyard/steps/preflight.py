@@ -12,7 +12,7 @@ from torchyard.steps.descriptors import check_file_limit, read_file_limit
 
 
 def preflight(plan: Plan) -> tuple[Check, ...]:
-    """Run every check of the plan. If one fails, PreflightError holds all of them."""
+    """Run every check of the plan, and return the results. PreflightError, with all results, if a check failed."""
     backend_of(plan).reach()
     checks = run_checks(plan)
     report_warnings(checks)

@@ -12,7 +12,7 @@ from torchyard.model.run import Failure, Outcome, Status
 def ensure_rendezvous(plan: Plan) -> str | None:
     """The URL that serves the v2 API, after it has answered 200; None if the plan needs no store.
 
-    RendezvousError if it answers something else, dies, or does not answer in time.
+    RendezvousError if it does not answer 200 in time, or dies.
     """
     if plan.probe is None:
         return None
@@ -23,6 +23,6 @@ def ensure_rendezvous(plan: Plan) -> str | None:
 
 
 def describe_dead_store(error: RendezvousError) -> Outcome:
-    """The end of an attempt whose store does not serve."""
+    """The outcome of an attempt whose rendezvous store does not answer."""
     failure = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
     return Outcome(status=Status(state="failed", reason=str(error), failure=failure), exit_codes={})

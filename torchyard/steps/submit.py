@@ -9,7 +9,7 @@ from torchyard.model.run import Handle
 def submit(plan: Plan, deadlines: Deadlines, submitted_at: float | None = None) -> Handle:
     """Start or adopt the job. HostError if a host refused, ClusterError if the API server did.
 
-    `since`: when an earlier process completed the submit. The job is only attached to then, however long hosts or the
-    API server are unreachable.
+    `submitted_at`: when an earlier process submitted the job, in seconds since the epoch. Then this process only
+    attaches to the job, and hosts or an API server that cannot be reached are waited for by `wait`.
     """
     return backend_of(plan).submit(deadlines, submitted_at)

@@ -1,14 +1,14 @@
-"""Stops what the plan started and proves that nothing is left. Tearing down nothing is a success."""
+"""Removes everything that a plan started, and verifies that nothing remains. Tearing down nothing is a success."""
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
 from torchyard.model.plan import Plan
 
 
-def teardown(plan: Plan, end_run: bool = True) -> tuple[str, ...]:
-    """What could not be removed, as `host: process 123` or `Pod namespace/name`; empty is the proof.
+def teardown(plan: Plan, *, end_run: bool = True) -> tuple[str, ...]:
+    """Remove everything of a plan; return what could not be removed, as `host: process 123` or `Pod namespace/name`.
 
-    With `end_run` the run itself is over: its Lease is deleted as well.
+    An empty result proves that nothing remains. With `end_run` the run itself has ended, and its Lease is deleted too.
     """
     backend = backend_of(plan)
     leftovers = backend.remove()

@@ -29,14 +29,15 @@ StatusCallback = Callable[[Status, float], None]
 
 def wait(
     handle: Handle,
-    on_poll: RankZeroCallback = lambda _: None,
-    on_status: StatusCallback = lambda *_: None,
-    on_hang: HangCallback = lambda _: None,
+    on_poll: RankZeroCallback | None = None,
+    on_status: StatusCallback | None = None,
+    on_hang: HangCallback | None = None,
 ) -> Outcome:
     """Wait until the job has ended and its logs are read; return its outcome.
 
     `on_poll`: called at least every half second with rank 0's new lines.
-    `on_status`: called with each status, whose reason is what the job waits for, and the seconds since the submit.
+    `on_status`: called with each status, whose reason names the obstacle of a job that waits, and the seconds since the
+    submit.
     `on_hang`: called with the hang and the straggler that the ranks' records show, whenever they change.
 
     An expired deadline ends the job too: the outcome has its cause, and nothing is raised. Errors of this process are
@@ -69,7 +70,11 @@ class _JobPoller:
     """
 
     def __init__(
-        self, handle: Handle, on_poll: RankZeroCallback, on_status: StatusCallback, on_hang: HangCallback
+        self,
+        handle: Handle,
+        on_poll: RankZeroCallback | None,
+        on_status: StatusCallback | None,
+        on_hang: HangCallback | None,
     ) -> None:
         now = time.monotonic()
         self.is_open = False
@@ -91,22 +96,22 @@ class _JobPoller:
         self._lost_worker_reporter = _LostWorkerReporter()
 
     def open(self, stack: ExitStack) -> None:
-        """Start watching; if this process cannot, the next call tries again."""
-        with self._local_errors.endured("watch the job"):
+        """Start to watch the job; after an error of this process, the next call tries again."""
+        with self._local_errors.tolerate("watch the job"):
             self._watch = stack.enter_context(backend_of(self._handle.plan).watch(self._read_logs))
             self.is_open = True
         self._local_errors.pause()
 
     def poll(self) -> None:
         """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end."""
-        with self._local_errors.endured("poll the job"):
+        with self._local_errors.tolerate("poll the job"):
             self._watch.poll(0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
             self._lost_line_reporter.report(self._watch.losing_logs())
             logs_current = self._read_logs() and not self._watch.is_disconnected()
             self._lost_worker_reporter.report(self._logs.lost_workers)
             status, diagnosis = self._read_status(logs_current)
             if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
-                self._watch.read_ends(_ENDS_TIMEOUT_S)
+                self._watch.await_exit_codes(_ENDS_TIMEOUT_S)
                 status, diagnosis = self._read_status(logs_current)
             self._publish_status(status, diagnosis)
             self.outcome = self._find_outcome(status, logs_current)
@@ -128,11 +133,12 @@ class _JobPoller:
         """Pass rank 0's new lines to the callback; return whether all logs are read to their current end."""
         lines: list[str] = []
         is_current = False
-        with self._local_errors.endured("read the logs"):
+        with self._local_errors.tolerate("read the logs"):
             lines = self._logs.read()
             is_current = not self._logs.is_behind
-        with self._local_errors.endured("report the progress", whatever=True):
-            self._on_poll(lines)
+        with self._local_errors.tolerate("report the progress", ignore_errors=True):
+            if self._on_poll:
+                self._on_poll(lines)
         return is_current
 
     def _publish_status(self, status: Status, diagnosis: Diagnosis | None) -> None:
@@ -140,17 +146,20 @@ class _JobPoller:
 
         The seconds are 0 for a job that is pending again after it had started: it has not waited since its submit.
         """
+        if not self._on_status:
+            return
         is_pending_again = status.state == "pending" and bool(self._started_reason)
+        waited_s = 0.0 if is_pending_again else time.monotonic() - self._submitted_at
         published = status.model_copy(update={"reason": diagnosis.failure.sentence}) if diagnosis else status
-        with self._local_errors.endured("report the status", whatever=True):
-            self._on_status(published, 0.0 if is_pending_again else time.monotonic() - self._submitted_at)
+        with self._local_errors.tolerate("report the status", ignore_errors=True):
+            self._on_status(published, waited_s)
 
     def _read_status(self, logs_current: bool) -> tuple[Status, Diagnosis | None]:
-        """The job's status, and the diagnosis of what prevents its progress; None if nothing is known to prevent it.
+        """The job's status, and the diagnosis of what prevents its progress; None if no obstacle is found.
 
         A permanent obstacle ends a job, but not before its logs are read: it may have started long ago.
         """
-        observation = Observation(self._watch.seen, frozenset(self._logs.joined), time.time())
+        observation = Observation(self._watch.states, frozenset(self._logs.joined), time.time())
         status = self._launcher.read_status(observation)
         status = status.model_copy(update={"retries": max(status.retries, count_retries(observation))})
         diagnosis = None if status.state in ENDED_STATES else self._watch.diagnose()
@@ -159,15 +168,18 @@ class _JobPoller:
         return status, diagnosis
 
     def _take_snapshot(self, status: Status, logs_current: bool) -> JobSnapshot:
-        """What the deadlines are checked with. Lines missing from a log may be those that show that the job started."""
+        """The state of the job for its deadlines.
+
+        A job whose logs lack lines counts as started, because the missing lines may be those that show its start.
+        """
         has_started = status.state == "running" or bool(self._started_reason) or bool(self._watch.losing_logs())
         return JobSnapshot(
-            time.monotonic(), self._watch.is_fully_seen(), logs_current, has_started, self._logs.line_count
+            time.monotonic(), self._watch.is_fully_observed(), logs_current, has_started, self._logs.line_count
         )
 
     def _check_hang(self) -> Status | None:
         """The failed status if a rank hangs and the profile ends such a job; else None, also if the check fails."""
-        with self._local_errors.endured("judge the ranks' records", whatever=True):
+        with self._local_errors.tolerate("judge the ranks' records", ignore_errors=True):
             return self._hangs.check(self._logs.black_box)
         return None
 
@@ -183,14 +195,13 @@ class _JobPoller:
     def conclude(self) -> Outcome | None:
         """Stop what still runs, and read every log to its end; None if that must be tried again."""
         outcome = None
-        with self._local_errors.endured("end the job"):
+        with self._local_errors.tolerate("end the job"):
             assert self.outcome
             outcome = _finish_job(self._handle.plan, self._watch, self.outcome, self._read_logs)
             started_at = _find_start_time(self._logs, self._watch)
             started_after = started_at - self._handle.submitted_at if started_at else None
-            outcome = outcome.model_copy(
-                update={"started_after": started_after, **self._hangs.findings(outcome.status)}
-            )
+            update = {"started_after": started_after} | self._hangs.get_findings(outcome.status)
+            outcome = outcome.model_copy(update=update)
         self._local_errors.pause()
         return outcome
 
@@ -263,10 +274,12 @@ class _LostWorkerReporter:
     def report(self, lost: Mapping[tuple[str, int], int]) -> None:
         for node, rank in lost.keys() - self._reported_workers:
             self._reported_workers.add((node, rank))
-            get_log().warning("%s: local rank %d %s, says torchrun", node, rank, _describe_end(lost[node, rank]))
+            end = _describe_end(lost[node, rank])
+            get_log().warning("%s: local rank %d %s, as torchrun reports", node, rank, end)
 
 
 def _describe_end(exit_code: int) -> str:
+    """`was ended by SIGKILL`, or `has ended with exit code 1`."""
     try:
         return f"was ended by {signal.Signals(-exit_code).name}"
     except ValueError:
@@ -308,9 +321,12 @@ def _select_failure(expired: ExpiredDeadline, diagnosis: Diagnosis | None) -> Fa
 
 
 def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callable[[], object]) -> Outcome:
-    """Stop what still runs, so that every log is whole before it is read; add when the job ended, and where it ran."""
+    """Stop what still runs, so that every log is complete before it is read; add when the job ended, and where it ran.
+
+    The exit codes and end times are read before the stop: afterwards they would be those of the stop.
+    """
     ended_at = watch.ended_at()
-    container_failures = watch.endings()
+    container_failures = watch.container_failures()
     watch.record_outcome(outcome)
     is_stopped = True
     if outcome.status.state != "succeeded":
@@ -319,7 +335,7 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callab
         is_stopped = _stop_job(plan)
     if is_stopped:
         watch.drain_logs(_LOG_SILENCE_S, read_logs)
-    else:  # what could not be stopped may print forever
+    else:  # a process that could not be stopped may print forever
         watch.drain_ended_logs(_LOG_SILENCE_S, read_logs)
     update = {
         "ended_at": ended_at,
@@ -331,7 +347,10 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callab
 
 
 def _stop_job(plan: Plan) -> bool:
-    """Stop the job. A server that refuses does not change how it ended: teardown reports what is left."""
+    """Stop the job; return False if the server refuses.
+
+    A refusal does not change how the job ended; teardown reports the leftovers.
+    """
     try:
         backend_of(plan).stop()
     except ClusterError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Planned, Write
-from tests.lone_processes import lone_plan, lone_profile
+from tests.lone_processes import build_lone_plan, build_lone_profile
 from tests.scripted_jobs import Make, scripted_job
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.run.folder import runs_folder
@@ -28,6 +28,6 @@ def job(write: Write, tmp_path: Path) -> Make:
 @pytest.fixture
 def process(write: Write) -> Iterator[CommandPlan]:
     """The plan of one process that would sleep for a minute; nothing of it outlives the test."""
-    plan = lone_plan(lone_profile(write), runs_folder() / "lone")
+    plan = build_lone_plan(build_lone_profile(write), runs_folder() / "lone")
     yield plan
     teardown(plan)

@@ -1,4 +1,4 @@
-"""How many open files a run may have, and needs."""
+"""The number of open files that a run may have, and needs."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
-from tests.supervised import keep
+from tests.supervised import call_supervisor
 from torchyard.model.plan import Plan
 from torchyard.steps.descriptors import _FORMER_LIMIT_VARIABLE, _count_needed_files, check_file_limit
 
@@ -24,22 +24,24 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE), os.environ["TORCHYARD_NOFILE"
 
 
 def test_limit_is_raised_to_what_is_allowed() -> None:
-    """The limit of open files is raised to the user's hard limit, and the former limit is kept, even if repeated."""
+    """The limit of open files is raised to the hard limit, and a second call does not change the recorded old limit."""
     process = subprocess.run([sys.executable, "-c", RAISE_LIMIT_SCRIPT], capture_output=True, text=True, check=True)
     assert process.stdout.split() == ["512", "512", "256"]
 
 
-def test_job_gets_the_limit_of_before(tmp_path: Path) -> None:
-    """A program has the same limit as without the launcher: select() cannot take descriptors above 1,024."""
+def test_job_gets_the_old_limit(tmp_path: Path) -> None:
+    """A program has the same limit of open files as without the launcher."""
     os.environ[_FORMER_LIMIT_VARIABLE] = "200"
     spec = {
         "name": "a",
         "argv": ["bash", "-c", f"ulimit -n; env | grep -c {_FORMER_LIMIT_VARIABLE}"],
         "env": {},
         "cwd": "/",
+        "label": str(tmp_path),
+        "ports": [],
     }
-    keep("submit", tmp_path / "kept", spec={**spec, "label": str(tmp_path), "ports": []})
-    while keep("status", tmp_path / "kept")["phase"] == "running":
+    call_supervisor("submit", tmp_path / "kept", spec=spec)
+    while call_supervisor("status", tmp_path / "kept")["phase"] == "running":
         pass
     assert [line.split()[-1] for line in (tmp_path / "kept" / "log").read_text().splitlines()] == ["200", "0"]
 
@@ -59,8 +61,8 @@ def job(write: Write, tmp_path: Path) -> Job:
 
 
 @pytest.mark.parametrize(("kind", "enough", "too_many"), [("here", 100, 300), ("ssh", 100, 172), ("pods", 300, 1000)])
-def test_limit_that_is_too_low_is_told_before_the_start(job: Job, kind: str, enough: int, too_many: int) -> None:
-    """A job that needs more open files than the limit is refused with the number that it needs."""
+def test_limit_that_is_too_low_fails_the_check(job: Job, kind: str, enough: int, too_many: int) -> None:
+    """A job that needs more open files than the limit fails the check with the number that it needs."""
     assert check_file_limit(job(kind, enough), 1024) == ()
     (check,) = check_file_limit(job(kind, too_many), 1024)
     count = _count_needed_files(job(kind, too_many))

@@ -1,4 +1,4 @@
-"""What the wait for a job does about a rank that hangs."""
+"""HangMonitor: what it reports of a hanging rank, and when it ends the job."""
 
 import logging
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import plan_of
-from tests.hang_tables import plant_absent, table
+from tests.rank_records import build_missing_rank_records, index_by_rank
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.loading.profile import load_profile
 from torchyard.model.hang import RECORD_PREFIX, HangUpdate, OnHang, RankRecord
@@ -21,12 +21,14 @@ class ScriptedJob:
     """A job of four ranks whose records the test writes."""
 
     def __init__(self, folder: Path, on_hang: OnHang) -> None:
-        self.folder, self.box = folder, BlackBox(clock=lambda: 0.0)
         plan = plan_of(load_profile("digits-local"), folder)
-        self.updates = list[HangUpdate]()
+        self.folder = folder
+        self.box = BlackBox(clock=lambda: 0.0)
+        self.updates: list[HangUpdate] = []
         self.monitor = HangMonitor(plan.model_copy(update={"on_hang": on_hang}), self.updates.append)
 
-    def feed(self, records: dict[int, RankRecord]) -> Status | None:
+    def check(self, records: dict[int, RankRecord]) -> Status | None:
+        """Add the records to the job's log; return the status that the monitor derives."""
         for record in records.values():
             self.box.process_text(record.node, f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}\n")
         return self.monitor.check(self.box)
@@ -42,35 +44,39 @@ def scripted_job(tmp_path: Path, request: pytest.FixtureRequest) -> ScriptedJob:
 
 
 def stalled_records(seconds: float) -> dict[int, RankRecord]:
-    return table(*(record.model_copy(update={"stalled_s": seconds}) for record in plant_absent().values()))
+    return index_by_rank(
+        *(record.model_copy(update={"stalled_s": seconds}) for record in build_missing_rank_records().values())
+    )
 
 
 def resumed_records() -> dict[int, RankRecord]:
-    return table(*(record.model_copy(update={"kind": "resume"}) for record in plant_absent().values()))
+    return index_by_rank(
+        *(record.model_copy(update={"kind": "resume"}) for record in build_missing_rank_records().values())
+    )
 
 
-def test_hang_is_told_once_and_written(scripted_job: ScriptedJob, caplog: pytest.LogCaptureFixture) -> None:
-    """The first proof is a warning and a page in the attempt's folder; the same hang is not told again."""
+def test_hang_is_reported_once_and_written(scripted_job: ScriptedJob, caplog: pytest.LogCaptureFixture) -> None:
+    """A hang is one warning and a page in the attempt's folder, however many records prove it."""
     with caplog.at_level(logging.WARNING):
-        assert scripted_job.feed(stalled_records(5.0)) is None
-        assert scripted_job.feed(stalled_records(7.0)) is None
+        assert scripted_job.check(stalled_records(5.0)) is None
+        assert scripted_job.check(stalled_records(7.0)) is None
     assert [record.getMessage().split(" hangs")[0] for record in caplog.records] == ["rank 3 on node-1"]
     assert scripted_job.page.read_text().startswith("rank 3 on node-1 hangs")
 
 
-def test_ranks_that_go_on_are_no_hang_any_more(scripted_job: ScriptedJob) -> None:
-    """What the outcome says is what was true at the end."""
-    scripted_job.feed(stalled_records(5.0))
-    hung = scripted_job.monitor.findings(RUNNING)["hang"]
-    scripted_job.feed(resumed_records())
-    assert (hung is not None, scripted_job.monitor.findings(RUNNING)["hang"]) == (True, None)
+def test_ranks_that_continue_do_not_hang(scripted_job: ScriptedJob) -> None:
+    """The outcome contains only a hang that lasts until the end."""
+    scripted_job.check(stalled_records(5.0))
+    assert scripted_job.monitor.get_findings(RUNNING)["hang"] is not None
+    scripted_job.check(resumed_records())
+    assert scripted_job.monitor.get_findings(RUNNING)["hang"] is None
 
 
-def test_news_are_passed_on_when_they_change(scripted_job: ScriptedJob) -> None:
-    """A hang, that it is beyond doubt, and its end are news; that it lasts is none."""
+def test_update_is_published_when_it_changes(scripted_job: ScriptedJob) -> None:
+    """A hang, its certainty and its end are updates, and its duration is not."""
     for seconds in (5.0, 7.0, 31.0, 33.0):
-        scripted_job.feed(stalled_records(seconds))
-    scripted_job.feed(resumed_records())
+        scripted_job.check(stalled_records(seconds))
+    scripted_job.check(resumed_records())
     assert [(update.hang is not None, update.is_certain) for update in scripted_job.updates] == [
         (True, False),
         (True, True),
@@ -79,16 +85,16 @@ def test_news_are_passed_on_when_they_change(scripted_job: ScriptedJob) -> None:
 
 
 def test_job_that_succeeded_did_not_hang(scripted_job: ScriptedJob) -> None:
-    """A hang that the job has overcome is not in its outcome."""
-    scripted_job.feed(stalled_records(5.0))
-    assert scripted_job.monitor.findings(Status(state="succeeded", reason="all exited with 0"))["hang"] is None
+    """A hang of a job that succeeded is not in its outcome."""
+    scripted_job.check(stalled_records(5.0))
+    assert scripted_job.monitor.get_findings(Status(state="succeeded", reason="all exited with 0"))["hang"] is None
 
 
 @pytest.mark.parametrize(("scripted_job", "retry"), [("fail", False), ("restart", True)], indirect=["scripted_job"])
-def test_job_is_ended_once_the_hang_is_beyond_doubt(scripted_job: ScriptedJob, retry: bool) -> None:
-    """A pause of a few seconds is told and ends nothing; half a minute does, and only `restart` is worth a retry."""
-    assert scripted_job.feed(stalled_records(12.0)) is None
-    status = scripted_job.feed(stalled_records(31.0))
+def test_certain_hang_ends_the_job(scripted_job: ScriptedJob, retry: bool) -> None:
+    """A hang ends the job after half a minute, not after seconds, and only `restart` makes it worth a retry."""
+    assert scripted_job.check(stalled_records(12.0)) is None
+    status = scripted_job.check(stalled_records(31.0))
     assert status
     assert status.failure
     assert (status.state, status.failure.cause, status.failure.rank) == ("failed", "rank-hangs", 3)
@@ -96,19 +102,21 @@ def test_job_is_ended_once_the_hang_is_beyond_doubt(scripted_job: ScriptedJob, r
 
 
 @pytest.mark.parametrize("scripted_job", ["off"], indirect=True)
-def test_job_without_the_black_box_is_not_judged(scripted_job: ScriptedJob) -> None:
-    """With `on_hang: off` nothing is told, whatever the log says."""
-    scripted_job.feed(stalled_records(60.0))
+def test_hangs_are_not_detected_with_on_hang_off(scripted_job: ScriptedJob) -> None:
+    """With `on_hang: off` no hang is reported, whatever records the log contains."""
+    scripted_job.check(stalled_records(60.0))
     assert not scripted_job.page.exists()
 
 
-def test_node_is_avoided_only_for_what_another_would_cure(tmp_path: Path) -> None:
-    """The next attempt leaves a node whose process was stopped; a data loader hangs on every node."""
-    nodes = {}
-    for name, fields in (("stopped", {"state": "T"}), ("gil", {"blind_s": 31.0, "state": "R", "is_active": True})):
+def test_node_is_avoided_only_if_another_would_not_hang(tmp_path: Path) -> None:
+    """The next attempt avoids the node of a stopped process, but not that of a program that hangs on every node."""
+    nodes: dict[str, str | None] = {}
+    for name, fields in (("stopped", {"state": "T"}), ("gil", {"frozen_s": 31.0, "state": "R", "is_active": True})):
         scripted_job = ScriptedJob(tmp_path / name, "fail")
-        records = table(*(record.model_copy(update={"stalled_s": 31.0}) for record in plant_absent(**fields).values()))
-        status = scripted_job.feed(records)
+        records = index_by_rank(
+            *(record.model_copy(update={"stalled_s": 31.0}) for record in build_missing_rank_records(**fields).values())
+        )
+        status = scripted_job.check(records)
         assert status
         assert status.failure
         nodes[name] = status.failure.node

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID, Write
-from tests.hang_tables import plant_absent
-from tests.lone_processes import lone_profile
-from tests.shown_pages import Pages
+from tests.rank_records import build_missing_rank_records
+from tests.lone_processes import build_lone_profile
+from tests.shown_pages import PageReporter
 from torchyard.model.errors import PreflightError
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.requirements import Check
@@ -18,17 +18,17 @@ from torchyard.steps.line import StepFunctions
 
 
 @pytest.fixture
-def called() -> list[str]:
-    """The steps that were called."""
+def calls() -> list[str]:
+    """The names of the steps that were called, in order."""
     return []
 
 
-def record_calls(called: list[str]) -> StepFunctions:
-    """The real steps, which note that they were called."""
+def record_calls(calls: list[str]) -> StepFunctions:
+    """The real steps, which add their names to `calls`."""
 
     def wrap(name: str, step_function: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            called.append(name)
+            calls.append(name)
             return step_function(*args, **kwargs)
 
         return step
@@ -38,30 +38,32 @@ def record_calls(called: list[str]) -> StepFunctions:
     )
 
 
-def test_attempt_takes_the_steps_in_their_order(write: Write, called: list[str]) -> None:
+def test_attempt_takes_the_steps_in_their_order(write: Write, calls: list[str]) -> None:
     """A job without a rendezvous store goes through every other step once, in the order of the fields."""
-    profile = lone_profile(write, "print('hello')")
-    end, _ = Runner(profile, RUN_ID, LocalReporter(), record_calls(called)).run()
-    assert (end, called) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
+    profile = build_lone_profile(write, "print('hello')")
+    end, _ = Runner(profile, RUN_ID, LocalReporter(), record_calls(calls)).run()
+    assert (end, calls) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
 
 
 def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
     """What the ranks' records say in the job's log is shown by the orchestrator, and is told again in the outcome."""
-    lines = [f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in plant_absent().values()]
+    lines = [
+        f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in build_missing_rank_records().values()
+    ]
     code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(3); raise SystemExit(1)"
-    pages = Pages()
-    Runner(lone_profile(write, code), RUN_ID, pages).run()
+    pages = PageReporter()
+    Runner(build_lone_profile(write, code), RUN_ID, pages).run()
     assert "hangs in load (train.py:88)" in pages.pages["hang"]
     assert "| ranks |" in pages.pages["hang"]
 
 
-def test_step_of_another_orchestrator_is_called_in_its_place(write: Write, called: list[str]) -> None:
+def test_step_of_another_orchestrator_replaces_the_own_one(write: Write, calls: list[str]) -> None:
     """A preflight that another orchestrator passes ends the run by its error, before anything is submitted."""
 
     def refuse(plan: object) -> tuple[Check, ...]:
         raise PreflightError((Check(name="a licence", verdict="failed", detail="has expired", remedy="renew it"),))
 
-    steps = record_calls(called)._replace(preflight=refuse)
-    end, sentence = Runner(lone_profile(write), RUN_ID, LocalReporter(), steps).run()
-    assert (end, called) == ("failed", [])
+    steps = record_calls(calls)._replace(preflight=refuse)
+    end, sentence = Runner(build_lone_profile(write), RUN_ID, LocalReporter(), steps).run()
+    assert (end, calls) == ("failed", [])
     assert "a licence: has expired; renew it" in sentence

@@ -1,12 +1,12 @@
-"""Logs while they grow and after their end: which lines are rank 0's, each of them once."""
+"""Reading logs while they grow and after their end: the lines of rank 0, each of them once."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.scripted_jobs import JOINED, OLD, Make
-from torchyard.common.log_lines import read_line
+from tests.scripted_jobs import JOINED_TEXT, OLD_LINE, Make
+from torchyard.common.log_lines import parse_log_line
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.run import LogLine
@@ -25,17 +25,18 @@ def agent_log(rank: int, *texts: str) -> list[LogLine]:
     return [LogLine(1.0, "node", text) for text in lines]
 
 
-def test_rank_zero_is_where_the_rendezvous_put_it() -> None:
-    """Local rank 0 of the node with group rank 0 is global rank 0; others are not."""
-    first_placed, second_placed = _RankZeroFilter("teed", first=False), _RankZeroFilter("teed", first=True)
-    texts = [list(first_placed.select(line)) for line in agent_log(0, "[default0]:mine", "[default1]:other", "agent")]
-    assert texts == [[], [], ["mine"], [], []]
-    assert [list(second_placed.select(line)) for line in agent_log(1, "[default0]:not mine")] == [[], [], []]
+def test_rank_zero_has_group_rank_zero() -> None:
+    """Only local rank 0 of the node with group rank 0 is global rank 0."""
+    second_node = _RankZeroFilter("teed", is_first_node=False)
+    lines = agent_log(0, "[default0]:rank 0", "[default1]:rank 1", "agent")
+    assert [list(second_node.select(line)) for line in lines] == [[], [], ["rank 0"], [], []]
+    first_node = _RankZeroFilter("teed", is_first_node=True)
+    assert [list(first_node.select(line)) for line in agent_log(1, "[default0]:rank 2")] == [[], [], []]
 
 
 def test_lines_that_torchrun_joined_are_separate() -> None:
-    """torchrun writes the next prefix behind a line that a rank has not ended: each of them is a line of its rank."""
-    rank_filter = _RankZeroFilter("teed", first=True)
+    """If torchrun writes the next prefix after an unfinished line, each part is a line of its rank."""
+    rank_filter = _RankZeroFilter("teed", is_first_node=True)
     joined = agent_log(
         0, '[default0]: 50%|##  [default0]:{"loss": 1}', "File x[default1]:other[default0]:mine", "a [default0]"
     )
@@ -44,9 +45,10 @@ def test_lines_that_torchrun_joined_are_separate() -> None:
 
 
 def test_first_node_has_rank_zero_without_an_agent() -> None:
-    """If the program starts its own processes, only the first node's output counts, all of it."""
-    line = LogLine(1.0, "node", "mine")
-    assert [list(_RankZeroFilter("placed", first).select(line)) for first in (True, False)] == [["mine"], []]
+    """If the program starts its own processes, all output of the first node, and no other, is rank 0's."""
+    line = LogLine(1.0, "node", "text")
+    filters = [_RankZeroFilter("placed", is_first_node=is_first) for is_first in (True, False)]
+    assert [list(rank_filter.select(line)) for rank_filter in filters] == [["text"], []]
 
 
 def write_log(plan: ManifestPlan, node: str, *lines: str) -> None:
@@ -56,7 +58,7 @@ def write_log(plan: ManifestPlan, node: str, *lines: str) -> None:
 
 
 def test_rank_zero_is_read_among_garbage(plan: ManifestPlan) -> None:
-    """Other ranks, the agent, torn lines and invalid bytes neither hide rank 0's output nor add to it."""
+    """Lines of other ranks and of the agent, torn lines and invalid bytes do not change rank 0's output."""
     first = f"{PREFIX}I1 api.py:5]   group_rank=1"
     write_log(plan, "worker-0", first, f"{PREFIX}[default0]:not mine", "[default0]:nor this")
     lines = [f"{PREFIX}[default0]:one", f"{PREFIX}[default1]:no", "[default0]:torn", "\udcff\udcfe", f"{PREFIX}agent"]
@@ -71,18 +73,18 @@ def test_text_of_a_line_needs_no_time(plan: ManifestPlan, line: str) -> None:
     """The text of a line is the same whether its time is parsed or not."""
     placed = plan.model_copy(update={"ranks": "placed"})
     write_log(plan, "worker-0", line)
-    assert list(read_rank_zero(placed)) == [read_line(line, "worker-0").text]
+    assert list(read_rank_zero(placed)) == [parse_log_line(line, "worker-0").text]
 
 
 def create_reader(plan: CommandPlan) -> tuple[JobLogReader, Path]:
     return JobLogReader(plan), Path(plan.processes[0].log)
 
 
-def test_long_log_is_read_in_pieces(job: Make) -> None:
-    """Each read takes at most a bounded piece of a log, and each line is passed on once."""
-    reader, path = create_reader(job(log=f"{JOINED} group_rank=0"))
+def test_long_log_is_read_in_parts(job: Make) -> None:
+    """Each read takes a bounded part of a log, and returns each line once."""
+    reader, path = create_reader(job(log=f"{JOINED_TEXT} group_rank=0"))
     with path.open("a") as file:
-        file.writelines(OLD % f"[default0]:{number} {'x' * 1000}" for number in range(3000))
+        file.writelines(OLD_LINE % f"[default0]:{number} {'x' * 1000}" for number in range(3000))
     sizes = []
     while reader.is_behind:
         sizes.append(len(reader.read()))
@@ -90,27 +92,27 @@ def test_long_log_is_read_in_pieces(job: Make) -> None:
     assert max(sizes) * 1000 <= _MAX_READ_BYTES
 
 
-def test_log_that_begins_anew_is_read_from_there(job: Make) -> None:
+def test_new_log_is_read_from_its_start(job: Make) -> None:
     """If a folder is removed and its log written again, the new log is read, and joined nodes stay joined."""
     reader, path = create_reader(job())
     reader.read()
     shutil.rmtree(path.parent)
     reader.read()
     path.parent.mkdir()
-    path.write_text(OLD % "new")
+    path.write_text(OLD_LINE % "new")
     reader.read()
     assert (reader.line_count, reader.joined) == (2, {"node-0"})
 
 
-def test_records_are_not_rank_zeros(plan: ManifestPlan) -> None:
-    """A record of the recorder is none of rank 0's lines; a line that it has interrupted is."""
+def test_records_are_not_lines_of_rank_zero(plan: ManifestPlan) -> None:
+    """A record of the recorder is not a line of rank 0, but a line that it has interrupted is."""
     placed = plan.model_copy(update={"ranks": "placed"})
     write_log(placed, "worker-0", f"{PREFIX}one", f"{PREFIX}{RECORD_PREFIX}{{}}", f"{PREFIX}50 %{RECORD_PREFIX}{{}}")
     assert list(read_rank_zero(placed)) == ["one", "50 %"]
 
 
-def test_records_are_no_sign_of_life(plan: ManifestPlan) -> None:
-    """A job from which nothing but records comes is silent."""
+def test_records_do_not_count_as_lines(plan: ManifestPlan) -> None:
+    """Records are not counted in `line_count`, so a job that prints nothing else is silent."""
     placed = plan.model_copy(update={"ranks": "placed"})
     write_log(placed, "worker-0", f"{PREFIX}one", *[f"{PREFIX}{RECORD_PREFIX}{{}}"] * 3)
     logs = JobLogReader(placed)

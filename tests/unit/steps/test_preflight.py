@@ -16,7 +16,7 @@ def test_good_plan_passes(write: Write, tmp_path: Path) -> None:
     assert len(checks) == len(plan.requires)
 
 
-def test_all_failures_are_told_at_once(write: Write, tmp_path: Path) -> None:
+def test_all_failures_are_in_one_error(write: Write, tmp_path: Path) -> None:
     """A missing program and a missing interpreter are reported in one error, with remedies."""
     profile = load(write(options={"python": "/no/python"}), program="none.py")
     with pytest.raises(PreflightError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load, plan_of
-from tests.lone_processes import lone_plan
+from tests.lone_processes import build_lone_plan
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.steps.rendezvous import ensure_rendezvous
@@ -15,8 +15,8 @@ from torchyard.steps.teardown import teardown
 
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
-    """A plan with an etcd of its own, gone after the test."""
-    plan = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
+    """A plan with its own etcd, which is removed after the test."""
+    plan = build_lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
     yield plan
     teardown(plan)
 
@@ -30,7 +30,7 @@ def test_store_serves_and_is_gone_after_teardown(plan: CommandPlan) -> None:
 
 
 def test_store_is_adopted_the_second_time(plan: CommandPlan) -> None:
-    """Asking again starts no second etcd."""
+    """A second call starts no second etcd."""
     ensure_rendezvous(plan)
     processes = find_labelled(f"{plan.label}etcd")
     ensure_rendezvous(plan)
@@ -38,5 +38,5 @@ def test_store_is_adopted_the_second_time(plan: CommandPlan) -> None:
 
 
 def test_other_backends_need_no_store(write: Write, tmp_path: Path) -> None:
-    """With c10d nothing is started or asked."""
+    """With c10d no store is started."""
     assert ensure_rendezvous(plan_of(load(write()), tmp_path)) is None

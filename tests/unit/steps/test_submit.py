@@ -9,8 +9,8 @@ from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
 
 
-def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) -> None:
-    """A host that is away when a run resumes does not fail it, and a wiped host gets no second job."""
+def test_attaching_starts_nothing_on_any_host(write: Write, tmp_path: Path) -> None:
+    """A host that cannot be reached when a run resumes does not fail the run, and gets no second job."""
     options = {"hosts": ["nowhere.invalid"], "python": "python3"}
     plan = command_plan_of(load(write(agent="none", rendezvous="env", options=options)), tmp_path)
     handle = submit(plan, load(write()).deadlines, submitted_at=1.0)
@@ -18,7 +18,7 @@ def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) 
 
 
 def test_job_is_submitted_once(process: CommandPlan) -> None:
-    """A second submit, as after a crash between submit and journal, adopts the job: no process is started twice."""
+    """A second submit, as after a crash between submit and journal, adopts the job and starts no process."""
     first = submit(process, Deadlines())
     processes = find_labelled(process.label)
     second = submit(process, Deadlines())

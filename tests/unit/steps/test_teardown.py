@@ -1,4 +1,4 @@
-"""Teardown removes what a plan has started, and proves that nothing is left."""
+"""Teardown removes everything that a plan has started, and verifies that nothing remains."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from torchyard.steps.teardown import teardown
 
 
 def test_tearing_down_nothing_succeeds(process: CommandPlan) -> None:
-    """A plan that was never submitted leaves nothing, however often it is torn down."""
+    """A plan that was never submitted has no leftovers, however often it is torn down."""
     assert [teardown(process), teardown(process)] == [(), ()]
 
 
@@ -41,16 +41,16 @@ def has_lease(fake_api: FakeApi, plan: ManifestPlan) -> bool:
     return fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run) is not None
 
 
-def test_lease_is_deleted_with_the_run_alone(pods: ManifestPlan, fake_api: FakeApi) -> None:
-    """The Lease stays for the next attempt, and is deleted once the run itself is over."""
+def test_lease_is_deleted_with_the_run(pods: ManifestPlan, fake_api: FakeApi) -> None:
+    """The Lease stays for the next attempt, and is deleted once the run itself has ended."""
     assert (teardown(pods, end_run=False), has_lease(fake_api, pods)) == ((), True)
     assert (teardown(pods), has_lease(fake_api, pods)) == ((), False)
 
 
-def test_what_may_be_left_is_reported_and_keeps_its_lease(
+def test_possible_leftovers_are_reported_and_keep_their_lease(
     pods: ManifestPlan, fake_api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pods that may not be listed are returned and logged as left over, and the Lease stays for a sweep to find."""
+    """Pods that cannot be listed are returned and logged as leftovers, and the Lease stays for a sweep."""
     fake_api.fail("GET", r"/pods\?", 403)
     (leftover,) = teardown(pods)
     assert leftover.startswith("Pod in default: cannot be seen, so may be left")

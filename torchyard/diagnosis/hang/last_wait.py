@@ -2,30 +2,32 @@
 
 from collections.abc import Mapping
 
-from torchyard.diagnosis.hang.pending_collectives import DEFAULT_GROUP, count_called
+from torchyard.diagnosis.hang.pending_collectives import DEFAULT_GROUP, count_enqueued
 from torchyard.diagnosis.hang.stack_locations import describe_ranks
 from torchyard.model.hang import RankRecord
 
 _SETTLED_S = 2.0  # a rank's counters are up to 0.25 s old, and its end is detected up to 0.5 s late
 
 
-def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str:
-    """Return what a rank waited for when it ended; empty if its record does not show that it waited.
+def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str | None:
+    """Describe what a rank waited for when it ended; None if its record does not show that it waited.
 
     `it had waited 31 s for rank 3 in collective number 61 of the default group`. `records`: the latest of each rank.
     """
     record = records.get(rank)
     if record is None or record.stalled_s < _SETTLED_S:
-        return ""
+        return None
     for name, progress in record.groups.items():
-        if progress.called <= progress.completed:
+        if progress.enqueued <= progress.completed:
             continue
         members = progress.ranks or tuple(records)
         missing = [
-            member for member in members if member in records and count_called(records[member], name) < progress.called
+            member
+            for member in members
+            if member in records and count_enqueued(records[member], name) < progress.enqueued
         ]
         if missing:
             group = "the default group" if name == DEFAULT_GROUP else f"group {name}"
-            collective = f"collective number {progress.called:,} of {group}"
+            collective = f"collective number {progress.enqueued:,} of {group}"
             return f"it had waited {record.stalled_s:.0f} s for {describe_ranks(missing)} in {collective}"
-    return ""
+    return None
