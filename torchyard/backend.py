@@ -17,17 +17,17 @@ PollCallback = Callable[[], object]
 
 
 class JobWatch(Protocol):
-    """Observes a job, wherever it runs. `seen` is current after each `poll`.
+    """Observes a job, wherever it runs. `states` is current after each `poll`.
 
-    `read_ends` waits until the ends of the job's processes, which its own end follows from, are in `seen`.
+    `await_exit_codes` waits until the ends of the job's processes, which its own end follows from, are in `states`.
     """
 
-    seen: dict[str, Mapping[str, Any]]
+    states: dict[str, Mapping[str, Any]]
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
-    def poll(self, timeout: float) -> bool: ...
-    def read_ends(self, timeout_s: float) -> None: ...
+    def poll(self, timeout_s: float) -> bool: ...
+    def await_exit_codes(self, timeout_s: float) -> None: ...
     def exit_codes(self) -> dict[str, int | None]: ...
     def ended_at(self) -> float | None: ...
     def started_at(self) -> float: ...
@@ -35,23 +35,23 @@ class JobWatch(Protocol):
     def lost_logs(self) -> dict[str, str]: ...
     def diagnose(self, *, is_last: bool = False) -> Diagnosis | None: ...
     def machines(self) -> dict[str, str]: ...
-    def endings(self) -> tuple[ContainerFailure, ...]: ...
-    def is_fully_seen(self) -> bool: ...
+    def container_failures(self) -> tuple[ContainerFailure, ...]: ...
+    def is_fully_observed(self) -> bool: ...
     def is_disconnected(self) -> bool: ...
     def record_outcome(self, outcome: Outcome) -> None: ...
-    def drain_ended_logs(self, quiet: float, on_poll: PollCallback) -> None: ...
-    def drain_logs(self, quiet: float, on_poll: PollCallback = ...) -> bool: ...
+    def drain_ended_logs(self, idle_timeout_s: float, on_poll: PollCallback) -> None: ...
+    def drain_logs(self, idle_timeout_s: float, on_poll: PollCallback = ...) -> bool: ...
 
 
 class RemoteAttempt(NamedTuple):
     """What another machine has done for a run: its latest attempt, and how that ended, if it has.
 
-    `facts` are journalled with the start of the run here.
+    `journal_fields` are journalled with the start of the run here.
     """
 
     number: int
     plan: Plan
-    facts: Mapping[str, Any]
+    journal_fields: Mapping[str, Any]
     outcome: Outcome | None = None
     ending: tuple[End, str] | None = None
 
@@ -61,11 +61,12 @@ class Backend(Protocol):
 
     before the job      locate, reach, check, prepare
     the job             start_store, submit, watch, stop, stop_unwatched, remove
-    who owns the run    take_over, check_owner, refuse_carried, record_ending, abandon_lease, hand_over, release
+    who owns the run    take_over, check_owner, check_not_owned_elsewhere, record_ending, abandon_lease, hand_over,
+                        release
 
     HostError or ClusterError if a host or the API server refuses; RunInUseError if another living process owns the run.
 
-    Example: `handle = backend_of(plan).submit(deadlines, since=None)`
+    Example: `handle = backend_of(plan).submit(deadlines, submitted_at=None)`
     """
 
     def locate(self) -> Plan:
@@ -83,8 +84,8 @@ class Backend(Protocol):
     def start_store(self) -> None:
         """Start the rendezvous store if it is the run's own, and prove that it serves. RendezvousError if not."""
 
-    def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
-        """Start or adopt the job. `since`: when an earlier process submitted it; it is only attached to then."""
+    def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
+        """Start or adopt the job. `submitted_at`: when an earlier process submitted it; it is only attached to then."""
 
     def watch(self, on_poll: PollCallback) -> JobWatch:
         """The watch of the job; it is current once it is entered, and calls `on_poll` until then."""
@@ -104,7 +105,7 @@ class Backend(Protocol):
     def check_owner(self) -> None:
         """Raise RunInUseError if another process has taken the run over since."""
 
-    def refuse_carried(self) -> None:
+    def check_not_owned_elsewhere(self) -> None:
         """Raise RunInUseError if another machine may still own the run."""
 
     def abandon_lease(self) -> None:
@@ -116,10 +117,10 @@ class Backend(Protocol):
     def record_ending(self, end: End, sentence: str) -> None:
         """Record which end the run is coming to, where another machine will read it."""
 
-    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
+    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
         """Take the run over from another machine; returns what that one did, None if this machine knows it all.
 
-        `plan_of` returns the plan of an attempt; `begun` are the attempts that are known here.
+        `build_plan` returns the plan of an attempt; `started_attempts` are the attempts that are known here.
         """
 
 

@@ -8,7 +8,7 @@ from torchyard.backend import backend_of
 from torchyard.cluster.backend import ClusterBackend
 from torchyard.common.project_root import ROOT
 
-HERE = """
+PROGRAM = """
 import sys
 from torchyard.backend import backend_of
 from torchyard.launchers import registry
@@ -27,5 +27,5 @@ def test_plan_of_objects_is_for_a_cluster(planned: Planned) -> None:
 
 def test_run_on_this_machine_loads_no_kubernetes_client() -> None:
     """The backend of processes is found without importing a Kubernetes client, which takes 0.4 s."""
-    done = subprocess.run([sys.executable, "-c", HERE], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["MachinesBackend"]
+    process = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["MachinesBackend"]

@@ -47,15 +47,15 @@ class ClusterBackend:
     def start_store(self) -> None:
         create.create_store(self._plan)
 
-    def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
+    def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
         plan = self._plan
         # A job that exists already must not be given up because it cannot be read for a while.
-        job, created = retry_step(OUTAGE_TIMEOUT_S if since is None else None)(create.create_job)(plan)
+        job, created = retry_step(OUTAGE_TIMEOUT_S if submitted_at is None else None)(create.create_job)(plan)
         action = "created" if created else "attached to"
         kind = plan.main["kind"]
         get_log().info("%s %s %s/%s: %d pods", action, kind, plan.cluster.namespace, plan.job, len(plan.nodes))
         created_at = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()  # a job that is gone
-        age_s = 0.0 if created else max(time.time() - (since or created_at), 0.0)
+        age_s = 0.0 if created else max(time.time() - (submitted_at or created_at), 0.0)
         return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=created_at, age_s=age_s)
 
     def watch(self, on_poll: PollCallback) -> ClusterWatch:
@@ -83,8 +83,8 @@ class ClusterBackend:
     def check_owner(self) -> None:
         get_renewer().check(self._plan)
 
-    def refuse_carried(self) -> None:
-        lease.refuse_held_lease(self._plan)
+    def check_not_owned_elsewhere(self) -> None:
+        lease.check_not_held_elsewhere(self._plan)
 
     def abandon_lease(self) -> None:
         get_renewer().drop(self._plan)
@@ -104,5 +104,5 @@ class ClusterBackend:
         except TorchyardError as error:
             get_log().debug("the Lease does not record how the run ends: %s", error)
 
-    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
-        return takeover.take_over_run(self._plan, plan_of, begun)
+    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
+        return takeover.take_over_run(self._plan, build_plan, started_attempts)

@@ -127,7 +127,7 @@ def create_store(plan: ManifestPlan) -> None:
 def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     """Whether a pod of the store is ready. Raises RendezvousError if it has ended or cannot start."""
     node = plan.node(name)
-    pod = watch.seen.get(f"Pod/{node}")
+    pod = watch.states.get(f"Pod/{node}")
     if pod is None:
         return False
     failure = pod_reasons.find_pod_failure({node: pod}, time.time())

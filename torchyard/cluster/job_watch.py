@@ -40,23 +40,23 @@ class ClusterWatch:
     """Observe a job in a cluster: its objects by watches, never by polling, and every pod's log to disk.
 
         with ClusterWatch(plan) as watch:   lists everything once
-            watch.poll(0.5)                 repeated by the caller: applies changes to `seen`
+            watch.poll(0.5)                 repeated by the caller: applies changes to `states`
             watch.drain_logs(20.0)          at the end: reads every log, saves the objects
 
-    `seen` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost by `Removed/node`.
+    `states` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost by `Removed/node`.
 
     Threads. One Reflector per watched kind puts changes into a queue, and one LogFollower per pod writes its log. All
-    methods are called by one thread, which alone changes `seen`. `__exit__` stops the reflectors; the followers end by
-    themselves, when their pods have ended.
+    methods are called by one thread, which alone changes `states`. `__exit__` stops the reflectors; the followers end
+    by themselves, when their pods have ended.
 
     Errors. `poll` raises RunInUseError if another process has taken the run over, and `__enter__` raises ClusterError.
-    Otherwise faults of the API server or of this process are logged and retried: `is_fully_seen` and `is_disconnected`
-    report whether objects and logs are current.
+    Otherwise faults of the API server or of this process are logged and retried: `is_fully_observed` and
+    `is_disconnected` report whether objects and logs are current.
     """
 
     def __init__(self, plan: ManifestPlan, on_poll: Callable[[], object] | None = None) -> None:
         """`on_poll` is called every half second until the first lists have arrived."""
-        self.seen: dict[str, Mapping[str, Any]] = {}
+        self.states: dict[str, Mapping[str, Any]] = {}
         self._plan = plan
         self._client = get_cluster_client(plan.cluster)
         self._on_poll = on_poll
@@ -74,7 +74,7 @@ class ClusterWatch:
         ]
 
     def __enter__(self) -> Self:
-        """Wait until everything is listed once: after that an object that is not in `seen` does not exist.
+        """Wait until everything is listed once: after that an object that is not in `states` does not exist.
 
         Raises ClusterError if the job or its pods may not be read, or the API server never responds.
         """
@@ -100,7 +100,7 @@ class ClusterWatch:
             if self._on_poll:
                 self._on_poll()
             elapsed_s = time.monotonic() - started_at
-            if elapsed_s > _OPTIONAL_LIST_TIMEOUT_S and not reflector.is_vital:
+            if elapsed_s > _OPTIONAL_LIST_TIMEOUT_S and not reflector.is_required:
                 return
             if elapsed_s > _FIRST_LIST_TIMEOUT_S:
                 reason = reflector.error or "it is still listing"
@@ -109,16 +109,16 @@ class ClusterWatch:
         if reflector.refusal:
             raise reflector.refusal
 
-    def poll(self, timeout: float) -> bool:
-        """Wait for changes, at most `timeout` seconds; return whether `seen` has changed.
+    def poll(self, timeout_s: float) -> bool:
+        """Wait for changes, at most `timeout_s` seconds; return whether `states` has changed.
 
         Raises RunInUseError if another process has taken the run over.
         """
         get_renewer().check(self._plan)
         self._outage.report(self._find_error())
-        with self._local_errors.endured("follow every log"):
+        with self._local_errors.tolerate("follow every log"):
             self._logs.resume()
-        return self._apply_changes(timeout)
+        return self._apply_changes(timeout_s)
 
     def _apply_changes(self, timeout_s: float) -> bool:
         """Apply all changes that have arrived, after waiting for the first one; return whether there were any."""
@@ -131,15 +131,15 @@ class ClusterWatch:
         return has_changed
 
     def _apply_change(self, change: ObjectChange) -> None:
-        """Update `seen`. For a pod: its node's failures and machine too, and its log follower."""
+        """Update `states`. For a pod: its node's failures and machine too, and its log follower."""
         node = self._plan.node(change.name)
         key = f"Pod/{node}" if change.kind == "Pod" else f"{change.kind}/{change.name}"
         if change.obj is None:
-            if pod_facts.get_mapping(self.seen.get(key), "metadata").get("name") != change.name:
+            if pod_facts.get_mapping(self.states.get(key), "metadata").get("name") != change.name:
                 return  # another pod has taken that node's place by now
-            last_seen = self.seen.pop(key, None)
+            last_seen = self.states.pop(key, None)
         else:
-            self.seen[key] = change.obj
+            self.states[key] = change.obj
             last_seen = change.obj
         if change.kind != "Pod":
             return
@@ -163,15 +163,15 @@ class ClusterWatch:
         """Keep the first pod of a node that is removed, which may be why the others fail; count them all."""
         removed_uids = self._removed_uids.setdefault(node, set())
         removed_uids.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
-        first_pod = self.seen.get(f"Removed/{node}", pod)
-        self.seen[f"Removed/{node}"] = {**first_pod, pod_facts.REMOVALS_KEY: len(removed_uids)}
+        first_pod = self.states.get(f"Removed/{node}", pod)
+        self.states[f"Removed/{node}"] = {**first_pod, pod_facts.REMOVALS_KEY: len(removed_uids)}
 
     def has_pods(self) -> bool:
         """Whether a pod of the job exists; the store's does not count."""
-        return any(node in self._plan.nodes for node in self._pods())
+        return any(node in self._plan.nodes for node in self._get_pods())
 
-    def is_fully_seen(self) -> bool:
-        """Whether `seen` is the job's current state."""
+    def is_fully_observed(self) -> bool:
+        """Whether `states` is the job's current state."""
         return self._find_error() is None
 
     def is_disconnected(self) -> bool:
@@ -181,14 +181,14 @@ class ClusterWatch:
     def _find_error(self) -> OutageCause:
         """Why the job or its pods cannot be observed; None if they can."""
         for reflector in self._reflectors:
-            if reflector.is_vital and reflector.error:
+            if reflector.is_required and reflector.error:
                 return reflector.error
         return None
 
     # --- the job's end
 
-    def read_ends(self, timeout_s: float) -> None:
-        """Wait until `seen` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
+    def await_exit_codes(self, timeout_s: float) -> None:
+        """Wait until `states` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
 
         The job and its pods are watched by separate requests, so a job may be Failed here before the pod that failed
         has an exit code. The job's controller has seen that pod's end; a list that is made now therefore contains it.
@@ -200,7 +200,7 @@ class ClusterWatch:
                 listed = self._list_pods()
             if listed is None:
                 self.poll(_LIST_POLL_INTERVAL_S)
-            elif all(self._has_end_of(node, pod) for node, pod in listed.items()):
+            elif all(self._has_exit_code_of(node, pod) for node, pod in listed.items()):
                 return
             else:
                 self.poll(_LOG_POLL_INTERVAL_S)
@@ -214,11 +214,11 @@ class ClusterWatch:
         except (ClusterError, TransientError, ValueError, KeyError, TypeError):
             return None
 
-    def _has_end_of(self, node: str, listed_pod: Mapping[str, Any]) -> bool:
-        """Whether `seen` has the exit code of a listed pod, if it has one. A pod that is removed is not waited for."""
+    def _has_exit_code_of(self, node: str, listed_pod: Mapping[str, Any]) -> bool:
+        """Whether `states` has the exit code of a listed pod, if it has one. A removed pod is not waited for."""
         exit_code = pod_facts.get_pod_exit_code(listed_pod)
-        pod = self.seen.get(f"Pod/{node}")
-        if exit_code is None or (pod is None and f"Removed/{node}" in self.seen):
+        pod = self.states.get(f"Pod/{node}")
+        if exit_code is None or (pod is None and f"Removed/{node}" in self.states):
             return True
         return pod is not None and pod_facts.get_pod_exit_code(pod) == exit_code
 
@@ -229,7 +229,7 @@ class ClusterWatch:
 
     def exit_codes(self) -> dict[str, int | None]:
         """Exit code by node; negative is a signal, None if the pod has not exited."""
-        exit_codes = pod_facts.get_pod_exit_codes(self._pods())
+        exit_codes = pod_facts.get_pod_exit_codes(self._get_pods())
         for node, code in exit_codes.items():
             if code and code > 128:  # a shell's code for a process that a signal ended
                 exit_codes[node] = 128 - code
@@ -239,7 +239,7 @@ class ClusterWatch:
         """When the last container exited, by its node's clock; None if none has."""
         end_times = [
             pod_facts.get_container_end(pod)
-            for pod in self._pods().values()
+            for pod in self._get_pods().values()
             if pod_facts.get_pod_exit_code(pod) is not None
         ]
         return max((end_time for end_time in end_times if end_time < math.inf), default=None)
@@ -254,7 +254,7 @@ class ClusterWatch:
 
     def started_at(self) -> float:
         """When the last container started, by its node's clock; 0 if none has."""
-        return max((pod_facts.get_container_start(pod) for pod in self._pods().values()), default=0.0)
+        return max((pod_facts.get_container_start(pod) for pod in self._get_pods().values()), default=0.0)
 
     def last_line(self, node: str) -> str:
         """The last line that a pod logged; empty if there is none so far."""
@@ -263,28 +263,28 @@ class ClusterWatch:
 
     def diagnose(self, *, is_last: bool = False) -> Diagnosis | None:
         """Why the job makes no progress; None if it does. `is_last`: query the cluster once more before giving up."""
-        return self._monitor.diagnose(self.seen, is_last=is_last)
+        return self._monitor.diagnose(self.states, is_last=is_last)
 
     def machines(self) -> dict[str, str]:
         """The cluster node that each node of the job was on last, even if its pod is gone."""
         return self._machines
 
-    def endings(self) -> tuple[ContainerFailure, ...]:
+    def container_failures(self) -> tuple[ContainerFailure, ...]:
         """The failures of the job's pods so far, in order of time, also of pods that were removed or restarted."""
         return tuple(sorted(self._failures.values(), key=lambda failure: failure.failed_at))
 
-    def drain_ended_logs(self, quiet: float, on_poll: Callable[[], object]) -> None:
+    def drain_ended_logs(self, idle_timeout_s: float, on_poll: Callable[[], object]) -> None:
         """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""
-        self._read_logs(lambda: self._logs.is_unfinished(only_terminated=True), quiet, on_poll)
+        self._read_logs(lambda: self._logs.is_unfinished(only_terminated=True), idle_timeout_s, on_poll)
 
-    def drain_logs(self, quiet: float, on_poll: Callable[[], object] | None = None) -> bool:
-        """Wait until every log is complete, or nothing has come for `quiet` seconds; return whether they are complete.
+    def drain_logs(self, idle_timeout_s: float, on_poll: Callable[[], object] | None = None) -> bool:
+        """Wait until every log is complete, or nothing has come for `idle_timeout_s`; return whether they are complete.
 
         While the API server is away, the seconds do not count. The objects as last seen are saved.
         """
-        are_logs_complete = self._read_logs(self._logs.is_unfinished, quiet, on_poll)
+        are_logs_complete = self._read_logs(self._logs.is_unfinished, idle_timeout_s, on_poll)
         # One object per line: with indentation a thousand pods take seconds and 200 MB of memory.
-        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(obj)}" for name, obj in self.seen.items())
+        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(obj)}" for name, obj in self.states.items())
         with contextlib.suppress(OSError):
             make_private_folder(Path(self._plan.folder))
             write_private_text(Path(self._plan.folder, "objects.json"), f"{{\n{text}\n}}\n")
@@ -310,6 +310,6 @@ class ClusterWatch:
                 on_poll()
         return True
 
-    def _pods(self) -> pod_facts.Pods:
-        """The pods in `seen`, by node."""
-        return {name.partition("/")[2]: pod for name, pod in self.seen.items() if name.startswith("Pod/")}
+    def _get_pods(self) -> pod_facts.Pods:
+        """The pods in `states`, by node."""
+        return {name.partition("/")[2]: pod for name, pod in self.states.items() if name.startswith("Pod/")}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 
-from torchyard.common.identity import holder_identity, is_holder
+from torchyard.common.identity import identify_holder, is_holder
 from torchyard.common.log import get_log
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
@@ -21,9 +21,9 @@ _SUCCESSOR = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
 
 
-def _holder_identity(plan: ManifestPlan) -> str:
+def _build_holder_identity(plan: ManifestPlan) -> str:
     """The place from which this process owns the run. The lock in the run's folder allows one process per place."""
-    return holder_identity(str(Path(plan.folder).parent))
+    return identify_holder(str(Path(plan.folder).parent))
 
 
 def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
@@ -59,7 +59,9 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
         get_log().warning("Lease %s: %s; this is corrected", plan.run, fault)
 
     unchanged_test = lease_record.build_unchanged_test(existing)  # the patch fails if the Lease was renewed since
-    updated = _patch_lease(plan, "another process, which was faster", unchanged_test, *spec_patch(desired["spec"]))
+    updated = _patch_lease(
+        plan, "another process, which was faster", unchanged_test, *build_spec_patch(desired["spec"])
+    )
     return _update_metadata(client, updated or desired, desired)
 
 
@@ -86,7 +88,7 @@ def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) 
 def _build_lease(plan: ManifestPlan, client: Client) -> KubeObject:
     """The Lease as this process acquires it, sealed if the run has a key."""
     now = format_server_time(client)
-    spec = {**plan.lease["spec"], "holderIdentity": _holder_identity(plan), "acquireTime": now, "renewTime": now}
+    spec = {**plan.lease["spec"], "holderIdentity": _build_holder_identity(plan), "acquireTime": now, "renewTime": now}
     metadata = dict(plan.lease["metadata"])
     seal = lease_record.seal_lease(plan.lease, client.namespace, lease_record.get_lease_key(plan.lease))
     if seal:
@@ -99,7 +101,7 @@ def format_server_time(client: Client) -> str:
     return datetime.fromtimestamp(client.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def spec_patch(spec: KubeObject) -> list[KubeObject]:
+def build_spec_patch(spec: KubeObject) -> list[KubeObject]:
     """JSON patch operations that set these fields of a Lease's spec."""
     return [{"op": "add", "path": f"/spec/{key}", "value": value} for key, value in spec.items()]
 
@@ -136,7 +138,7 @@ def _is_held_elsewhere(client: Client, plan: ManifestPlan, existing: KubeObject)
     return not is_held_here(plan, existing) and (age_s is None or age_s < HOLDER_DEAD_AFTER_S)
 
 
-def refuse_held_lease(plan: ManifestPlan) -> None:
+def check_not_held_elsewhere(plan: ManifestPlan) -> None:
     """Raise RunInUseError if another machine holds the Lease: until it expires, that one may resume the run."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
@@ -175,8 +177,8 @@ def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) ->
     return existing  # the patch was applied before: its response was lost, and the request was repeated
 
 
-def _holder_test(plan: ManifestPlan) -> KubeObject:
-    return {"op": "test", "path": "/spec/holderIdentity", "value": _holder_identity(plan)}
+def _build_holder_test(plan: ManifestPlan) -> KubeObject:
+    return {"op": "test", "path": "/spec/holderIdentity", "value": _build_holder_identity(plan)}
 
 
 def renew_lease(plan: ManifestPlan) -> None:
@@ -184,15 +186,15 @@ def renew_lease(plan: ManifestPlan) -> None:
     _patch_lease(
         plan,
         _SUCCESSOR,
-        _holder_test(plan),
-        *spec_patch({"renewTime": format_server_time(get_cluster_client(plan.cluster))}),
+        _build_holder_test(plan),
+        *build_spec_patch({"renewTime": format_server_time(get_cluster_client(plan.cluster))}),
     )
 
 
 def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
     """Record a fact on the Lease. Raises RunInUseError if another process has taken the run over."""
     path = f"/metadata/annotations/{key.replace('/', '~1')}"
-    _patch_lease(plan, _SUCCESSOR, _holder_test(plan), {"op": "add", "path": path, "value": text})
+    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), {"op": "add", "path": path, "value": text})
 
 
 def record_submission(plan: ManifestPlan) -> None:
@@ -220,8 +222,8 @@ def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
 def hand_lease_over(plan: ManifestPlan) -> None:
     """Leave the Lease to the next process of the run, which then does not wait to see whether this one is dead."""
     path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
-    handed_over = {"op": "add", "path": path, "value": _holder_identity(plan)}
-    _patch_lease(plan, _SUCCESSOR, _holder_test(plan), *spec_patch({"holderIdentity": ""}), handed_over)
+    handed_over = {"op": "add", "path": path, "value": _build_holder_identity(plan)}
+    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
 
 
 def release_lease(plan: ManifestPlan) -> None:

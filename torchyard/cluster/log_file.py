@@ -83,12 +83,12 @@ class Overlap:
         """The lines that the file lacks."""
         if not self._line_hashes:
             return lines
-        new_lines = [line for line in lines if not self._take_written(hash(line))]
+        new_lines = [line for line in lines if not self._discard_written(hash(line))]
         if new_lines and self.awaited_line is None:
             self._line_hashes.clear()  # a log keeps its order: all that the file holds has come again
         return new_lines
 
-    def _take_written(self, line_hash: int) -> bool:
+    def _discard_written(self, line_hash: int) -> bool:
         """Whether the file has this line; the next equal one is then the file's next, or new."""
         if not self._line_hashes[line_hash]:
             return False
@@ -117,7 +117,7 @@ class LogWriter:
 
         Raises OSError if the file exists and cannot be read: its lines would be written a second time.
         """
-        self.taken = 0  # lines accepted so far
+        self.line_count = 0  # lines accepted so far
         self.lost = 0  # lines that could not be written
         self.write_error = ""  # of the last write that failed
         self.gaps: list[str] = []  # what is permanently missing between lines of the file
@@ -129,10 +129,10 @@ class LogWriter:
         self._current_second_hashes = self._recent[0]
         self._current_prefix = b""  # the time stamp to the second that the lines of the current second start with
         self._last_line: int | None = None  # hash of the newest line that will come again
-        self._comes_again = False  # lines of the current second will be requested again
+        self._is_requested_again = False  # lines of the current second will be requested again
         self._file_exists = path.exists()
         if continues_file and self._file_exists:
-            self._remember(self._to_api_line(line) for line in _read_recent_lines(path))
+            self._record_hashes(self._format_api_line(line) for line in _read_recent_lines(path))
             if self._gaps_path.exists():
                 self.gaps = self._gaps_path.read_text(encoding="utf-8").splitlines()
 
@@ -152,17 +152,17 @@ class LogWriter:
         if not new_lines:
             return
         if self._file_exists and not self._path.exists():
-            self._forget()
+            self._reset()
             raise GapError
         self.close_log(overlap)
         self.lost += self._write(new_lines)
-        self._remember(new_lines)
-        self.taken += len(new_lines)
+        self._record_hashes(new_lines)
+        self.line_count += len(new_lines)
 
     def _write(self, lines: list[bytes]) -> int:
         """Write lines; return how many could not be written."""
         try:
-            unwritten = _append_lines(self._path, b"".join(map(self._to_file_line, lines)))
+            unwritten = _append_lines(self._path, b"".join(map(self._format_file_line, lines)))
         except OSError as error:
             if error.errno in _SHORTAGE_ERRNOS:
                 raise
@@ -193,7 +193,7 @@ class LogWriter:
             except OSError as error:
                 self.write_error = error.strerror or str(error)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """The file was removed: its log is read again, from the first line that still exists."""
         self._newest_second = 0
         self._last_line = None
@@ -202,22 +202,22 @@ class LogWriter:
         self._recent = {0: array("q")}
         self._current_second_hashes = self._recent[0]
 
-    def _to_api_line(self, line: bytes) -> bytes:
+    def _format_api_line(self, line: bytes) -> bytes:
         """A line of the file, as the API sent it."""
         return b" ".join(line.split(self._node_marker, 1))
 
-    def _to_file_line(self, line: bytes) -> bytes:
+    def _format_file_line(self, line: bytes) -> bytes:
         timestamp, _, text = line.partition(b" ")
         return timestamp + self._node_marker + text + b"\n"
 
-    def _remember(self, lines: Iterable[bytes]) -> None:
+    def _record_hashes(self, lines: Iterable[bytes]) -> None:
         """Keep the hashes of lines that the file has now."""
         for line in lines:
             if line[:19] != self._current_prefix:
                 self._switch_second(line)
             line_hash = hash(line)
             self._current_second_hashes.append(line_hash)
-            if self._comes_again:
+            if self._is_requested_again:
                 self._last_line = line_hash
 
     def _switch_second(self, line: bytes) -> None:
@@ -226,7 +226,7 @@ class LogWriter:
         self._current_prefix = line[:19]
         self._newest_second = max(self._newest_second, second or 0)
         first_kept = self._newest_second - _OVERLAP_S
-        self._comes_again = second is not None and second >= first_kept  # a kubelet's own messages do not
+        self._is_requested_again = second is not None and second >= first_kept  # a kubelet's own messages do not
         recent = {key: hashes for key, hashes in self._recent.items() if key >= first_kept}
         self._current_second_hashes = recent.setdefault(second or self._newest_second, array("q"))
         self._recent = recent

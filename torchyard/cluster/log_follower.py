@@ -223,14 +223,14 @@ class LogFollower(threading.Thread):
                 self._retry_delay_s = _FIRST_RETRY_DELAY_S
                 self._missing = f"{_UNREAD_END}: it was still being read"
                 # The API server may not report a restart yet: without this, the lines before it would be skipped.
-                if not (is_bridging or overlap.since or writer.taken):
+                if not (is_bridging or overlap.since or writer.line_count):
                     self._copy_previous(writer, writer.resume_point(), stop_line=lines[0])
                 writer.append(lines, overlap)
         if not follow:
             writer.close_log(overlap)
         self._complete_read = None
         if restart_at_end is not None and overlap.awaited_line is None:
-            self._complete_read = (restart_at_end, writer.taken)
+            self._complete_read = (restart_at_end, writer.line_count)
         return self._read_id == own_read_id
 
     def _open_writer(self) -> LogWriter:
@@ -244,7 +244,7 @@ class LogFollower(threading.Thread):
         overlap = writer.resume_point()
         overlap.loss = _describe_loss(restart - 1)
         # A kubelet may be ahead of the status that it reports, so the complete log may be that of either restart.
-        if self._complete_read in ((restart - 1, writer.taken), (restart, writer.taken)):
+        if self._complete_read in ((restart - 1, writer.line_count), (restart, writer.line_count)):
             self._has_gap = False
             self._bridged_restart = restart
             return True

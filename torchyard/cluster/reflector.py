@@ -55,7 +55,7 @@ class Reflector(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name=f"watch-{watched.kind}")
         self.kind = watched.kind
-        self.is_vital = watched.kind in (plan.main["kind"], "Pod")
+        self.is_required = watched.kind in (plan.main["kind"], "Pod")
         self.has_listed = threading.Event()  # the first list has arrived, or is refused
         self.refusal: ClusterError | None = None
         self.error: TransientError | ClusterError | None = None
@@ -111,7 +111,7 @@ class Reflector(threading.Thread):
         if error.status == _GONE_STATUS:
             return self._backoff.next(_MAX_RETRY_DELAY_S)
         is_unserved = error.status == 404 and not self._is_served()
-        if error.status in (403, 404) and not self.is_vital:
+        if error.status in (403, 404) and not self.is_required:
             self.has_listed.set()
             self.error = None
             return _REFUSED_RETRY_DELAY_S

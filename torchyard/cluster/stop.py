@@ -24,7 +24,7 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
 
     def check_outage() -> None:
         nonlocal last_seen_at
-        if watch.is_fully_seen():
+        if watch.is_fully_observed():
             last_seen_at = time.monotonic()
         elif time.monotonic() - last_seen_at > _OUTAGE_TIMEOUT_S:
             host = get_cluster_client(plan.cluster).host

@@ -19,31 +19,33 @@ from torchyard.pods.template import ATTEMPT_KEY
 
 
 @retry_step(OUTAGE_TIMEOUT_S)
-def take_over_run(first: ManifestPlan, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
+def take_over_run(
+    first_plan: ManifestPlan, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]
+) -> RemoteAttempt | None:
     """Acquire the run's Lease and return the attempt that it records.
 
-    `begun`: the attempts that this machine has started. Returns None if there is no Lease, or if this machine holds it
-    and it records no later attempt.
+    `started_attempts`: those of this machine. Returns None if there is no Lease, or if this machine holds it and it
+    records no later attempt.
 
     Raises ClusterError if the Lease does not record the current attempt: a guess could submit a second job beside the
     first. Raises RunInUseError if a living process holds it.
     """
-    first = resolve_cluster(first)
-    client = get_cluster_client(first.cluster)
-    existing = lease.read_lease(client, first)
+    first_plan = resolve_cluster(first_plan)
+    client = get_cluster_client(first_plan.cluster)
+    existing = lease.read_lease(client, first_plan)
     if existing is None:
         return None
     number = lease_record.read_attempt(existing)
     holder = lease_record.read_holder(existing)
-    if lease.is_held_here(first, existing) and begun and number in (begun[-1], None):
-        get_renewer().add(first)
+    if lease.is_held_here(first_plan, existing) and started_attempts and number in (started_attempts[-1], None):
+        get_renewer().add(first_plan)
         return None
     if number is None:
-        raise _unreadable_attempt_error(first, existing, client.host)
-    plan = plan_of(number).model_copy(update={"cluster": first.cluster})
+        raise _unreadable_attempt_error(first_plan, existing, client.host)
+    plan = build_plan(number).model_copy(update={"cluster": first_plan.cluster})
     assert isinstance(plan, ManifestPlan)
     plan = drop_forbidden_objects(plan)
-    facts = {
+    journal_fields = {
         "at": parse_timestamp(existing["metadata"].get("creationTimestamp")) or time.time(),
         "seen_at": time.time() - (lease_record.measure_lease_age(existing, client.now()) or 0.0),
         "holder": holder,
@@ -51,7 +53,9 @@ def take_over_run(first: ManifestPlan, plan_of: Callable[[int], Plan], begun: Se
     }
     acquired = hold_lease(plan)
     get_log().info("attempt %d of this run was owned by %s; it continues here", number, holder)
-    return RemoteAttempt(number, plan, facts, _read_outcome(plan, acquired, holder), _read_ending(plan, acquired))
+    return RemoteAttempt(
+        number, plan, journal_fields, _read_outcome(plan, acquired, holder), _read_ending(plan, acquired)
+    )
 
 
 def _unreadable_attempt_error(plan: ManifestPlan, existing: lease_record.LeaseObject, host: str) -> ClusterError:

@@ -47,13 +47,17 @@ class MachinesBackend:
     def start_store(self) -> None:
         store.start_store(self._plan)
 
-    def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
-        if since is None:
+    def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
+        if submitted_at is None:
             return _start_agents(self._plan, deadlines)
         # The watch queries the hosts later: one that is away now does not hold up the others.
         get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.processes))
         return Handle(
-            plan=self._plan, deadlines=deadlines, created=False, submitted_at=since, age_s=_seconds_since(since)
+            plan=self._plan,
+            deadlines=deadlines,
+            created=False,
+            submitted_at=submitted_at,
+            age_s=_seconds_since(submitted_at),
         )
 
     def watch(self, on_poll: PollCallback) -> ProcessWatch:
@@ -75,7 +79,7 @@ class MachinesBackend:
     def check_owner(self) -> None:
         """Nothing to do: each supervisor reports the run's owner to the watch."""
 
-    def refuse_carried(self) -> None:
+    def check_not_owned_elsewhere(self) -> None:
         """Nothing to do: each host refuses a launcher that does not own the run."""
 
     def abandon_lease(self) -> None:
@@ -87,13 +91,13 @@ class MachinesBackend:
     def record_ending(self, end: End, sentence: str) -> None:
         """Nothing to do: the run's folder has it already."""
 
-    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
+    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
         """The latest attempt that has a folder on a host, if no attempt is known here; None if there is none.
 
         Nothing is taken over yet: staging in, and then each heartbeat, is refused while another owner is alive.
         """
-        number = find_last_attempt(self._plan) if self._plan.sites and not begun else 0
-        return RemoteAttempt(number, plan_of(number), {}) if number else None
+        number = find_last_attempt(self._plan) if self._plan.sites and not started_attempts else 0
+        return RemoteAttempt(number, build_plan(number), {}) if number else None
 
 
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:

@@ -24,7 +24,7 @@ _HEARTBEAT_INTERVAL_S = 2.0  # between two heartbeats to each supervisor
 class ProcessWatch:
     """Read the status streams of many processes at once, and copy the logs that are on other hosts.
 
-    `seen` has the last state of each process, by name; it is empty until a process has reported its state.
+    `states` has the last state of each process, by name; it is empty until a process has reported its state.
 
     There are no threads: all reading, writing and restarting of streams is done by `poll`, in the thread of the caller.
     Call it often: only `poll` sends the heartbeats that renew the leases (every `_HEARTBEAT_INTERVAL_S`), and only it
@@ -46,14 +46,14 @@ class ProcessWatch:
             watched_processes.append(store)
         self._job_names = [process.name for process in job_processes]
         # A process that has reported nothing yet has an empty state, or the others would pass for the whole job.
-        self.seen: dict[str, Mapping[str, Any]] = {process.name: {} for process in watched_processes}
+        self.states: dict[str, Mapping[str, Any]] = {process.name: {} for process in watched_processes}
         self._selector = selectors.DefaultSelector()
         self._log_copies = {
             process.name: LogCopy(process, process.follow) for process in watched_processes if process.follow
         }
         self._status_streams: list[StatusStream] = []
         if not logs_only:
-            self._status_streams = [StatusStream(process, self.seen) for process in watched_processes]
+            self._status_streams = [StatusStream(process, self.states) for process in watched_processes]
         self._streams: list[CommandStream] = [*self._status_streams, *self._log_copies.values()]
         self._last_heartbeat_at: float | None = None
         self._received_bytes = 0
@@ -68,8 +68,8 @@ class ProcessWatch:
             stream.close()
         self._selector.close()
 
-    def poll(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for output of any stream, and read it; True if there was some.
+    def poll(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` seconds for output of any stream, and read it; True if there was some.
 
         Raises RunInUseError if another launcher has taken the run over.
         """
@@ -79,10 +79,10 @@ class ProcessWatch:
                 self._open_stream(stream)
         self._send_heartbeats()
         if not self._selector.get_map():
-            time.sleep(timeout)
+            time.sleep(timeout_s)
             return False
         has_output = False
-        for key, _ in self._selector.select(timeout):
+        for key, _ in self._selector.select(timeout_s):
             if self._read_stream(key.data):
                 has_output = True
         return has_output
@@ -100,18 +100,18 @@ class ProcessWatch:
 
     def exit_codes(self) -> dict[str, int | None]:
         """Exit code by process; negative is a signal, None is unknown."""
-        return {name: state.get("exit") for name, state in self.seen.items()}
+        return {name: state.get("exit") for name, state in self.states.items()}
 
-    def read_ends(self, timeout_s: float) -> None:
+    def await_exit_codes(self, timeout_s: float) -> None:
         """Nothing to wait for: the job's end is read from the ends of its processes."""
 
     def ended_at(self) -> float | None:
         """When the last process exited, in seconds since the epoch by its host's clock; None if none has."""
-        return max((state["ended"] for state in self.seen.values() if state.get("ended")), default=None)
+        return max((state["ended"] for state in self.states.values() if state.get("ended")), default=None)
 
     def started_at(self) -> float:
         """When the last process started, in seconds since the epoch by its host's clock; 0 if one has not."""
-        start_times = [float(state.get("started") or 0.0) for state in self.seen.values()]
+        start_times = [float(state.get("started") or 0.0) for state in self.states.values()]
         return max(start_times) if all(start_times) else 0.0
 
     def lost_logs(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ class ProcessWatch:
     def losing_logs(self) -> dict[str, str]:
         """What is already missing in the logs of running processes, by process."""
         losses = self._describe_lost_lines()
-        return {name: loss for name, loss in losses.items() if self.seen[name].get("phase") == "running"}
+        return {name: loss for name, loss in losses.items() if self.states[name].get("phase") == "running"}
 
     def diagnose(self, *, is_last: bool = False) -> Diagnosis | None:
         """Which hosts cannot be queried, and why; None if all can. Nothing more is known about a process."""
@@ -138,11 +138,11 @@ class ProcessWatch:
         names = set(self._job_names)
         return {stream.process.name: stream.process.host for stream in self._streams if stream.process.name in names}
 
-    def endings(self) -> tuple[ContainerFailure, ...]:
+    def container_failures(self) -> tuple[ContainerFailure, ...]:
         """None: no process on machines is started again within an attempt."""
         return ()
 
-    def is_fully_seen(self) -> bool:
+    def is_fully_observed(self) -> bool:
         """Whether every process has reported its state, except those whose host has been away for long."""
         now = time.monotonic()
         for stream in self._status_streams:
@@ -153,18 +153,18 @@ class ProcessWatch:
     def is_disconnected(self) -> bool:
         """Whether a log may grow unseen: a process cannot be queried, or its output is still being copied."""
         is_broken = any(stream.broken_at is not None for stream in self._streams)
-        is_behind = any(copy.is_behind(self.seen[name].get("log_size")) for name, copy in self._log_copies.items())
-        return is_broken or is_behind or any(state.get("detail") for state in self.seen.values())
+        is_behind = any(copy.is_behind(self.states[name].get("log_size")) for name, copy in self._log_copies.items())
+        return is_broken or is_behind or any(state.get("detail") for state in self.states.values())
 
     def record_outcome(self, outcome: Outcome) -> None:
         """Nothing to do: the supervisors record how their processes ended."""
 
-    def drain_ended_logs(self, quiet: float, on_poll: Callable[[], object]) -> None:
+    def drain_ended_logs(self, idle_timeout_s: float, on_poll: Callable[[], object]) -> None:
         """Nothing to do: a log stays on its host when its process is stopped."""
 
-    def drain_logs(self, quiet: float, on_poll: Callable[[], object] | None = None) -> bool:
-        """Read what still arrives, until nothing has come for `quiet` seconds; True if the logs are complete."""
-        arrival = ArrivalTimer(quiet, time.monotonic())
+    def drain_logs(self, idle_timeout_s: float, on_poll: Callable[[], object] | None = None) -> bool:
+        """Read what still arrives, until nothing has come for `idle_timeout_s`; True if the logs are complete."""
+        arrival = ArrivalTimer(idle_timeout_s, time.monotonic())
         while self._is_unfinished() and not arrival.is_expired(time.monotonic(), self._received_bytes):
             self.poll(_DRAIN_POLL_INTERVAL_S)
             if on_poll is not None:
@@ -173,7 +173,7 @@ class ProcessWatch:
 
     def _is_unfinished(self) -> bool:
         """Whether more output of the job may come: a log is incomplete here, or a process is still running."""
-        is_running = any(self.seen[name].get("phase") == "running" for name in self._job_names)
+        is_running = any(self.states[name].get("phase") == "running" for name in self._job_names)
         return is_running or bool(self._list_incomplete_logs())
 
     def _list_incomplete_logs(self) -> list[str]:
@@ -185,10 +185,10 @@ class ProcessWatch:
         """What the hosts' own logs lack, by process: lines lost to a full disk, or those of a killed supervisor."""
         losses: dict[str, str] = {}
         for name in self._job_names:
-            state = self.seen[name]
-            if state.get("phase") == "unkept" and not state.get("recovered"):
+            state = self.states[name]
+            if state.get("phase") == "unsupervised" and not state.get("recovered"):
                 losses[name] = SUPERVISOR_KILLED
-        for name, state in self.seen.items():
+        for name, state in self.states.items():
             if state.get("lost"):
                 losses[name] = f"{state['lost']} lines: {state['error']}"
         return losses

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.leases import Cast, Make, lease
+from tests.leases import OrphanedRun, Make, build_lease
 from tests.pod_jobs import Job
 from torchyard.cluster import orphans
 
@@ -27,7 +27,7 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 def cast(fake_api: FakeApi) -> Make:
     """Put a run into the cluster that has been dead for an hour by default."""
 
-    def make(namespace: str = "default", **keys: Any) -> Cast:
-        return Cast(fake_api, lease(**keys), namespace)
+    def make_run(namespace: str = "default", **changes: Any) -> OrphanedRun:
+        return OrphanedRun(fake_api, build_lease(**changes), namespace)
 
-    return make
+    return make_run

@@ -6,11 +6,10 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.leases import is_there
+from tests.leases import exists
 from tests.user_manifests import JOB, Launched
 from torchyard.cluster import create, delete, lease
-from torchyard.kube import client
-from torchyard.kube.client import Client
+from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 
@@ -22,9 +21,9 @@ CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {
 def plan(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> ManifestPlan:
     """The plan of a running job; what is going has no more time to go than the request takes."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -1.0)  # beside the grace period of a second
-    made = planned(deadlines={"grace": 1})
-    create.create_job(made)
-    return made
+    manifest_plan = planned(deadlines={"grace": 1})
+    create.create_job(manifest_plan)
+    return manifest_plan
 
 
 # --- the proof
@@ -39,8 +38,8 @@ def test_nothing_is_left_once_it_is_seen(plan: ManifestPlan) -> None:
 def test_kind_that_may_not_be_seen_may_be_left(plan: ManifestPlan, fake_api: FakeApi, kind: str) -> None:
     """A kind that the run has created or watched but may not list is reported as possibly left over."""
     fake_api.fail("GET", rf"volcano.*/{kind}\?" if kind != "pods" else r"/pods\?", 403)
-    (left,) = delete.delete_all_objects(plan)
-    assert "cannot be seen, so may be left: a fault of the test: 403" in left
+    (leftover,) = delete.delete_all_objects(plan)
+    assert "cannot be seen, so may be left: a fault of the test: 403" in leftover
 
 
 def test_failed_list_is_a_fault(plan: ManifestPlan, fake_api: FakeApi) -> None:
@@ -60,7 +59,7 @@ def test_job_is_looked_for_where_discovery_fails(plan: ManifestPlan, fake_api: F
     """A job that still exists is found even if discovery of its API group fails."""
     fake_api.fail("GET", "^/apis/batch.volcano.sh/v1alpha1$", 403)
     fake_api.put({**plan.main, "metadata": {**plan.main["metadata"], "finalizers": ["torchyard.test/held"]}})
-    assert any("torchyard.test/held holds it" in each for each in delete.delete_all_objects(plan))
+    assert any("torchyard.test/held holds it" in leftover for leftover in delete.delete_all_objects(plan))
 
 
 def test_half_a_discovery_is_not_kept(fake_api: FakeApi, fake_server: Client) -> None:
@@ -69,15 +68,15 @@ def test_half_a_discovery_is_not_kept(fake_api: FakeApi, fake_server: Client) ->
     assert ("kubeflow.org/v1", "PyTorchJob") not in delete.list_kinds(fake_server)
     fake_api.heal()
     assert ("kubeflow.org/v1", "PyTorchJob") in delete.list_kinds(fake_server)
-    asked = len(fake_api.asked)
+    request_count = len(fake_api.received)
     delete.list_kinds(fake_server)
-    assert len(fake_api.asked) == asked
+    assert len(fake_api.received) == request_count
 
 
 # --- pods that cannot confirm their end
 
 
-def stuck_pod(name: str, node: str | None) -> dict[str, Any]:
+def build_stuck_pod(name: str, node: str | None) -> dict[str, Any]:
     spec = {"nodeName": node} if node else {}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
@@ -87,93 +86,95 @@ def test_only_pods_of_dead_nodes_are_deleted_by_force(fake_api: FakeApi, fake_se
     for name, ready in (("alive", "True"), ("lost", "Unknown")):
         status = {"conditions": [{"type": "Ready", "status": ready}]}
         fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
-    pods = [fake_api.put(stuck_pod(f"on-{name}", name)) for name in ("alive", "lost", "gone")]
-    things = [*pods, fake_api.put(CONFIG), fake_api.put(stuck_pod("placed-nowhere", None))]
-    delete._force_delete_pods(fake_server, things)
-    left = [thing["metadata"]["name"] for thing in things if is_there(fake_api, thing)]
-    assert left == ["on-alive", "settings"]
-    assert {each.body["gracePeriodSeconds"] for each in fake_api.requests("DELETE", "/pods/")} == {0}
+    pods = [fake_api.put(build_stuck_pod(f"on-{name}", name)) for name in ("alive", "lost", "gone")]
+    objects = [*pods, fake_api.put(CONFIG), fake_api.put(build_stuck_pod("placed-nowhere", None))]
+    delete._force_delete_pods(fake_server, objects)
+    remaining_names = [obj["metadata"]["name"] for obj in objects if exists(fake_api, obj)]
+    assert remaining_names == ["on-alive", "settings"]
+    assert {request.body["gracePeriodSeconds"] for request in fake_api.find_requests("DELETE", "/pods/")} == {0}
 
 
 def test_node_that_may_not_be_read_is_not_known_to_live(fake_api: FakeApi, fake_server: Client) -> None:
     """Without the right to read nodes a stuck pod is deleted by force; a server that does not answer proves nothing."""
-    pod = fake_api.put(stuck_pod("on-alive", "alive"))
+    pod = fake_api.put(build_stuck_pod("on-alive", "alive"))
     fake_api.fail("GET", "/nodes/alive", 400)
     with pytest.raises(ClusterError):
         delete._force_delete_pods(fake_server, [pod])
-    assert is_there(fake_api, pod)
+    assert exists(fake_api, pod)
     fake_api.heal()
     fake_api.fail("GET", "/nodes/alive", 403)
     delete._force_delete_pods(fake_server, [pod])
-    assert not is_there(fake_api, pod)
+    assert not exists(fake_api, pod)
 
 
 # --- companions of a manifest's job
 
 
-def ran(made: ManifestPlan) -> list[str]:
+def create_and_delete(plan: ManifestPlan) -> list[str]:
     """Create the companions and the job, and delete everything; return what is left."""
-    held = lease.acquire_lease(made)
-    for each in made.store:
-        create._adopt_or_create(client.get_cluster_client(made.cluster), made, create._add_owner(each, held))
-    create.create_job(made)
-    return delete.delete_all_objects(made)
+    run_lease = lease.acquire_lease(plan)
+    for obj in plan.store:
+        create._adopt_or_create(get_cluster_client(plan.cluster), plan, create._add_owner(obj, run_lease))
+    create.create_job(plan)
+    return delete.delete_all_objects(plan)
 
 
 def test_companion_that_holds_data_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
     """A checkpoint claim outlives its run: it has no owner and no labels, and does not count as left over."""
-    made = launched(CLAIM, CONFIG, JOB)
-    assert ran(made) == []
+    plan = launched(CLAIM, CONFIG, JOB)
+    assert create_and_delete(plan) == []
     claim = fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
     assert not claim["metadata"].get("ownerReferences")
     assert not claim["metadata"].get("labels")
-    lease.release_lease(made)
-    assert {each["kind"] for each in (CLAIM, CONFIG) if is_there(fake_api, at_home(each))} == {"PersistentVolumeClaim"}
+    lease.release_lease(plan)
+    assert {obj["kind"] for obj in (CLAIM, CONFIG) if exists(fake_api, in_default_namespace(obj))} == {
+        "PersistentVolumeClaim"
+    }
 
 
-def at_home(thing: dict[str, Any]) -> dict[str, Any]:
-    return {**thing, "metadata": {**thing["metadata"], "namespace": "default"}}
+def in_default_namespace(obj: dict[str, Any]) -> dict[str, Any]:
+    return {**obj, "metadata": {**obj["metadata"], "namespace": "default"}}
 
 
 def test_profile_may_let_data_go(launched: Launched, fake_api: FakeApi) -> None:
     """With `on_companion_data: delete` a claim is deleted like any other companion."""
-    assert ran(launched(CLAIM, JOB, on_companion_data="delete")) == []
-    assert not is_there(fake_api, at_home(CLAIM))
+    assert create_and_delete(launched(CLAIM, JOB, on_companion_data="delete")) == []
+    assert not exists(fake_api, in_default_namespace(CLAIM))
 
 
 def test_companion_that_was_there_stays(launched: Launched, fake_api: FakeApi) -> None:
     """A companion that existed before the run is used and kept, whatever the profile says."""
-    for each in (CLAIM, CONFIG):
-        fake_api.put(each)
-    assert ran(launched(CLAIM, CONFIG, JOB, on_companion_data="delete")) == []
-    assert [is_there(fake_api, at_home(each)) for each in (CLAIM, CONFIG)] == [True, True]
+    for obj in (CLAIM, CONFIG):
+        fake_api.put(obj)
+    assert create_and_delete(launched(CLAIM, CONFIG, JOB, on_companion_data="delete")) == []
+    assert [exists(fake_api, in_default_namespace(obj)) for obj in (CLAIM, CONFIG)] == [True, True]
 
 
 def test_claim_of_somebody_else_keeps_its_owner(launched: Launched, fake_api: FakeApi) -> None:
     """Labels and owners are removed only from this run's claims; another run's claim keeps them."""
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "1"}
-    about = {"name": "checkpoints", "labels": {"torchyard/run": "other-00000001"}, "ownerReferences": [owner]}
-    fake_api.put({**CLAIM, "metadata": about})
-    assert ran(launched(CLAIM, JOB)) == []
-    found = fake_api.find("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
-    assert {key: found["metadata"][key] for key in about} == about
+    metadata = {"name": "checkpoints", "labels": {"torchyard/run": "other-00000001"}, "ownerReferences": [owner]}
+    fake_api.put({**CLAIM, "metadata": metadata})
+    assert create_and_delete(launched(CLAIM, JOB)) == []
+    claim = fake_api.find("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
+    assert {key: claim["metadata"][key] for key in metadata} == metadata
 
 
-@pytest.mark.parametrize("data", ["keep", "delete"])
-def test_claim_that_was_kept_is_used_again(launched: Launched, fake_api: FakeApi, data: str) -> None:
+@pytest.mark.parametrize("on_companion_data", ["keep", "delete"])
+def test_claim_that_was_kept_is_used_again(launched: Launched, fake_api: FakeApi, on_companion_data: str) -> None:
     """The next run of the profile uses the claim that the previous one has kept."""
-    assert ran(launched(CLAIM, JOB)) == []
-    assert ran(launched(CLAIM, JOB, attempt=2, on_companion_data=data)) == []
-    assert is_there(fake_api, at_home(CLAIM))
+    assert create_and_delete(launched(CLAIM, JOB)) == []
+    assert create_and_delete(launched(CLAIM, JOB, attempt=2, on_companion_data=on_companion_data)) == []
+    assert exists(fake_api, in_default_namespace(CLAIM))
 
 
 def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
     """A run of the previous version, which owned its claims, ends without losing them to the garbage collector."""
-    made = launched(JOB)
-    old = {**CLAIM, "metadata": {**CLAIM["metadata"], "labels": {**made.labels, "torchyard/role": "companion"}}}
-    assert ran(made.model_copy(update={"store": (old,)})) == []
-    lease.release_lease(made)
-    assert is_there(fake_api, at_home(CLAIM))
+    plan = launched(JOB)
+    old_claim = {**CLAIM, "metadata": {**CLAIM["metadata"], "labels": {**plan.labels, "torchyard/role": "companion"}}}
+    assert create_and_delete(plan.model_copy(update={"store": (old_claim,)})) == []
+    lease.release_lease(plan)
+    assert exists(fake_api, in_default_namespace(CLAIM))
     assert not (fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {})["metadata"].get("labels")
 
 
@@ -185,13 +186,13 @@ def test_files_go_after_the_job(planned: Planned, fake_api: FakeApi, monkeypatch
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -1.0)
     plan = planned(deadlines={"grace": 1}, files={"/opt/sample.py": "sample.py"})
     create.create_job(plan)
-    made = client.get_cluster_client(plan.cluster).get("v1", "ConfigMap", f"{plan.job}-files")
-    assert made is not None
-    assert [each["kind"] for each in made["metadata"]["ownerReferences"]] == ["Lease"]
+    config_map = get_cluster_client(plan.cluster).get("v1", "ConfigMap", f"{plan.job}-files")
+    assert config_map is not None
+    assert [owner["kind"] for owner in config_map["metadata"]["ownerReferences"]] == ["Lease"]
     assert delete.delete_all_objects(plan) == []
-    assert not is_there(fake_api, made)
-    gone = [each.path.rpartition("/")[2] for each in fake_api.asked if each.method == "DELETE"]
-    assert gone == [plan.job, f"{plan.job}-files"]
+    assert not exists(fake_api, config_map)
+    deleted_names = [request.path.rpartition("/")[2] for request in fake_api.received if request.method == "DELETE"]
+    assert deleted_names == [plan.job, f"{plan.job}-files"]
 
 
 def test_files_that_may_not_be_seen_may_be_left(planned: Planned, fake_api: FakeApi) -> None:
@@ -199,5 +200,5 @@ def test_files_that_may_not_be_seen_may_be_left(planned: Planned, fake_api: Fake
     plan = planned(files={"/opt/sample.py": "sample.py"})
     create.create_job(plan)
     fake_api.fail("GET", r"/configmaps\?", 403)
-    (left,) = delete.delete_all_objects(plan)
-    assert left.startswith("ConfigMap in default: cannot be seen, so may be left")
+    (leftover,) = delete.delete_all_objects(plan)
+    assert leftover.startswith("ConfigMap in default: cannot be seen, so may be left")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.pod_jobs import Job, after, lines, slowly
-from tests.waiting import until
+from tests.pod_jobs import Job, run_later, build_lines, slow_log
+from tests.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.diagnosis.job_status import count_retries
@@ -28,12 +28,12 @@ def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
     """A failed job is deleted only after its logs are read, because their end says why it failed."""
 
     def is_there() -> bool:
-        return not job.server.requests("DELETE", job.plan.job)
+        return not job.fake_api.find_requests("DELETE", job.plan.job)
 
-    job.server.logs[job.name("worker-1")] = slowly(20, 0.05, stays=is_there)
+    job.fake_api.logs[job.get_pod_name("worker-1")] = slow_log(20, 0.05, condition=is_there)
     job.end(code=1)
     outcome = job.wait()
-    assert (outcome.status.state, outcome.lost, len(job.log("worker-1"))) == ("failed", {}, 20)
+    assert (outcome.status.state, outcome.lost, len(job.read_log("worker-1"))) == ("failed", {}, 20)
     assert not is_there()
 
 
@@ -41,24 +41,24 @@ def test_outage_is_no_silence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None
     """The quiet seconds, after which a log counts as incomplete, begin only when the API server is back."""
     monkeypatch.setattr(log_follower, "_FIRST_RETRY_DELAY_S", 0.05)
     monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.05)
-    job.server.logs[job.name("worker-0")] = b"".join(lines(5))
+    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5))
     with ClusterWatch(job.plan) as watch:
-        job.server.fail("GET", ".", 0)
-        job.server.cut()
+        job.fake_api.fail("GET", ".", 0)
+        job.fake_api.cut()
         job.end()
-        until(lambda: watch.poll(0.01) is not None and not watch.is_fully_seen())
-        after(1.3, job.server.heal)
-        assert (watch.drain_logs(1.0), watch.lost_logs(), len(job.log())) == (True, {}, 5)
+        wait_until(lambda: watch.poll(0.01) is not None and not watch.is_fully_observed())
+        run_later(1.3, job.fake_api.heal)
+        assert (watch.drain_logs(1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
 
 
 def test_person_may_end_the_reading(job: Job) -> None:
     """A cancel takes effect even while a slow log is read."""
-    job.server.logs[job.name("worker-0")] = slowly(10_000, 0.1)
+    job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(10_000, 0.1)
     job.end()
-    began = time.monotonic()
+    started_at = time.monotonic()
 
     def on_poll(_: list[str]) -> None:
-        if time.monotonic() - began > 1:
+        if time.monotonic() - started_at > 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -67,8 +67,8 @@ def test_person_may_end_the_reading(job: Job) -> None:
 
 def test_job_that_may_not_be_stopped_is_not_read_forever(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """After a deadline, the wait ends although the job may not be deleted and prints on: teardown reports it."""
-    job.server.fail("DELETE", job.plan.job, 403)
-    job.server.logs[job.name("worker-0")] = slowly(1000, 0.1)
+    job.fake_api.fail("DELETE", job.plan.job, 403)
+    job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(1000, 0.1)
     outcome = job.wait(run=1.0)
     assert (outcome.cause, outcome.lost.get("worker-0")) == (
         "run-deadline",
@@ -82,12 +82,12 @@ def end_before_its_pods(job: Job, release_after_s: float) -> Outcome:
     has_ended = threading.Event()
 
     def on_poll(_: list[str]) -> None:
-        watches = [request for request in job.server.requests("GET", ".") if request.query.get("watch")]
+        watches = [request for request in job.fake_api.find_requests("GET", ".") if request.query.get("watch")]
         if not has_ended.is_set() and len(watches) >= len(job.plan.watch):
             has_ended.set()
-            job.server.hold_watch("v1/pods")
+            job.fake_api.hold_watch("v1/pods")
             job.end(code=7)
-            after(release_after_s, job.server.release_watches)
+            run_later(release_after_s, job.fake_api.release_watches)
 
     return job.wait(on_poll=on_poll)
 
@@ -113,9 +113,9 @@ def test_outcome_is_in_the_lease_before_anything_is_deleted(job: Job, monkeypatc
     monkeypatch.setattr(seal, "get_run_key", lambda _: "the run's own")
     job.end(code=1)
     job.wait()
-    held = job.server.find(lease_record.LEASE_API, lease_record.LEASE_KIND, job.plan.run)
-    assert held
-    outcome = lease_record.read_outcome(held, "the run's own")
+    run_lease = job.fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, job.plan.run)
+    assert run_lease
+    outcome = lease_record.read_outcome(run_lease, "the run's own")
     assert outcome
     assert outcome.status.state == "failed"
 
@@ -124,13 +124,13 @@ def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Client, pla
     """The file is JSON with one line per object, so that writing it needs no second copy of all of them."""
     plan = planned(nodes=2).model_copy(update={"cluster": fake_server.cluster})
     for node in plan.nodes:
-        about = {"name": f"{plan.job}-{node}", "labels": plan.labels}
-        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Pending"}})
+        metadata = {"name": f"{plan.job}-{node}", "labels": plan.labels}
+        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}})
     watch = ClusterWatch(plan)
     with watch:
         watch.drain_logs(0.0)
     text = Path(plan.folder, "objects.json").read_text()
-    assert json.loads(text) == watch.seen
+    assert json.loads(text) == watch.states
     assert len(text.splitlines()) == len(plan.nodes) + 2
 
 
@@ -138,66 +138,69 @@ def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Client, pla
 
 
 @pytest.fixture
-def suffixed(planned: Planned, fake_server: Client) -> Iterator[tuple[ManifestPlan, ClusterWatch]]:
+def suffixed_job(planned: Planned, fake_server: Client) -> Iterator[tuple[ManifestPlan, ClusterWatch]]:
     """A watched job whose controller appends a random suffix to the names of its pods."""
     plan = planned(nodes=2, launcher="jobset").model_copy(update={"cluster": fake_server.cluster})
     with ClusterWatch(plan) as watch:
         yield plan, watch
 
 
-def put_pod(server: FakeApi, plan: ManifestPlan, name: str, phase: str = "Running") -> None:
+def put_pod(fake_api: FakeApi, plan: ManifestPlan, name: str, phase: str = "Running") -> None:
     """Create a pod of the job's."""
-    about = {"name": f"{plan.job}-{name}", "labels": plan.labels}
-    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": phase}})
+    metadata = {"name": f"{plan.job}-{name}", "labels": plan.labels}
+    fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": phase}})
 
 
-def names(watch: ClusterWatch) -> dict[str, str]:
+def read_name_suffixes(watch: ClusterWatch) -> dict[str, str]:
     """The last part of each object's name, by its place."""
     watch.poll(0.05)
-    return {key: thing["metadata"]["name"].rpartition("-")[2] for key, thing in watch.seen.items()}
+    return {key: obj["metadata"]["name"].rpartition("-")[2] for key, obj in watch.states.items()}
 
 
 def test_deletion_of_a_pod_is_not_that_of_its_successor(
-    fake_api: FakeApi, suffixed: tuple[ManifestPlan, ClusterWatch]
+    fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]
 ) -> None:
     """A recreated pod takes its node's place; the late deletion of the one before changes nothing."""
-    plan, watch = suffixed
-    first, other = plan.nodes
-    put_pod(fake_api, plan, f"{first}-old11")
-    until(lambda: names(watch) == {f"Pod/{first}": "old11"})
-    put_pod(fake_api, plan, f"{first}-new22")
-    until(lambda: names(watch) == {f"Pod/{first}": "new22"})
-    fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{first}-old11"), {})
-    put_pod(fake_api, plan, f"{other}-new33")
-    until(lambda: f"Pod/{other}" in names(watch))
-    assert names(watch) == {f"Pod/{first}": "new22", f"Pod/{other}": "new33"}
+    plan, watch = suffixed_job
+    node, other_node = plan.nodes
+    put_pod(fake_api, plan, f"{node}-old11")
+    wait_until(lambda: read_name_suffixes(watch) == {f"Pod/{node}": "old11"})
+    put_pod(fake_api, plan, f"{node}-new22")
+    wait_until(lambda: read_name_suffixes(watch) == {f"Pod/{node}": "new22"})
+    fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{node}-old11"), {})
+    put_pod(fake_api, plan, f"{other_node}-new33")
+    wait_until(lambda: f"Pod/{other_node}" in read_name_suffixes(watch))
+    assert read_name_suffixes(watch) == {f"Pod/{node}": "new22", f"Pod/{other_node}": "new33"}
 
 
-def test_first_pod_that_went_is_remembered(fake_api: FakeApi, suffixed: tuple[ManifestPlan, ClusterWatch]) -> None:
+def test_first_pod_that_went_is_remembered(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:
     """A deleted pod is seen as removed, as it was at last: it may be why the others fail."""
-    plan, watch = suffixed
+    plan, watch = suffixed_job
     node = next(iter(plan.nodes))
     for name in ("old11", "new22"):
         put_pod(fake_api, plan, f"{node}-{name}", "Failed")
-        until(lambda: f"Pod/{node}" in names(watch))
+        wait_until(lambda: f"Pod/{node}" in read_name_suffixes(watch))
         fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{node}-{name}"), {})
-        until(lambda: f"Pod/{node}" not in names(watch))
-    assert names(watch) == {f"Removed/{node}": "old11"}
-    assert watch.seen[f"Removed/{node}"]["status"]["phase"] == "Failed"
+        wait_until(lambda: f"Pod/{node}" not in read_name_suffixes(watch))
+    assert read_name_suffixes(watch) == {f"Removed/{node}": "old11"}
+    assert watch.states[f"Removed/{node}"]["status"]["phase"] == "Failed"
 
 
-def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed: tuple[ManifestPlan, ClusterWatch]) -> None:
+def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:
     """A controller that tries again removes the pod that failed: each one's exit code and end are kept, in order."""
-    plan, watch = suffixed
+    plan, watch = suffixed_job
     node = next(iter(plan.nodes))
     for second, code in ((10, 7), (20, 1)):
-        over = {"exitCode": code, "finishedAt": f"2026-01-01T00:00:{second}Z"}
-        status = {"phase": "Failed", "containerStatuses": [{"name": plan.container, "state": {"terminated": over}}]}
+        terminated = {"exitCode": code, "finishedAt": f"2026-01-01T00:00:{second}Z"}
+        status = {
+            "phase": "Failed",
+            "containerStatuses": [{"name": plan.container, "state": {"terminated": terminated}}],
+        }
         name = f"{plan.job}-{node}-try{second}"
-        about = {"name": name, "labels": plan.labels, "uid": f"uid-{second}"}
-        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": status})
-        until(lambda: f"Pod/{node}" in names(watch))
+        metadata = {"name": name, "labels": plan.labels, "uid": f"uid-{second}"}
+        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+        wait_until(lambda: f"Pod/{node}" in read_name_suffixes(watch))
         fake_api.objects.delete(("v1/pods", "default", name), {})
-        until(lambda: f"Pod/{node}" not in names(watch))
-    assert [(each.node, each.exit_code) for each in watch.endings()] == [(node, 7), (node, 1)]
-    assert count_retries(Observation(watch.seen, frozenset())) == 1
+        wait_until(lambda: f"Pod/{node}" not in read_name_suffixes(watch))
+    assert [(failure.node, failure.exit_code) for failure in watch.container_failures()] == [(node, 7), (node, 1)]
+    assert count_retries(Observation(watch.states, frozenset())) == 1

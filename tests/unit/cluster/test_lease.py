@@ -8,27 +8,26 @@ import pytest
 
 from tests.conftest import Planned, Write, load, manifest_plan_of
 from tests.fake_api import FakeApi, Handler
-from tests.leases import ID, RUN, lease, stamp
-from torchyard.cluster import lease as holding
+from tests.leases import ID, RUN, build_lease, format_time
+from torchyard.cluster import lease as lease_module
 from torchyard.cluster.lease import (
     HOLDER_DEAD_AFTER_S,
     RENEW_INTERVAL_S,
-    _holder_identity,
+    _build_holder_identity,
     _is_held_elsewhere,
     _wait_until_takeover_is_safe,
     acquire_lease,
+    check_not_held_elsewhere,
     hand_lease_over,
     read_lease,
     record_ending,
     record_outcome,
-    refuse_held_lease,
     release_lease,
     renew_lease,
 )
-from torchyard.common.identity import _former_identity, holder_identity
+from torchyard.common.identity import _format_former_identity, identify_holder
 from torchyard.common.project_root import ROOT
-from torchyard.kube import client
-from torchyard.kube.client import Client
+from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Outcome, Status
@@ -36,9 +35,9 @@ from torchyard.pods import lease_record, seal
 from torchyard.pods.lease_record import RecordedEnding
 from torchyard.run.folder import runs_folder
 
-KEY = "a" * 64
-DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
-WHERE = ("coordination.k8s.io/v1/leases", "default", RUN)
+RUN_KEY = "a" * 64
+OUTCOME = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
+LEASE_KEY = ("coordination.k8s.io/v1/leases", "default", RUN)
 
 
 @pytest.fixture
@@ -47,9 +46,9 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def run_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has a key."""
-    monkeypatch.setattr(seal, "get_run_key", lambda run_id: KEY if run_id == ID else "")
+    monkeypatch.setattr(seal, "get_run_key", lambda run_id: RUN_KEY if run_id == ID else "")
 
 
 # --- handing it over
@@ -61,16 +60,16 @@ def test_lease_that_was_handed_over_is_free(plan: ManifestPlan, fake_server: Cli
     hand_lease_over(plan)
     elsewhere = plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"})
     assert not _is_held_elsewhere(fake_server, elsewhere, read_lease(fake_server, elsewhere) or {})
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(plan)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(plan)
     acquire_lease(elsewhere)
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(elsewhere)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(elsewhere)
 
 
 def test_place_that_handed_a_lease_over_does_not_hold_it(plan: ManifestPlan, fake_server: Client) -> None:
     """A process that starts again where the Lease was handed over from has to acquire it first."""
     acquire_lease(plan)
     hand_lease_over(plan)
-    assert not holding.is_held_here(plan, read_lease(fake_server, plan) or {})
+    assert not lease_module.is_held_here(plan, read_lease(fake_server, plan) or {})
 
 
 def test_only_its_holder_hands_a_lease_over(plan: ManifestPlan, fake_server: Client) -> None:
@@ -78,42 +77,46 @@ def test_only_its_holder_hands_a_lease_over(plan: ManifestPlan, fake_server: Cli
     acquire_lease(plan)
     with pytest.raises(RunInUseError):
         hand_lease_over(plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"}))
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(plan)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(plan)
 
 
 # --- acquiring it
 
 
-def put(fake_api: FakeApi, **keys: Any) -> dict[str, Any]:
-    return fake_api.put(lease(**keys))
+def put_lease(fake_api: FakeApi, **keys: Any) -> dict[str, Any]:
+    return fake_api.put(build_lease(**keys))
 
 
 def test_lease_is_made(plan: ManifestPlan, fake_server: Client) -> None:
     """A run's first process creates the Lease and holds it."""
     acquire_lease(plan)
-    held = read_lease(fake_server, plan) or {}
-    assert (lease_record.read_holder(held), lease_record.read_attempt(held), held["spec"]["leaseDurationSeconds"]) == (
-        _holder_identity(plan),
+    run_lease = read_lease(fake_server, plan) or {}
+    assert (
+        lease_record.read_holder(run_lease),
+        lease_record.read_attempt(run_lease),
+        run_lease["spec"]["leaseDurationSeconds"],
+    ) == (
+        _build_holder_identity(plan),
         1,
         1800,
     )
-    assert (lease_record.measure_lease_age(held, time.time()) or 9.0) < 5.0
+    assert (lease_record.measure_lease_age(run_lease, time.time()) or 9.0) < 5.0
 
 
 def test_dead_holder_is_replaced(plan: ManifestPlan, fake_api: FakeApi, fake_server: Client) -> None:
     """A holder that has not renewed for 130 s loses the run to the next process; what it has recorded stays."""
-    put(fake_api, ago=140, annotations={"torchyard/submitted": "1"})
+    put_lease(fake_api, ago=140, annotations={"torchyard/submitted": "1"})
     assert lease_record.is_submitted(acquire_lease(plan))
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(plan)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(plan)
 
 
 def test_living_holder_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that renews while it is watched is alive, and the second process ends."""
 
     def sleep(_: float) -> None:
-        fake_api.objects.patch(WHERE, {"spec": {"renewTime": stamp(0)}})
+        fake_api.objects.patch(LEASE_KEY, {"spec": {"renewTime": format_time(0)}})
 
-    put(fake_api, ago=100)
+    put_lease(fake_api, ago=100)
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(RunInUseError, match="elsewhere:/runs"):
         acquire_lease(plan)
@@ -121,7 +124,7 @@ def test_living_holder_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi, monk
 
 def test_quicker_process_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """If two processes take over a dead holder's run at once, only one gets it."""
-    put(fake_api, ago=140)
+    put_lease(fake_api, ago=140)
     fake_api.fail("PATCH", f"/leases/{RUN}", 422)
     with pytest.raises(RunInUseError):
         acquire_lease(plan)
@@ -129,11 +132,13 @@ def test_quicker_process_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi) ->
 
 def test_malformed_lease_is_set_right(plan: ManifestPlan, fake_api: FakeApi, fake_server: Client) -> None:
     """The process that acquires a malformed Lease repairs it."""
-    put(fake_api, annotations={"torchyard/attempt": "banana", "torchyard/outcome": "["}, spec={"renewTime": None})
-    fake_api.objects.patch(WHERE, {"metadata": {"creationTimestamp": stamp(4000), "labels": {"torchyard/run": None}}})
+    put_lease(fake_api, annotations={"torchyard/attempt": "banana", "torchyard/outcome": "["}, spec={"renewTime": None})
+    fake_api.objects.patch(
+        LEASE_KEY, {"metadata": {"creationTimestamp": format_time(4000), "labels": {"torchyard/run": None}}}
+    )
     acquire_lease(plan)
-    held = read_lease(fake_server, plan) or {}
-    assert (lease_record.list_lease_faults(held, time.time()), lease_record.read_attempt(held)) == ([], 1)
+    run_lease = read_lease(fake_server, plan) or {}
+    assert (lease_record.list_lease_faults(run_lease, time.time()), lease_record.read_attempt(run_lease)) == ([], 1)
 
 
 @pytest.mark.parametrize("hours", [1, -1, 0])
@@ -142,9 +147,9 @@ def test_holder_is_judged_by_the_servers_clock(
 ) -> None:
     """A machine whose clock is off by an hour does not take a run from a holder that renewed 20 s ago."""
     monkeypatch.setattr(Handler, "date_time_string", lambda *_: formatdate(time.time() - 3600 * hours, usegmt=True))
-    server = client.get_cluster_client(plan.cluster)
-    assert _is_held_elsewhere(server, plan, put(fake_api, ago=3600 * hours + 20))
-    assert not _is_held_elsewhere(server, plan, put(fake_api, ago=3600 * hours + 140))
+    client = get_cluster_client(plan.cluster)
+    assert _is_held_elsewhere(client, plan, put_lease(fake_api, ago=3600 * hours + 20))
+    assert not _is_held_elsewhere(client, plan, put_lease(fake_api, ago=3600 * hours + 140))
 
 
 def test_renewals_are_in_the_servers_time(
@@ -163,23 +168,23 @@ def test_renewal_in_the_future_is_waited_out(
     plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Lease of unknown age goes to a process that has watched it for long enough without a renewal."""
-    monkeypatch.setattr(holding, "HOLDER_DEAD_AFTER_S", 0.2)
-    monkeypatch.setattr(holding, "_HOLDER_POLL_INTERVAL_S", 0.01)
-    put(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
-    assert _wait_until_takeover_is_safe(client.get_cluster_client(plan.cluster), plan)
+    monkeypatch.setattr(lease_module, "HOLDER_DEAD_AFTER_S", 0.2)
+    monkeypatch.setattr(lease_module, "_HOLDER_POLL_INTERVAL_S", 0.01)
+    put_lease(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
+    assert _wait_until_takeover_is_safe(get_cluster_client(plan.cluster), plan)
 
 
 def test_new_attempt_begins_with_nothing_told(plan: ManifestPlan, planned: Planned, fake_server: Client) -> None:
     """A new attempt starts with a clean record: it is not ending, and was not submitted."""
     acquire_lease(plan)
-    holding.record_submission(plan)
+    lease_module.record_submission(plan)
     record_ending(plan, "failed", "it failed")
     acquire_lease(planned(attempt=2, deadlines={"lease": "30m"}))
-    held = read_lease(fake_server, plan) or {}
+    run_lease = read_lease(fake_server, plan) or {}
     assert (
-        lease_record.read_attempt(held),
-        lease_record.is_submitted(held),
-        lease_record.read_annotation(held, lease_record.ENDING_ANNOTATION),
+        lease_record.read_attempt(run_lease),
+        lease_record.is_submitted(run_lease),
+        lease_record.read_annotation(run_lease, lease_record.ENDING_ANNOTATION),
     ) == (
         2,
         False,
@@ -187,18 +192,18 @@ def test_new_attempt_begins_with_nothing_told(plan: ManifestPlan, planned: Plann
     )
 
 
-@pytest.mark.parametrize(("ago", "carried"), [(20, True), (140, True), (1900, False)])
+@pytest.mark.parametrize(("ago", "is_held"), [(20, True), (140, True), (1900, False)])
 def test_sweep_here_leaves_what_another_machine_may_come_back_to(
-    plan: ManifestPlan, fake_api: FakeApi, ago: float, carried: bool
+    plan: ManifestPlan, fake_api: FakeApi, ago: float, is_held: bool
 ) -> None:
     """A run whose folder is here but whose Lease another machine holds belongs to that one while the Lease lasts."""
-    put(fake_api, ago=ago)
+    put_lease(fake_api, ago=ago)
     try:
-        refuse_held_lease(plan)
+        check_not_held_elsewhere(plan)
     except RunInUseError:
-        assert carried
+        assert is_held
     else:
-        assert not carried
+        assert not is_held
 
 
 def test_lease_of_unknown_age_is_watched(
@@ -207,9 +212,9 @@ def test_lease_of_unknown_age_is_watched(
     """A holder whose last renewal cannot be judged may be alive: it keeps the run if it renews while it is watched."""
 
     def sleep(_: float) -> None:
-        fake_api.objects.patch(WHERE, {"spec": {"renewTime": stamp(0)}})
+        fake_api.objects.patch(LEASE_KEY, {"spec": {"renewTime": format_time(0)}})
 
-    put(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
+    put_lease(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(RunInUseError, match="elsewhere:/runs"):
         acquire_lease(plan)
@@ -219,32 +224,32 @@ def test_lease_of_unknown_age_is_watched(
 
 
 @pytest.fixture
-def pods(write: Write, fake_server: Client) -> ManifestPlan:
+def pod_plan(write: Write, fake_server: Client) -> ManifestPlan:
     runs_folder().mkdir()
     return manifest_plan_of(load(write(launcher="volcano", image="train:v1")), runs_folder() / RUN)
 
 
-def hold(server: Client, plan: ManifestPlan, who: str) -> None:
+def create_held_lease(client: Client, plan: ManifestPlan, holder: str) -> None:
     """Create a Lease that was renewed a moment ago."""
-    server.create(
-        holding._build_lease(plan, server)
-        | {"spec": {**holding._build_lease(plan, server)["spec"], "holderIdentity": who}}
+    client.create(
+        lease_module._build_lease(plan, client)
+        | {"spec": {**lease_module._build_lease(plan, client)["spec"], "holderIdentity": holder}}
     )
 
 
-def test_lease_of_the_version_before_is_taken_over_at_once(pods: ManifestPlan, fake_server: Client) -> None:
+def test_lease_of_the_version_before_is_taken_over_at_once(pod_plan: ManifestPlan, fake_server: Client) -> None:
     """A Lease that this folder held as `host:folder` is acquired under the new name without waiting."""
-    hold(fake_server, pods, _former_identity(str(runs_folder() / RUN)))
-    began = time.monotonic()
-    assert lease_record.read_holder(acquire_lease(pods)) == holder_identity(str(runs_folder() / RUN))
-    assert time.monotonic() - began < holding._HOLDER_POLL_INTERVAL_S
+    create_held_lease(fake_server, pod_plan, _format_former_identity(str(runs_folder() / RUN)))
+    started_at = time.monotonic()
+    assert lease_record.read_holder(acquire_lease(pod_plan)) == identify_holder(str(runs_folder() / RUN))
+    assert time.monotonic() - started_at < lease_module._HOLDER_POLL_INTERVAL_S
 
 
-def test_lease_of_another_container_is_not_ours(pods: ManifestPlan, fake_server: Client) -> None:
+def test_lease_of_another_container_is_not_ours(pod_plan: ManifestPlan, fake_server: Client) -> None:
     """The same host name and folder with another id is another holder, which is alive."""
-    hold(fake_server, pods, _former_identity(str(runs_folder() / RUN)) + "#0190c7f0aaaa")
+    create_held_lease(fake_server, pod_plan, _format_former_identity(str(runs_folder() / RUN)) + "#0190c7f0aaaa")
     with pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
-        refuse_held_lease(pods)
+        check_not_held_elsewhere(pod_plan)
 
 
 # --- renewing it, recording on it, and releasing it
@@ -253,10 +258,10 @@ def test_lease_of_another_container_is_not_ours(pods: ManifestPlan, fake_server:
 def test_renewal_needs_the_lease(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """A launcher whose run was taken over ends; a deleted Lease is no error, as the job's state will show it."""
     acquire_lease(plan)
-    fake_api.objects.patch(WHERE, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
     with pytest.raises(RunInUseError, match="taken it over"):
         renew_lease(plan)
-    fake_api.objects.delete(WHERE, {})
+    fake_api.objects.delete(LEASE_KEY, {})
     renew_lease(plan)
 
 
@@ -271,31 +276,33 @@ def test_refused_renewal_is_no_absence(plan: ManifestPlan, fake_api: FakeApi) ->
 def test_only_the_holder_deletes_the_lease(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """The end of a run deletes its Lease, but not one that another place has taken over."""
     acquire_lease(plan)
-    fake_api.objects.patch(WHERE, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
     release_lease(plan)
-    assert lease_record.read_holder(fake_api.objects.get(WHERE)) == "elsewhere:/runs"
-    fake_api.objects.patch(WHERE, {"spec": {"holderIdentity": _holder_identity(plan)}})
+    assert lease_record.read_holder(fake_api.objects.get(LEASE_KEY)) == "elsewhere:/runs"
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": _build_holder_identity(plan)}})
     release_lease(plan)
     assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) is None
 
 
-@pytest.mark.usefixtures("key")
+@pytest.mark.usefixtures("run_key")
 def test_what_is_told_is_sealed(plan: ManifestPlan, fake_server: Client) -> None:
     """A process with the run's key can read the recorded outcome and ending, and the Lease itself is sealed."""
     acquire_lease(plan)
-    record_outcome(plan, DONE)
+    record_outcome(plan, OUTCOME)
     record_ending(plan, "cancelled", "cancelled through Prefect")
-    held = read_lease(fake_server, plan) or {}
-    assert lease_record.read_outcome(held, KEY) == DONE
-    assert lease_record.read_ending(held, KEY) == RecordedEnding(end="cancelled", sentence="cancelled through Prefect")
-    assert [lease_record.is_sealed_lease(held, each) for each in (KEY, "b" * 64, "")] == [True, False, False]
-    elsewhere = {**held, "metadata": {**held["metadata"], "namespace": "other"}}
-    assert not lease_record.is_sealed_lease(elsewhere, KEY)
+    run_lease = read_lease(fake_server, plan) or {}
+    assert lease_record.read_outcome(run_lease, RUN_KEY) == OUTCOME
+    assert lease_record.read_ending(run_lease, RUN_KEY) == RecordedEnding(
+        end="cancelled", sentence="cancelled through Prefect"
+    )
+    assert [lease_record.is_sealed_lease(run_lease, key) for key in (RUN_KEY, "b" * 64, "")] == [True, False, False]
+    elsewhere = {**run_lease, "metadata": {**run_lease["metadata"], "namespace": "other"}}
+    assert not lease_record.is_sealed_lease(elsewhere, RUN_KEY)
 
 
 def test_documented_times_are_those_of_the_code() -> None:
     """docs/kubernetes.md gives the renewal interval and the time after which a holder is dead; no other page does."""
-    seen = f"within {HOLDER_DEAD_AFTER_S:.0f} s (its holder does so every {RENEW_INTERVAL_S:.0f} s)"
+    expected = f"within {HOLDER_DEAD_AFTER_S:.0f} s (its holder does so every {RENEW_INTERVAL_S:.0f} s)"
     pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
-    assert seen in pages["kubernetes.md"]
+    assert expected in pages["kubernetes.md"]
     assert [name for name, text in pages.items() if f"{HOLDER_DEAD_AFTER_S:.0f} s" in text] == ["kubernetes.md"]

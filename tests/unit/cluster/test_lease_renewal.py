@@ -8,16 +8,16 @@ import pytest
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.leases import RUN
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.backend import backend_of
-from torchyard.cluster import lease as holding
+from torchyard.cluster import lease as lease_module
 from torchyard.cluster import lease_renewal
 from torchyard.cluster.lease_renewal import LeaseRenewer
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
 
-WHERE = ("coordination.k8s.io/v1/leases", "default", RUN)
+LEASE_KEY = ("coordination.k8s.io/v1/leases", "default", RUN)
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_renewer_outlives_its_own_trouble(
     class EndError(BaseException):
         """Ends the test."""
 
-    def fail(each: ManifestPlan) -> None:
-        renewals.append(each.run)
+    def fail(renewed_plan: ManifestPlan) -> None:
+        renewals.append(renewed_plan.run)
         if len(renewals) == 3:
             raise EndError
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("torchyard.cluster.lease_renewal.RENEW_INTERVAL_S", 0.0)
-    monkeypatch.setattr(holding, "renew_lease", fail)
+    monkeypatch.setattr(lease_module, "renew_lease", fail)
     renewer = LeaseRenewer()
     renewer.add(plan)
     with pytest.raises(EndError):
@@ -49,7 +49,7 @@ def test_renewer_outlives_its_own_trouble(
     assert renewals == [RUN] * 3
 
 
-def renewed(fake_api: FakeApi, run: str) -> str:
+def read_renew_time(fake_api: FakeApi, run: str) -> str:
     return lease_record.read_renew_time(fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, run) or {})
 
 
@@ -59,8 +59,8 @@ def test_lease_in_a_cluster_is_renewed_from_its_taking(
     """The Lease is renewed even before a watch is open, until the run releases it, and then it is deleted."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.05)
     plan = planned(cluster={"namespace": "default"})
-    first = lease_record.read_renew_time(lease_renewal.hold_lease(plan))
-    until(lambda: renewed(fake_api, plan.run) > first)
+    first_renew_time = lease_record.read_renew_time(lease_renewal.hold_lease(plan))
+    wait_until(lambda: read_renew_time(fake_api, plan.run) > first_renew_time)
     backend_of(plan).release()
     assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run) is None
 
@@ -68,17 +68,17 @@ def test_lease_in_a_cluster_is_renewed_from_its_taking(
 def test_lost_run_stays_lost(plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that another process has taken over is renewed no more, and every later check of its owner says so."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.02)
-    holding.acquire_lease(plan)
+    lease_module.acquire_lease(plan)
     renewer = LeaseRenewer()
     threading.Thread(target=renewer.run, daemon=True, name="leases of a test").start()
     renewer.add(plan)
-    until(lambda: fake_api.requests("PATCH", f"/leases/{RUN}"))
+    wait_until(lambda: fake_api.find_requests("PATCH", f"/leases/{RUN}"))
     renewer.check(plan)
-    fake_api.objects.patch(WHERE, {"spec": {"holderIdentity": "elsewhere:/runs"}})
-    until(lambda: not renewer._pending)
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    wait_until(lambda: not renewer._pending)
     for _ in range(2):
         with pytest.raises(RunInUseError, match="taken it over"):
             renewer.check(plan)
-    tries = len(fake_api.requests("PATCH", f"/leases/{RUN}"))
+    request_count = len(fake_api.find_requests("PATCH", f"/leases/{RUN}"))
     time.sleep(0.2)
-    assert len(fake_api.requests("PATCH", f"/leases/{RUN}")) == tries
+    assert len(fake_api.find_requests("PATCH", f"/leases/{RUN}")) == request_count

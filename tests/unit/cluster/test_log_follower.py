@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fake_api import FakeApi
-from tests.pod_jobs import Job, after, lines, slowly
-from tests.waiting import until
+from tests.pod_jobs import Job, run_later, build_lines, slow_log
+from tests.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.log_follower import LogFollower, LogSource, follow_pod_log
 from torchyard.kube.client import Client
@@ -20,17 +20,17 @@ Follow = Callable[[], LogFollower]
 
 def test_removed_run_folder_is_written_again(job: Job) -> None:
     """If a live run's folder is removed, the job keeps running and its log is written again from its first line."""
-    job.server.logs[job.name("worker-0")] = b"".join(lines(3))
+    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
 
     def remove() -> None:
-        until(lambda: len(job.log()) == 3)
+        wait_until(lambda: len(job.read_log()) == 3)
         shutil.rmtree(job.plan.folder)
-        job.server.logs[job.name("worker-0")] = b"".join(lines(6))
+        job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(6))
         job.end()
 
-    after(0, remove)
+    run_later(0, remove)
     outcome = job.wait()
-    assert (outcome.status.state, job.log()) == ("succeeded", [f"line {number}" for number in range(6)])
+    assert (outcome.status.state, job.read_log()) == ("succeeded", [f"line {number}" for number in range(6)])
 
 
 @pytest.fixture
@@ -58,32 +58,32 @@ def texts(path: Path) -> list[str]:
 
 def test_broken_stream_costs_no_line(fake_api: FakeApi, follow: Follow) -> None:
     """A stream that breaks is opened again from two seconds before its end; repeated lines are written once."""
-    served = iter([lines(3), lines(5)[1:], lines(7)])
+    served = iter([build_lines(3), build_lines(5)[1:], build_lines(7)])
 
     def stream() -> Iterator[bytes]:
-        yield from next(served, lines(7))
+        yield from next(served, build_lines(7))
 
     fake_api.logs["train-worker-0"] = stream
     follower = follow()
-    until(lambda: len(texts(follower.path)) == 7)
+    wait_until(lambda: len(texts(follower.path)) == 7)
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
     assert (texts(follower.path), follower.lost) == ([f"line {number}" for number in range(7)], "")
-    queries = [request.query for request in fake_api.requests("GET", "/log") if "previous" not in request.query]
+    queries = [request.query for request in fake_api.find_requests("GET", "/log") if "previous" not in request.query]
     first_since, *later_since = (query.get("sinceTime") for query in queries)
     assert (first_since, set(later_since)) == (None, {"2025-12-31T23:59:58Z"})
 
 
 def test_lines_that_a_rotation_took_are_reported(fake_api: FakeApi, follow: Follow) -> None:
     """If the file's last line does not come again after a break, lines between are reported as possibly missing."""
-    served = iter([lines(3)])
+    served = iter([build_lines(3)])
 
     def stream() -> Iterator[bytes]:
-        yield from next(served, lines(100)[50:])
+        yield from next(served, build_lines(100)[50:])
 
     fake_api.logs["train-worker-0"] = stream
     follower = follow()
-    until(lambda: len(texts(follower.path)) == 53)
+    wait_until(lambda: len(texts(follower.path)) == 53)
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
     assert follower.lost == log_follower._ROTATED
@@ -94,12 +94,12 @@ def test_restart_before_the_first_read_costs_no_line(fake_api: FakeApi, follow: 
     has_ended = threading.Event()
 
     def stream() -> Iterator[bytes]:
-        yield from lines(6)[3:]
+        yield from build_lines(6)[3:]
         has_ended.wait(10)
 
-    fake_api.logs |= {"train-worker-0/previous": b"".join(lines(6)[:3]), "train-worker-0": stream}
+    fake_api.logs |= {"train-worker-0/previous": b"".join(build_lines(6)[:3]), "train-worker-0": stream}
     follower = follow()
-    until(lambda: len(texts(follower.path)) == 6)
+    wait_until(lambda: len(texts(follower.path)) == 6)
     del fake_api.logs["train-worker-0/previous"]  # a kubelet deletes it when the next container ends
     follower.update_pod(has_terminated=False, restart_count=1)
     has_ended.set()
@@ -110,7 +110,7 @@ def test_restart_before_the_first_read_costs_no_line(fake_api: FakeApi, follow: 
 
 def test_container_that_ends_while_its_log_is_opened_is_read_once(fake_api: FakeApi, follow: Follow) -> None:
     """A previous log that begins with the stream's own first line is the stream's, so it is not copied before it."""
-    fake_api.logs |= {"train-worker-0/previous": b"".join(lines(6)), "train-worker-0": b"".join(lines(6))}
+    fake_api.logs |= {"train-worker-0/previous": b"".join(build_lines(6)), "train-worker-0": b"".join(build_lines(6))}
     follower = follow()
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
@@ -120,8 +120,8 @@ def test_container_that_ends_while_its_log_is_opened_is_read_once(fake_api: Fake
 def test_log_is_followed_by_one_thread(fake_api: FakeApi, follow: Follow) -> None:
     """A second watch of the same container in this process gets the follower of the first one."""
     has_ended = threading.Event()
-    fake_api.logs["train-worker-0"] = slowly(1000, 0.02, stays=lambda: not has_ended.is_set())
+    fake_api.logs["train-worker-0"] = slow_log(1000, 0.02, condition=lambda: not has_ended.is_set())
     first = follow()
-    until(first.path.exists)
+    wait_until(first.path.exists)
     assert follow() is first
     has_ended.set()

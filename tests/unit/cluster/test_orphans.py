@@ -6,11 +6,10 @@ from email.utils import formatdate
 import pytest
 
 from tests.fake_api import FakeApi, Handler
-from tests.leases import DEAD, ID, RUN, Make, due, kept, stamp, sweep
+from tests.leases import NO_RUN_ALIVE, ID, RUN, Make, find_removable, find_kept_reasons, format_time, sweep
 from torchyard.cluster import orphans
 from torchyard.cluster.orphans import SweepScope
-from torchyard.kube import client
-from torchyard.kube.client import Client
+from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("unwatched")
@@ -23,28 +22,28 @@ def test_expired_run_goes_with_all_it_owns(cast: Make) -> None:
     """A run whose Lease has expired is removed with its job, its pods and at last the Lease."""
     run = cast()
     assert sweep() == []
-    assert run.left == []
+    assert run.remaining_kinds == []
 
 
 def test_run_is_found_in_any_namespace(cast: Make) -> None:
     """A run in another namespace is removed there, and one with the same name here is left alone."""
-    there, here = cast("other"), cast(ago=10)
-    assert [str(each) for each in due()] == [f"other/{RUN}"]
+    other_run, local_run = cast("other"), cast(ago=10)
+    assert [str(orphan) for orphan in find_removable()] == [f"other/{RUN}"]
     sweep()
-    assert (there.left, here.left) == ([], ["Lease", "Job", "Pod"])
+    assert (other_run.remaining_kinds, local_run.remaining_kinds) == ([], ["Lease", "Job", "Pod"])
 
 
-@pytest.mark.parametrize(("ago", "goes"), [(1770, False), (1830, True), (-300, False)])
-def test_lease_counts_to_its_end(cast: Make, ago: float, goes: bool) -> None:
+@pytest.mark.parametrize(("ago", "is_orphan"), [(1770, False), (1830, True), (-300, False)])
+def test_lease_counts_to_its_end(cast: Make, ago: float, is_orphan: bool) -> None:
     """A Lease of half an hour protects its run for half an hour, however dead its holder is."""
     cast(ago=ago)
-    assert [each.run for each in due()] == [RUN] * goes
+    assert [orphan.run for orphan in find_removable()] == [RUN] * is_orphan
 
 
 def test_run_that_prefect_calls_alive_stays(cast: Make) -> None:
     """A run that Prefect calls alive stays: its launcher may only be cut off."""
     cast()
-    assert due(SweepScope(alive={ID: "Running"}.__getitem__)) == []
+    assert find_removable(SweepScope(check_alive={ID: "Running"}.__getitem__)) == []
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -53,16 +52,16 @@ def test_clock_of_this_machine_does_not_count(cast: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(Handler, "date_time_string", lambda *_: formatdate(time.time() - 3600 * hours, usegmt=True))
     cast(ago=3600 * hours + 10)
     cast("other", ago=3600 * hours + 1900)
-    assert [str(each) for each in due()] == [f"other/{RUN}"]
+    assert [str(orphan) for orphan in find_removable()] == [f"other/{RUN}"]
 
 
 def test_renewal_in_the_middle_saves_the_run(cast: Make, fake_api: FakeApi) -> None:
     """If a Lease is renewed between the check and the removal, nothing is deleted: the run has an owner."""
     run = cast()
-    (found,) = due()
-    fake_api.objects.patch((f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": stamp(0)}})
-    assert orphans.remove_orphan(found) is None
-    assert run.left == ["Lease", "Job", "Pod"]
+    (orphan,) = find_removable()
+    fake_api.objects.patch((f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": format_time(0)}})
+    assert orphans.remove_orphan(orphan) is None
+    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
 def test_lease_is_watched_before_it_is_believed(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +80,11 @@ def test_lease_is_held_while_its_run_is_removed(cast: Make, fake_api: FakeApi) -
     fake_api.fail("DELETE", "/jobs/", 403)
     with pytest.raises(ClusterError):
         sweep()
-    found = fake_api.find("coordination.k8s.io/v1", "Lease", RUN)
-    assert found
-    assert found["spec"]["holderIdentity"].startswith("sweep:")
-    assert found["spec"]["leaseDurationSeconds"] == 130
-    assert due() == []
+    held_lease = fake_api.find("coordination.k8s.io/v1", "Lease", RUN)
+    assert held_lease
+    assert held_lease["spec"]["holderIdentity"].startswith("sweep:")
+    assert held_lease["spec"]["leaseDurationSeconds"] == 130
+    assert find_removable() == []
 
 
 def test_lease_stays_while_something_of_its_run_is_left(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +92,8 @@ def test_lease_stays_while_something_of_its_run_is_left(cast: Make, monkeypatch:
     monkeypatch.setattr(orphans, "REMOVAL_TIMEOUT_S", 0.1)
     run = cast()
     run.fake.put({**run.job, "metadata": {**run.job["metadata"], "finalizers": ["example.org/hold"]}})
-    assert any("example.org/hold" in each for each in sweep() or ())
-    assert "Lease" in run.left
+    assert any("example.org/hold" in leftover for leftover in sweep() or ())
+    assert "Lease" in run.remaining_kinds
 
 
 # --- what may not be seen
@@ -105,8 +104,8 @@ def test_refused_list_of_leases_is_a_fault(cast: Make, fake_api: FakeApi) -> Non
     run = cast(ago=3)
     fake_api.fail("GET", r"/leases\?", 403)
     with pytest.raises(ClusterError, match=r"list leases.*deploy/kubernetes/rbac\.yaml.*torchyard-sweep"):
-        due(DEAD._replace(without_lease=True))
-    assert run.left == ["Lease", "Job", "Pod"]
+        find_removable(NO_RUN_ALIVE._replace(without_lease=True))
+    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
 def test_own_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None:
@@ -114,14 +113,14 @@ def test_own_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None:
     cast("other")
     cast()
     fake_api.fail("GET", r"/v1/leases\?", 403)
-    assert [str(each) for each in due()] == [f"default/{RUN}"]
+    assert [str(orphan) for orphan in find_removable()] == [f"default/{RUN}"]
 
 
 def test_failed_list_of_leases_is_a_fault(fake_api: FakeApi) -> None:
     """A failed list is an error, not an empty list."""
     fake_api.fail("GET", r"/leases\?", 405)
     with pytest.raises(ClusterError):
-        due()
+        find_removable()
 
 
 def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> None:
@@ -130,7 +129,7 @@ def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> 
     fake_api.fail("GET", r"/pods\?", 403)
     with pytest.raises(ClusterError, match="what cannot be seen is not removed"):
         sweep()
-    assert run.left == ["Lease", "Job", "Pod"]
+    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
 def test_run_whose_lease_may_not_be_claimed_stays(cast: Make, fake_api: FakeApi) -> None:
@@ -139,37 +138,37 @@ def test_run_whose_lease_may_not_be_claimed_stays(cast: Make, fake_api: FakeApi)
     fake_api.fail("PATCH", "/leases/", 403)
     with pytest.raises(ClusterError):
         sweep()
-    assert run.left == ["Lease", "Job", "Pod"]
+    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
 def test_lease_beyond_the_first_page_is_seen(cast: Make, fake_server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that comes in pages is read to its end."""
     for index in range(3):
         cast(f"space-{index}")
-    asked = fake_server.list("coordination.k8s.io/v1", "Lease", {"limit": "1"}, everywhere=True)
-    assert [each["metadata"]["namespace"] for each in asked] == ["space-0", "space-1", "space-2"]
+    leases = fake_server.list("coordination.k8s.io/v1", "Lease", {"limit": "1"}, everywhere=True)
+    assert [obj["metadata"]["namespace"] for obj in leases] == ["space-0", "space-1", "space-2"]
 
 
 # --- by name
 
 
 @pytest.mark.parametrize(
-    ("ago", "alive", "said"),
+    ("ago", "liveness", "kept_reason"),
     [(200, "", None), (20, "", "renewed its Lease 2"), (200, "Running", "Running: cancel it in Prefect first")],
 )
-def test_named_run_goes_once_nobody_renews_it(cast: Make, ago: float, alive: str, said: str | None) -> None:
+def test_named_run_goes_once_nobody_renews_it(cast: Make, ago: float, liveness: str, kept_reason: str | None) -> None:
     """A run that a person names is removed even before its Lease ends, but not while it has an owner."""
     cast(ago=ago)
-    terms = SweepScope(alive=lambda _: alive, runs=frozenset({RUN}))
-    assert [each.run for each in due(terms)] == [RUN] * (said is None)
-    assert said is None or said in kept(terms)[RUN]
+    scope = SweepScope(check_alive=lambda _: liveness, runs=frozenset({RUN}))
+    assert [orphan.run for orphan in find_removable(scope)] == [RUN] * (kept_reason is None)
+    assert kept_reason is None or kept_reason in find_kept_reasons(scope)[RUN]
 
 
 def test_sweep_by_name_takes_nothing_else(cast: Make) -> None:
     """A run that is not named stays, even if its Lease has expired."""
     cast()
-    assert due(DEAD._replace(runs=frozenset({"another-a1b2c3d4"}))) == []
-    assert due(DEAD._replace(runs=frozenset())) == []
+    assert find_removable(NO_RUN_ALIVE._replace(runs=frozenset({"another-a1b2c3d4"}))) == []
+    assert find_removable(NO_RUN_ALIVE._replace(runs=frozenset())) == []
 
 
 # --- lost runs
@@ -181,7 +180,7 @@ def test_lost_runs_are_those_that_nobody_renews(cast: Make) -> None:
     cast("b", ago=600)
     cast("c", ago=2000)
     cast("d", ago=600, annotations={"torchyard/flow-run": "x"})
-    assert [each["metadata"]["namespace"] for each in orphans.find_unrenewed_leases(None)] == ["b"]
+    assert [obj["metadata"]["namespace"] for obj in orphans.find_unrenewed_leases(None)] == ["b"]
 
 
 def test_context_must_be_there(fake_api: FakeApi) -> None:
@@ -190,5 +189,5 @@ def test_context_must_be_there(fake_api: FakeApi) -> None:
     with pytest.raises(ClusterError):
         orphans.has_cluster("nowhere")
     fake_api.kubeconfig.unlink()
-    client.get_cluster_client.cache_clear()
+    get_cluster_client.cache_clear()
     assert not orphans.has_cluster(None)

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from tests.conftest import Planned
-from tests.pod_jobs import Job, lines
-from tests.waiting import until
+from tests.pod_jobs import Job, build_lines
+from tests.waiting import wait_until
 from torchyard.cluster.pod_logs import PodLogs, _has_started, _has_terminated
 from torchyard.kube.client import Client, get_cluster_client
 
@@ -49,17 +49,17 @@ def test_container_that_waits_may_have_a_log(last_state: dict[str, object], has_
 def test_recreated_pod_continues_the_log(job: Job) -> None:
     """The log of a pod's successor follows the predecessor's in one file: no line is lost or out of order."""
     logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
-    job.server.logs[job.name("worker-0")] = b"".join(lines(3))
-    logs.update_pod("worker-0", job.name("worker-0"), job.pod("worker-0", "uid-1"))
-    until(lambda: len(job.log()) == 3)
-    logs.update_pod("worker-0", job.name("worker-0"), None)
-    until(lambda: not logs.is_unfinished())
-    job.server.logs[job.name("worker-0")] = b"".join(lines(5)[3:])
-    logs.update_pod("worker-0", job.name("worker-0"), job.pod("worker-0", "uid-2"))
-    until(lambda: len(job.log()) == 5)
-    logs.update_pod("worker-0", job.name("worker-0"), None)
-    until(lambda: not logs.is_unfinished())
-    assert (job.log(), logs.lost_logs()) == ([f"line {number}" for number in range(5)], {})
+    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
+    logs.update_pod("worker-0", job.get_pod_name("worker-0"), job.build_pod("worker-0", "uid-1"))
+    wait_until(lambda: len(job.read_log()) == 3)
+    logs.update_pod("worker-0", job.get_pod_name("worker-0"), None)
+    wait_until(lambda: not logs.is_unfinished())
+    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5)[3:])
+    logs.update_pod("worker-0", job.get_pod_name("worker-0"), job.build_pod("worker-0", "uid-2"))
+    wait_until(lambda: len(job.read_log()) == 5)
+    logs.update_pod("worker-0", job.get_pod_name("worker-0"), None)
+    wait_until(lambda: not logs.is_unfinished())
+    assert (job.read_log(), logs.lost_logs()) == ([f"line {number}" for number in range(5)], {})
 
 
 def test_log_whose_pod_is_gone_lacks_its_end(job: Job) -> None:

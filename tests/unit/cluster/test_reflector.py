@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.cluster import reflector
 from torchyard.cluster.reflector import ObjectChange, Reflector
 from torchyard.kube.client import Client
@@ -94,7 +94,7 @@ def test_changes_come_over_the_watch(
     fake_api.put(pod(plan, "worker-0", changed="yes"))
     fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-worker-0"), {})
     assert [next_name(plan, changes) for _ in range(3)] == [("worker-0", True), ("worker-0", True), ("worker-0", False)]
-    lists = [request for request in fake_api.requests("GET", "/pods") if "watch" not in request.query]
+    lists = [request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]
     assert len(lists) == 1
 
 
@@ -107,8 +107,8 @@ def test_forgotten_version_causes_a_new_list(
     assert next_name(plan, changes) == ("worker-0", True)
     key = ("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, and forgotten before any watch could report it
-        del fake_api.objects._all[key]
-        fake_api.objects.forget()
+        del fake_api.objects._objects[key]
+        fake_api.objects.forget_changes()
     assert next_other(plan, changes) == ("worker-0", False)
 
 
@@ -122,7 +122,7 @@ def test_list_finds_a_change_that_the_watch_missed(
     assert next_name(plan, changes) == ("worker-0", True)
     key = ("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, without an event
-        del fake_api.objects._all[key]
+        del fake_api.objects._objects[key]
     assert next_other(plan, changes) == ("worker-0", False)
 
 
@@ -160,8 +160,8 @@ def test_404_of_a_served_kind_removes_no_object(
 def refuse_later(fake_api: FakeApi, watch: Reflector, status: int) -> None:
     """Refuse all requests for pods from now on, and wait until the watch has received one."""
     fake_api.fail("GET", "/namespaces/default/pods", status)
-    fake_api.objects.forget()
-    until(lambda: getattr(watch.error, "status", 0) == status)
+    fake_api.objects.forget_changes()
+    wait_until(lambda: getattr(watch.error, "status", 0) == status)
 
 
 def test_unserved_kind_that_is_not_vital_is_not_an_error(fake_api: FakeApi, start_reflector: StartReflector) -> None:
@@ -178,12 +178,12 @@ def test_broken_connections_are_reopened(
     """A server that breaks every connection is an error; once it responds, the watch continues."""
     fake_api.fail("GET", "/pods", 0)
     watch = start_reflector()
-    until(lambda: watch.error)
+    wait_until(lambda: watch.error)
     assert not watch.has_listed.is_set()
     fake_api.put(pod(plan, "worker-0"))
     fake_api.heal()
     assert next_name(plan, changes) == ("worker-0", True)
-    until(lambda: watch.error is None)
+    wait_until(lambda: watch.error is None)
 
 
 def test_error_of_the_server_causes_a_new_list(
@@ -191,10 +191,10 @@ def test_error_of_the_server_causes_a_new_list(
 ) -> None:
     """A server that responds to a watch with an error may have forgotten the version: the kind is listed again."""
     assert start_reflector().has_listed.wait(TIMEOUT_S)
-    until(lambda: fake_api.requests("GET", "/pods")[-1].query.get("watch"))
+    wait_until(lambda: fake_api.find_requests("GET", "/pods")[-1].query.get("watch"))
     fake_api.fail("GET", "watch=1", 503, times=1)
     fake_api.cut()
-    until(lambda: len([request for request in fake_api.requests("GET", "/pods") if "watch" not in request.query]) == 2)
+    wait_until(lambda: len([request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]) == 2)
     fake_api.put(pod(plan, "worker-0"))
     assert next_name(plan, changes) == ("worker-0", True)
 
@@ -204,12 +204,12 @@ def test_broken_connection_resumes_from_the_same_version(
 ) -> None:
     """After a watch that ended without an error the next one continues it, and nothing is listed again."""
     assert start_reflector().has_listed.wait(TIMEOUT_S)
-    until(lambda: fake_api.requests("GET", "/pods")[-1].query.get("watch"))
+    wait_until(lambda: fake_api.find_requests("GET", "/pods")[-1].query.get("watch"))
     fake_api.fail("GET", "watch=1", 0, times=1)
     fake_api.cut()
-    until(lambda: len([request for request in fake_api.requests("GET", "/pods") if "watch" in request.query]) == 3)
-    lists = [request for request in fake_api.requests("GET", "/pods") if "watch" not in request.query]
+    wait_until(lambda: len([request for request in fake_api.find_requests("GET", "/pods") if "watch" in request.query]) == 3)
+    lists = [request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]
     versions = {
-        request.query["resourceVersion"] for request in fake_api.requests("GET", "/pods") if "watch" in request.query
+        request.query["resourceVersion"] for request in fake_api.find_requests("GET", "/pods") if "watch" in request.query
     }
     assert (len(lists), len(versions)) == (1, 1)

@@ -16,8 +16,8 @@ _VERDICT_ORDER: tuple[Verdict, ...] = ("failed", "warning", "ok")
 def check_admission(client: Client, requirement: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
     """Dry-run the job's objects, or a pod like those that the job will create."""
     if requirement.target == "pod":
-        return _try_pod(client, name, plan.pod)
-    checks = [_try_object(client, obj, plan) for obj in plan.admitted_objects]
+        return _check_pod(client, name, plan.pod)
+    checks = [_check_object(client, obj, plan) for obj in plan.admitted_objects]
     worst = next((verdict for verdict in _VERDICT_ORDER if any(check.verdict == verdict for check in checks)), "ok")
     worst_checks = [check for check in checks if check.verdict == worst]
     detail = "; ".join(f"{check.name} {check.detail}" for check in worst_checks)
@@ -26,11 +26,11 @@ def check_admission(client: Client, requirement: AdmissionAccepted, name: str, p
     )
 
 
-def _object_title(obj: dict[str, Any]) -> str:
+def _format_object_title(obj: dict[str, Any]) -> str:
     return f"{obj['kind']} {obj['metadata']['name']}"
 
 
-def _try_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Check:
+def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Check:
     """Check that an object could be created, or already belongs to this run."""
     try:
         client.create(obj, dry_run=True)
@@ -39,14 +39,14 @@ def _try_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Chec
             return _check_existing(client, obj, plan.labels)
         if is_optional_object(obj) and error.status == 403:
             return warning_check(
-                _object_title(obj),
+                _format_object_title(obj),
                 f"cannot be created: {error.message}",
                 f"{RBAC_COMMAND} makes role torchyard-policy, which allows it",
             )
         if is_known_refusal(plan, error.message):
-            return warning_check(_object_title(obj), "cannot be checked without the right to create it")
-        return _report_refusal(client, _object_title(obj), error)
-    return passed_check(_object_title(obj), "is accepted")
+            return warning_check(_format_object_title(obj), "cannot be checked without the right to create it")
+        return _report_refusal(client, _format_object_title(obj), error)
+    return passed_check(_format_object_title(obj), "is accepted")
 
 
 def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str]) -> Check:
@@ -54,14 +54,16 @@ def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str])
     metadata = obj["metadata"]
     existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
     if existing is None:
-        return passed_check(_object_title(obj), "existed, and is gone now")
+        return passed_check(_format_object_title(obj), "existed, and is gone now")
     if labels.items() <= existing["metadata"].get("labels", {}).items():
-        return passed_check(_object_title(obj), "already exists, and belongs to this run")
+        return passed_check(_format_object_title(obj), "already exists, and belongs to this run")
     if is_companion_object(obj):
-        return passed_check(_object_title(obj), "already exists, and is used as it is")
+        return passed_check(_format_object_title(obj), "already exists, and is used as it is")
     command = f"kubectl -n {client.namespace} get {obj['kind'].lower()} {metadata['name']}"
     remedy = f"give the profile another name, or see `{command}`"
-    return failed_check(_object_title(obj), f"already exists, and {_describe_owner(existing['metadata'])}", remedy)
+    return failed_check(
+        _format_object_title(obj), f"already exists, and {_describe_owner(existing['metadata'])}", remedy
+    )
 
 
 def _describe_owner(metadata: dict[str, Any]) -> str:
@@ -74,7 +76,7 @@ def _describe_owner(metadata: dict[str, Any]) -> str:
     return f"does not belong to this run: {managers[0]} created it" if managers else "does not belong to this run"
 
 
-def _try_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
+def _check_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
     """Check that a pod of the job could be created; the controller creates it, so this user need not have the right."""
     try:
         client.create(pod, dry_run=True)
@@ -106,7 +108,7 @@ def _find_remedy(client: Client, error: ClusterError) -> str:
         level = "pod-security.kubernetes.io/enforce=privileged"
         return f"`kubectl label namespace {client.namespace} {level} --overwrite`"
     if "failed calling webhook" in message:
-        return f"this admission webhook does not answer: {_webhook_remedy(message)}"
+        return f"this admission webhook does not answer: {_describe_webhook_remedy(message)}"
     if "exceeded quota" in message:
         return f"ask for less, or see `kubectl -n {client.namespace} describe quota`"
     if "cannot create resource" in message:
@@ -116,7 +118,7 @@ def _find_remedy(client: Client, error: ClusterError) -> str:
     return ""
 
 
-def _webhook_remedy(message: str) -> str:
+def _describe_webhook_remedy(message: str) -> str:
     """Where to look for a webhook that does not answer: at its Service, or among all webhooks."""
     service = re.search(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc", message)
     if service:

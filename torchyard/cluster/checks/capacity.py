@@ -67,7 +67,7 @@ def _count_pods(node: ClusterNode, requirement: Capacity) -> int:
     if _find_mismatch(node, requirement):
         return 0
     counts = [
-        int(_node_quantity(node, name) // parse_decimal_quantity(amount))
+        int(_get_node_quantity(node, name) // parse_decimal_quantity(amount))
         for name, amount in requirement.resources.items()
         if parse_decimal_quantity(amount)
     ]
@@ -85,7 +85,7 @@ def _find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | N
         return NodeMismatch("not Ready", f"`kubectl describe node {_NODES_PLACEHOLDER}`")
     for taint in () if "" in requirement.tolerations else spec.get("taints", ()):  # an empty key tolerates every taint
         if taint["effect"] in ("NoSchedule", "NoExecute") and taint["key"] not in requirement.tolerations:
-            return NodeMismatch(f"taint {taint['key']}", _taint_remedy(taint["key"]))
+            return NodeMismatch(f"taint {taint['key']}", _describe_taint_remedy(taint["key"]))
     shortages = (_find_shortage(node, name, amount) for name, amount in requirement.resources.items())
     return next((shortage for shortage in shortages if shortage), None)
 
@@ -110,7 +110,7 @@ def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> No
     return None
 
 
-def _taint_remedy(key: str) -> str:
+def _describe_taint_remedy(key: str) -> str:
     """The remedy for a taint; one that Kubernetes itself sets is a fault of the node, not to be tolerated."""
     is_kubernetes_taint = key.startswith("node.kubernetes.io/")
     return f"`kubectl describe node {_NODES_PLACEHOLDER}`" if is_kubernetes_taint else f"add {key} to `pod.tolerations`"
@@ -121,13 +121,13 @@ def _is_node_ready(node: ClusterNode) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def _node_quantity(node: ClusterNode, name: str, field: str = "allocatable") -> Decimal:
+def _get_node_quantity(node: ClusterNode, name: str, field: str = "allocatable") -> Decimal:
     return parse_decimal_quantity(node.get("status", {}).get(field, {}).get(name, "0"))
 
 
 def _find_shortage(node: ClusterNode, name: str, amount: str) -> NodeMismatch | None:
     """The mismatch if the node has too little of a resource; devices that it used to have are reported as lost."""
-    usable, capacity = _node_quantity(node, name), _node_quantity(node, name, "capacity")
+    usable, capacity = _get_node_quantity(node, name), _get_node_quantity(node, name, "capacity")
     if usable >= parse_decimal_quantity(amount):
         return None
     text = node.get("status", {}).get("allocatable", {}).get(name)
@@ -156,12 +156,12 @@ def _list_remedies(mismatches: dict[str, NodeMismatch]) -> list[str]:
     relevant = {name: mismatch for name, mismatch in mismatches.items() if not mismatch.elsewhere} or mismatches
     remedies = dict.fromkeys(mismatch.remedy for mismatch in relevant.values())
     return [
-        _name_nodes(remedy, [name for name, mismatch in relevant.items() if mismatch.remedy == remedy])
+        _insert_node_names(remedy, [name for name, mismatch in relevant.items() if mismatch.remedy == remedy])
         for remedy in remedies
     ]
 
 
-def _name_nodes(remedy: str, nodes: list[str]) -> str:
+def _insert_node_names(remedy: str, nodes: list[str]) -> str:
     """The remedy for some nodes: three of them are named, so that it stays one line."""
     if _NODES_PLACEHOLDER not in remedy:
         return remedy
@@ -177,7 +177,7 @@ def _check_device_plugin(client: Client, requirement: Capacity, nodes: list[Clus
     missing = [
         name
         for name in requirement.resources
-        if _is_fabric_device(name) and not any(_node_quantity(node, name) for node in relevant_nodes)
+        if _is_fabric_device(name) and not any(_get_node_quantity(node, name) for node in relevant_nodes)
     ]
     if not missing or not requirement.device_plugin:
         return []

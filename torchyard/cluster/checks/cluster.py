@@ -67,16 +67,18 @@ def _check_requirement(client: Client, plan: ManifestPlan, requirement: CheckedR
     except ClusterError as error:
         if error.status == 403:
             return warning_check(
-                _requirement_title(requirement),
+                _format_requirement_title(requirement),
                 f"cannot be checked: {error.message}",
                 f"{RBAC_COMMAND} makes a role that may read it",
             )
-        return failed_check(_requirement_title(requirement), f"cannot be checked: {error.action}: {error.message}", "")
+        return failed_check(
+            _format_requirement_title(requirement), f"cannot be checked: {error.action}: {error.message}", ""
+        )
 
 
 def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Check:
     """What the cluster says about one requirement. Raises ClusterError if it does not answer."""
-    name = _requirement_title(requirement)
+    name = _format_requirement_title(requirement)
     match requirement:
         case CrdServed():
             check = _check_crd_served(client, requirement, name)
@@ -97,7 +99,7 @@ def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedR
     return check
 
 
-def _requirement_title(requirement: CheckedRequirement) -> str:
+def _format_requirement_title(requirement: CheckedRequirement) -> str:
     """The name of a requirement in reports."""
     match requirement:
         case CrdServed():

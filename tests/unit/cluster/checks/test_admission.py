@@ -27,7 +27,7 @@ def test_accepted_job_leaves_nothing(fake_api: FakeApi, fake_server: Client, pla
         "ok",
         "ok",
     ]
-    assert fake_api.objects._all == {}
+    assert fake_api.objects._objects == {}
 
 
 def test_a_policy_that_may_not_be_made_is_a_warning(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:

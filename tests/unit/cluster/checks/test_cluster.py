@@ -62,7 +62,7 @@ def test_missing_namespace_hides_nothing_else(fake_api: FakeApi, planned: Planne
     assert (checks[0].detail, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
     assert not [check for check in checks if check.name.startswith("admission")]
     assert named(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
-    assert fake_api.requests("POST", "/jobs") == []
+    assert fake_api.find_requests("POST", "/jobs") == []
 
 
 def test_namespace_that_is_being_deleted_is_no_place_for_a_job(fake_api: FakeApi, plan: ManifestPlan) -> None:

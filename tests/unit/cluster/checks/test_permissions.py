@@ -20,7 +20,7 @@ def test_every_right_is_asked_for_once(fake_api: FakeApi, fake_server: Client) -
     """The finding counts the different rights, and no right is asked for twice."""
     (check,) = check_permissions(fake_server, NEEDS)
     assert (check.verdict, check.detail) == ("ok", "all 7 are granted")
-    assert len(fake_api.requests("POST", "/selfsubjectaccessreviews")) == 7
+    assert len(fake_api.find_requests("POST", "/selfsubjectaccessreviews")) == 7
     assert check_permissions(fake_server, ()) == []
 
 
