@@ -1,4 +1,7 @@
-"""Prints bandwidths as programs/allreduce.py does: those of a fabric whose speed is the variable SPEED, in GB/s."""
+"""Print bandwidths as programs/allreduce.py does: those of a fabric whose speed, in GB/s, is the variable SPEED.
+
+Fails if the file that BROKEN names exists.
+"""
 
 import json
 import os

@@ -1,10 +1,10 @@
 """A fake Run:ai on one machine: the grammar of its CLI, and pods that are real processes. Standard library only.
 
-RUNAI_STATE is its folder; RUNAI_GENERATION is v1 or v2; RUNAI_ARGS is `exec`, or `joined` if the words after `--` are
-joined into one shell line; RUNAI_WORLD is what WORLD_SIZE counts: `pods`, or `processes` as newer operators do.
+RUNAI_STATE is its folder; RUNAI_GENERATION is v1 or v2; RUNAI_ARGS is `exec`, or `joined` if the arguments after `--`
+are joined into one shell line; RUNAI_WORLD is what WORLD_SIZE counts: `pods`, or `processes` as newer operators do.
 
 In its folder, the file `broken` makes every call fail with the file's text, and the file JOB/words (JSON, by pod, or ""
-for the job) replaces the states that it would report.
+for the job) replaces the states that it would report. The file JOB/given (JSON) holds the options of the submit.
 """
 
 import json
@@ -19,9 +19,14 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-STATE, V2 = Path(os.environ["RUNAI_STATE"]), os.environ.get("RUNAI_GENERATION") == "v2"
-MARK = "RUNAI_JOB"
-ONE, MANY, SWITCH = "string", "stringArray", "bool"
+STATE = Path(os.environ["RUNAI_STATE"])
+V2 = os.environ.get("RUNAI_GENERATION") == "v2"
+JOB_VARIABLE = "RUNAI_JOB"  # in the environment of every process of a job: its folder
+PROCESSES_PER_POD = 4  # that a newer operator assumes
+# The types of options, in pflag's words.
+ONE = "string"
+MANY = "stringArray"
+SWITCH = "bool"
 COMMON = {"project": ONE, "image": ONE, "image-pull-policy": ONE, "working-dir": ONE, "workers": ONE}
 COMMON |= {"clean-pod-policy": ONE, "backoff-limit": ONE, "extended-resource": MANY, "environment": MANY}
 COMMON |= {"annotation": MANY, "label": MANY, "toleration": MANY, "node-pools": MANY}
@@ -34,50 +39,61 @@ SUBMIT = {
     | {"gpu-devices-request": ONE, "cpu-core-request": ONE, "cpu-memory-request": ONE, "cpu-core-limit": ONE}
     | {"cpu-memory-limit": ONE, "existing-pvc": MANY, "capability": MANY, "preemptibility": ONE},
 }
-DESCRIBE = {"project": ONE, "output": ONE, **({"pod-limit": ONE} if V2 else {})}
+DESCRIBE = {"project": ONE, "output": ONE}
+if V2:
+    DESCRIBE["pod-limit"] = ONE
 LOGS = {"project": ONE, "pod": ONE, "timestamps": SWITCH, "since-time": ONE}
 
 
-def die(said: str) -> NoReturn:
+def die(message: str) -> NoReturn:
     """Fail as cobra does: print the error and the usage, and exit with 1."""
-    print(f"Error: {said}\nUsage:\n  runai [command]", file=sys.stderr)
+    print(f"Error: {message}\nUsage:\n  runai [command]", file=sys.stderr)
     sys.exit(1)
 
 
-def parse(words: list[str], flags: dict[str, str]) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The arguments, the flags, and the words after `--`."""
-    given: dict[str, Any] = {name: [] for name, kind in flags.items() if kind == MANY}
-    rest, free = list(words), list[str]()
+def parse(argv: list[str], flags: dict[str, str]) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Return the positional arguments, the options by name, and the arguments after `--`.
+
+    `flags`: the type of each allowed option. Exits with 1 on an unknown option or one without its value.
+    """
+    options: dict[str, Any] = {name: [] for name, kind in flags.items() if kind == MANY}
+    positional: list[str] = []
+    rest = list(argv)
     while rest and rest[0] != "--":
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = {"-o": "output", "-p": "project"}.get(word, name)
-        if not word.startswith("-"):
-            free.append(word)
+        arg = rest.pop(0)
+        name, equals, value = arg.removeprefix("--").partition("=")
+        name = {"-o": "output", "-p": "project"}.get(arg, name)
+        if not arg.startswith("-"):
+            positional.append(arg)
         elif name not in flags:
-            die(f"unknown flag: {word}")
+            die(f"unknown flag: {arg}")
         elif flags[name] == SWITCH:
-            given[name] = True
+            options[name] = True
         elif not equals and not rest:
-            die(f"flag needs an argument: {word}")
+            die(f"flag needs an argument: {arg}")
         else:
             value = value if equals else rest.pop(0)
-            given[name] = [*given[name], value] if flags[name] == MANY else value
-    return free, given, rest[1:]
+            options[name] = [*options[name], value] if flags[name] == MANY else value
+    return positional, options, rest[1:]
 
 
 # --- pods
 
 
-def kubelet(text: str, env: dict[str, str]) -> str:
+def expand(text: str, env: dict[str, str]) -> str:
     """Expand `$(NAME)` in a text, as the kubelet does."""
-    return re.sub(r"\$(?:\$|\(([^)]*)\))", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text)
+
+    def replace(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else env.get(match[1], match[0])
+
+    return re.sub(r"\$(?:\$|\(([^)]*)\))", replace, text)
 
 
-def submit(words: list[str]) -> None:
-    free, given, command = parse(words, SUBMIT[V2])
-    name = given.get("name") or (free[0] if free else die("a name is required"))
-    if missing := [flag for flag in ("image", "workers", "project") if flag not in given]:
+def submit(argv: list[str]) -> None:
+    positional, options, command = parse(argv, SUBMIT[V2])
+    name = options.get("name") or (positional[0] if positional else die("a name is required"))
+    missing = [flag for flag in ("image", "workers", "project") if flag not in options]
+    if missing:
         die(f"required flag(s) {missing} not set")
     job = STATE / str(name)
     if job.exists():
@@ -85,146 +101,166 @@ def submit(words: list[str]) -> None:
     job.mkdir(parents=True)
     with socket.socket() as free_port:
         free_port.bind(("127.0.0.1", 0))
-        given["port"] = free_port.getsockname()[1]
-    (job / "given").write_text(json.dumps({**given, "line": ["runai", *words], "after": command}))
-    names = [f"{name}-master-0", *(f"{name}-worker-{index}" for index in range(int(given["workers"])))]
-    for rank, pod in enumerate(names):
-        start(job, pod, container(given, rank), command)
+        options["port"] = free_port.getsockname()[1]
+    (job / "given").write_text(json.dumps(options | {"command_line": ["runai", *argv], "command": command}))
+    pods = [f"{name}-master-0", *(f"{name}-worker-{index}" for index in range(int(options["workers"])))]
+    for rank, pod in enumerate(pods):
+        start(job, pod, build_environment(options, rank), command)
     print(f"The job '{name}' has been submitted successfully")
 
 
-def container(given: dict[str, Any], rank: int) -> dict[str, str]:
+def build_environment(options: dict[str, Any], rank: int) -> dict[str, str]:
     """The environment of a container: the image's variables, the user's and the operator's."""
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": os.environ.get("HOME", "/")}
-    env |= {"GLOO_SOCKET_IFNAME": "lo"}
-    for each in given["environment"]:
-        key, _, value = each.partition("=")
-        env[key] = kubelet(value, env)
-    pods, each_pod = int(given["workers"]) + 1, 4
-    new = os.environ.get("RUNAI_WORLD") == "processes"
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(given["port"]), "RANK": str(rank)}
-    env |= {"WORLD_SIZE": str(pods * each_pod if new else pods)}
-    return env | ({"PET_NNODES": str(pods), "PET_NODE_RANK": str(rank)} if new else {})
+    env["GLOO_SOCKET_IFNAME"] = "lo"
+    for variable in options["environment"]:
+        key, _, value = variable.partition("=")
+        env[key] = expand(value, env)
+    pod_count = int(options["workers"]) + 1
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options["port"]), "RANK": str(rank)}
+    if os.environ.get("RUNAI_WORLD") == "processes":
+        env["WORLD_SIZE"] = str(pod_count * PROCESSES_PER_POD)
+        env |= {"PET_NNODES": str(pod_count), "PET_NODE_RANK": str(rank)}
+    else:
+        env["WORLD_SIZE"] = str(pod_count)
+    return env
 
 
 def start(job: Path, pod: str, env: dict[str, str], command: list[str]) -> None:
     """Start a pod that outlives this process."""
-    line = [kubelet(" ".join(command), env)]
-    argv = ["/bin/sh", "-c", *line] if os.environ.get("RUNAI_ARGS") == "joined" else [kubelet(w, env) for w in command]
+    if os.environ.get("RUNAI_ARGS") == "joined":
+        argv = ["/bin/sh", "-c", expand(" ".join(command), env)]
+    else:
+        argv = [expand(arg, env) for arg in command]
     (job / pod).mkdir()
     if os.fork() == 0:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        keep(job / pod, argv, {**env, MARK: str(job)})
+        run_container(job / pod, argv, env | {JOB_VARIABLE: str(job)})
         os._exit(0)
 
 
-def keep(pod: Path, argv: list[str], env: dict[str, str]) -> None:
-    """Act as the container runtime: run the command, stamp its lines and record its exit code."""
+def run_container(pod: Path, argv: list[str], env: dict[str, str]) -> None:
+    """Act as the container runtime: run the command, put a timestamp before its lines, and record its exit code."""
     with (pod / "log").open("a", buffering=1) as log:
         try:
-            made = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         except OSError as error:
-            log.write(f"{stamp()} exec {argv[0]}: {error.strerror}\n")
+            log.write(f"{format_timestamp()} exec {argv[0]}: {error.strerror}\n")
             (pod / "exit").write_text("127")
             return
-        assert made.stdout
-        for line in made.stdout:
-            log.write(f"{stamp()} {line}")
-    (pod / "exit").write_text(str(made.wait()))
+        assert process.stdout
+        for line in process.stdout:
+            log.write(f"{format_timestamp()} {line}")
+    (pod / "exit").write_text(str(process.wait()))
 
 
-def stamp() -> str:
+def format_timestamp() -> str:
+    """The current time in UTC, with nanoseconds: `2026-01-01T00:00:00.000000000Z`."""
     now = time.time_ns()
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 10**9)) + f".{now % 10**9:09d}Z"
 
 
-def word(pod: Path) -> str:
-    return "Running" if not (pod / "exit").exists() else "Failed" if int((pod / "exit").read_text()) else "Succeeded"
+def read_phase(pod: Path) -> str:
+    if not (pod / "exit").exists():
+        return "Running"
+    return "Failed" if int((pod / "exit").read_text()) else "Succeeded"
 
 
 # --- reading
 
 
-def found(free: list[str]) -> Path:
-    if not free:
+def find_job(positional: list[str]) -> Path:
+    """The folder of the job that the command names; exits with 1 if there is none."""
+    if not positional:
         die("accepts 1 arg(s), received 0")
-    if not (STATE / free[0]).exists():
-        die(f"{'workload' if V2 else 'job'} {free[0]} was not found")
-    return STATE / free[0]
+    if not (STATE / positional[0]).exists():
+        die(f"{'workload' if V2 else 'job'} {positional[0]} was not found")
+    return STATE / positional[0]
 
 
-def describe(words: list[str]) -> None:
-    free, given, _ = parse(words, DESCRIBE)
-    job = found(free)
-    said = {pod.name: word(pod) for pod in sorted(job.iterdir()) if pod.is_dir()}
-    chief = said[f"{job.name}-master-0"]
-    whole = "Failed" if "Failed" in said.values() else chief
-    over = json.loads((job / "words").read_text()) if (job / "words").exists() else {}
-    whole, said = over.get("", whole), {name: over.get(name, word) for name, word in said.items()}
-    facts = json.loads((job / "given").read_text())
-    if given.get("output") != "json":
-        print(f"NAME: {job.name}\nSTATUS: {whole}")
+def describe(argv: list[str]) -> None:
+    positional, options, _ = parse(argv, DESCRIBE)
+    job = find_job(positional)
+    pod_states = {pod.name: read_phase(pod) for pod in sorted(job.iterdir()) if pod.is_dir()}
+    job_state = pod_states[f"{job.name}-master-0"]
+    if "Failed" in pod_states.values():
+        job_state = "Failed"
+    overrides = json.loads((job / "words").read_text()) if (job / "words").exists() else {}
+    job_state = overrides.get("", job_state)
+    pod_states = {name: overrides.get(name, state) for name, state in pod_states.items()}
+    submitted = json.loads((job / "given").read_text())
+    if options.get("output") != "json":
+        print(f"NAME: {job.name}\nSTATUS: {job_state}")
     elif V2:
-        labels = [dict(zip(("name", "value"), each.split("=", 1), strict=True)) for each in facts["label"]]
-        pods = [{"name": name, "status": {"phase": word}} for name, word in list(said.items())[: limit(given)]]
-        print(json.dumps({"general": {"name": job.name, "phase": whole, "labels": labels}, "pods": pods}))
+        labels = [dict(zip(("name", "value"), label.split("=", 1), strict=True)) for label in submitted["label"]]
+        pods = [{"name": name, "status": {"phase": state}} for name, state in pod_states.items()]
+        general = {"name": job.name, "phase": job_state, "labels": labels}
+        print(json.dumps({"general": general, "pods": pods[: read_pod_limit(options)]}))
     else:
-        line = " ".join(facts["line"])
+        command_line = " ".join(submitted["command_line"])
         instances = [
-            {"name": name, "status": word.upper(), "isChief": not at} for at, (name, word) in enumerate(said.items())
+            {"name": name, "status": state.upper(), "isChief": index == 0}
+            for index, (name, state) in enumerate(pod_states.items())
         ]
-        print(json.dumps({"name": job.name, "status": whole, "instances": instances, "commandLine": line}, indent=4))
+        job_status = {"name": job.name, "status": job_state, "instances": instances, "commandLine": command_line}
+        print(json.dumps(job_status, indent=4))
 
 
-def limit(given: dict[str, Any]) -> int | None:
-    asked = int(given.get("pod-limit", 10))
-    return None if asked < 0 else asked
+def read_pod_limit(options: dict[str, Any]) -> int | None:
+    """How many pods to list; None if all, which a negative limit means."""
+    limit = int(options.get("pod-limit", 10))
+    return None if limit < 0 else limit
 
 
-def logs(words: list[str]) -> None:
-    free, given, _ = parse(words, LOGS)
-    job = found(free)
-    path = job / given.get("pod", f"{job.name}-master-0") / "log"
+def logs(argv: list[str]) -> None:
+    positional, options, _ = parse(argv, LOGS)
+    job = find_job(positional)
+    path = job / options.get("pod", f"{job.name}-master-0") / "log"
     if not path.exists():
-        die(f"container in pod {given.get('pod')} is waiting to start: ContainerCreating")
+        die(f"container in pod {options.get('pod')} is waiting to start: ContainerCreating")
     for line in path.read_text().splitlines(keepends=True):
-        if line[:19] >= given.get("since-time", "")[:19]:
-            sys.stdout.write(line if "timestamps" in given else line.partition(" ")[2])
+        if line[:19] >= options.get("since-time", "")[:19]:
+            sys.stdout.write(line if "timestamps" in options else line.partition(" ")[2])
 
 
-def delete(words: list[str]) -> None:
-    free, _, _ = parse(words, {"project": ONE})
-    job = found(free)
-    mark = f"{MARK}={job}\0".encode()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.time() + 1
-        while (living := carriers(mark)) and time.time() < until:
-            for pid in living:
-                os.kill(pid, number)
+def delete(argv: list[str]) -> None:
+    positional, _, _ = parse(argv, {"project": ONE})
+    job = find_job(positional)
+    variable = f"{JOB_VARIABLE}={job}\0".encode()
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.time() + 1
+        while time.time() < deadline:
+            pids = find_processes(variable)
+            if not pids:
+                break
+            for pid in pids:
+                os.kill(pid, signal_number)
             time.sleep(0.05)
     shutil.rmtree(job, ignore_errors=True)
 
 
-def carriers(mark: bytes) -> list[int]:
-    living = []
+def find_processes(variable: bytes) -> list[int]:
+    """The ids of the processes with this variable, `NAME=value` and a zero byte, in their environment."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            living += [int(path.parent.name)] if mark in path.read_bytes() + b"\0" else []
+            if variable in path.read_bytes() + b"\0":
+                pids.append(int(path.parent.name))
         except OSError:
             continue
-    return living
+    return pids
 
 
-def main(words: list[str]) -> None:
+def main(argv: list[str]) -> None:
     if (STATE / "broken").exists():
         die((STATE / "broken").read_text())
     verbs = {"describe": describe, "logs": logs, "delete": delete, "submit": submit}
-    match words:
+    match argv:
         case ["version"] | ["whoami"]:
-            print("2.19" if words == ["version"] else "user: someone@example.com")
+            print("2.19" if argv == ["version"] else "user: someone@example.com")
         case ["project", "list"] if V2:
             print("PROJECT\nmlo\nother")
         case ["list", "projects"] if not V2:
@@ -238,7 +274,7 @@ def main(words: list[str]) -> None:
         case ["logs", *rest] if not V2:
             logs(rest)
         case _:
-            die(f'unknown command "{words[0] if words else ""}" for "runai"')
+            die(f'unknown command "{argv[0] if argv else ""}" for "runai"')
 
 
 if __name__ == "__main__":

@@ -16,21 +16,23 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--truth", type=Path, required=True)
 parser.add_argument("--ticks", type=int, default=60)
 parser.add_argument("--stubborn", action="store_true")
-asked = parser.parse_args()
+args = parser.parse_args()
 
-if asked.stubborn:
+if args.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-rank, attempt = os.environ["RANK"], os.environ["TORCHYARD_ATTEMPT"]
-place = Path(os.environ["TORCHYARD_CHECKPOINTS"], "tick")
-place.parent.mkdir(parents=True, exist_ok=True)
-first = int(place.read_text()) if place.exists() else 0
-truth = (asked.truth / f"{attempt}-{rank}-{os.getpid()}").open("a", buffering=1)
-for tick in range(first, asked.ticks):
-    line = json.dumps({"step": tick + 1, "steps": asked.ticks, "rank": int(rank), "attempt": int(attempt)})
+rank = os.environ["RANK"]
+attempt = os.environ["TORCHYARD_ATTEMPT"]
+checkpoint = Path(os.environ["TORCHYARD_CHECKPOINTS"], "tick")
+checkpoint.parent.mkdir(parents=True, exist_ok=True)
+first_tick = int(checkpoint.read_text()) if checkpoint.exists() else 0
+truth_file = (args.truth / f"{attempt}-{rank}-{os.getpid()}").open("a", buffering=1)
+for tick in range(first_tick, args.ticks):
+    line = json.dumps({"step": tick + 1, "steps": args.ticks, "rank": int(rank), "attempt": int(attempt)})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-    truth.write(line + "\n")
+    truth_file.write(line + "\n")
     if rank == "0":
-        place.with_suffix(".part").write_text(str(tick + 1))
-        place.with_suffix(".part").replace(place)
+        temp_path = checkpoint.with_suffix(".part")
+        temp_path.write_text(str(tick + 1))
+        temp_path.replace(checkpoint)  # atomic: a kill in between leaves the previous checkpoint
     time.sleep(0.1)
