@@ -73,26 +73,28 @@ def _list_references(profile: Profile) -> list[ReferencedObject]:
     pod = merge_pod_settings(profile)
     references = [
         ReferencedObject(object_kind="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
-        for namespace, _, name in (each.rpartition("/") for each, count in pod.networks.items() if count)
+        for namespace, _, name in (network.rpartition("/") for network, count in pod.networks.items() if count)
     ]
     for source in profile.env.values():
         if isinstance(source, KeyReference):
-            what, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
-            references.append(ReferencedObject(object_kind=what, name=str(name), required_entries=(source.key,)))
-    for each in pod.env_from:
-        what, name = ("Secret", each.secret) if each.secret else ("ConfigMap", each.config_map)
-        references.append(ReferencedObject(object_kind=what, name=str(name)))
-    for mount in (*merge_mounts(profile).values(), *(one for each in pod.init for one in each.mounts.values())):
+            object_kind, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
+            references.append(ReferencedObject(object_kind=object_kind, name=str(name), required_entries=(source.key,)))
+    for source_ref in pod.env_from:
+        object_kind, name = ("Secret", source_ref.secret) if source_ref.secret else ("ConfigMap", source_ref.config_map)
+        references.append(ReferencedObject(object_kind=object_kind, name=str(name)))
+    for mount in (*merge_mounts(profile).values(), *(mount for init in pod.init for mount in init.mounts.values())):
         kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
         references += [
-            ReferencedObject.model_validate({"object_kind": what, "name": name}) for what, name in kinds.items() if name
+            ReferencedObject.model_validate({"object_kind": object_kind, "name": name})
+            for object_kind, name in kinds.items()
+            if name
         ]
     references += [ReferencedObject(object_kind="Secret", name=name) for name in pod.pull_secrets]
     references += _list_claimed(profile)
     references += [
-        ReferencedObject(object_kind="StorageClass", name=each.storage_class)
-        for each in merge_mounts(profile).values()
-        if each.storage_class
+        ReferencedObject(object_kind="StorageClass", name=mount.storage_class)
+        for mount in merge_mounts(profile).values()
+        if mount.storage_class
     ]
     if pod.priority_class:
         references.append(ReferencedObject(object_kind="PriorityClass", name=pod.priority_class))
@@ -104,9 +106,12 @@ def _list_references(profile: Profile) -> list[ReferencedObject]:
 def _list_claimed(profile: Profile) -> list[ReferencedObject]:
     """What fills the fabric's claims; a ComputeDomain brings its own template."""
     domain = profile.network.compute_domain if profile.network else None
-    names = [each["name"] for each in list_resource_claims(profile)]
+    names = [claim["name"] for claim in list_resource_claims(profile)]
     kinds = {name: "ComputeDomain" if name == domain else "ResourceClaimTemplate" for name in names}
-    return [ReferencedObject.model_validate({"object_kind": what, "name": name}) for name, what in kinds.items()]
+    return [
+        ReferencedObject.model_validate({"object_kind": object_kind, "name": name})
+        for name, object_kind in kinds.items()
+    ]
 
 
 def _advise_image_tag(profile: Profile) -> list[Advice]:

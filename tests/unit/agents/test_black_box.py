@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.agents.black_box import FILES, build_recorder_spec, build_recorder_lines
+from torchyard.agents.black_box import FILES, build_recorder_lines, build_recorder_spec
 from torchyard.host import black_box
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import Site
@@ -17,8 +17,10 @@ OFF = PROFILE.model_copy(update={"on_hang": "off"})
 SHELLS = ("sh", "bash")
 
 
-def in_pod(shell: str, folder: Path, then: str, profile: Profile = PROFILE) -> subprocess.CompletedProcess[str]:
-    script = f"set -e\n{build_recorder_lines(profile)}{then}\n"
+def run_in_pod(
+    shell: str, folder: Path, last_line: str, profile: Profile = PROFILE
+) -> subprocess.CompletedProcess[str]:
+    script = f"set -e\n{build_recorder_lines(profile)}{last_line}\n"
     environment = {"TMPDIR": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     return subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=False)
 
@@ -26,11 +28,11 @@ def in_pod(shell: str, folder: Path, then: str, profile: Profile = PROFILE) -> s
 @pytest.mark.parametrize("shell", SHELLS)
 def test_pod_unpacks_every_file(shell: str, tmp_path: Path) -> None:
     """After the lines of the pod's shell every file is there as it is here, and Python finds it."""
-    said = in_pod(shell, tmp_path, 'echo "$PYTHONPATH $TORCHYARD_BLACK_BOX"')
+    completed = run_in_pod(shell, tmp_path, 'echo "$PYTHONPATH $TORCHYARD_BLACK_BOX"')
     unpacked = tmp_path / "torchyard-black-box"
-    assert said.stdout.split() == [str(unpacked / "site"), str(unpacked / "records")]
-    here = Path(black_box.__file__).parent
-    assert [(unpacked / name).read_text() for name in FILES] == [(here / name).read_text() for name in FILES]
+    assert completed.stdout.split() == [str(unpacked / "site"), str(unpacked / "records")]
+    source_folder = Path(black_box.__file__).parent
+    assert [(unpacked / name).read_text() for name in FILES] == [(source_folder / name).read_text() for name in FILES]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -42,25 +44,27 @@ def test_path_of_the_image_is_kept(shell: str, tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": "/own",
     }
-    said = subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout == f"{tmp_path}/torchyard-black-box/site:/own\n"
+    completed = subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert completed.stdout == f"{tmp_path}/torchyard-black-box/site:/own\n"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_pod_whose_disk_cannot_be_written_goes_on(shell: str, tmp_path: Path) -> None:
     """A read-only file system costs the black box, says so, and nothing else."""
     (tmp_path / "torchyard-black-box").write_text("a file where the folder should be")
-    said = in_pod(shell, tmp_path, "echo trained")
-    assert (said.returncode, said.stdout) == (0, "trained\n")
-    assert said.stderr.startswith("torchyard: no black box: ")
+    completed = run_in_pod(shell, tmp_path, "echo trained")
+    assert (completed.returncode, completed.stdout) == (0, "trained\n")
+    assert completed.stderr.startswith("torchyard: no black box: ")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
     """An image without python3 starts its program."""
     script = f"set -e\n{build_recorder_lines(PROFILE)}echo trained"
-    said = subprocess.run([f"/bin/{shell}", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, check=True)
-    assert (said.stdout, said.stderr) == (b"trained\n", b"")
+    completed = subprocess.run(
+        [f"/bin/{shell}", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, check=True
+    )
+    assert (completed.stdout, completed.stderr) == (b"trained\n", b"")
 
 
 def test_supervisor_is_told_where_it_lies() -> None:

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
-from tests.kubelet import kubelet
-from tests.plan_parts import command
+from tests.kubelet import expand_variables
+from tests.plan_parts import get_command
 
 KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 
@@ -23,27 +23,29 @@ KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 @KUBERNETES
 def test_launch_gives_the_local_rank(planned: Planned, launcher: str) -> None:
     """`agent: launch` is torchrun's predecessor, torch.distributed.launch, with the same options."""
-    words = command(planned(launcher=launcher, agent="launch", rendezvous="etcd-v2", on_hang="off"))
-    assert words[:3] == ["python3", "-m", "torch.distributed.launch"]
-    assert words[3:8] == command(planned(launcher=launcher, rendezvous="etcd-v2", on_hang="off"))[1:6]
+    argv = get_command(planned(launcher=launcher, agent="launch", rendezvous="etcd-v2", on_hang="off"))
+    assert argv[:3] == ["python3", "-m", "torch.distributed.launch"]
+    assert argv[3:8] == get_command(planned(launcher=launcher, rendezvous="etcd-v2", on_hang="off"))[1:6]
 
 
-@pytest.mark.parametrize(("node", "left"), [("0", ["meet.sample-a1b2c3d4-3"]), ("1", None)])
-def test_first_node_removes_the_files_before(planned: Planned, tmp_path: Path, node: str, left: list[str]) -> None:
+@pytest.mark.parametrize(("node", "remaining_files"), [("0", ["meet.sample-a1b2c3d4-3"]), ("1", None)])
+def test_first_node_removes_the_files_before(
+    planned: Planned, tmp_path: Path, node: str, remaining_files: list[str]
+) -> None:
     """The first node alone deletes the files of earlier attempts, and leaves the one of this attempt."""
     for attempt in (1, 2, 3):
         (tmp_path / f"meet.sample-a1b2c3d4-{attempt}").touch()
     plan = planned(attempt=3, rendezvous="file", shared_file=str(tmp_path / "meet"), nodes=2)
-    told = {"PATH": "/usr/bin:/bin", "TORCHYARD_NODE": node}
-    subprocess.run([*command(plan)[:3], "sh", "true"], env=told, check=True)
-    there = sorted(path.name for path in tmp_path.glob("meet.*"))
-    assert there == (left or [f"meet.sample-a1b2c3d4-{attempt}" for attempt in (1, 2, 3)])
+    env = {"PATH": "/usr/bin:/bin", "TORCHYARD_NODE": node}
+    subprocess.run([*get_command(plan)[:3], "sh", "true"], env=env, check=True)
+    file_names = sorted(path.name for path in tmp_path.glob("meet.*"))
+    assert file_names == (remaining_files or [f"meet.sample-a1b2c3d4-{attempt}" for attempt in (1, 2, 3)])
 
 
 def test_index_of_the_address_is_found_before_the_program(planned: Planned) -> None:
     """If the fabric says so, the pod looks up its GID index on the HCAs that NCCL uses, before the program starts."""
     keys = {"hardware": "epfl/rcp", "fabric": "roce", "rendezvous": "static"}
-    script = command(planned(**keys))[2]
+    script = get_command(planned(**keys))[2]
     assert script.index("gid_find /sys/class/infiniband/mlx5*/ports/*") < script.index('exec "$@"')
 
 
@@ -56,20 +58,20 @@ print(json.dumps({{"argv": sys.argv[1:], "env": dict(os.environ), "pid": os.getp
 """
 
 
-class Ran(NamedTuple):
+class PodResult(NamedTuple):
     """How a pod's command ended, and what torchrun saw if it was started."""
 
-    code: int
+    exit_code: int
     pid: int
-    saw: Any
+    torchrun_call: Any
 
 
-Start = Callable[..., Ran]
+StartPod = Callable[..., PodResult]
 SHELLS = ["dash", "bash", "bash --posix", "busybox sh", "dash -eu", "busybox sh -eu"]
 
 
 @pytest.fixture(params=SHELLS)
-def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> Start:
+def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> StartPod:
     """Start a pod's command as the kubelet would, with a fake torchrun that prints what it sees."""
     shell = request.param.split()
     if not shutil.which(shell[0]):
@@ -77,36 +79,38 @@ def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> S
     (tmp_path / "torchrun").write_text(TORCHRUN)
     (tmp_path / "torchrun").chmod(0o755)
 
-    def start_pod(node: int = 0, **keys: Any) -> Ran:
+    def start_pod(node: int = 0, **keys: Any) -> PodResult:
         container = planned(**keys).pod["spec"]["containers"][0]
         env = {"TORCHYARD_NODE": str(node)}
-        for each in container["env"]:
-            env.setdefault(each["name"], kubelet(each.get("value", ""), env))
-        argv = [kubelet(word, env) for word in container["command"]]
+        for variable in container["env"]:
+            env.setdefault(variable["name"], expand_variables(variable.get("value", ""), env))
+        argv = [expand_variables(arg, env) for arg in container["command"]]
         argv = [*shell, *argv[1:]] if argv[0] == "/bin/sh" else argv
         path = f"{tmp_path}:{os.environ['PATH']}"
-        made = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**env, "PATH": path}, cwd=tmp_path, text=True)
-        said, _ = made.communicate()
-        return Ran(made.returncode, made.pid, json.loads(said.splitlines()[-1]) if made.returncode == 0 else None)
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**env, "PATH": path}, cwd=tmp_path, text=True)
+        output, _ = process.communicate()
+        return PodResult(
+            process.returncode, process.pid, json.loads(output.splitlines()[-1]) if process.returncode == 0 else None
+        )
 
     return start_pod
 
 
-def test_first_pod_is_the_host(start: Start) -> None:
+def test_first_pod_is_the_host(start: StartPod) -> None:
     """Pod 0 serves the c10d store, and no other pod does."""
     hosts = [start(node, nodes=12).saw["env"]["PET_RDZV_CONF"][-9:] for node in (0, 1, 10)]
     assert hosts == ["is_host=1", "is_host=0", "is_host=0"]
 
 
-def test_pods_wait_as_long_as_the_profile_says(start: Start) -> None:
+def test_pods_wait_as_long_as_the_profile_says(start: StartPod) -> None:
     """The time until every node has joined is torchrun's join_timeout."""
     assert start(deadlines={"start": "15m"}).saw["env"]["PET_RDZV_CONF"].startswith("join_timeout=900,")
 
 
-def test_program_replaces_the_shell(start: Start) -> None:
+def test_program_replaces_the_shell(start: StartPod) -> None:
     """torchrun is the pod's first process: it gets the signals, and its exit code is the pod's."""
-    ran = start(setup=["true"])
-    assert ran.pid == ran.saw["pid"]
+    result = start(setup=["true"])
+    assert result.pid == result.saw["pid"]
 
 
 TCPXO = {"hardware": "gke/a3-mega", "fabric": "tcpxo"}
@@ -116,15 +120,15 @@ if [[ $NCCL_LIB_DIR == /* ]]; then export NCCL_ODD="a  'b' \\$HOME $(echo c)" NC
 """
 
 
-def test_script_of_a_fabric_sets_the_environment(start: Start, tmp_path: Path) -> None:
+def test_script_of_a_fabric_sets_the_environment(start: StartPod, tmp_path: Path) -> None:
     """A script for bash sets variables in a pod whose shell is another; the profile's setup comes later."""
     (tmp_path / "nccl-env-profile.sh").write_text(SCRIPT)
     env = {"NCCL_LIB_DIR": str(tmp_path), "LINES": "1\n2"}
-    saw = start(**TCPXO, env=env, setup=["export NCCL_ALGO=Tree"]).saw["env"]
-    assert [saw[name] for name in ("NCCL_ODD", "LINES", "NCCL_ALGO")] == ["a  'b' $HOME c", "1\n2", "Tree"]
+    env_seen = start(**TCPXO, env=env, setup=["export NCCL_ALGO=Tree"]).saw["env"]
+    assert [env_seen[name] for name in ("NCCL_ODD", "LINES", "NCCL_ALGO")] == ["a  'b' $HOME c", "1\n2", "Tree"]
 
 
-def test_missing_script_of_a_fabric_ends_the_pod(start: Start, tmp_path: Path) -> None:
+def test_missing_script_of_a_fabric_ends_the_pod(start: StartPod, tmp_path: Path) -> None:
     """Without the script the program would run without the network that the fabric promises: it is not started."""
     assert start(**TCPXO, env={"NCCL_LIB_DIR": str(tmp_path)}).code != 0
 
@@ -132,7 +136,7 @@ def test_missing_script_of_a_fabric_ends_the_pod(start: Start, tmp_path: Path) -
 VF = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}
 
 
-def test_pod_tells_what_it_has_for_rdma(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pod_tells_what_it_has_for_rdma(start: StartPod, capfd: pytest.CaptureFixture[str]) -> None:
     """A pod that is promised RDMA prints its devices before torchrun; without them it ends if the profile says so."""
     assert start(**VF).code == 0
     assert start(**VF, on_fabric="fail").code == 1
@@ -145,8 +149,8 @@ def test_pod_tells_what_it_has_for_rdma(start: Start, capfd: pytest.CaptureFixtu
 def test_pod_without_a_promise_tells_nothing(planned: Planned, launcher: str) -> None:
     """Where TCP is promised, or nothing, no facts about RDMA are gathered."""
     plans = [planned(launcher=launcher, **keys) for keys in ({**VF, "fabric": "no-rdma"}, {})]
-    assert not any("torchyard_rdma" in str(command(plan)) for plan in plans)
-    assert "torchyard_rdma" in str(command(planned(launcher=launcher, **VF)))
+    assert not any("torchyard_rdma" in str(get_command(plan)) for plan in plans)
+    assert "torchyard_rdma" in str(get_command(planned(launcher=launcher, **VF)))
 
 
 ODD = [
@@ -167,7 +171,7 @@ ODD = [
 ]
 
 
-def test_arguments_reach_the_program_unchanged(start: Start) -> None:
+def test_arguments_reach_the_program_unchanged(start: StartPod) -> None:
     """Neither the shell nor the kubelet expands an argument, even if it looks like a variable."""
     assert start(args=ODD, env={"A": "1"}).saw["argv"][-len(ODD) - 1 :] == ["sample.py", *ODD]
 
@@ -193,48 +197,48 @@ LINES = st.sampled_from(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(args=WORDS, setup=st.lists(LINES, max_size=3), name=st.text(st.sampled_from("a'\" $(;\\"), min_size=1))
-def test_program_gets_exactly_its_words(start: Start, args: list[str], setup: list[str], name: str) -> None:
+def test_program_gets_exactly_its_words(start: StartPod, args: list[str], setup: list[str], name: str) -> None:
     """The program gets its arguments unchanged, whatever they contain and whatever setup has done to the shell."""
-    saw = start(args=args, setup=setup, program=f"{name}.py").saw
-    assert saw["argv"][-len(args) - 1 :] == [f"{name}.py", *args]
+    result = start(args=args, setup=setup, program=f"{name}.py").saw
+    assert result["argv"][-len(args) - 1 :] == [f"{name}.py", *args]
 
 
-def test_arguments_reach_the_program_without_a_shell_too(start: Start) -> None:
+def test_arguments_reach_the_program_without_a_shell_too(start: StartPod) -> None:
     """A pod that needs no prelude runs without a shell, with the same arguments."""
     assert start(args=ODD, env={"A": "1"}, rendezvous="etcd-v2").saw["argv"][-len(ODD) :] == ODD
 
 
-def test_variables_are_as_they_are_written(start: Start) -> None:
+def test_variables_are_as_they_are_written(start: StartPod) -> None:
     """A value in the profile's environment reaches the pod unchanged."""
     env = {"A": "1", "B": "$(A) $$ $HOME"}
     assert start(env=env).saw["env"]["B"] == env["B"]
 
 
-def test_address_is_the_pods_own(start: Start) -> None:
+def test_address_is_the_pods_own(start: StartPod) -> None:
     """The pod's index is filled into the address that its agent gets."""
-    saw = start(3, nodes=4).saw
-    assert saw["env"]["PET_LOCAL_ADDR"] == "sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1"
+    result = start(3, nodes=4).saw
+    assert result["env"]["PET_LOCAL_ADDR"] == "sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1"
 
 
-def test_setup_runs_first_and_in_one_shell(start: Start) -> None:
+def test_setup_runs_first_and_in_one_shell(start: StartPod) -> None:
     """The next line and torchrun see what a line has set; the shell expands `$(…)` and `$$` in the lines."""
     setup = ["export A=$(echo one)", "export B=$A-two; mkdir sub", "cd sub", "export PID=$$"]
-    ran = start(setup=setup)
-    assert (ran.saw["env"]["B"], ran.saw["env"]["PWD"][-4:]) == ("one-two", "/sub")
-    assert ran.saw["env"]["PID"] == str(ran.pid)
+    result = start(setup=setup)
+    assert (result.saw["env"]["B"], result.saw["env"]["PWD"][-4:]) == ("one-two", "/sub")
+    assert result.saw["env"]["PID"] == str(result.pid)
 
 
 @pytest.mark.parametrize(
     "line", ["exit 3", "sh -c 'exit 3'", "sh -c 'exit 3' && true", "(exit 3) # tried", "false || sh -c 'exit 3'"]
 )
 @pytest.mark.parametrize("rendezvous", ["c10d", "etcd-v2"])
-def test_setup_that_fails_ends_the_pod(start: Start, tmp_path: Path, line: str, rendezvous: str) -> None:
+def test_setup_that_fails_ends_the_pod(start: StartPod, tmp_path: Path, line: str, rendezvous: str) -> None:
     """A line that fails, in its first command or its last, ends the pod with its code, before any later line."""
-    ran = start(setup=[line, "touch later"], rendezvous=rendezvous)
-    assert (ran.code, (tmp_path / "later").exists()) == (3, False)
+    result = start(setup=[line, "touch later"], rendezvous=rendezvous)
+    assert (result.code, (tmp_path / "later").exists()) == (3, False)
 
 
-def test_setup_may_have_more_than_one_line(start: Start) -> None:
+def test_setup_may_have_more_than_one_line(start: StartPod) -> None:
     """A block of YAML with a loop or a here-document is one command."""
     block = "cat > note <<'END'\nit's $HOME\nEND\nfor each in 1 2; do\n  export LAST=$each\ndone\n"
     assert start(setup=[block]).saw["env"]["LAST"] == "2"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gid_ports import HIDDEN, HOST, INET6, GidPod
+from tests.gid_ports import HIDDEN_SLOTS, HOST_SLOTS, INET6, GidPod
 from torchyard.agents.process_env import escape_dollars
 from torchyard.agents.roce_gid import gid_script
 
@@ -10,8 +10,8 @@ from torchyard.agents.roce_gid import gid_script
 @pytest.mark.parametrize(
     ("table", "env", "index"),
     [
-        pytest.param(HOST, {}, "3", id="a node's own table"),
-        pytest.param(HIDDEN + "v4:1 v4:2 - - - -", {}, "9", id="a pod that sees its own two slots"),
+        pytest.param(HOST_SLOTS, {}, "3", id="a node's own table"),
+        pytest.param(HIDDEN_SLOTS + "v4:1 v4:2 - - - -", {}, "9", id="a pod that sees its own two slots"),
         pytest.param("- - - - - - v6:1 v6:2 v4:1 v4:2 - -", {}, "9", id="a pod with both families"),
         pytest.param("local:2 local:1 v4:2 v4:1", {}, "2", id="v2 before v1"),
         pytest.param("local:2 v4:2", {}, "1", id="one IPv4 entry in all"),
@@ -19,19 +19,19 @@ from torchyard.agents.roce_gid import gid_script
         pytest.param("local:1 local:2 v4:? other-v4:? v4:1 v4:2", {}, "5", id="types that say nothing"),
         pytest.param("local:1 group:2 v4:1 v4:2", {}, "3", id="a multicast address"),
         pytest.param("local:1 local:2 v6:1 v6:2 - -", INET6, "3", id="IPv6 alone"),
-        pytest.param(HIDDEN + "v6:1 v6:2", INET6, "9", id="a pod with IPv6 alone"),
+        pytest.param(HIDDEN_SLOTS + "v6:1 v6:2", INET6, "9", id="a pod with IPv6 alone"),
         pytest.param("group:2 zero:2 v4:2 v6:2", INET6, "3", id="nothing but IPv6 where it is wanted"),
         pytest.param("v4:2@bond0 v4:2@net1", {}, "1", id="the node's address beside the pod's"),
     ],
 )
 def test_index_is_found(pod: GidPod, table: str, env: dict[str, str], index: str) -> None:
     """The one slot with RoCE v2, an address of the family and an interface of the pod is exported silently."""
-    pod.port("mlx5_bond_0/1", table)
-    assert pod.find(**env) == (index, "")
+    pod.add_port("mlx5_bond_0/1", table)
+    assert pod.find_gid(**env) == (index, "")
 
 
 @pytest.mark.parametrize(
-    ("table", "env", "has"),
+    ("table", "env", "slots"),
     [
         pytest.param("local:1 local:2 v6:1 v6:2", {}, "none", id="IPv6 where IPv4 is wanted"),
         pytest.param("local:1 local:2 - -", {}, "none", id="link-local addresses"),
@@ -42,18 +42,18 @@ def test_index_is_found(pod: GidPod, table: str, env: dict[str, str], index: str
         pytest.param("v4:2", {"NCCL_IB_ADDR_FAMILY": "inet"}, "none", id="no such family"),
     ],
 )
-def test_nothing_is_exported_where_no_index_is_sure(pod: GidPod, table: str, env: dict[str, str], has: str) -> None:
+def test_nothing_is_exported_where_no_index_is_sure(pod: GidPod, table: str, env: dict[str, str], slots: str) -> None:
     """If no slot fits, the command gets no index, and one line says what the port has."""
-    pod.port("mlx5_bond_0/1", table)
-    index, said = pod.find(**env)
-    assert (index, said.count("\n")) == (None, 1)
-    assert f"(mlx5_bond_0/ports/1 has {has})" in said
+    pod.add_port("mlx5_bond_0/1", table)
+    index, stderr = pod.find_gid(**env)
+    assert (index, stderr.count("\n")) == (None, 1)
+    assert f"(mlx5_bond_0/ports/1 has {slots})" in stderr
 
 
 @pytest.mark.parametrize(
     ("tables", "index"),
     [
-        ((HOST, HOST), "3"),
+        ((HOST_SLOTS, HOST_SLOTS), "3"),
         (("v4:2 other-v4:2", "- v4:2"), "1"),
         (("v4:2 other-v4:2 - -", "v4:2 - - other-v4:2"), "0"),
         (("- v4:2", "v4:2 -"), None),
@@ -67,16 +67,16 @@ def test_nothing_is_exported_where_no_index_is_sure(pod: GidPod, table: str, env
 @pytest.mark.parametrize("second", ["mlx5_1/1", "mlx5_0/2"])
 def test_index_is_right_for_every_port(pod: GidPod, tables: tuple[str, str], index: str | None, second: str) -> None:
     """An index is exported only if it fits every port of every device."""
-    for place, table in zip(("mlx5_0/1", second), tables, strict=True):
-        pod.port(place, table)
-    assert pod.find().gid == index
+    for location, table in zip(("mlx5_0/1", second), tables, strict=True):
+        pod.add_port(location, table)
+    assert pod.find_gid().gid == index
 
 
 def test_every_port_is_told_where_they_differ(pod: GidPod) -> None:
     """If the ports differ, the line lists the slots that fit on each of them."""
-    pod.port("mlx5_0/1", "- v4:2")
-    pod.port("mlx5_1/1", "v4:2 - other-v4:2")
-    assert "(mlx5_0/ports/1 has 1, mlx5_1/ports/1 has 0 2)" in pod.find().said
+    pod.add_port("mlx5_0/1", "- v4:2")
+    pod.add_port("mlx5_1/1", "v4:2 - other-v4:2")
+    assert "(mlx5_0/ports/1 has 1, mlx5_1/ports/1 has 0 2)" in pod.find_gid().stderr
 
 
 @pytest.mark.parametrize(
@@ -95,50 +95,50 @@ def test_every_port_is_told_where_they_differ(pod: GidPod) -> None:
 )
 def test_only_chosen_devices_count(pod: GidPod, hca: str, index: str | None) -> None:
     """Devices are chosen as by NCCL_IB_HCA: by prefix, by exact name, by port; all of them if it is empty."""
-    pod.port("mlx5_0/1", "- v4:2")
-    pod.port("mlx5_1/1", "- - v4:2")
-    pod.port("mlx5_10/2", "- - - v4:2")
-    pod.port("ionic_0/1", "- v4:2")
-    assert pod.find(hca).gid == index
+    pod.add_port("mlx5_0/1", "- v4:2")
+    pod.add_port("mlx5_1/1", "- - v4:2")
+    pod.add_port("mlx5_10/2", "- - - v4:2")
+    pod.add_port("ionic_0/1", "- v4:2")
+    assert pod.find_gid(hca).gid == index
 
 
 @pytest.mark.parametrize("state", ["1: DOWN", "2: INIT", "5: ACTIVE_DEFER"])
 def test_ports_that_are_not_active_do_not_count(pod: GidPod, state: str) -> None:
     """Ports that are not active do not count: NCCL does not use them."""
-    pod.port("mlx5_0/1", "- v4:2", state)
-    pod.port("mlx5_1/1", "- - v4:2")
-    assert pod.find() == ("2", "")
+    pod.add_port("mlx5_0/1", "- v4:2", state)
+    pod.add_port("mlx5_1/1", "- - v4:2")
+    assert pod.find_gid() == ("2", "")
 
 
-@pytest.mark.parametrize("place", [None, "ionic_0/1"])
-def test_node_without_the_device_is_told(pod: GidPod, place: str | None) -> None:
+@pytest.mark.parametrize("location", [None, "ionic_0/1"])
+def test_node_without_the_device_is_told(pod: GidPod, location: str | None) -> None:
     """Without sysfs' InfiniBand class, or without a device of that name, the command still starts."""
-    if place:
-        pod.port(place, HOST)
-    index, said = pod.find()
-    assert (index, said.count("\n"), "(there is none)" in said) == (None, 1, True)
+    if location:
+        pod.add_port(location, HOST_SLOTS)
+    index, stderr = pod.find_gid()
+    assert (index, stderr.count("\n"), "(there is none)" in stderr) == (None, 1, True)
 
 
 def test_missing_interfaces_are_no_reason(pod: GidPod) -> None:
     """If the kernel does not name a slot's interface, the slot counts as the pod's own."""
-    pod.port("mlx5_0/1", "- v4:2")
+    pod.add_port("mlx5_0/1", "- v4:2")
     (pod.root / "class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1").unlink()
-    assert pod.find() == ("1", "")
+    assert pod.find_gid() == ("1", "")
 
 
-@pytest.mark.parametrize("given", ["3", "-1", ""])
-def test_index_that_is_set_stays(pod: GidPod, given: str) -> None:
+@pytest.mark.parametrize("index", ["3", "-1", ""])
+def test_index_that_is_set_stays(pod: GidPod, index: str) -> None:
     """An index that is right, or that leaves the choice to NCCL, is kept without a word."""
-    pod.port("mlx5_0/1", HOST)
-    assert pod.find(NCCL_IB_GID_INDEX=given) == (given, "")
+    pod.add_port("mlx5_0/1", HOST_SLOTS)
+    assert pod.find_gid(NCCL_IB_GID_INDEX=index) == (index, "")
 
 
-@pytest.mark.parametrize("begin", ["", "set -e\n", "set -u\n", "set -eu\n"])
-@pytest.mark.parametrize("table", [HOST, "local:1 - -"])
-def test_strict_shells_are_fine(pod: GidPod, begin: str, table: str) -> None:
+@pytest.mark.parametrize("preamble", ["", "set -e\n", "set -u\n", "set -eu\n"])
+@pytest.mark.parametrize("table", [HOST_SLOTS, "local:1 - -"])
+def test_strict_shells_are_fine(pod: GidPod, preamble: str, table: str) -> None:
     """The script works under `set -e` and `set -u`."""
-    pod.port("mlx5_0/1", table)
-    assert pod.find(begin=begin).gid == ("3" if table == HOST else None)
+    pod.add_port("mlx5_0/1", table)
+    assert pod.find_gid(preamble=preamble).gid == ("3" if table == HOST_SLOTS else None)
 
 
 def test_text_means_the_same_to_the_kubelet() -> None:

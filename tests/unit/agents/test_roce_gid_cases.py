@@ -6,11 +6,11 @@ import subprocess
 import pytest
 import yaml
 
-from tests.gid_ports import HOST, GidPod
+from tests.gid_ports import HOST_SLOTS, GidPod
 from torchyard.agents.roce_gid import gid_script
 from torchyard.common.project_root import ROOT
 
-CASES = {each["case"]: each for each in yaml.safe_load((ROOT / "tests" / "gid_cases.yaml").read_text())}
+CASES = {case["case"]: case for case in yaml.safe_load((ROOT / "tests" / "gid_cases.yaml").read_text())}
 
 # --- the recorded cases
 
@@ -21,15 +21,15 @@ NOT_EXPORTED = {"K": "3", "J2": None}  # an index is set there already
 def test_index_of_a_recorded_table_is_right(pod: GidPod, name: str) -> None:
     """The index is the lowest right one, which NCCL 2.30 takes too; a line says why there is none, or more than one."""
     case = CASES[name]
-    pod.case(case)
-    right = [str(index) for index in case["reference"]]
-    index, said = pod.find(**case["env"])
-    assert index == NOT_EXPORTED.get(name, next(iter(right), None))
+    pod.add_case(case)
+    right_indices = [str(index) for index in case["reference"]]
+    index, stderr = pod.find_gid(**case["env"])
+    assert index == NOT_EXPORTED.get(name, next(iter(right_indices), None))
     assert index in (None, case["nccl"])
-    assert said.count("\n") == (len(right) != 1 or name in ("K", "N"))
+    assert stderr.count("\n") == (len(right_indices) != 1 or name in ("K", "N"))
 
 
-SAID = {
+WARNINGS = {
     "D": "NCCL_IB_GID_INDEX=3 is the lowest index that is RoCE v2 with an AF_INET address on every active port "
     "(mlx5_bond_0/ports/1 has 3 5)",
     "F2": "no one index is RoCE v2 with an AF_INET6 address on every active port (mlx5_bond_0/ports/1 has none)",
@@ -41,18 +41,18 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", WARNINGS)
 def test_what_is_odd_is_said(pod: GidPod, name: str) -> None:
     """The line names the variable, what is odd about it, and what the ports have."""
-    pod.case(CASES[name])
-    assert SAID[name] in pod.find(**CASES[name]["env"]).said
+    pod.add_case(CASES[name])
+    assert WARNINGS[name] in pod.find_gid(**CASES[name]["env"]).stderr
 
 
 def test_infiniband_beside_ethernet_gets_no_index(pod: GidPod) -> None:
     """One index is for all ports, and NCCL before 2.22 would use it on InfiniBand too."""
-    pod.case(CASES["J"])
-    pod.port("mlx5_0/1", HOST)
-    assert pod.find()[0] is None
+    pod.add_case(CASES["J"])
+    pod.add_port("mlx5_0/1", HOST_SLOTS)
+    assert pod.find_gid()[0] is None
 
 
 # --- NCCL_IB_ADDR_RANGE
@@ -84,31 +84,52 @@ RANGES = [
 ]
 
 
-@pytest.mark.parametrize(("family", "inside", "fits"), RANGES)
-def test_range_is_compared_bit_by_bit(pod: GidPod, family: str, inside: str, fits: bool) -> None:
+@pytest.mark.parametrize(("family", "address_range", "fits"), RANGES)
+def test_range_is_compared_bit_by_bit(pod: GidPod, family: str, address_range: str, fits: bool) -> None:
     """An address fits a range if the range's first bits, any number of them, are its own: ipaddress says the same."""
     address = "10.0.0.7" if family == "AF_INET" else "fd02::9"
-    assert (ipaddress.ip_address(address) in ipaddress.ip_network(inside, strict=False)) == fits
-    pod.port("mlx5_0/1", "local:2 v4:2" if family == "AF_INET" else "local:2 v6:2")
-    index, said = pod.find(NCCL_IB_ADDR_FAMILY=family, NCCL_IB_ADDR_RANGE=inside)
-    assert (index, f"address in {inside} on" in said) == (("1", False) if fits else (None, True))
+    assert (ipaddress.ip_address(address) in ipaddress.ip_network(address_range, strict=False)) == fits
+    pod.add_port("mlx5_0/1", "local:2 v4:2" if family == "AF_INET" else "local:2 v6:2")
+    index, stderr = pod.find_gid(NCCL_IB_ADDR_FAMILY=family, NCCL_IB_ADDR_RANGE=address_range)
+    assert (index, f"address in {address_range} on" in stderr) == (("1", False) if fits else (None, True))
 
 
-NO_RANGES = ["10.0.0.0", "10.0.0.0/33", "10.0.0/8", "10.0.0.0.0/8", "10.0.0.256/8", "010.0.0.0/8", "10.0.0.0/08", "a/8"]
-NO_RANGES += ["/8", "10.0.0.0/", "fd02::/16", "10.0.0.0/8/8", "10.0.0.$(exit)/8", "x[$(exit 3)]/8"]
-NO_RANGES_6 = ["fd02::", "fd02::/129", "fd02:::/16", "fd02::1::/16", "fd02:/16", ":fd02/16", "fd020::/16", "10.0.0.0/8"]
-NO_RANGES_6 += ["1:2:3:4:5:6:7/16", "1:2:3:4:5:6:7:8:9/16", "g::/16", "::$(exit)/16"]
+INVALID_IPV4_RANGES = [
+    "10.0.0.0",
+    "10.0.0.0/33",
+    "10.0.0/8",
+    "10.0.0.0.0/8",
+    "10.0.0.256/8",
+    "010.0.0.0/8",
+    "10.0.0.0/08",
+    "a/8",
+]
+INVALID_IPV4_RANGES += ["/8", "10.0.0.0/", "fd02::/16", "10.0.0.0/8/8", "10.0.0.$(exit)/8", "x[$(exit 3)]/8"]
+INVALID_IPV6_RANGES = [
+    "fd02::",
+    "fd02::/129",
+    "fd02:::/16",
+    "fd02::1::/16",
+    "fd02:/16",
+    ":fd02/16",
+    "fd020::/16",
+    "10.0.0.0/8",
+]
+INVALID_IPV6_RANGES += ["1:2:3:4:5:6:7/16", "1:2:3:4:5:6:7:8:9/16", "g::/16", "::$(exit)/16"]
 
 
 @pytest.mark.parametrize(
-    ("family", "inside"),
-    [*(("AF_INET", each) for each in NO_RANGES), *(("AF_INET6", each) for each in NO_RANGES_6)],
+    ("family", "address_range"),
+    [
+        *(("AF_INET", address_range) for address_range in INVALID_IPV4_RANGES),
+        *(("AF_INET6", address_range) for address_range in INVALID_IPV6_RANGES),
+    ],
 )
-def test_range_that_is_none_is_removed(pod: GidPod, family: str, inside: str) -> None:
+def test_range_that_is_none_is_removed(pod: GidPod, family: str, address_range: str) -> None:
     """What is no range of the family is said and passed on to nobody, and no index is lost for it."""
-    pod.port("mlx5_0/1", "local:2 v4:2" if family == "AF_INET" else "local:2 v6:2")
+    pod.add_port("mlx5_0/1", "local:2 v4:2" if family == "AF_INET" else "local:2 v6:2")
     with_env = f'{gid_script("mlx5", str(pod.root))}echo "${{NCCL_IB_ADDR_RANGE-gone}} $NCCL_IB_GID_INDEX"\n'
-    env = {"PATH": "/nowhere", "NCCL_IB_ADDR_FAMILY": family, "NCCL_IB_ADDR_RANGE": inside}
-    made = subprocess.run([*pod.shell, "-euc", with_env], env=env, capture_output=True, text=True, check=True)
-    assert (made.stdout, made.stderr.count("\n")) == ("gone 1\n", 1)
-    assert f"NCCL_IB_ADDR_RANGE={inside} is removed" in made.stderr
+    env = {"PATH": "/nowhere", "NCCL_IB_ADDR_FAMILY": family, "NCCL_IB_ADDR_RANGE": address_range}
+    completed = subprocess.run([*pod.shell, "-euc", with_env], env=env, capture_output=True, text=True, check=True)
+    assert (completed.stdout, completed.stderr.count("\n")) == ("gone 1\n", 1)
+    assert f"NCCL_IB_ADDR_RANGE={address_range} is removed" in completed.stderr

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 
 from tests.cluster.images import old_torchrun
 from tests.conftest import Planned, Write, command_plan_of, load, plan_of
-from tests.drawn import RUNS, plan
-from tests.drawn_plans import ANY, argvs, pods, words
-from tests.plan_parts import own_address, said
-from tests.record_torchrun import FOLDER, UnknownWordsError, parser
+from tests.generated_plans import PROFILES, expand_command, list_argvs, list_pod_variables
+from tests.generated_profiles import RUNS, build_plan
+from tests.plan_parts import get_local_address, get_torchrun_option
+from tests.record_torchrun import FOLDER, UnknownArgumentsError, build_parser
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Profile
@@ -33,8 +33,8 @@ def test_each_attempt_meets_apart(planned: Planned, launcher: str) -> None:
     """A second attempt shares no name, rendezvous id or endpoint with the first."""
     first, second = (planned(launcher=launcher, attempt=attempt) for attempt in (1, 2))
     for option in ("rdzv_id", "rdzv_endpoint"):
-        assert said(first, option) != said(second, option)
-    assert own_address(first) != own_address(second)
+        assert get_torchrun_option(first, option) != get_torchrun_option(second, option)
+    assert get_local_address(first) != get_local_address(second)
     assert first.job != second.job
 
 
@@ -42,29 +42,29 @@ def test_each_attempt_meets_apart(planned: Planned, launcher: str) -> None:
 def test_nodes_meet_at_the_first_pod(planned: Planned, launcher: str) -> None:
     """With c10d the endpoint is the address of pod 0, on the run's own port."""
     plan = planned(launcher=launcher, nodes=2)
-    address, _, port = said(plan, "rdzv_endpoint").partition(":")
-    assert own_address(plan).replace("$(TORCHYARD_NODE)", "0") == address
+    address, _, port = get_torchrun_option(plan, "rdzv_endpoint").partition(":")
+    assert get_local_address(plan).replace("$(TORCHYARD_NODE)", "0") == address
     assert 20000 <= int(port) < 30000
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank", "first"),
+    ("launcher", "rank", "first_pod"),
     [("volcano", "$(TORCHYARD_NODE)", "worker-0.sample-a1b2c3d4-1"), ("pytorchjob", "$(RANK)", "master-0")],
 )
-def test_static_ranks_by_the_index_of_the_pod(planned: Planned, launcher: str, rank: str, first: str) -> None:
+def test_static_ranks_by_the_index_of_the_pod(planned: Planned, launcher: str, rank: str, first_pod: str) -> None:
     """With static the node rank is the pod's own, and the master is the first pod."""
     plan = planned(launcher=launcher, nodes=2, rendezvous="static")
-    assert said(plan, "node_rank") == rank
-    assert said(plan, "master_addr") == f"sample-a1b2c3d4-1-{first}"
-    assert (said(plan, "rdzv_id"), plan.probe) == ("", None)
+    assert get_torchrun_option(plan, "node_rank") == rank
+    assert get_torchrun_option(plan, "master_addr") == f"sample-a1b2c3d4-1-{first_pod}"
+    assert (get_torchrun_option(plan, "rdzv_id"), plan.probe) == ("", None)
 
 
 @BOTH
 def test_agents_are_told_the_range(planned: Planned, launcher: str) -> None:
     """The agents of an elastic job get the range, and preflight checks the capacity for the fewest nodes."""
     plan = planned(launcher=launcher, **ELASTIC)
-    assert said(plan, "nnodes") == "2:8"
-    assert [need.pods for need in plan.requires if isinstance(need, Capacity)] == [2]
+    assert get_torchrun_option(plan, "nnodes") == "2:8"
+    assert [requirement.pods for requirement in plan.requires if isinstance(requirement, Capacity)] == [2]
 
 
 @BOTH
@@ -75,38 +75,42 @@ def test_elastic_job_may_start_its_processes_again(
     planned: Planned, launcher: str, keys: dict[str, Any], restarts: str
 ) -> None:
     """When a node is lost the processes on the others fail, so an elastic job restarts them, unless it says not to."""
-    assert said(planned(launcher=launcher, **keys), "max_restarts") == restarts
+    assert get_torchrun_option(planned(launcher=launcher, **keys), "max_restarts") == restarts
 
 
 def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
     """With c10d exactly the first node serves the store."""
     plan = command_plan_of(load(write(nodes=3)), tmp_path)
-    assert [str(block.submit).count("is_host=1") for block in plan.processes] == [1, 0, 0]
+    assert [str(process.submit).count("is_host=1") for process in plan.processes] == [1, 0, 0]
 
 
 def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
     """With static the node rank is fixed, and there is no rendezvous id."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
-    assert ["--node_rank=1" in str(block.submit) for block in plan.processes] == [False, True]
+    assert ["--node_rank=1" in str(process.submit) for process in plan.processes] == [False, True]
     assert "rdzv-id" not in str(plan)
 
 
 def test_ports_of_runs_are_below_the_ephemeral_ones(write: Write, tmp_path: Path) -> None:
     """Ports of runs are below the ephemeral range, so no client socket can occupy one by chance."""
     plan = plan_of(load(write(rendezvous="etcd-v2")), tmp_path)
-    ports = [need.port for need in plan.requires if isinstance(need, FreePort)]
+    ports = [requirement.port for requirement in plan.requires if isinstance(requirement, FreePort)]
     assert len(set(ports)) == 2
     assert all(20000 <= port < 32768 for port in ports)
 
 
-@given(ANY, RUNS)
+@given(PROFILES, RUNS)
 def test_agents_are_told_the_same_job(profile: Profile, run: Run) -> None:
     """Every agent gets the number of nodes and of processes."""
     assume(profile.resolved_agent != "none")
-    made = plan(profile, run)
-    told = [words(made, each) for each in pods(made)[:3]] if isinstance(made, ManifestPlan) else argvs(made)
-    for each in told:
-        assert [word for word in each if word.startswith(("--nnodes=", "--nproc_per_node="))][:2] == [
+    plan = build_plan(profile, run)
+    argvs = (
+        [expand_command(plan, variables) for variables in list_pod_variables(plan)[:3]]
+        if isinstance(plan, ManifestPlan)
+        else list_argvs(plan)
+    )
+    for argv in argvs:
+        assert [arg for arg in argv if arg.startswith(("--nnodes=", "--nproc_per_node="))][:2] == [
             f"--nnodes={profile.nodes}",
             f"--nproc_per_node={profile.processes}",
         ]
@@ -116,27 +120,29 @@ def test_agents_are_told_the_same_job(profile: Profile, run: Run) -> None:
 
 
 VERSIONS = sorted(path.stem for path in FOLDER.glob("*.json"))
-STARTS = ("torchrun", "torch.distributed.launch")
+AGENT_COMMANDS = ("torchrun", "torch.distributed.launch")
 
 
-def spoken(name: str, folder: Path) -> list[str]:
+def list_torchrun_args(name: str, folder: Path) -> list[str]:
     """The arguments of torchrun or torch.distributed.launch in a profile's pods; none if neither is started."""
     plan = plan_of(load_profile(name), folder)
     if isinstance(plan, ManifestPlan):
-        words = [str(word) for word in plan.pod["spec"]["containers"][0]["command"]]
+        argv = [str(arg) for arg in plan.pod["spec"]["containers"][0]["command"]]
     else:
         command = plan.processes[0].submit or plan.processes[0].status
-        script = next((word for word in (command.input or {})["argv"] if word.startswith("TORCHYARD_COMMAND=")), "")
-        words = shlex.split(script)
-    begin = next((place for place, word in enumerate(words) if word in STARTS), len(words))
-    return [word.replace("$(RANK)", "1").replace("$TORCHYARD_NODE", "1") for word in words[begin + 1 :]]
+        script = next((arg for arg in (command.input or {})["argv"] if arg.startswith("TORCHYARD_COMMAND=")), "")
+        argv = shlex.split(script)
+    start = next((index for index, arg in enumerate(argv) if arg in AGENT_COMMANDS), len(argv))
+    return [arg.replace("$(RANK)", "1").replace("$TORCHYARD_NODE", "1") for arg in argv[start + 1 :]]
 
 
-def in_pods() -> Iterator[str]:
+def list_pod_profiles() -> Iterator[str]:
     """Yield every shipped profile whose pods start torchrun, or the older launch, which has the same parser."""
     for name in list_profiles():
         plan = plan_of(load_profile(name), Path("/runs"))
-        if not (isinstance(plan, CommandPlan) and plan.launcher == "baremetal") and spoken(name, Path("/runs")):
+        if not (isinstance(plan, CommandPlan) and plan.launcher == "baremetal") and list_torchrun_args(
+            name, Path("/runs")
+        ):
             yield name
 
 
@@ -147,21 +153,21 @@ def test_versions_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", sorted(in_pods()))
+@pytest.mark.parametrize("name", sorted(list_pod_profiles()))
 def test_pods_say_what_any_torchrun_knows(name: str, version: str, tmp_path: Path) -> None:
     """A pod's options are known to this torchrun, and program and arguments are parsed as the profile says."""
-    read = parser(version).parse_args(spoken(name, tmp_path))
+    args = build_parser(version).parse_args(list_torchrun_args(name, tmp_path))
     profile = load_profile(name)
-    assert read.training_script == str(profile.program)
-    assert len(read.training_script_args) == len(profile.args)
+    assert args.training_script == str(profile.program)
+    assert len(args.training_script_args) == len(profile.args)
 
 
 def test_old_parser_refuses_what_is_newer() -> None:
     """The recorded parser of 1.13 refuses --local_addr, as the real one does; that of 2.0 accepts it."""
-    words = ["--nnodes=2", "--local_addr=here", "--", "train.py"]
-    with pytest.raises(UnknownWordsError, match="unrecognized arguments: --local_addr=here"):
-        parser("1.13.1").parse_args(words)
-    assert parser("2.0.0").parse_args(words).local_addr == "here"
+    argv = ["--nnodes=2", "--local_addr=here", "--", "train.py"]
+    with pytest.raises(UnknownArgumentsError, match="unrecognized arguments: --local_addr=here"):
+        build_parser("1.13.1").parse_args(argv)
+    assert build_parser("2.0.0").parse_args(argv).local_addr == "here"
 
 
 def test_installed_torchrun_is_told_its_address_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +181,10 @@ def test_installed_torchrun_is_told_its_address_by_the_environment(monkeypatch: 
 def test_real_pods_have_an_old_torchrun_in_front() -> None:
     """The torchrun stub on the test cluster's real nodes refuses what 1.13 refuses, before torch starts."""
     code = compile(old_torchrun(), "torchrun", "exec")
-    before, sys.argv = sys.argv, ["torchrun", "--local_addr=here", "train.py"]
+    old_argv, sys.argv = sys.argv, ["torchrun", "--local_addr=here", "train.py"]
     try:
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as raised:
             exec(code, {})
     finally:
-        sys.argv = before
-    assert ended.value.code == 2
+        sys.argv = old_argv
+    assert raised.value.code == 2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.plan_parts import said
+from tests.plan_parts import get_torchrun_option
 from torchyard.model.requirements import Permission
 from torchyard.pods import etcd as _store
 
@@ -17,8 +17,8 @@ BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 def test_nodes_meet_in_the_store(planned: Planned, launcher: str) -> None:
     """With etcd-v2 the endpoint is the Service of the run's own store."""
     plan = planned(launcher=launcher, rendezvous="etcd-v2")
-    assert said(plan, "rdzv_endpoint") == f"{plan.store[0]['metadata']['name']}:2379"
-    assert plan.probe == f"http://{said(plan, 'rdzv_endpoint')}/v2/keys"
+    assert get_torchrun_option(plan, "rdzv_endpoint") == f"{plan.store[0]['metadata']['name']}:2379"
+    assert plan.probe == f"http://{get_torchrun_option(plan, 'rdzv_endpoint')}/v2/keys"
 
 
 @BOTH
@@ -26,8 +26,14 @@ def test_only_the_store_needs_more_rights(planned: Planned, launcher: str) -> No
     """The right to create pods and Services is required only if the run has a store of its own."""
     rights = []
     for rendezvous in ("c10d", "etcd-v2"):
-        needs = planned(launcher=launcher, rendezvous=rendezvous).requires
-        rights.append({need.resource for need in needs if isinstance(need, Permission) and "create" in need.verbs})
+        requirements = planned(launcher=launcher, rendezvous=rendezvous).requires
+        rights.append(
+            {
+                requirement.resource
+                for requirement in requirements
+                if isinstance(requirement, Permission) and "create" in requirement.verbs
+            }
+        )
     assert rights[1] - rights[0] == {"pods", "services"}
 
 
@@ -37,9 +43,9 @@ def store(planned: Planned) -> tuple[dict[str, Any], ...]:
     return planned(rendezvous="etcd-v2").store
 
 
-def etcd(store: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    found: dict[str, Any] = store[-1]["spec"]["containers"][0]
-    return found
+def get_etcd_container(store: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    container: dict[str, Any] = store[-1]["spec"]["containers"][0]
+    return container
 
 
 def test_store_is_an_etcd_that_has_the_v2_api() -> None:
@@ -51,12 +57,12 @@ def test_store_is_an_etcd_that_has_the_v2_api() -> None:
 
 def test_store_serves_the_v2_api(store: tuple[dict[str, Any], ...]) -> None:
     """etcd 3.5 serves the v2 API, and listens for other pods, only if its options say so."""
-    assert {"--enable-v2", "--listen-client-urls=http://0.0.0.0:2379"} <= set(etcd(store)["command"])
+    assert {"--enable-v2", "--listen-client-urls=http://0.0.0.0:2379"} <= set(get_etcd_container(store)["command"])
 
 
 def test_store_is_ready_when_the_v2_api_answers(store: tuple[dict[str, Any], ...]) -> None:
     """The readiness probe asks the v2 API: /health says true even if that is off."""
-    assert etcd(store)["readinessProbe"]["httpGet"] == {"path": "/v2/keys", "port": 2379}
+    assert get_etcd_container(store)["readinessProbe"]["httpGet"] == {"path": "/v2/keys", "port": 2379}
 
 
 def test_store_reads_no_settings_of_other_services(store: tuple[dict[str, Any], ...]) -> None:
@@ -72,8 +78,8 @@ def test_store_does_not_come_back_empty(store: tuple[dict[str, Any], ...]) -> No
 def test_service_is_there_before_its_pod(store: tuple[dict[str, Any], ...]) -> None:
     """Service and policy come before the pod, share its name and select it, and no pod of the job."""
     service, policy, pod = store
-    assert [each["kind"] for each in store] == ["Service", "NetworkPolicy", "Pod"]
-    assert {each["metadata"]["name"] for each in store} == {"sample-a1b2c3d4-1-etcd"}
+    assert [obj["kind"] for obj in store] == ["Service", "NetworkPolicy", "Pod"]
+    assert {obj["metadata"]["name"] for obj in store} == {"sample-a1b2c3d4-1-etcd"}
     assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
     assert pod["metadata"]["labels"]["torchyard/role"] == "store"
 
@@ -93,7 +99,7 @@ def test_only_pods_of_the_run_reach_its_store(planned: Planned, launcher: str) -
 def test_pods_in_their_nodes_network_are_not_kept_out(planned: Planned, launcher: str) -> None:
     """With the host network there is no policy: connections come from nodes, which no pod label matches."""
     plan = planned(launcher=launcher, rendezvous="etcd-v2", pod={"host_network": True})
-    assert [each["kind"] for each in plan.store] == ["Service", "Pod"]
+    assert [obj["kind"] for obj in plan.store] == ["Service", "Pod"]
 
 
 @BOTH
@@ -101,11 +107,11 @@ def test_image_of_the_store_can_be_chosen(planned: Planned, launcher: str) -> No
     """The store's image can come from another registry, for a cluster without Internet access."""
     image = "registry.example/etcd:v3.5.9"
     plan = planned(launcher=launcher, rendezvous="etcd-v2", options={"etcd_image": image})
-    assert etcd(plan.store)["image"] == image
+    assert get_etcd_container(plan.store)["image"] == image
 
 
 @BOTH
 def test_other_backends_bring_no_store(planned: Planned, launcher: str) -> None:
     """With c10d and static the job is all that is created."""
-    plans = [planned(launcher=launcher, rendezvous=each) for each in ("c10d", "static")]
+    plans = [planned(launcher=launcher, rendezvous=rendezvous) for rendezvous in ("c10d", "static")]
     assert [(plan.store, len(plan.objects)) for plan in plans] == [((), 1), ((), 1)]

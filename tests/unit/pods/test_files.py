@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned, Write, load, plan_of
-from tests.plan_parts import container, needs, spec
+from tests.plan_parts import get_container, get_pod_spec, list_requirements
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission
@@ -38,22 +38,24 @@ def files(tmp_path: Path) -> dict[str, str]:
 def test_pods_find_each_file_at_its_path(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
     """Each file is mounted alone and read-only, from a ConfigMap of the attempt that is created before the job."""
     plan = planned(attempt=3, files=files, **keys)
-    made, job = plan.objects
-    assert (made["kind"], made["metadata"]["name"]) == ("ConfigMap", f"{plan.job}-files")
-    assert plan.labels.items() <= made["metadata"]["labels"].items()
+    config_map, job = plan.objects
+    assert (config_map["kind"], config_map["metadata"]["name"]) == ("ConfigMap", f"{plan.job}-files")
+    assert plan.labels.items() <= config_map["metadata"]["labels"].items()
     assert job == plan.main
-    (volume,) = (each for each in plan.pod["spec"]["volumes"] if "configMap" in each)
-    assert volume["configMap"] == {"name": made["metadata"]["name"], "defaultMode": 0o555}
-    mounts = {each["mountPath"]: each for each in container(plan)["volumeMounts"] if each["name"] == volume["name"]}
-    assert [each["readOnly"] for each in mounts.values()] == [True, True]
-    assert made["data"] == {mounts["/opt/a b.py"]["subPath"]: "print('hello')\n"}
-    assert b64decode(made["binaryData"][mounts["/srv/a b.py"]["subPath"]]) == b"\xff\0\x01"
+    (volume,) = (volume for volume in plan.pod["spec"]["volumes"] if "configMap" in volume)
+    assert volume["configMap"] == {"name": config_map["metadata"]["name"], "defaultMode": 0o555}
+    mounts = {
+        mount["mountPath"]: mount for mount in get_container(plan)["volumeMounts"] if mount["name"] == volume["name"]
+    }
+    assert [mount["readOnly"] for mount in mounts.values()] == [True, True]
+    assert config_map["data"] == {mounts["/opt/a b.py"]["subPath"]: "print('hello')\n"}
+    assert b64decode(config_map["binaryData"][mounts["/srv/a b.py"]["subPath"]]) == b"\xff\0\x01"
 
 
 def test_every_template_of_a_job_has_the_files(planned: Planned, files: dict[str, str]) -> None:
     """The master and the workers of a PyTorchJob have the same files."""
     replicas = planned(files=files, launcher="pytorchjob", rendezvous="static", nodes=3).main["spec"]
-    volumes = [each["template"]["spec"]["volumes"] for each in replicas["pytorchReplicaSpecs"].values()]
+    volumes = [replica["template"]["spec"]["volumes"] for replica in replicas["pytorchReplicaSpecs"].values()]
     assert len(volumes) == 2
     assert volumes[0] == volumes[1] != []
 
@@ -62,15 +64,15 @@ def test_run_without_files_makes_no_config_map(planned: Planned) -> None:
     """Without files there is no ConfigMap, no volume, and no right on ConfigMaps is needed."""
     plan = planned()
     assert plan.objects == (plan.main,)
-    assert "volumes" not in spec(plan)
-    assert not any(need.resource == "configmaps" for need in needs(plan, Permission))
+    assert "volumes" not in get_pod_spec(plan)
+    assert not any(permission.resource == "configmaps" for permission in list_requirements(plan, Permission))
 
 
 @pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
 def test_preflight_asks_for_the_rights(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
     """The user must be allowed to create ConfigMaps, and to prove that they are gone."""
-    wanted = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
-    assert wanted in needs(planned(files=files, **keys), Permission)
+    permission = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
+    assert permission in list_requirements(planned(files=files, **keys), Permission)
 
 
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
@@ -90,9 +92,9 @@ def test_machines_get_the_program_already(write: Write, files: dict[str, str], t
 def test_person_reads_size_and_digest(planned: Planned, files: dict[str, str]) -> None:
     """A plan that is shown has each file's size and SHA-256 in place of its content, and is else unchanged."""
     plan = planned(files=files)
-    shown = summarize_files(plan.model_dump(mode="json"))
-    assert "hello" not in json.dumps(shown["objects"])
+    summary = summarize_files(plan.model_dump(mode="json"))
+    assert "hello" not in json.dumps(summary["objects"])
     digest = hashlib.sha256(b"print('hello')\n").hexdigest()
-    assert shown["objects"][0]["data"] == {"0-a_b.py": f"15 bytes, sha256 {digest}"}
-    assert shown["objects"][0]["binaryData"]["1-a_b.py"].startswith("3 bytes, sha256 ")
-    assert ManifestPlan.model_validate(shown).main == plan.main
+    assert summary["objects"][0]["data"] == {"0-a_b.py": f"15 bytes, sha256 {digest}"}
+    assert summary["objects"][0]["binaryData"]["1-a_b.py"].startswith("3 bytes, sha256 ")
+    assert ManifestPlan.model_validate(summary).main == plan.main

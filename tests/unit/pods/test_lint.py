@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Planned, manifest_plan_of
-from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, list_traps, find_trap, parse
+from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, list_traps, parse
 from tests.user_manifests import MANIFESTS
 from torchyard.loading.profile import load_profile
 from torchyard.pods.lint import lint_manifest
 
 
-def load(name: str) -> list[dict[str, Any]]:
+def load_guide_manifest(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
 
 
-ROWS = {
+GUIDE_WARNINGS = {
     "volcano-c10d": [
         f"Job yolov5-job, {POD}.containers[0].image",
         f"Job yolov5-job, {POD}.tolerations[0]",
@@ -68,19 +68,19 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_guide_shows_its_traps(row: str) -> None:
+@pytest.mark.parametrize("name", GUIDE_WARNINGS)
+def test_guide_shows_its_traps(name: str) -> None:
     """The guide's manifests, as users have them, have exactly these traps."""
-    assert list_traps(load(row)) == ROWS[row]
+    assert list_traps(load_guide_manifest(name)) == GUIDE_WARNINGS[name]
 
 
 @pytest.mark.parametrize("fabric", ["host", "vf", "no-rdma"])
-@pytest.mark.parametrize("row", ROWS)
-def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GUIDE_WARNINGS)
+def test_own_profile_of_the_row_shows_none(name: str, fabric: str, tmp_path: Path) -> None:
     """The profile that replaces a manifest of the guide has no trap, on any fabric."""
-    launcher, _, backend = row.partition("-")
-    name = f"yolov5-{launcher}" + ("-etcd" if backend == "etcd" else "")
-    plan = manifest_plan_of(load_profile(name, {"fabric": fabric}), tmp_path)
+    launcher, _, backend = name.partition("-")
+    profile_name = f"yolov5-{launcher}" + ("-etcd" if backend == "etcd" else "")
+    plan = manifest_plan_of(load_profile(profile_name, {"fabric": fabric}), tmp_path)
     assert lint_manifest([*plan.store, *plan.objects], is_renamed=False) == ()
 
 
@@ -99,7 +99,7 @@ def test_sound_manifest_shows_none(manifest: str) -> None:
     assert lint_manifest(parse(manifest)) == ()
 
 
-SPOILED: list[Trap] = [
+TRAPS: list[Trap] = [
     (VOLCANO, "minAvailable: 2", "minAvailable: 0", "spec.minAvailable", "makes 2 of 0"),
     (VOLCANO, "[PodFailed, PodEvicted]", "[PodEvicted]", "spec.policies", "its peers hang"),
     (VOLCANO, "Policy: Never", "Policy: Always", f"{POD}.restartPolicy", "for ever"),
@@ -123,7 +123,7 @@ SPOILED: list[Trap] = [
 ]
 
 
-@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+@pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
 def test_trap_is_named(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
@@ -131,34 +131,40 @@ def test_trap_is_named(case: Trap) -> None:
 
 def test_sentence_has_three_parts() -> None:
     """A warning says where the trap is, what happens, and what to write instead."""
-    changed = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
+    objects = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
     sentence = "the webhook makes 2 of 0, the sum of the replicas: nothing starts until all of them fit; "
-    assert lint_manifest(changed) == (
+    assert lint_manifest(objects) == (
         f"Job train, spec.minAvailable: {sentence}write 2 if that is meant, and 1 if not.",
     )
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-ODD = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2))
-KNOWN = [load(row) for row in ROWS] + [parse(VOLCANO), parse(PYTORCHJOB), parse(MASTER)]
+ODD = st.recursive(
+    PLAIN, lambda children: st.lists(children, max_size=2) | st.dictionaries(st.text(), children, max_size=2)
+)
+READABLE_MANIFESTS = [load_guide_manifest(row) for row in GUIDE_WARNINGS] + [
+    parse(VOLCANO),
+    parse(PYTORCHJOB),
+    parse(MASTER),
+]
 
 
-def paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def list_paths(value: Any, parent_path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of every value inside."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [above, *(path for key, each in inner for path in paths(each, (*above, key)))]
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [parent_path, *(path for key, child in items for path in list_paths(child, (*parent_path, key)))]
 
 
 @given(st.data())
 def test_odd_shapes_are_read(data: st.DataObject) -> None:
     """Whatever replaces any value, nothing is raised and every trap is a sentence."""
-    objects = copy.deepcopy(data.draw(st.sampled_from(KNOWN)))
+    objects = copy.deepcopy(data.draw(st.sampled_from(READABLE_MANIFESTS)))
     for _ in range(data.draw(st.integers(1, 3))):
-        *way, last = data.draw(st.sampled_from([path for path in paths(objects) if path]))
-        place: Any = objects
-        for key in way:
-            place = place[key]
-        place[last] = data.draw(ODD)
+        *parent_keys, last_key = data.draw(st.sampled_from([path for path in list_paths(objects) if path]))
+        container: Any = objects
+        for key in parent_keys:
+            container = container[key]
+        container[last_key] = data.draw(ODD)
     assert all(sentence.endswith(".") for sentence in lint_manifest(objects))
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.sound_manifests import MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
 from torchyard.pods.lint import lint_manifest
 
-LAUNCHED = """
+LAUNCH_MANIFEST = """
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
 metadata: {name: mnist}
@@ -30,35 +30,37 @@ spec:
               --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT train.py"
     Worker: {<<: *replica}
 """
-MASTER_AT = "spec.pytorchReplicaSpecs.Master.template.spec"
-COMMAND_AT = f"{MASTER_AT}.containers[0].command"
-VOLCANO_COMMAND = f"{POD}.containers[0].command"
-C10D = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
-SPAWNED = LAUNCHED.replace("train.py", "train.py --dist-url=file:///shared/$JOB")
-SPOILED: list[Trap] = [
-    (LAUNCHED, "$MASTER_ADDR", "10.2.19.4", COMMAND_AT, "10.2.19.4 is one machine's address"),
-    (SPAWNED, "file:///shared/$JOB", "tcp://10.2.19.4:22222", COMMAND_AT, "want the port 22222"),
-    (C10D, '"$first:2379"', "10.2.19.4:2379", VOLCANO_COMMAND, "want the port 2379"),
-    (LAUNCHED, "$MASTER_ADDR", "mnist-master-0", COMMAND_AT, "no pod has the name mnist-master-0"),
-    (C10D, '"$first:2379"', "train-worker-0.train:2379", VOLCANO_COMMAND, "no pod has the name train-worker-0.train"),
-    (LAUNCHED, "$MASTER_PORT", "29500", COMMAND_AT, "29500 is the port of every example"),
-    (C10D, ":2379", ":29400", VOLCANO_COMMAND, "29400 is the port of every example"),
-    (SPAWNED, "/$JOB", "/meet", COMMAND_AT, "waits for ever in the file /shared/meet"),
-    (LAUNCHED, "Worker: {<<: *replica}", "Worker: {<<: *replica, replicas: 3}", f"{MASTER_AT}.hostNetwork", "need 4"),
-    (MASTER, "{containers:", "{subdomain: train, containers:", f"{MASTER_AT}.subdomain", "makes the headless Service"),
-    (LAUNCHED, "$MASTER_ADDR", "meeting-point", COMMAND_AT, "nothing here makes the Service meeting-point"),
+MASTER_PATH = "spec.pytorchReplicaSpecs.Master.template.spec"
+COMMAND_PATH = f"{MASTER_PATH}.containers[0].command"
+VOLCANO_COMMAND_PATH = f"{POD}.containers[0].command"
+C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
+INIT_METHOD_MANIFEST = LAUNCH_MANIFEST.replace("train.py", "train.py --dist-url=file:///shared/$JOB")
+TRAPS: list[Trap] = [
+    (LAUNCH_MANIFEST, "$MASTER_ADDR", "10.2.19.4", COMMAND_PATH, "10.2.19.4 is one machine's address"),
+    (INIT_METHOD_MANIFEST, "file:///shared/$JOB", "tcp://10.2.19.4:22222", COMMAND_PATH, "want the port 22222"),
+    (C10D_MANIFEST, '"$first:2379"', "10.2.19.4:2379", VOLCANO_COMMAND_PATH, "want the port 2379"),
+    (LAUNCH_MANIFEST, "$MASTER_ADDR", "mnist-master-0", COMMAND_PATH, "no pod has the name mnist-master-0"),
+    (C10D_MANIFEST, '"$first:2379"', "train-worker-0.train:2379", VOLCANO_COMMAND_PATH, "no pod has the name train-worker-0.train"),
+    (LAUNCH_MANIFEST, "$MASTER_PORT", "29500", COMMAND_PATH, "29500 is the port of every example"),
+    (C10D_MANIFEST, ":2379", ":29400", VOLCANO_COMMAND_PATH, "29400 is the port of every example"),
+    (INIT_METHOD_MANIFEST, "/$JOB", "/meet", COMMAND_PATH, "waits for ever in the file /shared/meet"),
+    (LAUNCH_MANIFEST, "Worker: {<<: *replica}", "Worker: {<<: *replica, replicas: 3}", f"{MASTER_PATH}.hostNetwork", "need 4"),
+    (MASTER, "{containers:", "{subdomain: train, containers:", f"{MASTER_PATH}.subdomain", "makes the headless Service"),
+    (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "nothing here makes the Service meeting-point"),
     (PYTORCHJOB, "metadata: {name: etcd}\nspec: {clusterIP", "metadata: {name: other}\nspec: {clusterIP",
      "spec.elasticPolicy.rdzvHost", "makes the Service etcd"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+@pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
 def test_trap_is_named(case: Trap) -> None:
     """Each trap is reported at the key that causes it."""
     assert find_trap(case)
 
 
-@pytest.mark.parametrize("manifest", [LAUNCHED, SPAWNED, C10D], ids=["launched", "spawned", "c10d"])
+@pytest.mark.parametrize(
+    "manifest", [LAUNCH_MANIFEST, INIT_METHOD_MANIFEST, C10D_MANIFEST], ids=["launched", "spawned", "c10d"]
+)
 def test_sound_manifest_shows_none(manifest: str) -> None:
     """A manifest whose pods find each other wherever they are placed gets no warning."""
     assert lint_manifest(parse(manifest)) == ()
@@ -67,15 +69,15 @@ def test_sound_manifest_shows_none(manifest: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "$(FIRST)", "head.example.org"])
 def test_address_that_may_be_right_is_none(host: str) -> None:
     """Nothing is said about an address that is known only in the pod, or belongs to the world outside the cluster."""
-    assert lint_manifest(parse(LAUNCHED.replace("$MASTER_ADDR", host))) == ()
+    assert lint_manifest(parse(LAUNCH_MANIFEST.replace("$MASTER_ADDR", host))) == ()
 
 
 def test_data_in_a_file_is_no_rendezvous() -> None:
     """Only a `file://` that says how processes meet is a trap, not one that names data."""
-    assert lint_manifest(parse(LAUNCHED.replace("train.py", "train.py --data=file:///shared/images"))) == ()
+    assert lint_manifest(parse(LAUNCH_MANIFEST.replace("train.py", "train.py --data=file:///shared/images"))) == ()
 
 
 def test_large_pods_may_have_a_node_each() -> None:
     """Pods that use all GPUs of a node need one each anyway."""
-    many = LAUNCHED.replace("{<<: *replica}", "{<<: *replica, replicas: 3}").replace("gpu: 4", "gpu: 8")
-    assert lint_manifest(parse(many)) == ()
+    manifest = LAUNCH_MANIFEST.replace("{<<: *replica}", "{<<: *replica, replicas: 3}").replace("gpu: 4", "gpu: 8")
+    assert lint_manifest(parse(manifest)) == ()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.sound_manifests import at, parse
+from tests.sound_manifests import list_traps, parse
 from torchyard.pods.lint import lint_manifest
 
 WRAPPED = """
@@ -34,31 +34,31 @@ spec:
 PREFIX = "workload.codeflare.dev.appwrapper/"
 
 
-def wrapped(**changes: Any) -> list[dict[str, Any]]:
+def build_wrapper(**changes: Any) -> list[dict[str, Any]]:
     """The good wrapper, with its annotations (None: left out) and its job's policy changed."""
-    (whole,) = parse(WRAPPED)
-    said = whole["metadata"]["annotations"]
-    said.update({PREFIX + name: value for name, value in changes.items() if name.endswith("Duration")})
-    whole["metadata"]["annotations"] = {key: value for key, value in said.items() if value is not None}
+    (wrapper,) = parse(WRAPPED)
+    annotations = wrapper["metadata"]["annotations"]
+    annotations.update({PREFIX + name: value for name, value in changes.items() if name.endswith("Duration")})
+    wrapper["metadata"]["annotations"] = {key: value for key, value in annotations.items() if value is not None}
     if policy := changes.get("cleanPodPolicy"):
-        whole["spec"]["components"][0]["template"]["spec"]["runPolicy"] = {"cleanPodPolicy": policy}
-    return [whole]
+        wrapper["spec"]["components"][0]["template"]["spec"]["runPolicy"] = {"cleanPodPolicy": policy}
+    return [wrapper]
 
 
 def test_good_wrapper_has_no_traps() -> None:
     """A wrapper with long grace periods that keeps its pods gets no warning."""
-    assert lint_manifest(wrapped()) == ()
+    assert lint_manifest(build_wrapper()) == ()
 
 
 def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
     """A trap of the job inside an AppWrapper, such as two Masters, is reported with both names."""
-    (whole,) = wrapped()
-    whole["spec"]["components"][0]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
-    assert at([whole]) == ["AppWrapper outer, PyTorchJob inner, spec.pytorchReplicaSpecs.Master.replicas"]
+    (wrapper,) = build_wrapper()
+    wrapper["spec"]["components"][0]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
+    assert list_traps([wrapper]) == ["AppWrapper outer, PyTorchJob inner, spec.pytorchReplicaSpecs.Master.replicas"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [
         ("warmupGracePeriodDuration", None, "after 5m in which not all pods run"),
         ("admissionGracePeriodDuration", None, "after 1m in which not all pods exist"),
@@ -66,24 +66,24 @@ def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
         ("successTTLDuration", "7d", "7d is not a duration of Go"),
     ],
 )
-def test_patience_of_the_wrapper_is_looked_at(name: str, value: str | None, said: str) -> None:
+def test_patience_of_the_wrapper_is_looked_at(name: str, value: str | None, expected: str) -> None:
     """Missing grace periods, whose defaults are short, and durations that Go cannot read are reported."""
-    (found,) = lint_manifest(wrapped(**{name: value}))
-    assert f"{PREFIX}{name}" in found
-    assert said in found
+    (warning,) = lint_manifest(build_wrapper(**{name: value}))
+    assert f"{PREFIX}{name}" in warning
+    assert expected in warning
 
 
 @pytest.mark.parametrize("policy", ["Running", "All"])
 def test_pods_that_are_cleaned_are_never_counted(policy: str) -> None:
     """A policy that deletes pods is a trap: the wrapper waits until every pod has succeeded."""
-    (found,) = lint_manifest(wrapped(cleanPodPolicy=policy))
-    assert f"{policy} deletes pods" in found
+    (warning,) = lint_manifest(build_wrapper(cleanPodPolicy=policy))
+    assert f"{policy} deletes pods" in warning
 
 
 def test_dispatcher_must_be_told_of_the_end() -> None:
     """Without completionstatus the older AppWrapper never ends."""
     item = {"generictemplate": {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {}}}
-    whole = {"kind": "AppWrapper", "apiVersion": "mcad.ibm.com/v1beta1", "metadata": {"name": "old"}}
-    assert at([{**whole, "spec": {"resources": {"GenericItems": [item]}}}]) == [
+    wrapper = {"kind": "AppWrapper", "apiVersion": "mcad.ibm.com/v1beta1", "metadata": {"name": "old"}}
+    assert list_traps([{**wrapper, "spec": {"resources": {"GenericItems": [item]}}}]) == [
         "AppWrapper old, spec.resources.GenericItems[0].completionstatus"
     ]

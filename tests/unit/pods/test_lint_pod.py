@@ -4,7 +4,7 @@ import pytest
 
 from tests.sound_manifests import POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap
 
-SPOILED: list[Trap] = [
+TRAPS: list[Trap] = [
     (VOLCANO, "train:v1", "train", f"{POD}.containers[0].image", "another image on another day"),
     (VOLCANO, "train:v1", "train:latest", f"{POD}.containers[0].image", "write the tag"),
     (VOLCANO, "{key: nvidia.com/gpu, o", "{o", f"{POD}.tolerations[0]", "never evicted"),
@@ -21,7 +21,7 @@ SPOILED: list[Trap] = [
 ]
 
 
-@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+@pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
 def test_trap_is_named(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1

@@ -5,7 +5,7 @@ import pytest
 from tests.sound_manifests import POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
 from torchyard.pods.lint import lint_manifest
 
-SPOILED: list[Trap] = [
+TRAPS: list[Trap] = [
     (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),
     (VOLCANO, "$JOB_ID-$TRY", "${JOB_ID}", "spec.policies", "RestartJob begins again with the same rendezvous id"),
     (VOLCANO, "$JOB_ID-$TRY", "fixed", "spec.policies", "every further try dies of RendezvousClosedError"),
@@ -21,7 +21,7 @@ SPOILED: list[Trap] = [
 ]
 
 
-@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+@pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
 def test_trap_is_named(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
@@ -29,8 +29,8 @@ def test_trap_is_named(case: Trap) -> None:
 
 def test_restart_in_place_keeps_the_rendezvous_id() -> None:
     """A container that the kubelet restarts finds its own closed rendezvous, whatever id the manifest has."""
-    changed = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
-    assert [sentence for sentence in lint_manifest(parse(changed)) if "RendezvousClosedError" in sentence]
+    manifest = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
+    assert [sentence for sentence in lint_manifest(parse(manifest)) if "RendezvousClosedError" in sentence]
 
 
 def test_id_of_a_manifests_own_etcd_may_be_the_same() -> None:
@@ -41,10 +41,10 @@ def test_id_of_a_manifests_own_etcd_may_be_the_same() -> None:
 
 def test_id_from_the_name_of_the_job_is_new() -> None:
     """With an etcd that outlives the run, the id can come from the job's name, which is new for every run."""
-    other = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:").replace("rdzvId: train-1, ", "")
-    (trap,) = lint_manifest(parse(other))
-    assert "every job is `none`" in trap
-    assert trap.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name.")
+    manifest = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:").replace("rdzvId: train-1, ", "")
+    (warning,) = lint_manifest(parse(manifest))
+    assert "every job is `none`" in warning
+    assert warning.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name.")
     source = "{fieldRef: {fieldPath: \"metadata.labels['training.kubeflow.org/job-name']\"}}"
-    named = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"
-    assert lint_manifest(parse(other.replace("ports: [{name: pytorchjob-port", named))) == ()
+    ports_with_env = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"
+    assert lint_manifest(parse(manifest.replace("ports: [{name: pytorchjob-port", ports_with_env))) == ()

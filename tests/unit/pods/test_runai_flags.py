@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import RUN_ID, Write, load
-from tests.kubelet import kubelet
+from tests.kubelet import expand_variables
 from torchyard.launchers import runai
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import CommandPlan
@@ -24,19 +24,21 @@ RUN = Run(id=RUN_ID, attempt=1, folder="/runs")
 BASE = Profile(name="sample", about="a test", launcher="runai", image="pi:v1", program="pi.py", nodes=2)
 
 
-def profile(write: Write, through: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any) -> Profile:
-    asked = {"project": "mlo", "through": through, **(options or {})}
-    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": asked, **keys}))
+def load_runai_profile(
+    write: Write, through: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any
+) -> Profile:
+    all_options = {"project": "mlo", "through": through, **(options or {})}
+    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": all_options, **keys}))
 
 
-def said(made: Profile) -> list[str]:
+def get_submit_argv(profile: Profile) -> list[str]:
     """The command line that submits."""
-    plan = runai.plan(made, RUN)
+    plan = runai.plan(profile, RUN)
     assert isinstance(plan, CommandPlan)
     assert plan.processes[0].submit
     assert plan.processes[0].submit.input
-    found: list[str] = plan.processes[0].submit.input["argv"]
-    return found
+    argv: list[str] = plan.processes[0].submit.input["argv"]
+    return argv
 
 
 # --- the CLI's flags
@@ -65,13 +67,15 @@ RCP = {"hardware": "epfl/rcp", "fabric": "roce"}
 )
 def test_profile_is_said_in_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
     """The profile's keys become flags of v1 of the CLI."""
-    assert (flag, value) in pairwise(said(profile(write, **keys)))
+    assert (flag, value) in pairwise(get_submit_argv(load_runai_profile(write, **keys)))
 
 
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
 def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
     """A job through the CLI has no Lease, so it does not get the label by which a sweep finds runs."""
-    assert not [word for word in said(profile(write, through)) if word.startswith(f"{template.RUN_LABEL}=")]
+    assert not [
+        arg for arg in get_submit_argv(load_runai_profile(write, through)) if arg.startswith(f"{template.RUN_LABEL}=")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +90,11 @@ def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
 )
 def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
     """The profile's keys become the different flags of v2 of the CLI."""
-    assert (flag, value) in pairwise(said(profile(write, "cli-v2", **keys)))
+    assert (flag, value) in pairwise(get_submit_argv(load_runai_profile(write, "cli-v2", **keys)))
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"env": {"KEY": {"secret": "hub", "key": "token"}}}, "env.KEY: the CLI sends values, not references"),
         ({"mounts": {"/data": {"host": "/data"}}}, "mounts./data: the CLI mounts a claim"),
@@ -105,10 +109,10 @@ def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value
         ({"resources": {"ephemeral-storage": "1Gi"}}, "resources.ephemeral-storage: no flag"),
     ],
 )
-def test_what_no_flag_says_is_refused(write: Write, keys: dict[str, Any], told: str) -> None:
+def test_what_no_flag_says_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
     """A key for which the CLI has no flag is an error that names the way out, and is never silently dropped."""
-    with pytest.raises(ProfileError, match=told) as error:
-        runai.plan(profile(write, "cli-v2", **keys), RUN)
+    with pytest.raises(ProfileError, match=message) as error:
+        runai.plan(load_runai_profile(write, "cli-v2", **keys), RUN)
     assert "options.through: kubernetes can" in str(error.value)
 
 
@@ -144,28 +148,28 @@ POD_VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("key", Pod.model_fields)
 def test_no_key_of_the_pod_is_dropped_silently(write: Write, key: str) -> None:
     """Each key of `pod` changes the command line, or is refused by its name."""
-    refusal, changed = "", list[str]()
+    message, argv = "", list[str]()
     try:
-        changed = said(profile(write, pod={key: POD_VALUES[key]}))
+        argv = get_submit_argv(load_runai_profile(write, pod={key: POD_VALUES[key]}))
     except ProfileError as error:
-        refusal = str(error)
-    assert f"pod.{key}" in refusal if refusal else changed != said(profile(write))
+        message = str(error)
+    assert f"pod.{key}" in message if message else argv != get_submit_argv(load_runai_profile(write))
 
 
 # --- what every pod runs
 
 
-def run(text: str, **env: str) -> str:
+def run_script(text: str, **env: str) -> str:
     """Run the script as a pod would; return its output."""
-    made = subprocess.run(
+    completed = subprocess.run(
         ["/bin/sh", "-c", text], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, check=True
     )
-    return made.stdout
+    return completed.stdout
 
 
-def bare(*words: str) -> Profile:
+def build_printf_profile(*args: str) -> Profile:
     """A program without an agent that prints its arguments."""
-    keys = {"program": "printf", "args": ("%s\\0", *words), "agent": "none", "rendezvous": "env", "processes": 4}
+    keys = {"program": "printf", "args": ("%s\\0", *args), "agent": "none", "rendezvous": "env", "processes": 4}
     return BASE.model_copy(update=keys)
 
 
@@ -174,28 +178,34 @@ ODD = st.text(st.characters(exclude_characters="{\0", exclude_categories=["Cs"])
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 @settings(max_examples=25)
-@given(given=st.lists(ODD, min_size=1, max_size=3))
-def test_words_arrive_unchanged(shell: str, given: list[str]) -> None:
+@given(args=st.lists(ODD, min_size=1, max_size=3))
+def test_words_arrive_unchanged(shell: str, args: list[str]) -> None:
     """Any argument reaches the program unchanged, whether the CLI passes arguments on or builds a shell line."""
     path = shutil.which(shell) or pytest.skip(f"there is no {shell}")
     env = {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    env["TORCHYARD_COMMAND"] = kubelet(_build_script(bare(*given), RUN), env)
+    env["TORCHYARD_COMMAND"] = expand_variables(_build_script(build_printf_profile(*args), RUN), env)
     command = ["/bin/sh", "-c", "$(TORCHYARD_COMMAND)"]
     for argv in ([path, *command[1:]], [path, "-c", " ".join(command)]):
-        expanded = [kubelet(word, env) for word in argv]
-        made = subprocess.run(expanded, env={**env, "PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
-        assert made.stdout.decode().split("\0")[:-1] == given
+        expanded = [expand_variables(arg, env) for arg in argv]
+        completed = subprocess.run(expanded, env={**env, "PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
+        assert completed.stdout.decode().split("\0")[:-1] == args
 
 
-@pytest.mark.parametrize("theirs", ["2", "8"])
-def test_world_size_counts_processes(theirs: str) -> None:
+@pytest.mark.parametrize("operator_world_size", ["2", "8"])
+def test_world_size_counts_processes(operator_world_size: str) -> None:
     """A program without an agent gets the number of processes, whatever WORLD_SIZE means to the operator."""
-    made = bare().model_copy(update={"program": "env", "args": ()})
-    assert "\nWORLD_SIZE=8\n" in "\n" + run(_build_script(made, RUN), WORLD_SIZE=theirs, RANK="1")
+    env_profile = build_printf_profile().model_copy(update={"program": "env", "args": ()})
+    assert "\nWORLD_SIZE=8\n" in "\n" + run_script(
+        _build_script(env_profile, RUN), WORLD_SIZE=operator_world_size, RANK="1"
+    )
 
 
 @pytest.mark.parametrize(("env", "rank"), [({"RANK": "1"}, "1"), ({"RANK": "9", "PET_NODE_RANK": "1"}, "1")])
 def test_node_rank_is_the_newest_word(env: dict[str, str], rank: str) -> None:
     """The pod's rank is PET_NODE_RANK if that exists, and RANK otherwise."""
-    made = bare().model_copy(update={"program": "echo", "args": ("{node_rank}", "{master_addr}:{master_port}")})
-    assert run(_build_script(made, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"
+    echo_profile = build_printf_profile().model_copy(
+        update={"program": "echo", "args": ("{node_rank}", "{master_addr}:{master_port}")}
+    )
+    assert (
+        run_script(_build_script(echo_profile, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"
+    )

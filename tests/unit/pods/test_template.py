@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.plan_parts import container, env, needs, spec
+from tests.plan_parts import get_container, get_env, get_pod_spec, list_requirements
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
@@ -22,13 +22,13 @@ NETWORKS = "k8s.v1.cni.cncf.io/networks"
 
 def test_host_fabric_uses_the_network_of_the_node(planned: Planned) -> None:
     """With the host network the cluster's DNS is still used, so that the pods find each other by name."""
-    pod = spec(planned(**HOST))
+    pod = get_pod_spec(planned(**HOST))
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
 
 
 def test_host_fabric_may_lock_memory(planned: Planned) -> None:
     """RDMA verbs need IPC_LOCK, whose name Kubernetes takes without CAP_, and the devices."""
-    assert container(planned(**HOST))["securityContext"] == {
+    assert get_container(planned(**HOST))["securityContext"] == {
         "privileged": True,
         "capabilities": {"add": ["IPC_LOCK"]},
     }
@@ -37,7 +37,7 @@ def test_host_fabric_may_lock_memory(planned: Planned) -> None:
 def test_host_fabric_asks_for_no_rdma_resource(planned: Planned) -> None:
     """The node's own interfaces need no device plugin, so no RDMA resource is requested."""
     plan = planned(**HOST, resources={"gpus": 1})
-    assert container(plan)["resources"]["requests"] == {"nvidia.com/gpu": "1"}
+    assert get_container(plan)["resources"]["requests"] == {"nvidia.com/gpu": "1"}
     assert NETWORKS not in plan.pod["metadata"].get("annotations", {})
 
 
@@ -48,21 +48,21 @@ def test_vf_fabric_names_the_network_16_times(planned: Planned) -> None:
 
 def test_vf_fabric_asks_for_16_functions(planned: Planned) -> None:
     """The pod requests 16 virtual functions, with limits equal to requests."""
-    resources = container(planned(**VF))["resources"]
+    resources = get_container(planned(**VF))["resources"]
     assert [resources[key]["nvidia.com/rdma-vf"] for key in ("requests", "limits")] == ["16", "16"]
 
 
 def test_vf_fabric_keeps_the_network_of_the_pod(planned: Planned) -> None:
     """A pod with virtual functions does not use the host network."""
-    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(spec(planned(**VF)))
+    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(get_pod_spec(planned(**VF)))
 
 
 def test_no_rdma_fabric_has_no_privilege(planned: Planned) -> None:
     """TCP needs nothing from the node, and NCCL is told not to use InfiniBand."""
     plan = planned(**NO_RDMA)
-    assert env(plan)["NCCL_IB_DISABLE"] == "1"
-    assert "securityContext" not in container(plan)
-    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(spec(plan))
+    assert get_env(plan)["NCCL_IB_DISABLE"] == "1"
+    assert "securityContext" not in get_container(plan)
+    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(get_pod_spec(plan))
 
 
 GB300 = {"hardware": "oke/bm-gpu-gb300-4", "fabric": "host"}
@@ -73,7 +73,7 @@ def test_nodes_with_nvlink_between_them_claim_a_channel(planned: Planned) -> Non
     plan = planned(**GB300)
     claim = {"name": "torchyard", "resourceClaimTemplateName": "torchyard"}
     assert plan.pod["spec"]["resourceClaims"] == [claim]
-    assert container(plan)["resources"]["claims"] == [{"name": "torchyard"}]
+    assert get_container(plan)["resources"]["claims"] == [{"name": "torchyard"}]
     assert ReferencedObject(object_kind="ComputeDomain", name="torchyard") in plan.requires
 
 
@@ -83,35 +83,38 @@ def test_nodes_with_nvlink_between_them_claim_a_channel(planned: Planned) -> Non
 def test_profile_has_the_last_word_in_the_environment(planned: Planned) -> None:
     """A variable of the profile appears once and overrides that of the fabric and the launcher."""
     plan = planned(**HOST, env={"NCCL_IB_TC": 96, "LOGLEVEL": "DEBUG"})
-    assert (env(plan)["NCCL_IB_TC"], env(plan)["LOGLEVEL"]) == ("96", "DEBUG")
-    names = [each["name"] for each in container(plan)["env"]]
+    assert (get_env(plan)["NCCL_IB_TC"], get_env(plan)["LOGLEVEL"]) == ("96", "DEBUG")
+    names = [variable["name"] for variable in get_container(plan)["env"]]
     assert len(names) == len(set(names))
 
 
 def test_agents_tell_the_rendezvous(planned: Planned) -> None:
     """LOGLEVEL is INFO: only then torchrun logs that a node has joined."""
-    assert env(planned())["LOGLEVEL"] == "INFO"
+    assert get_env(planned())["LOGLEVEL"] == "INFO"
 
 
 @pytest.mark.parametrize("keys", [HOST, {"resources": {"gpus": 1}}, {"resources": {"nvidia.com/gpu": 1}}])
 def test_nccl_tells_its_network(planned: Planned, keys: dict[str, Any]) -> None:
     """NCCL logs its subsystem NET, without which a log does not show whether GPUDirect is used."""
-    found = env(planned(**keys))
-    assert (found["NCCL_DEBUG"], "NET" in found["NCCL_DEBUG_SUBSYS"].split(",")) == ("INFO", True)
+    env = get_env(planned(**keys))
+    assert (env["NCCL_DEBUG"], "NET" in env["NCCL_DEBUG_SUBSYS"].split(",")) == ("INFO", True)
 
 
 def test_job_without_gpus_has_no_nccl(planned: Planned) -> None:
     """A job without GPUs gets no NCCL variables."""
-    assert [name for name in env(planned()) if name.startswith("NCCL")] == []
+    assert [name for name in get_env(planned()) if name.startswith("NCCL")] == []
 
 
 def test_secret_stays_a_reference(planned: Planned) -> None:
     """A plan, which is shown and stored, only refers to a secret, and preflight checks that it exists."""
     plan = planned(env={"TOKEN": {"secret": "hub", "key": "token"}, "MODE": {"config_map": "site", "key": "mode"}})
-    assert env(plan)["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-    assert env(plan)["MODE"] == {"configMapKeyRef": {"name": "site", "key": "mode"}}
-    found = {(each.object_kind, each.name, each.required_entries) for each in needs(plan, ReferencedObject)}
-    assert found == {("Secret", "hub", ("token",)), ("ConfigMap", "site", ("mode",))}
+    assert get_env(plan)["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert get_env(plan)["MODE"] == {"configMapKeyRef": {"name": "site", "key": "mode"}}
+    references = {
+        (reference.object_kind, reference.name, reference.required_entries)
+        for reference in list_requirements(plan, ReferencedObject)
+    }
+    assert references == {("Secret", "hub", ("token",)), ("ConfigMap", "site", ("mode",))}
 
 
 @pytest.mark.parametrize(
@@ -123,15 +126,15 @@ def test_secret_stays_a_reference(planned: Planned) -> None:
 )
 def test_pod_knows_its_index_first(planned: Planned, launcher: str, field: str) -> None:
     """The pod's index, set by its controller, comes before all variables that may refer to it."""
-    first = container(planned(launcher=launcher))["env"][0]
+    first = get_container(planned(launcher=launcher))["env"][0]
     assert first == {"name": "TORCHYARD_NODE", "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
 def test_keys_of_a_bundle_are_variables(planned: Planned) -> None:
     """ConfigMaps and Secrets whose keys become variables must exist, whatever keys they have."""
     plan = planned(pod={"env_from": [{"config_map": "nccl"}, {"secret": "keys"}]})
-    assert container(plan)["envFrom"] == [{"configMapRef": {"name": "nccl"}}, {"secretRef": {"name": "keys"}}]
-    assert needs(plan, ReferencedObject) == [
+    assert get_container(plan)["envFrom"] == [{"configMapRef": {"name": "nccl"}}, {"secretRef": {"name": "keys"}}]
+    assert list_requirements(plan, ReferencedObject) == [
         ReferencedObject(object_kind="ConfigMap", name="nccl"),
         ReferencedObject(object_kind="Secret", name="keys"),
     ]
@@ -142,8 +145,8 @@ def test_keys_of_a_bundle_are_variables(planned: Planned) -> None:
 
 def test_processors_have_no_limit(planned: Planned) -> None:
     """CPU and memory get no limits, which would only throttle or kill; all other resources need them."""
-    asked = {"gpus": 8, "cpu": 64, "memory": "512Gi", "ephemeral-storage": "32Gi"}
-    assert container(planned(**HOST, resources=asked))["resources"] == {
+    resources = {"gpus": 8, "cpu": 64, "memory": "512Gi", "ephemeral-storage": "32Gi"}
+    assert get_container(planned(**HOST, resources=resources))["resources"] == {
         "requests": {"nvidia.com/gpu": "8", "cpu": "64", "memory": "512Gi", "ephemeral-storage": "32Gi"},
         "limits": {"nvidia.com/gpu": "8", "ephemeral-storage": "32Gi"},
     }
@@ -152,14 +155,14 @@ def test_processors_have_no_limit(planned: Planned) -> None:
 def test_limits_are_those_that_are_said(planned: Planned) -> None:
     """CPU and memory are limited if the profile says so, and devices are limited to their requests."""
     plan = planned(resources={"gpus": 8, "cpu": 4}, pod={"limits": {"cpu": 8, "memory": "1Gi"}})
-    assert container(plan)["resources"]["limits"] == {"nvidia.com/gpu": "8", "cpu": "8", "memory": "1Gi"}
+    assert get_container(plan)["resources"]["limits"] == {"nvidia.com/gpu": "8", "cpu": "8", "memory": "1Gi"}
 
 
 def test_no_gpus_are_none(planned: Planned) -> None:
     """`gpus: 0` requests nothing, and does not tolerate the taint of GPU nodes."""
     plan = planned(resources={"gpus": 0})
-    assert "resources" not in container(plan)
-    assert "tolerations" not in spec(plan)
+    assert "resources" not in get_container(plan)
+    assert "tolerations" not in get_pod_spec(plan)
 
 
 def test_gpus_have_the_name_of_the_hardware() -> None:
@@ -167,9 +170,9 @@ def test_gpus_have_the_name_of_the_hardware() -> None:
     profile = load_profile("yolov5-volcano")
     assert profile.hardware
     gpus = {**profile.hardware.model_dump(), "gpus": {"resource": "amd.com/gpu", "per_node": 8}}
-    other = profile.model_copy(update={"hardware": Hardware.model_validate(gpus)})
-    assert "amd.com/gpu" in template.resource_requests(other)
-    assert template.list_tolerations(other) == ("amd.com/gpu",)
+    amd_profile = profile.model_copy(update={"hardware": Hardware.model_validate(gpus)})
+    assert "amd.com/gpu" in template.resource_requests(amd_profile)
+    assert template.list_tolerations(amd_profile) == ("amd.com/gpu",)
 
 
 # --- where it runs
@@ -179,30 +182,30 @@ def test_pods_run_on_nodes_of_the_shape(planned: Planned) -> None:
     """The labels of the hardware and of the profile select the nodes, and preflight counts those nodes."""
     plan = planned(**HOST, pod={"node_selector": {"pool": "train"}})
     labels = {"node.kubernetes.io/instance-type": "BM.GPU.B4.8", "pool": "train"}
-    assert spec(plan)["nodeSelector"] == labels
-    assert [room.labels for room in needs(plan, Capacity)] == [labels]
+    assert get_pod_spec(plan)["nodeSelector"] == labels
+    assert [capacity.labels for capacity in list_requirements(plan, Capacity)] == [labels]
 
 
 def test_each_node_gets_one_pod(planned: Planned) -> None:
     """Pods of one attempt run on separate nodes; the store's pod is exempt by its role label."""
     plan = planned(nodes=2, rendezvous="etcd-v2")
-    (rule,) = spec(plan)["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert rule["topologyKey"] == "kubernetes.io/hostname"
-    assert rule["labelSelector"]["matchLabels"] == plan.labels
-    (other,) = rule["labelSelector"]["matchExpressions"]
-    assert (other["key"] in plan.store[1]["metadata"]["labels"], other["operator"]) == (True, "DoesNotExist")
-    assert other["key"] not in plan.pod["metadata"]["labels"]
+    (term,) = get_pod_spec(plan)["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"]["matchLabels"] == plan.labels
+    (expression,) = term["labelSelector"]["matchExpressions"]
+    assert (expression["key"] in plan.store[1]["metadata"]["labels"], expression["operator"]) == (True, "DoesNotExist")
+    assert expression["key"] not in plan.pod["metadata"]["labels"]
 
 
 def test_single_pod_keeps_apart_from_nobody(planned: Planned) -> None:
     """A job of one pod has no anti-affinity."""
-    assert "affinity" not in spec(planned(nodes=1))
+    assert "affinity" not in get_pod_spec(planned(nodes=1))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_pods_keep_away_from_labels(planned: Planned, nodes: int) -> None:
     """Nodes with one of the values are excluded, in addition to the rule that keeps pods of one job apart."""
-    affinity = spec(planned(nodes=nodes, pod={"avoid": {"health": ["bad", "worse"], "none": []}}))["affinity"]
+    affinity = get_pod_spec(planned(nodes=nodes, pod={"avoid": {"health": ["bad", "worse"], "none": []}}))["affinity"]
     (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term == {"matchExpressions": [{"key": "health", "operator": "NotIn", "values": ["bad", "worse"]}]}
     assert ("podAntiAffinity" in affinity) == (nodes > 1)
@@ -212,7 +215,7 @@ def test_pods_keep_to_labels(planned: Planned) -> None:
     """With `only`, a node must have one of the values; an empty list allows every node."""
     pod = {"only": {"kubernetes.io/hostname": ["a", "b"], "none": []}, "avoid": {"health": ["bad"]}}
     plan = planned(nodes=1, pod=pod)
-    (term,) = spec(plan)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+    (term,) = get_pod_spec(plan)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]
     assert term["matchExpressions"] == [
@@ -223,13 +226,13 @@ def test_pods_keep_to_labels(planned: Planned) -> None:
 
 def test_scheduler_is_said_of_the_pod(planned: Planned) -> None:
     """A scheduler of the profile is set on the pods."""
-    assert spec(planned(pod={"scheduler": "sakkara"}))["schedulerName"] == "sakkara"
+    assert get_pod_spec(planned(pod={"scheduler": "sakkara"}))["schedulerName"] == "sakkara"
 
 
 def test_taints_are_tolerated_by_key(planned: Planned) -> None:
     """Every toleration has a key: one without would keep pods on dead nodes for ever."""
     plan = planned(resources={"gpus": 1}, pod={"tolerations": ["spot", "nvidia.com/gpu"]})
-    assert spec(plan)["tolerations"] == [
+    assert get_pod_spec(plan)["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists"},
         {"key": "spot", "operator": "Exists"},
     ]
@@ -237,12 +240,12 @@ def test_taints_are_tolerated_by_key(planned: Planned) -> None:
 
 def test_containers_begin_once(planned: Planned) -> None:
     """A container that ends is not restarted in its pod, so that its log and exit code stay."""
-    assert spec(planned())["restartPolicy"] == "Never"
+    assert get_pod_spec(planned())["restartPolicy"] == "Never"
 
 
 def test_services_of_others_stay_out_of_the_environment(planned: Planned) -> None:
     """A Service called `etcd` or `port` in the namespace sets no variables in the pods."""
-    assert spec(planned())["enableServiceLinks"] is False
+    assert get_pod_spec(planned())["enableServiceLinks"] is False
 
 
 def test_containers_before_the_job(planned: Planned) -> None:
@@ -250,20 +253,20 @@ def test_containers_before_the_job(planned: Planned) -> None:
     plan = planned(
         pod={"init": [{"name": "a", "image": "b:1", "command": ["echo", "$(X)"]}, {"name": "c", "image": "d"}]}
     )
-    made = [{"name": "a", "image": "b:1", "command": ["echo", "$$(X)"]}, {"name": "c", "image": "d"}]
-    assert spec(plan)["initContainers"] == made
+    init_containers = [{"name": "a", "image": "b:1", "command": ["echo", "$$(X)"]}, {"name": "c", "image": "d"}]
+    assert get_pod_spec(plan)["initContainers"] == init_containers
 
 
-def empty(value: Any) -> bool:
+def has_empty_value(value: Any) -> bool:
     """Whether a value is or contains null, or an empty list or mapping."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return value is None or value in ([], {}) or any(map(empty, inner))
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or value in ([], {}) or any(map(has_empty_value, children))
 
 
 @pytest.mark.parametrize("keys", [{}, HOST, {"nodes": 2}, {"pod": {"avoid": {"health": []}, "limits": {"cpu": 0}}}])
 def test_manifest_has_nothing_empty(planned: Planned, keys: dict[str, Any]) -> None:
     """Keys that a profile does not set do not appear in the manifest."""
-    assert not empty(planned(**keys).pod["spec"])
+    assert not has_empty_value(planned(**keys).pod["spec"])
 
 
 # --- names and refusals
@@ -277,21 +280,21 @@ def test_every_object_carries_the_run_and_the_attempt(planned: Planned, launcher
     """Everything that a run creates, including its pods, can be found by its labels alone."""
     plan = planned(launcher=launcher, rendezvous="etcd-v2", attempt=2)
     assert plan.labels == {"torchyard/run": "sample-a1b2c3d4", "torchyard/attempt": "2"}
-    for thing in (*plan.store, *plan.objects, plan.pod):
-        assert plan.labels.items() <= thing["metadata"]["labels"].items()
+    for obj in (*plan.store, *plan.objects, plan.pod):
+        assert plan.labels.items() <= obj["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 def test_longest_names_are_host_names(planned: Planned, launcher: str) -> None:
     """The longest profile name, the last attempt and a thousand nodes make a host name of 63 characters."""
     plan = planned(20, "a" * 40, launcher=launcher, nodes=1000)
-    last = f"{plan.job}-{list(plan.nodes)[-1]}"
-    assert (last[-11:], len(last)) == ("-worker-999", 63)
+    last_host_name = f"{plan.job}-{list(plan.nodes)[-1]}"
+    assert (last_host_name[-11:], len(last_host_name)) == ("-worker-999", 63)
 
 
 @pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"image": None}, "image: the pods need one"),
         ({"name": "7b-model"}, "name: 7b-model must begin with a letter"),
@@ -303,8 +306,8 @@ def test_longest_names_are_host_names(planned: Planned, launcher: str) -> None:
     ],
 )
 def test_profile_that_no_pod_can_be_made_of_is_refused(
-    planned: Planned, launcher: str, keys: dict[str, Any], said: str
+    planned: Planned, launcher: str, keys: dict[str, Any], message: str
 ) -> None:
     """A profile from which no pod can be made is refused before any request to a cluster."""
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=message):
         planned(launcher=launcher, **keys)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load, manifest_plan_of
-from tests.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, changed, read
+from tests.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
 from torchyard.model.errors import ProfileError
 from torchyard.model.requirements import Advice, Capacity, Permission
 from torchyard.pods.lint import lint_manifest
 
 ROWS = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
-ALL = pytest.mark.parametrize("row", ROWS)
+ALL = pytest.mark.parametrize("name", ROWS)
 POD = {"spec": {"containers": [{"name": "main", "image": "a:1"}]}}
 JOBSET = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -37,52 +37,58 @@ WRAPPERS = [
 ]
 
 
-def bare(value: Any) -> Any:
+def strip_run_fields(value: Any) -> Any:
     """A document without empty values and without what a run adds: labels, and the rendezvous id."""
     if isinstance(value, list):
-        return [bare(each) for each in value]
+        return [strip_run_fields(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {key: bare(each) for key, each in value.items() if not key.startswith("torchyard/") and key != "rdzvId"}
-    return {key: each for key, each in kept.items() if each not in (None, {})}
+    children = {
+        key: strip_run_fields(child)
+        for key, child in value.items()
+        if not key.startswith("torchyard/") and key != "rdzvId"
+    }
+    return {key: child for key, child in children.items() if child not in (None, {})}
 
 
 @ALL
-def test_manifest_is_launched_as_it_is(launched: Launched, row: str) -> None:
+def test_manifest_is_launched_as_it_is(launched: Launched, name: str) -> None:
     """A run adds only its name, its labels and a rendezvous id."""
-    plan = launched(row)
-    *companions, job = read(row)
-    job["metadata"]["name"] = plan.job
-    assert [bare(each) for each in (*plan.store, plan.main)] == [bare(each) for each in (*companions, job)]
+    plan = launched(name)
+    *companions, document = read_manifest(name)
+    document["metadata"]["name"] = plan.job
+    assert [strip_run_fields(obj) for obj in (*plan.store, plan.main)] == [
+        strip_run_fields(obj) for obj in (*companions, document)
+    ]
 
 
 @ALL
-def test_objects_and_pods_are_the_runs(launched: Launched, row: str) -> None:
+def test_objects_and_pods_are_the_runs(launched: Launched, name: str) -> None:
     """The job has the run's name, all objects have the run's labels, and companions have a role label."""
-    plan = launched(row)
-    for thing in (*plan.store, plan.main, plan.pod):
-        assert plan.labels.items() <= thing["metadata"]["labels"].items()
-    assert {each["metadata"]["labels"]["torchyard/role"] for each in plan.store} <= {"companion"}
+    plan = launched(name)
+    for obj in (*plan.store, plan.main, plan.pod):
+        assert plan.labels.items() <= obj["metadata"]["labels"].items()
+    assert {obj["metadata"]["labels"]["torchyard/role"] for obj in plan.store} <= {"companion"}
     assert (plan.main["metadata"]["name"], plan.pod["metadata"]["name"]) == (plan.job, f"{plan.job}-worker-0")
 
 
 @ALL
-def test_traps_are_advice(launched: Launched, row: str) -> None:
+def test_traps_are_advice(launched: Launched, name: str) -> None:
     """Preflight warns of every trap in the manifest, and fails because of none."""
-    advised = [need.detail for need in launched(row).requires if isinstance(need, Advice)]
-    assert (tuple(advised), bool(advised)) == (lint_manifest(read(row)), True)
+    warnings = [requirement.detail for requirement in launched(name).requires if isinstance(requirement, Advice)]
+    assert (tuple(warnings), bool(warnings)) == (lint_manifest(read_manifest(name)), True)
 
 
-@pytest.mark.parametrize(("row", "ids"), [("pytorchjob-c10d", 2), ("pytorchjob-etcd", 2)])
-def test_rendezvous_gets_an_id_for_each_attempt(launched: Launched, row: str, ids: int) -> None:
+@pytest.mark.parametrize(("name", "id_count"), [("pytorchjob-c10d", 2), ("pytorchjob-etcd", 2)])
+def test_rendezvous_gets_an_id_for_each_attempt(launched: Launched, name: str, id_count: int) -> None:
     """Each attempt gets a rendezvous id: without one, all jobs would meet under the id `none`."""
-    found = {launched(row, attempt=attempt).main["spec"]["elasticPolicy"]["rdzvId"] for attempt in (1, 2)}
-    assert len(found) == ids
+    rendezvous_ids = {launched(name, attempt=attempt).main["spec"]["elasticPolicy"]["rdzvId"] for attempt in (1, 2)}
+    assert len(rendezvous_ids) == id_count
 
 
 def test_own_rendezvous_id_is_kept(launched: Launched) -> None:
     """A rendezvous id in the manifest is kept."""
-    plan = launched(changed(PYTORCHJOB, elasticPolicy={"rdzvId": "mine"}))
+    plan = launched(change_spec(PYTORCHJOB, elasticPolicy={"rdzvId": "mine"}))
     assert plan.main["spec"]["elasticPolicy"] == {"rdzvId": "mine"}
 
 
@@ -95,8 +101,13 @@ def test_every_task_is_followed(launched: Launched) -> None:
 
 def test_room_is_for_the_gang(launched: Launched) -> None:
     """A job needs capacity for minAvailable pods, and for all of its pods if it does not set that."""
-    rooms = [launched(changed(JOB, minAvailable=least)).requires for least in (3, 0)]
-    assert [need.pods for needs in rooms for need in needs if isinstance(need, Capacity)] == [3, 4]
+    requirement_lists = [launched(change_spec(JOB, minAvailable=min_available)).requires for min_available in (3, 0)]
+    assert [
+        requirement.pods
+        for requirements in requirement_lists
+        for requirement in requirements
+        if isinstance(requirement, Capacity)
+    ] == [3, 4]
 
 
 def test_operators_container_counts(launched: Launched) -> None:
@@ -108,18 +119,24 @@ def test_replicas_that_are_left_out(launched: Launched) -> None:
     """Without replicas, the operator creates one pod and Volcano none."""
     assert launched(PYTORCHJOB).tasks == {"worker": 1}
     tasks = [*JOB["spec"]["tasks"], {**JOB["spec"]["tasks"][0], "name": "none", "replicas": None}]  # type: ignore[index]
-    assert launched(changed(JOB, tasks=tasks)).tasks["none"] == 0
+    assert launched(change_spec(JOB, tasks=tasks)).tasks["none"] == 0
 
 
 def test_operators_port_is_one_of_the_node(launched: Launched) -> None:
     """The operator adds a port to every pod, so with the host network a node can hold only one of them."""
-    assert [need.one_per_node for need in launched(PYTORCHJOB).requires if isinstance(need, Capacity)] == [True]
+    assert [
+        requirement.one_per_node for requirement in launched(PYTORCHJOB).requires if isinstance(requirement, Capacity)
+    ] == [True]
 
 
 def test_companions_need_rights(launched: Launched) -> None:
     """Preflight checks the right to create the objects beside the job."""
     plan = launched("volcano-etcd")
-    rights = {need.resource for need in plan.requires if isinstance(need, Permission) and "create" in need.verbs}
+    rights = {
+        permission.resource
+        for permission in plan.requires
+        if isinstance(permission, Permission) and "create" in permission.verbs
+    }
     assert rights == {"jobs.batch.volcano.sh", "leases.coordination.k8s.io", "pods", "services"}
 
 
@@ -131,23 +148,23 @@ def test_namespace_of_the_manifest_is_the_jobs(launched: Launched) -> None:
 def test_planning_leaves_the_profile_alone(write: Write, tmp_path: Path) -> None:
     """Planning does not change a profile's documents, so that a second attempt starts from the same ones."""
     profile = load(write(launcher="volcano", program=None, manifest=str(MANIFESTS / "volcano-etcd.yaml")))
-    before = profile.model_copy(deep=True)
+    original = profile.model_copy(deep=True)
     manifest_plan_of(profile, tmp_path)
-    assert profile == before
+    assert profile == original
 
 
 UNNAMED = {"name": "worker", "replicas": 1, "template": {"spec": {"containers": [{"image": "a:1"}]}}}
 OTHER = {"name": "o", "replicas": 1, "template": {"spec": {"containers": [{"name": "other", "image": "a:1"}]}}}
-BAD = [
+REFUSED_MANIFESTS = [
     ((JOB, JOB), {}, "holds 2 of kind Job"),
     (({**JOB, "apiVersion": "batch/v1"},), {}, r"holds 0 of kind Job \(batch.volcano.sh/v1alpha1\), .* it has: Job"),
     ((JOB,), {"launcher": "pytorchjob"}, "holds 0 of kind PyTorchJob .* it has: Job"),
-    ((changed(JOB, tasks=[UNNAMED]),), {}, "no task with replicas and a pod template with a named container"),
-    ((changed(JOB, tasks=None),), {}, "no task with replicas and a pod template"),
-    ((changed(JOB, tasks=[{**OTHER, "replicas": "many"}]),), {}, "no task with replicas and a pod template"),
-    ((changed(JOB, tasks=[{**OTHER, "replicas": 0}]),), {}, "no task with replicas and a pod template"),
-    ((changed(JOB, tasks=[*JOB["spec"]["tasks"], OTHER]),), {}, "need one name; they are main, other"),  # type: ignore[index]
-    ((changed(JOB, tasks=[{**OTHER, "name": "a" * 45}]),), {}, "name of over 63 characters"),
+    ((change_spec(JOB, tasks=[UNNAMED]),), {}, "no task with replicas and a pod template with a named container"),
+    ((change_spec(JOB, tasks=None),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[{**OTHER, "replicas": "many"}]),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[{**OTHER, "replicas": 0}]),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[*JOB["spec"]["tasks"], OTHER]),), {}, "need one name; they are main, other"),  # type: ignore[index]
+    ((change_spec(JOB, tasks=[{**OTHER, "name": "a" * 45}]),), {}, "name of over 63 characters"),
     (
         ({**JOB, "metadata": {"name": "train", "namespace": "ml"}},),
         {"cluster": {"namespace": "dev"}},
@@ -156,11 +173,11 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("case", BAD, ids=lambda case: case[-1])
+@pytest.mark.parametrize("case", REFUSED_MANIFESTS, ids=lambda case: case[-1])
 def test_manifest_that_cannot_be_launched_is_refused(launched: Launched, case: tuple[Any, Any, str]) -> None:
     """Errors in a manifest are reported before any request to a cluster."""
-    documents, keys, said = case
-    with pytest.raises(ProfileError, match=said):
+    documents, keys, message = case
+    with pytest.raises(ProfileError, match=message):
         launched(*documents, **keys)
 
 
@@ -182,18 +199,18 @@ def test_keys_that_would_be_ignored_are_refused(launched: Launched) -> None:
     """Profile keys that the manifest itself decides are refused, all at once."""
     with pytest.raises(ProfileError) as error:
         launched(JOB, **IGNORED)
-    assert sorted(found.partition(":")[0] for found in error.value.findings) == sorted(IGNORED)
+    assert sorted(finding.partition(":")[0] for finding in error.value.findings) == sorted(IGNORED)
 
 
 # --- AppWrappers and JobSets
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: str(each["apiVersion"]))
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: str(wrapper["apiVersion"]))
 def test_wrapper_of_the_users_own_is_taken(launched: Launched, wrapper: dict[str, Any]) -> None:
     """An AppWrapper and the PyTorchJob inside get the run's name, and the pods get its labels."""
     plan = launched(wrapper)
-    inner = plan.main["spec"].get("components", plan.main["spec"].get("resources", {}).get("GenericItems"))[0]
-    (job,) = (value for key, value in inner.items() if key.endswith("template"))
+    component = plan.main["spec"].get("components", plan.main["spec"].get("resources", {}).get("GenericItems"))[0]
+    (job,) = (value for key, value in component.items() if key.endswith("template"))
     assert job["metadata"]["name"] == plan.main["metadata"]["name"] == plan.job
     assert plan.pod["metadata"]["labels"].items() >= plan.labels.items()
     assert plan.main["apiVersion"] == wrapper["apiVersion"] == plan.watch[0].api

@@ -1,7 +1,7 @@
 """The volumes of a pod."""
 
 from tests.conftest import Planned
-from tests.plan_parts import container, mounted
+from tests.plan_parts import get_container, get_mounts
 from torchyard.model.requirements import ReferencedObject
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
@@ -9,7 +9,7 @@ HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 
 def test_host_fabric_has_the_devices_and_shared_memory(planned: Planned) -> None:
     """The RDMA devices are the node's, and /dev/shm is 32 GiB of memory."""
-    assert mounted(planned(**HOST)) == {
+    assert get_mounts(planned(**HOST)) == {
         "/dev/infiniband": {"hostPath": {"path": "/dev/infiniband"}},
         "/dev/shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}},
     }
@@ -26,7 +26,7 @@ def test_mounts_become_volumes(planned: Planned) -> None:
         "/nvme": {"ephemeral": "800Gi", "storage_class": "local"},
     }
     storage = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "800Gi"}}}
-    assert mounted(planned(mounts=mounts)) == {
+    assert get_mounts(planned(mounts=mounts)) == {
         "/data": {"persistentVolumeClaim": {"claimName": "coco"}},
         "/etc/site": {"configMap": {"name": "site"}},
         "/etc/keys": {"secret": {"secretName": "keys"}},
@@ -39,14 +39,14 @@ def test_mounts_become_volumes(planned: Planned) -> None:
 def test_read_only_is_said_of_the_mount(planned: Planned) -> None:
     """A mount that is read_only cannot be written in the pod."""
     plan = planned(mounts={"/data": {"claim": "coco", "read_only": True}, "/out": {"claim": "out"}})
-    assert [each.get("readOnly", False) for each in container(plan)["volumeMounts"]] == [True, False]
+    assert [mount.get("readOnly", False) for mount in get_container(plan)["volumeMounts"]] == [True, False]
 
 
 def test_own_shared_memory_comes_first(planned: Planned) -> None:
     """A mount of the profile replaces the fabric's at the same path, and no path is mounted twice."""
     plan = planned(**HOST, mounts={"/dev/shm": {"scratch": "1Gi"}})
-    assert mounted(plan)["/dev/shm"] == {"emptyDir": {"sizeLimit": "1Gi"}}
-    assert len(container(plan)["volumeMounts"]) == 2
+    assert get_mounts(plan)["/dev/shm"] == {"emptyDir": {"sizeLimit": "1Gi"}}
+    assert len(get_container(plan)["volumeMounts"]) == 2
 
 
 GDR = {"hardware": "vela/a100", "fabric": "gdr"}
@@ -55,7 +55,7 @@ GDR = {"hardware": "vela/a100", "fabric": "gdr"}
 def test_fabric_mounts_what_it_needs(planned: Planned) -> None:
     """Vela's topology file and variables come from two ConfigMaps, which must exist before the job."""
     plan = planned(**GDR)
-    paths = {each["mountPath"] for each in container(plan)["volumeMounts"]}
+    paths = {mount["mountPath"] for mount in get_container(plan)["volumeMounts"]}
     assert "/var/run/nvidia-topologyd" in paths
     for name in ("topo-gdr-2vf-canary", "nccl-netwk-env-vars"):
         assert ReferencedObject(object_kind="ConfigMap", name=name) in plan.requires
@@ -64,5 +64,5 @@ def test_fabric_mounts_what_it_needs(planned: Planned) -> None:
 def test_mount_of_the_profile_comes_first(planned: Planned) -> None:
     """A profile may mount a topology of its own in place of the fabric's."""
     plan = planned(**GDR, mounts={"/var/run/nvidia-topologyd": {"config_map": "ours"}})
-    maps = [each["configMap"]["name"] for each in plan.pod["spec"]["volumes"] if "configMap" in each]
-    assert maps == ["ours"]
+    config_maps = [volume["configMap"]["name"] for volume in plan.pod["spec"]["volumes"] if "configMap" in volume]
+    assert config_maps == ["ours"]

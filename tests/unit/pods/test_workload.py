@@ -9,19 +9,21 @@ from torchyard.pods.workload import _parse_options, _split_script, is_floating_i
 
 def test_words_after_a_script_are_read() -> None:
     """A script that ends in `exec "$@"` runs the arguments after it as a command."""
-    behind = '[sh, -c, "set -e; exec \\"$@\\"", sh, torchrun, --nnodes=2, --nnodes=2, train.py, --x, --x]'
-    found = lint_manifest(parse(PYTORCHJOB.replace('[torchrun, --nproc-per-node, "2", train.py]', behind)))
-    assert [sentence.partition(": ")[2][:17] for sentence in found if "is given" in sentence] == ["--nnodes is given"]
+    command_text = '[sh, -c, "set -e; exec \\"$@\\"", sh, torchrun, --nnodes=2, --nnodes=2, train.py, --x, --x]'
+    warnings = lint_manifest(parse(PYTORCHJOB.replace('[torchrun, --nproc-per-node, "2", train.py]', command_text)))
+    assert [sentence.partition(": ")[2][:17] for sentence in warnings if "is given" in sentence] == [
+        "--nnodes is given"
+    ]
 
 
 def test_options_are_torchruns_own() -> None:
     """Options after the program belong to the program, and the value of a substitution is unknown."""
-    words = _split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
-    assert _parse_options(words[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
+    argv = _split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
+    assert _parse_options(argv[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
 
 
 @pytest.mark.parametrize(
-    ("manifest", "pods"),
+    ("manifest", "pod_names"),
     [
         (VOLCANO, [["train-worker-0", "train-worker-1"]]),
         (PYTORCHJOB, [["train-worker-0"], ["etcd"]]),
@@ -29,13 +31,13 @@ def test_options_are_torchruns_own() -> None:
         ("{kind: Job, apiVersion: batch/v1, metadata: {name: other}}", []),
     ],
 )
-def test_pods_have_the_names_that_their_controller_gives(manifest: str, pods: list[list[str]]) -> None:
+def test_pods_have_the_names_that_their_controller_gives(manifest: str, pod_names: list[list[str]]) -> None:
     """The pods of a job are known by name before they exist; a kind that is not known makes none."""
-    assert [list(job.pod_names) for each in parse(manifest) for job in read_workloads(each)] == pods
+    assert [list(job.pod_names) for obj in parse(manifest) for job in read_workloads(obj)] == pod_names
 
 
 @pytest.mark.parametrize(
-    ("image", "floats", "new"),
+    ("image", "is_floating", "is_new"),
     [
         ("etcd", True, True),
         ("quay.io:5000/coreos/etcd:latest", True, True),
@@ -45,6 +47,6 @@ def test_pods_have_the_names_that_their_controller_gives(manifest: str, pods: li
         ("hub:5000/train", True, False),
     ],
 )
-def test_version_of_an_image_is_read_from_its_tag(image: str, floats: bool, new: bool) -> None:
+def test_version_of_an_image_is_read_from_its_tag(image: str, is_floating: bool, is_new: bool) -> None:
     """An image without a version is another one tomorrow, and an etcd of that kind counts as 3.6 or newer."""
-    assert (is_floating_image(image), is_new_etcd(image)) == (floats, new)
+    assert (is_floating_image(image), is_new_etcd(image)) == (is_floating, is_new)
