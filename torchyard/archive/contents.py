@@ -1,9 +1,9 @@
-"""What an archive holds of a run's folder, and how two journals of one run become one.
+"""Which files of a run's folder are archived, and how two journals of one run are merged.
 
-Records are small and written whole, but for the journal, which grows by a line. Logs grow while the job runs: they are
-archived once the job of their attempt has ended, because an object cannot be appended to, and until then the lines are
-where the job is. Checkpoints belong to the program, and locks, leases and supervisors to this machine: neither is
-archived.
+Records are small and written completely, except the journal, which grows line by line. Logs grow while the job runs.
+They are archived after the job of their attempt has ended, because an object cannot be appended to; until then the
+lines are stored where the job runs. Checkpoints belong to the program, and locks, leases and supervisors' files to one
+machine, so they are not archived.
 """
 
 import json
@@ -23,7 +23,7 @@ _PATTERNS = ("*.json", "attempt-*/*.json", "attempt-*/hang/*.txt")
 
 
 class Version(NamedTuple):
-    """By which two contents of a file are told apart."""
+    """Size and time of a file's last change; a file whose version is unchanged is not copied again."""
 
     size: int
     modified_ns: int
@@ -38,18 +38,23 @@ def is_log(name: str) -> bool:
 
 
 def list_records(folder: Path) -> dict[str, Version]:
-    """The records of a run's folder except its journal. OSError."""
-    return _list_versions(folder, [path for pattern in _PATTERNS for path in folder.glob(pattern)])
+    """The records of a run's folder except its journal. OSError if they cannot be read."""
+    paths: list[Path] = []
+    for pattern in _PATTERNS:
+        paths += folder.glob(pattern)
+    return _list_versions(folder, paths)
 
 
 def list_ended_logs(folder: Path) -> dict[str, Version]:
-    """The logs of the attempts whose job has ended. OSError."""
-    ended = [path.parent for path in folder.glob("attempt-*/outcome.json")]
-    return _list_versions(folder, [log for attempt in ended for log in attempt.glob("*/log")])
+    """The logs of the attempts whose job has ended. OSError if they cannot be read."""
+    paths: list[Path] = []
+    for outcome_path in folder.glob("attempt-*/outcome.json"):
+        paths += outcome_path.parent.glob("*/log")
+    return _list_versions(folder, paths)
 
 
 def _list_versions(folder: Path, paths: list[Path]) -> dict[str, Version]:
-    versions = {}
+    versions: dict[str, Version] = {}
     for path in sorted(paths):
         name = str(path.relative_to(folder))
         if is_record(name) or is_log(name):
@@ -59,27 +64,28 @@ def _list_versions(folder: Path, paths: list[Path]) -> dict[str, Version]:
 
 
 def merge_journals(local: bytes, remote: bytes) -> bytes:
-    """One journal with the lines of both, in order of time; `ours` itself if it has all of them.
+    """One journal with the lines of both, in order of time; `local` itself if it has all of them.
 
-    They differ if a run went on elsewhere, and if the process here was lost before its last lines were archived.
+    They differ if the run was resumed elsewhere, or if a process of this machine was lost before its last lines were
+    archived.
     """
     local_lines = _list_complete_lines(local)
     remote_lines = _list_complete_lines(remote)
     if set(remote_lines) <= set(local_lines):
         return local
     remote_line_set = set(remote_lines)
-    lines = sorted([*remote_lines, *(line for line in local_lines if line not in remote_line_set)], key=_parse_time)
-    return b"".join(line + b"\n" for line in lines)
+    lines = remote_lines + [line for line in local_lines if line not in remote_line_set]
+    return b"".join(line + b"\n" for line in sorted(lines, key=_parse_time))
 
 
 def list_origins(journal: bytes) -> list[str]:
-    """The folders in which processes of the run had what they have written into the archive."""
+    """The run's folders on the machines whose processes have written its journal."""
     folders = (_parse_event(line).get("folder") for line in _list_complete_lines(journal))
     return list(dict.fromkeys(folder for folder in folders if isinstance(folder, str) and folder.startswith("/")))
 
 
 def move_paths(text: str, origins: list[str], folder: str) -> str:
-    """A record in which the run's folder is this one, so that its logs are found here."""
+    """Replace the folders `origins` in a record by `folder`, so that its paths lead to this machine's files."""
     for origin in sorted(origins, key=len, reverse=True):
         if origin != folder:
             pattern = re.escape(json.dumps(origin, ensure_ascii=False)[1:-1]) + r"(?=[/\")])"
@@ -88,11 +94,12 @@ def move_paths(text: str, origins: list[str], folder: str) -> str:
 
 
 def _list_complete_lines(journal: bytes) -> list[bytes]:
-    """The whole lines; a torn one is left out."""
+    """The lines that are valid events; torn lines are left out."""
     return [line for line in journal.split(b"\n") if _parse_event(line)]
 
 
 def _parse_event(line: bytes) -> dict[str, Any]:
+    """Parse a line; empty if it is not an event."""
     try:
         event = json.loads(line)
     except ValueError:

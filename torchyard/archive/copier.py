@@ -1,7 +1,7 @@
-"""Copies a run's folder to the archive while the run goes on, on a thread of its own.
+"""Copies a run's folder to the archive while the run continues, on a separate thread.
 
-The store's trouble is this process's own: it is reported once, tried again, and shown in the report. No step waits for
-it; the end of the run does, after its teardown, for as long as the store takes what is left.
+An error of the store never fails the run: it is reported once, retried, and shown in the report. No step waits for the
+store, only the end of the run, after its teardown, for as long as the store accepts the remaining files.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from torchyard.model.errors import ArchiveError, RunInUseError
 from torchyard.model.profile import Profile
 from torchyard.trend.records import HistoryKey, Record, get_history_key
 
-_COPY_INTERVAL_S = 2.0  # between two looks at the folder, which cost no request
-_MAX_RETRY_PAUSE_S = 60.0  # between two tries while the store is away
+_COPY_INTERVAL_S = 2.0  # between two checks of the folder, which send no request
+_MAX_RETRY_PAUSE_S = 60.0  # between two tries while the store cannot be reached
 _FETCH_TIMEOUT_S = 60.0  # how long a process that resumes the run waits for the archive
 _FETCH_PAUSE_S = 2.0
 _SETTLE_PAUSE_S = 1.0
-_SETTLE_TIMEOUT_S = 20.0  # how long the end of a run waits for a store that takes nothing
+_SETTLE_TIMEOUT_S = 20.0  # how long the end of a run waits for a store that makes no progress
 _MAX_SETTLE_S = 600.0  # and for one that is slow
 
 
@@ -47,7 +47,7 @@ class RunArchive:
     """
 
     def __init__(self, folder: Path, check_owner: Callable[[], None], store: Store | None, fault: str = "") -> None:
-        """`fault`: why there is no store although TORCHYARD_ARCHIVE names one; empty if it names none."""
+        """`fault`: why there is no `store` although TORCHYARD_ARCHIVE names one; empty if it names none."""
         self._store = store
         self._folder = folder
         self._check_owner = check_owner
@@ -66,7 +66,10 @@ class RunArchive:
     # --- called by the run
 
     def fetch(self, timeout_s: float | None = None) -> bool:
-        """Bring the folder up to what the archive has. False if the archive does not say, which is reported."""
+        """Update the folder with what the archive contains; return False, with a warning, if it does not answer.
+
+        It is tried for `timeout_s` seconds, by default `_FETCH_TIMEOUT_S`.
+        """
         if self._store is None:
             return not self._fault
         store = self._store
@@ -75,7 +78,7 @@ class RunArchive:
             try:
                 remaining_s = max(deadline - time.monotonic(), _SETTLE_PAUSE_S)
                 if call_bounded(lambda: fetch_run(store, self._folder), remaining_s, store.url):
-                    get_log().info("what earlier processes of this run have recorded comes from %s", store.url)
+                    get_log().info("fetched the records of earlier processes of this run from %s", store.url)
                 return True
             except ArchiveError as error:
                 self._report_fault(error)
@@ -92,27 +95,30 @@ class RunArchive:
             threading.Thread(target=run, args=(self._copy_until_stopped,), daemon=True, name="archive").start()
 
     def save_record(self, record: Record) -> None:
-        """Let the archive have the run's numbers."""
+        """Write the run's numbers into its folder, from where they are copied to the archive."""
         if self._store is not None:
-            with contextlib.suppress(OSError):  # a full disk is reported by what needs it more
+            with contextlib.suppress(OSError):  # a full disk is reported when the report is written
                 write_private_text(self._folder / RECORD, record.model_dump_json(exclude_defaults=True) + "\n")
 
     def describe(self) -> str:
         """Where the run is archived, or what prevents it; empty without an archive."""
-        return self._fault or (f"{self._store.url}/{self._folder.name}" if self._store else "")
+        if self._fault or self._store is None:
+            return self._fault
+        return f"{self._store.url}/{self._folder.name}"
 
-    def settle(self) -> str:
-        """Copy what is left, as long as the store takes it; returns what is missing there, empty if nothing is."""
+    def settle(self) -> str | None:
+        """Copy the remaining files while the store makes progress; return what it lacks, None if it is complete."""
         if self._store is None or self._stop_event.is_set():
-            return ""
-        self._last_progress_at = started_at = time.monotonic()
+            return None
+        started_at = time.monotonic()
+        self._last_progress_at = started_at
         self._requested_copies += 1
         while not self._is_settled():
             now = time.monotonic()
             if now > self._last_progress_at + _SETTLE_TIMEOUT_S or now > started_at + _MAX_SETTLE_S:
                 self._stop_event.set()
                 return self._describe_missing()
-        return ""
+        return None
 
     def stop(self) -> None:
         """Copy nothing more: another process owns the run, or this one has settled it."""
@@ -131,20 +137,20 @@ class RunArchive:
                 self._copy_changes()
             except RunInUseError:
                 self._stop_event.set()
-            except Exception as error:  # whatever it is, no job depends on this
+            except Exception as error:  # no job depends on the archive, so no error of it may end this thread
                 self._report_fault(error)
                 pause = min(2 * pause, _MAX_RETRY_PAUSE_S)
             else:
                 pause = _COPY_INTERVAL_S
                 if self._fault:
-                    get_log().info("the archive takes this run again")
+                    get_log().info("the archive accepts this run again")
                 self._fault = ""
                 self._finished_copies = requested_copies
             self._pass_finished.set()
             self._wake.wait(pause)
 
     def _copy_changes(self) -> None:
-        """Copy what has changed: the journal after what it speaks of, and the large logs one at a time."""
+        """Copy the changed files: the large logs one at a time, and the journal after the files that it mentions."""
         assert self._store is not None
         if self._pending_history:
             histories.fetch_history(self._store, self._folder.parent, self._pending_history)
@@ -159,7 +165,7 @@ class RunArchive:
             self._copy_records(self._store)
 
     def _read_archive_state(self, store: Store) -> None:
-        """Learn which lines of the journal the archive has, and which logs need not be copied again."""
+        """Read the archived journal, and find the logs that need not be copied again."""
         sizes = store.list_files(self._folder.name)
         logs = list_ended_logs(self._folder)
         self._copied_versions |= {name: version for name, version in logs.items() if sizes.get(name) == version.size}
@@ -189,15 +195,15 @@ class RunArchive:
         self._last_progress_at = time.monotonic()
 
     def _report_fault(self, error: Exception) -> None:
-        """Report a fault once, however often it comes back while it lasts."""
+        """Log an error once, until a pass succeeds."""
         if not self._fault:
-            get_log().warning("%s; the run goes on, and it is tried again", error)
+            get_log().warning("%s (retrying; the run is not affected)", error)
         self._fault = str(error)
 
     # --- at the end
 
     def _is_settled(self) -> bool:
-        """Wait a moment for the thread, or have it try again; whether it has copied all that was there when asked."""
+        """Wake the thread and wait a moment for it; return whether it has copied everything, or was stopped."""
         self._pass_finished.clear()
         self._wake.set()
         self._pass_finished.wait(_SETTLE_PAUSE_S)
@@ -207,10 +213,11 @@ class RunArchive:
         return is_done
 
     def _describe_missing(self) -> str:
-        """Which files the archive lacks, as far as that is known here."""
+        """The number of files that the archive lacks, and why, for the report."""
         assert self._store is not None
-        changed = self._select_changed({**list_records(self._folder), **list_ended_logs(self._folder)})
-        names = [*changed, *([JOURNAL] if not changed or self._fault else [])]
+        names = list(self._select_changed(list_records(self._folder) | list_ended_logs(self._folder)))
+        if not names or self._fault:
+            names.append(JOURNAL)
         log_count = sum(map(is_log, names))
         record_count = len(names) - log_count
         reason = self._fault or "it takes too long"
@@ -219,24 +226,26 @@ class RunArchive:
 
 
 @contextlib.contextmanager
-def open_run_archive(folder: Path, check_owner: Callable[[], None], is_resumed: bool) -> Iterator[RunArchive]:
+def open_run_archive(folder: Path, check_owner: Callable[[], None], *, is_resumed: bool) -> Iterator[RunArchive]:
     """The archive of a run that this process owns: complete at the end, unless another process owns the run by then.
 
-    ArchiveError if TORCHYARD_ARCHIVE is wrong; for a run that is resumed this is a fault like any other.
+    ArchiveError if TORCHYARD_ARCHIVE is wrong; for a resumed run that is only a warning, because its job may be
+    running.
     """
-    archive = _create_run_archive(folder, check_owner, is_resumed)
+    archive = _create_run_archive(folder, check_owner, is_resumed=is_resumed)
     try:
         yield archive
     except RunInUseError:
         archive.stop()
         raise
     finally:
-        if missing := archive.settle():
+        missing = archive.settle()
+        if missing:
             get_log().warning("the run's archive is %s", missing)
         archive.stop()
 
 
-def _create_run_archive(folder: Path, check_owner: Callable[[], None], is_resumed: bool) -> RunArchive:
+def _create_run_archive(folder: Path, check_owner: Callable[[], None], *, is_resumed: bool) -> RunArchive:
     try:
         return RunArchive(folder, check_owner, open_store())
     except ArchiveError as error:

@@ -1,4 +1,4 @@
-"""Brings what the archive has of a run to this machine: to go on with the run, or only to read it."""
+"""Fetches a run's folder from the archive to this machine, to resume the run or only to read it."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torchyard.model.errors import ArchiveError
 from torchyard.model.plan import Plan
 from torchyard.model.run import Outcome
 
-_READ_COPIES = "archived"  # beside the runs: what is only read here must not look like a run of this machine
+_READ_COPIES = "archived"  # beside the runs: a folder that is only read must not look like a run of this machine
 _LOST_LOG_REASON = "its machine was lost before the log was archived"
 
 
@@ -24,9 +24,10 @@ class _SavedPlan(BaseModel):
 
 
 def fetch_run(store: Store, folder: Path) -> bool:
-    """Bring a run's folder up to what the archive has; False if that is no more than what is here. ArchiveError.
+    """Update a run's folder from the archive; return False if the folder already has every line of its journal.
 
-    The journal comes last: a folder without it is fetched again by the next process.
+    The journal is written last, so that a folder whose fetch was interrupted is fetched again. ArchiveError if the
+    store fails or the disk is full.
     """
     name = folder.name
     sizes = store.list_files(name)
@@ -48,7 +49,7 @@ def fetch_run(store: Store, folder: Path) -> bool:
 
 
 def fetch_to_read(store: Store, runs: Path, name: str) -> Path | None:
-    """A copy of a run's folder that is not among the runs of this machine; None if the archive has no such run."""
+    """Fetch a copy of a run's folder that is not among the runs of this machine; None if it is not in the archive."""
     copy = runs / _READ_COPIES / name
     with contextlib.suppress(FileNotFoundError):
         (copy / JOURNAL).unlink()  # so that every record is fetched as it is now
@@ -56,7 +57,7 @@ def fetch_to_read(store: Store, runs: Path, name: str) -> Path | None:
 
 
 def _fetch_log(store: Store, folder: Path, name: str, size: int) -> None:
-    """Fetch a log, unless there is one here that is not shorter."""
+    """Fetch a log of `size` bytes, unless this machine has one that is not shorter."""
     path = folder / name
     if _read_size(path) >= size:
         return
@@ -64,8 +65,7 @@ def _fetch_log(store: Store, folder: Path, name: str, size: int) -> None:
 
     def write() -> None:
         make_private_folder(path.parent)
-        with open(temp_path, "wb", opener=open_private_file):
-            """Only the user may read it, also while it comes."""
+        open(temp_path, "wb", opener=open_private_file).close()  # only the user may read it, also during the fetch
         store.fetch(f"{folder.name}/{name}", temp_path)
         temp_path.replace(path)
 
@@ -73,21 +73,26 @@ def _fetch_log(store: Store, folder: Path, name: str, size: int) -> None:
 
 
 def _record_missing_logs(folder: Path, sizes: dict[str, int]) -> None:
-    """Record which logs the archive lacks of an attempt whose end is known, and whose logs have not been read yet."""
+    """Record the logs that the archive lacks as lost, for attempts that have ended but whose logs are still to be read.
+
+    Otherwise such an attempt would look like one that printed nothing.
+    """
     for outcome_path in folder.glob("attempt-*/outcome.json"):
         attempt = outcome_path.parent
         if (attempt / "ended.json").exists():
             continue
         missing = [node for node in _list_nodes(attempt) if f"{attempt.name}/{node}/log" not in sizes]
-        with contextlib.suppress(OSError, ValidationError):  # what cannot be read is reported where it is used
-            saved = Outcome.model_validate_json(outcome_path.read_bytes())
-            lost = dict.fromkeys((node for node in missing if not (attempt / node / "log").exists()), _LOST_LOG_REASON)
-            outcome_path.write_text(
-                saved.model_copy(update={"lost": {**saved.lost, **lost}}).model_dump_json(), "utf-8"
-            )
+        with contextlib.suppress(OSError, ValidationError):  # an unreadable outcome is reported where it is used
+            outcome = Outcome.model_validate_json(outcome_path.read_bytes())
+            lost = dict(outcome.lost)
+            for node in missing:
+                if not (attempt / node / "log").exists():
+                    lost[node] = _LOST_LOG_REASON
+            outcome_path.write_text(outcome.model_copy(update={"lost": lost}).model_dump_json(), "utf-8")
 
 
 def _list_nodes(attempt: Path) -> list[str]:
+    """The nodes of an attempt that have a log; empty if its plan cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         return list(_SavedPlan.model_validate_json((attempt / "plan.json").read_bytes()).plan.logs)
     return []
@@ -101,6 +106,7 @@ def _read_or_empty(path: Path) -> bytes:
 
 
 def _read_size(path: Path) -> int:
+    """The size of a file in bytes; -1 if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -108,7 +114,7 @@ def _read_size(path: Path) -> int:
 
 
 def _write_atomically(store: Store, path: Path, data: bytes) -> None:
-    """Write a file of which no reader sees half."""
+    """Write a file so that no reader sees half of it."""
     temp_path = path.with_name(f"{path.name}.part")
 
     def write() -> None:
@@ -121,9 +127,9 @@ def _write_atomically(store: Store, path: Path, data: bytes) -> None:
 
 
 def _guard_disk(store: Store, operation: Callable[[], None]) -> None:
+    """Run `operation`; its OSError becomes an ArchiveError, which callers retry."""
     try:
         operation()
     except OSError as error:
-        raise ArchiveError(
-            store.url, f"what it has cannot be written here: {error}", "free or mount the disk"
-        ) from error
+        reason = f"cannot write its files to this machine's disk: {error}"
+        raise ArchiveError(store.url, reason, "free some space, or mount the disk") from error

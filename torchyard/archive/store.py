@@ -22,18 +22,22 @@ T = TypeVar("T")
 
 
 class Store:
-    """The archive, named by paths below its root. Each call may take as long as the store's client tries.
+    """The archive; files are named by their paths below its root.
 
-    ArchiveError if the store refuses, fails or cannot be reached: that never means that there is nothing.
+    Each call may take as long as the store's client retries. Threads may share it, as far as the client of the protocol
+    allows. Every call raises ArchiveError if the store refuses, fails or cannot be reached; only an empty result means
+    that there is nothing.
     """
 
     def __init__(self, url: str) -> None:
         self.url = secrets.mask_text(url.rstrip("/"))
-        self._files, self._root = self._guard("open it", lambda: _open_files(url))
+        files, root = self._guard("open it", lambda: _open_files(url))
+        self._files = files
+        self._root = root
         self._is_local = url.partition("://")[0] in _LOCAL_PROTOCOLS
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """The sizes of all files below a folder, by their paths from there."""
+        """The sizes in bytes of all files below a folder, by their paths relative to it; empty if it does not exist."""
 
         def find() -> dict[str, dict[str, Any]]:
             path = f"{self._root}/{folder}"
@@ -59,9 +63,11 @@ class Store:
         return self._guard(f"read {name}", lambda: bytes(self._files.cat_file(f"{self._root}/{name}")))
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
-        """Several small files, at the same time if the store's client can do that."""
+        """Several small files by name, read at the same time if the store's client can do that."""
+        if not names:
+            return {}
         prefix = f"{self._root}/"
-        contents = self._guard("read it", lambda: self._files.cat([prefix + name for name in names])) if names else {}
+        contents = self._guard("read it", lambda: self._files.cat([prefix + name for name in names]))
         return {name.removeprefix(prefix): bytes(data) for name, data in contents.items()}
 
     def fetch(self, name: str, path: Path) -> None:
@@ -87,7 +93,7 @@ class Store:
         )
 
     def _make_local_folder(self, name: str) -> None:
-        """Folders of an archive on a disk are for this user alone, as run folders are."""
+        """Create a file's folder in an archive on a disk: only this user may read it, as for run folders."""
         if self._is_local:
             self._guard(f"write {name}", lambda: make_private_folder(Path(self._root, name).parent))
 
@@ -96,7 +102,7 @@ class Store:
             return operation()
         except ArchiveError:
             raise
-        except Exception as error:  # each protocol has errors of its own
+        except Exception as error:  # each protocol has its own errors
             raise ArchiveError(self.url, f"cannot {action}: {_describe_error(error)}") from error
 
 
@@ -107,7 +113,10 @@ def open_store() -> Store | None:
 
 
 def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:
-    """Call the store, and wait for it no longer than this. ArchiveError."""
+    """Call the store on a thread, and return the result. ArchiveError if it fails or takes longer than `timeout_s`.
+
+    A call that hangs keeps its daemon thread, which does not prevent the process from exiting.
+    """
     results: list[T | ArchiveError] = []
 
     def call() -> None:
@@ -138,7 +147,7 @@ def _open_files(url: str) -> tuple[Any, str]:
         files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
-        remedy = f"pip install 'torchyard[{extra}]'" if extra else f"install what it names, or {_SET_REMEDY}"
+        remedy = f"pip install 'torchyard[{extra}]'" if extra else f"install that package, or {_SET_REMEDY}"
         raise ArchiveError(masked_url, f"the package for {protocol}:// is missing: {error}", remedy) from error
     except ValueError as error:
         raise ArchiveError(masked_url, str(error), _SET_REMEDY) from error
@@ -146,7 +155,7 @@ def _open_files(url: str) -> tuple[Any, str]:
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a local folder exists. OSError if that cannot be seen."""
+    """Whether a local folder exists. OSError if that cannot be checked."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -155,6 +164,6 @@ def _is_folder(path: str) -> bool:
 
 
 def _describe_error(error: BaseException) -> str:
-    """An error in one line; some clients' errors have no words of their own."""
+    """An error in one line; by the name of its class if it has no message."""
     message = " ".join(str(error).split()) or type(error).__name__
     return secrets.mask_text(message[:500])

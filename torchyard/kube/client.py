@@ -31,12 +31,12 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import plural_kind
 
-_FOREGROUND_DELETION = {"propagationPolicy": "Foreground"}
-_FORCED_DELETION = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
-_ACCESS_RULES_TIMEOUT_S = 15.0  # seconds that a server which refuses even discovery may take to read its access rules
-_UNREAD_ROLE_PATTERN = re.compile(r"RBAC: .*\bnot found")  # a binding was read before its role
 KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
+_FOREGROUND_DELETION: KubeObject = {"propagationPolicy": "Foreground"}
+_FORCED_DELETION: KubeObject = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+_ACCESS_RULES_TIMEOUT_S = 15.0  # seconds that a server which refuses even discovery may take to read its access rules
+_UNREAD_ROLE_PATTERN = re.compile(r"RBAC: .*\bnot found")  # a binding was read before its role
 
 
 class Client:
@@ -121,7 +121,8 @@ class Client:
             items += page["items"] or []
             next_page = (page.get("metadata") or {}).get("continue")
             if not next_page:
-                return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+                type_fields = {"apiVersion": api_version, "kind": kind}  # a list leaves them out of its items
+                return [type_fields | item for item in items]
             params["continue"] = next_page
 
     def create(self, obj: KubeObject, *, dry_run: bool = False) -> KubeObject:
@@ -141,11 +142,12 @@ class Client:
 
         `force` deletes it at once, without waiting for its dependents or its node.
         """
-        return self._delete(self.path(api_version, kind, name), _deletion_options(force), absent=(404,))
+        return self._delete(self.path(api_version, kind, name), _deletion_options(force=force), absent=(404,))
 
     def delete_exact(self, obj: KubeObject, *, force: bool = False) -> bool:
         """Delete this very object, by its uid; return False if it is gone or its name belongs to another object."""
-        options = {**_deletion_options(force), "preconditions": {"uid": obj["metadata"]["uid"]}}
+        options = _deletion_options(force=force)
+        options["preconditions"] = {"uid": obj["metadata"]["uid"]}
         return self._delete(self._object_path(obj), options, absent=(404, 409))
 
     def _delete(self, path: str, options: KubeObject, absent: tuple[int, ...]) -> bool:
@@ -254,8 +256,8 @@ def _request_path(path: str, query: Mapping[str, Any] | None) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def _deletion_options(force: bool) -> KubeObject:
-    return _FORCED_DELETION if force else _FOREGROUND_DELETION
+def _deletion_options(*, force: bool) -> KubeObject:
+    return dict(_FORCED_DELETION if force else _FOREGROUND_DELETION)
 
 
 def _find_startup_error(connection: Connection, message: str) -> TransientError | None:

@@ -146,7 +146,7 @@ def read_json(response: Response) -> Any:
     try:
         return json.loads(response.data or b"{}")
     except (urllib3.exceptions.HTTPError, ValueError) as error:
-        raise TransientError(f"the answer broke off: {error}") from error
+        raise TransientError(f"the response broke off: {error}") from error
 
 
 def split_lines(response: Response) -> Iterator[bytes]:
@@ -156,9 +156,9 @@ def split_lines(response: Response) -> Iterator[bytes]:
     """
     pieces: list[bytes] = []  # of the unfinished line; joined once, because a line may span many chunks
     for chunk in split_chunks(response):
-        first, *others = chunk.split(b"\n")
-        pieces.append(first)
-        for line in others:
+        line_end, *next_lines = chunk.split(b"\n")
+        pieces.append(line_end)
+        for line in next_lines:
             yield b"".join(pieces) + b"\n"
             pieces = [line]
     last_line = b"".join(pieces)

@@ -50,7 +50,7 @@ def _check_host(target: _Target, requirements: Sequence[HostRequirement]) -> lis
     except HostError as error:
         remedy = ""
         if python != sys.executable:
-            options = "options.python" if host in THIS_MACHINE else "options.python, or options.keeper_python"
+            options = "options.python" if host in THIS_MACHINE else "options.python, or options.supervisor_python"
             remedy = f"choose another interpreter with {options}"
         detail = f"{error.action}: {error.message}"
         return [Check(name=f"{python} on {host}", verdict="failed", detail=detail, remedy=remedy)]

@@ -35,7 +35,7 @@ def find_orphan_processes(runs: Path) -> list[OrphanProcess]:
         if processes.parse_label(str(folder)) != label or run_folder.parent.resolve() != runs.resolve():
             continue
         if attempt_folder.name.startswith("attempt-") and not (attempt_folder / "plan.json").exists():
-            orphans.append(OrphanProcess(run_folder.name, label, tuple(job["pids"]), bool(job["keepers"])))
+            orphans.append(OrphanProcess(run_folder.name, label, tuple(job["pids"]), bool(job["supervisors"])))
     return orphans
 
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
@@ -337,11 +337,11 @@ class Watchdog:
             start_new_session=True,
         )
 
-    def send(self, word: str) -> None:
+    def send(self, message: Literal["ending", "done"]) -> None:
         """Send `ending` (teardown has started) or `done` (nothing is left to watch)."""
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(word.encode() + b"\n")
+            self._process.stdin.write(message.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return  # the watchdog was killed; the run continues without it

@@ -85,7 +85,7 @@ def stage_in(sites: Sequence[Site]) -> None:
 
 
 def _stage_in_site(site: Site, checkpoints: Sequence[_SentFile]) -> None:
-    request = json.dumps({"carrier": node_holder_identity(site.files)})
+    request = json.dumps({"owner": node_holder_identity(site.files)})
     command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
     processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
 
@@ -125,7 +125,7 @@ def _list_site_files(site: Site) -> Iterator[_SentFile]:
     for path, name in program_files:
         yield _SentFile(path, f"work/{name}")
     for name in _SUPERVISOR_FILES:
-        yield _SentFile(_SCRIPTS_FOLDER / name, f"keeper/torchyard/host/{name}")
+        yield _SentFile(_SCRIPTS_FOLDER / name, f"supervisor/torchyard/host/{name}")
 
 
 def _walk_files(source: Path) -> Iterator[_SentFile]:
@@ -149,8 +149,8 @@ def _send_archive(site: Site, checkpoints: Sequence[_SentFile], stdin: IO[bytes]
     response = json.loads(stdout.readline(_MAX_RESPONSE_BYTES))
     if not isinstance(response, dict):
         raise ValueError("it did not report whether the run's folder exists")
-    if response.get("carrier"):
-        raise RunInUseError(f"{site.host}:{site.folder}", str(response["carrier"]))
+    if response.get("other_owner"):
+        raise RunInUseError(f"{site.host}:{site.folder}", str(response["other_owner"]))
     if response.get("wanted"):
         with tarfile.open(fileobj=stdin, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
             for path, name in (*_list_site_files(site), *checkpoints):
@@ -198,7 +198,7 @@ def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]
     sites = [site for site in plan.sites if site.host in hosts]
     with ThreadPoolExecutor(1) as pool, ProcessWatch(host_processes, logs_only=True) as watch:
         staging_out = pool.submit(_stage_out, sites)
-        watch.drain_logs(_LOG_IDLE_TIMEOUT_S)
+        watch.drain_logs(idle_timeout_s=_LOG_IDLE_TIMEOUT_S)
         losses = watch.lost_logs()
         missing_by_host = {
             process.host: f"log of {process.name}: {losses[process.name]}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from torchyard.common.identity import holder_identity, is_holder
+from torchyard.common.identity import identify_holder, is_holder
 from torchyard.common.private_files import make_private_folder, open_private_file
 from torchyard.machines import processes
 from torchyard.model.errors import RunInUseError
@@ -23,7 +23,7 @@ _FIRST_BYTE_TIMEOUT_S = 45.0  # seconds that a copy without a byte may still be 
 
 def node_holder_identity(path: str) -> str:
     """This launcher as a run's owner: this machine and the run's locked folder, from a path in a node's folder."""
-    return holder_identity(str(Path(path).parents[2]))
+    return identify_holder(str(Path(path).parents[2]))
 
 
 class CommandStream:
@@ -138,7 +138,7 @@ class StatusStream(CommandStream):
     def _apply_state(self, state: dict[str, Any]) -> None:
         """Store a new state, and follow the owner that it names. RunInUseError if that is another launcher."""
         self._states[self.process.name] = state
-        owner = state.get("carrier")
+        owner = state.get("other_owner")
         if owner:
             if not is_holder(owner, str(Path(self.process.log).parents[2])):
                 raise RunInUseError(f"{self.process.host}: {self.process.name}", owner)
@@ -169,7 +169,7 @@ def _parse_state(line: bytes) -> dict[str, Any]:
 def _is_valid_value(key: str, value: Any) -> bool:
     """Whether a state may have the value; unknown keys are accepted as they are."""
     match key:
-        case "phase" | "error" | "carrier" | "detail" | "name":
+        case "phase" | "error" | "other_owner" | "detail" | "name":
             return isinstance(value, str)
         case "exit" | "lost" | "lines" | "log_size":
             return value is None or (isinstance(value, int) and abs(value) < _MAX_COUNT)

@@ -243,7 +243,7 @@ class Runner:
         RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can.
         """
         is_resumed = self.reporter.count > 1
-        archive = open_run_archive(self.folder.path, self._check_owner, is_resumed)
+        archive = open_run_archive(self.folder.path, self._check_owner, is_resumed=is_resumed)
         with self.folder.owned(), self.reporter, archive as self.archive:
             if is_resumed:
                 takeover.fetch_past(self.folder, self.profile, self.run_id, self.archive)

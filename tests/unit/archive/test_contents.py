@@ -1,4 +1,4 @@
-"""What an archive holds of a run's folder."""
+"""Which files of a run's folder are archived, and how journals of two machines are merged."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from torchyard.archive.contents import (
 
 
 def event_line(timestamp: float, event: str = "step", **fields: str) -> bytes:
-    return json.dumps({"at": timestamp, "event": event, **fields}).encode() + b"\n"
+    return json.dumps({"at": timestamp, "event": event} | fields).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def event_line(timestamp: float, event: str = "step", **fields: str) -> bytes:
         ("attempt-1/plan.json\n", False, False),
     ],
 )
-def test_archive_holds_records_and_logs_alone(name: str, is_record_name: bool, is_log_name: bool) -> None:
+def test_only_records_and_logs_are_archived(name: str, is_record_name: bool, is_log_name: bool) -> None:
     """Checkpoints, locks and supervisors' files are not archived, and no name leads out of the folder."""
     assert (is_record(name), is_log(name)) == (is_record_name, is_log_name)
 
@@ -60,24 +60,25 @@ def test_logs_are_archived_once_their_job_has_ended(tmp_path: Path) -> None:
     ]
 
 
-def test_journals_of_two_machines_become_one() -> None:
-    """The lines of both are there once, in order of time; a torn line is left out."""
-    local = event_line(1) + event_line(2) + event_line(4, "step", name="wait")
-    remote = event_line(1) + event_line(2) + event_line(3) + event_line(5, "end") + b'{"at": 6'
-    assert merge_journals(local, remote) == event_line(1) + event_line(2) + event_line(3) + event_line(
-        4, "step", name="wait"
-    ) + event_line(5, "end")
+def test_journals_of_two_machines_are_merged() -> None:
+    """The merged journal contains the lines of both once, in order of time, without torn lines."""
+    shared = [event_line(1), event_line(2)]
+    wait = event_line(4, "step", name="wait")
+    end = event_line(5, "end")
+    local = b"".join([*shared, wait])
+    remote = b"".join([*shared, event_line(3), end, b'{"at": 6'])
+    assert merge_journals(local, remote) == b"".join([*shared, event_line(3), wait, end])
 
 
-def test_journal_that_has_every_line_stays() -> None:
-    """What the archive knows already changes nothing here, not even a torn line."""
+def test_journal_with_every_line_is_not_changed() -> None:
+    """A journal that contains every line of the archived one is returned as it is, with its torn line."""
     local = event_line(1) + event_line(2) + b"torn"
     assert merge_journals(local, event_line(1)) is local
     assert merge_journals(local, b"") is local
 
 
-def test_records_name_the_folder_here() -> None:
-    """Paths of the folder in which a record was written lead to this folder, and others stay."""
+def test_paths_in_records_lead_to_the_local_folder() -> None:
+    """Paths in the folder in which a record was written are replaced, and other paths stay."""
     journal = event_line(1, "start", folder="/pod/runs/x-1") + event_line(2, "start", folder="/pod/runs/x-1")
     text = '{"log": "/pod/runs/x-1/attempt-1/node-0/log", "folder": "/pod/runs/x-1", "other": "/pod/runs/x-12/log"}'
     moved = move_paths(text, list_origins(journal), "/here/x-1")

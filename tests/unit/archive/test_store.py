@@ -1,4 +1,4 @@
-"""The archive: a folder here; tests/local/test_archive.py has one with a real S3 API."""
+"""The archive in a local folder; tests/local/test_archive.py has one with a real S3 API."""
 
 import os
 import stat
@@ -14,25 +14,25 @@ from torchyard.common.project_root import ROOT
 from torchyard.model.errors import ArchiveError
 
 
-def test_files_come_back(store: Store, tmp_path: Path) -> None:
-    """What was written and copied is listed with its size, read and fetched, whatever its folder."""
+def test_stored_files_are_listed_read_and_fetched(store: Store, tmp_path: Path) -> None:
+    """Files that were written or copied are listed with their sizes, read and fetched, whatever their folder."""
     (tmp_path / "log").write_bytes(b"line\n")
     store.write("run-1/journal", b"{}")
     store.copy(tmp_path / "log", "run-1/attempt-1/node-0/log", lambda: None)
-    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "back")
+    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "fetched")
     assert store.list_files("run-1") == {"journal": 2, "attempt-1/node-0/log": 5}
-    assert (store.read("run-1/journal"), (tmp_path / "back").read_bytes()) == (b"{}", b"line\n")
+    assert (store.read("run-1/journal"), (tmp_path / "fetched").read_bytes()) == (b"{}", b"line\n")
     assert store.read_all(["run-1/journal"]) == {"run-1/journal": b"{}"}
     assert store.list_runs() == ["run-1"]
 
 
-def test_absent_folder_is_empty(store: Store) -> None:
-    """A run that was never archived has no files: that is no error."""
+def test_missing_folder_is_empty(store: Store) -> None:
+    """A run that was never archived has no files, which is not an error."""
     assert store.list_files("run-1") == {}
 
 
-def test_what_cannot_be_listed_is_not_empty(store: Store, root: Path) -> None:
-    """An archive that cannot be read says so, and does not pass for an empty one."""
+def test_unreadable_archive_is_an_error(store: Store, root: Path) -> None:
+    """An archive that cannot be read is an ArchiveError, not an empty archive."""
     root.rmdir()
     root.write_text("no folder")
     with pytest.raises(ArchiveError, match="cannot list run-1"):
@@ -42,7 +42,7 @@ def test_what_cannot_be_listed_is_not_empty(store: Store, root: Path) -> None:
 
 
 def test_folders_are_private(store: Store, root: Path) -> None:
-    """Plans may hold secrets: only this user may look into a run's folder in an archive on a disk."""
+    """Only this user can read a run's folder in an archive on a disk, because plans may contain secrets."""
     store.write("run-1/journal", b"{}")
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root, root / "run-1")} == {0o700}
 
@@ -56,8 +56,8 @@ def test_folders_are_private(store: Store, root: Path) -> None:
         ("gs://bucket", r"package for gs:// is missing.*pip install 'torchyard\[gcs\]'"),
     ],
 )
-def test_wrong_url_is_one_clear_error(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error shows the URL, what is wrong with it, and what to do."""
+def test_wrong_url_is_an_error_with_a_remedy(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error contains the URL, what is wrong with it, and what to do."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)  # as if it were not installed
     os.environ[ARCHIVE_VARIABLE] = url
     with pytest.raises(ArchiveError, match=message) as caught:
@@ -66,7 +66,7 @@ def test_wrong_url_is_one_clear_error(url: str, message: str, monkeypatch: pytes
 
 
 def test_password_in_the_url_is_not_shown() -> None:
-    """Errors and reports name the archive without the password that its URL may hold."""
+    """Errors and reports contain the archive's URL without its password."""
     os.environ[ARCHIVE_VARIABLE] = "nowhere://user:hunter22@host/x"
     with pytest.raises(ArchiveError, match="user:") as caught:
         open_store()
@@ -80,8 +80,8 @@ def test_no_archive_is_no_store() -> None:
     assert open_store() is None
 
 
-def test_call_is_not_waited_for_longer_than_asked() -> None:
-    """A store that hangs is an error, and an error of the store is passed on."""
+def test_call_ends_after_its_timeout() -> None:
+    """A call that hangs is an ArchiveError after the timeout, and an error of the store is raised as it is."""
     with pytest.raises(ArchiveError, match="no answer"):
         call_bounded(lambda: time.sleep(30), 0.01, "s3://x")
     with pytest.raises(ArchiveError, match="refused"):
@@ -90,7 +90,7 @@ def test_call_is_not_waited_for_longer_than_asked() -> None:
 
 
 def test_fsspec_is_imported_only_for_an_archive() -> None:
-    """The runner does not pay for fsspec's import if there is no archive."""
+    """Without an archive fsspec, which takes long to import, is not imported."""
     code = (
         "import sys, torchyard.run.runner, torchyard.archive.store as s; s.open_store(); print('fsspec' in sys.modules)"
     )

@@ -7,7 +7,7 @@ import yaml
 
 from tests.api_contract import ApiContract
 from tests.fake_api import FakeApi
-from tests.leases import is_there
+from tests.leases import exists
 from torchyard.kube.client import Client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
@@ -16,15 +16,15 @@ CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {
 
 
 class TestFakeApi(ApiContract):
-    """The fake API server of these tests keeps the contract of the real one."""
+    """The fake API server of these tests fulfils the contract of the real one."""
 
     @pytest.fixture
-    def server(self, fake_server: Client) -> Client:
+    def client(self, fake_server: Client) -> Client:
         return fake_server
 
 
 def test_forbidden_request_is_sent_twice(fake_api: FakeApi, fake_server: Client) -> None:
-    """A 403 counts only when it comes twice: a server that has only just started refuses everyconfig_map."""
+    """A 403 counts only when it comes twice: a server that has only just started refuses everything."""
     fake_api.fail("GET", "/configmaps", 403, times=1)
     assert fake_server.list("v1", "ConfigMap") == []
     fake_api.fail("GET", "/configmaps", 403)
@@ -33,9 +33,7 @@ def test_forbidden_request_is_sent_twice(fake_api: FakeApi, fake_server: Client)
     assert caught.value.status == 403
 
 
-def test_server_that_refuses_everyconfig_map_has_not_read_its_access_rules(
-    fake_api: FakeApi, fake_server: Client
-) -> None:
+def test_server_that_refuses_everything_has_not_read_its_access_rules(fake_api: FakeApi, fake_server: Client) -> None:
     """Where /readyz and discovery are refused too, a 403 means that the API server has only just started."""
     for path, times in (("/configmaps", 3), ("/readyz", 3), ("/apis$", 2)):
         fake_api.fail("GET", path, 403, times)
@@ -47,7 +45,7 @@ def test_refusal_counts_where_readyz_is_always_refused(fake_api: FakeApi, fake_s
     fake_api.fail("GET", "/configmaps|/readyz", 403)
     with pytest.raises(ClusterError):
         fake_server.list("v1", "ConfigMap")
-    assert len(fake_api.requests("GET", "/configmaps")) == 2
+    assert len(fake_api.find_requests("GET", "/configmaps")) == 2
 
 
 def test_get_once_is_not_repeated(fake_api: FakeApi, fake_server: Client) -> None:
@@ -55,7 +53,7 @@ def test_get_once_is_not_repeated(fake_api: FakeApi, fake_server: Client) -> Non
     fake_api.fail("GET", "/configmaps", 503)
     with pytest.raises(TransientError):
         fake_server.get_once(fake_server.path("v1", "ConfigMap"))
-    assert len(fake_api.requests("GET", "/configmaps")) == 1
+    assert len(fake_api.find_requests("GET", "/configmaps")) == 1
 
 
 def test_refused_credentials_are_reloaded(fake_api: FakeApi, fake_server: Client) -> None:
@@ -65,7 +63,7 @@ def test_refused_credentials_are_reloaded(fake_api: FakeApi, fake_server: Client
     fake_api.kubeconfig.write_text(yaml.safe_dump(document))
     fake_api.fail("GET", "/configmaps", 401, times=1)
     assert fake_server.list("v1", "ConfigMap") == []
-    assert len(fake_api.requests("GET", "/configmaps")) == 2
+    assert len(fake_api.find_requests("GET", "/configmaps")) == 2
 
 
 def test_missing_object_is_none_and_refused_one_is_an_error(fake_api: FakeApi, fake_server: Client) -> None:
@@ -79,7 +77,7 @@ def test_missing_object_is_none_and_refused_one_is_an_error(fake_api: FakeApi, f
 def test_create_requests_strict_validation(fake_api: FakeApi, fake_server: Client) -> None:
     """A new object with unknown fields is refused by the server."""
     fake_server.create(CONFIG, dry_run=True)
-    (request,) = fake_api.requests("POST", "/configmaps")
+    (request,) = fake_api.find_requests("POST", "/configmaps")
     assert request.query == {"fieldValidation": "Strict", "dryRun": "All"}
 
 
@@ -89,7 +87,7 @@ def test_deletion_is_foreground_unless_forced(fake_api: FakeApi, fake_server: Cl
     fake_server.delete("v1", "ConfigMap", "one")
     fake_server.create(CONFIG)
     fake_server.delete("v1", "ConfigMap", "one", force=True)
-    foreground, forced = fake_api.requests("DELETE", "/configmaps/one")
+    foreground, forced = fake_api.find_requests("DELETE", "/configmaps/one")
     assert foreground.body["propagationPolicy"] == "Foreground"
     assert forced.body["gracePeriodSeconds"] == 0
 
@@ -98,12 +96,12 @@ def test_incomplete_response_is_not_an_empty_list(
     fake_api: FakeApi, fake_server: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response without items is an error; a list whose next page cannot be read is an error too."""
-    monkeypatch.setattr(fake_api, "answer", lambda _: {"kind": "Status"})
+    monkeypatch.setattr(fake_api, "respond", lambda _: {"kind": "Status"})
     with pytest.raises(ClusterError, match="the response is not a list"):
         fake_server.list("v1", "Pod")
     monkeypatch.undo()
     for name in ("a", "b"):
-        fake_api.put({**CONFIG, "metadata": {"name": name}})
+        fake_api.put(CONFIG | {"metadata": {"name": name}})
     fake_api.fail("GET", "continue=", 404)
     with pytest.raises(ClusterError):
         fake_server.list("v1", "ConfigMap", {"limit": "1"})
@@ -111,12 +109,12 @@ def test_incomplete_response_is_not_an_empty_list(
 
 def test_delete_exact_spares_a_new_object_of_the_same_name(fake_api: FakeApi, fake_server: Client) -> None:
     """Only the object with the given uid is deleted, not a new one with the same name."""
-    old = fake_api.put(CONFIG)
-    new = fake_api.put({**CONFIG, "metadata": {"name": "one"}})
-    assert not fake_server.delete_exact(old)
-    assert is_there(fake_api, new)
-    assert fake_server.delete_exact(new)
-    assert not fake_server.delete_exact(new)
+    deleted = fake_api.put(CONFIG)
+    recreated = fake_api.put(CONFIG | {"metadata": {"name": "one"}})
+    assert not fake_server.delete_exact(deleted)
+    assert exists(fake_api, recreated)
+    assert fake_server.delete_exact(recreated)
+    assert not fake_server.delete_exact(recreated)
 
 
 def test_refused_deletion_is_an_error(fake_api: FakeApi, fake_server: Client) -> None:
@@ -125,4 +123,4 @@ def test_refused_deletion_is_an_error(fake_api: FakeApi, fake_server: Client) ->
     fake_api.fail("DELETE", "/configmaps/one", 403)
     with pytest.raises(ClusterError) as caught:
         fake_server.delete_exact(config_map)
-    assert (caught.value.status, is_there(fake_api, config_map)) == (403, True)
+    assert (caught.value.status, exists(fake_api, config_map)) == (403, True)

@@ -21,7 +21,7 @@ def test_request_to_a_busy_server_is_repeated(fake_api: FakeApi, fake_server: Cl
     """A request is repeated after a `try later`, a broken back end or a connection reset, until it succeeds."""
     fake_api.fail("GET", "/configmaps", status, times=2)
     assert fake_server.list("v1", "ConfigMap") == []
-    assert len(fake_api.requests("GET", "/configmaps")) == 3
+    assert len(fake_api.find_requests("GET", "/configmaps")) == 3
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 409, 422])
@@ -31,7 +31,7 @@ def test_refusal_is_raised_at_once(fake_api: FakeApi, fake_server: Client, statu
     with pytest.raises(ClusterError, match=f"a fault of the test: {status}") as caught:
         fake_server.create(CONFIG)
     assert caught.value.status == status
-    assert len(fake_api.requests("POST", "/configmaps")) == 1
+    assert len(fake_api.find_requests("POST", "/configmaps")) == 1
 
 
 def test_clock_is_the_servers() -> None:

@@ -64,4 +64,4 @@ def test_request_to_an_absent_server_is_given_up(fake_api: FakeApi, fake_server:
     with pytest.raises(ClusterError, match="GET /api/v1/namespaces/default/configmaps") as caught:
         fake_server.list("v1", "ConfigMap")
     assert caught.value.status == 503
-    assert len(fake_api.requests("GET", "/configmaps")) >= 2
+    assert len(fake_api.find_requests("GET", "/configmaps")) >= 2

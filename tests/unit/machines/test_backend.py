@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.lone_processes import lone_plan
-from tests.python_commands import python
+from tests.lone_processes import build_lone_plan
+from tests.python_commands import build_command
 from torchyard.host.processes import find_labelled
 from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import HostError
@@ -21,13 +21,13 @@ ALONE = {"agent": "none", "rendezvous": "env", "nodes": 2}
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan of two processes here, which do not outlive the test."""
-    job_plan = lone_plan(load(write(code="import time; time.sleep(60)", **ALONE)), tmp_path / "run")
+    job_plan = build_lone_plan(load(write(code="import time; time.sleep(60)", **ALONE)), tmp_path / "run")
     yield job_plan
     assert MachinesBackend(job_plan).remove() == []
 
 
 def test_second_submit_adopts_the_processes(plan: CommandPlan) -> None:
-    """Submitting again starts nothing, and reports when the processes were started."""
+    """A second submit starts no process, and returns when the processes were started."""
     first = MachinesBackend(plan).submit(Deadlines(), None)
     running = find_labelled(plan.label)
     second = MachinesBackend(plan).submit(Deadlines(), None)
@@ -44,7 +44,7 @@ def test_removal_ends_every_process(plan: CommandPlan) -> None:
 
 def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
     """A supervisor that could not start its process gives an error with the process's name and the reason."""
-    submit = python("""print('{"phase": "failed", "created": false, "error": "no room"}')""")
+    submit = build_command("""print('{"phase": "failed", "created": false, "error": "no room"}')""")
     broken = plan.model_copy(
         update={"processes": (plan.processes[0].model_copy(update={"submit": submit}), plan.processes[1])}
     )
@@ -58,7 +58,7 @@ def test_unreachable_host_counts_as_leftover(write: Write, tmp_path: Path) -> No
     ssh.write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
     ssh.chmod(0o755)
     os.environ["TORCHYARD_SSH"] = str(ssh)
-    plan = lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
+    plan = build_lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
     leftovers = MachinesBackend(plan).remove()
     assert [leftover.partition(": Permission denied")[0] for leftover in leftovers] == [
         "gpu1: reach it by ssh",

@@ -40,7 +40,7 @@ def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_missing_interpreter_names_the_option_that_chooses_another() -> None:
-    """On this machine only options.python chooses the interpreter; on a host options.keeper_python does too."""
+    """On this machine only options.python chooses the interpreter; on a host options.supervisor_python does too."""
     requirement = Package(
         host="localhost", python="/no/python", name="torch", minimum_version="2.0", reason="the job needs it"
     )

@@ -49,7 +49,7 @@ TAIL = "tail -c +$(($1 + 1)) there"
 def copy_log(process: Process, idle_timeout_s: float = 5.0) -> tuple[str, dict[str, str]]:
     """The copy once it is complete, and what is missing in it."""
     with ProcessWatch([process]) as watch:
-        watch.drain_logs(idle_timeout_s)
+        watch.drain_logs(idle_timeout_s=idle_timeout_s)
         return Path(process.log).read_text(), watch.lost_logs()
 
 
@@ -82,7 +82,7 @@ def test_store_is_not_waited_for(make_process: MakeProcess) -> None:
     store = make_process("exec sleep 60", RUNNING % "exec sleep 60").model_copy(update={"name": "etcd"})
     with ProcessWatch([make_process(TAIL)], store) as watch:
         started_at = time.monotonic()
-        watch.drain_logs(30.0)
+        watch.drain_logs(idle_timeout_s=30.0)
         assert (watch.lost_logs(), time.monotonic() - started_at < 20) == ({}, True)
 
 
@@ -90,7 +90,7 @@ def test_running_process_has_a_log(make_process: MakeProcess) -> None:
     """A process that prints nothing has an empty log as soon as it runs."""
     process = make_process("exec sleep 60", RUNNING % "exec sleep 60")
     with ProcessWatch([process]) as watch:
-        while not watch.poll(1.0):
+        while not watch.poll(timeout_s=1.0):
             pass
         assert Path(process.log).read_bytes() == b""
 
@@ -101,10 +101,10 @@ def test_removed_copy_is_restarted(make_process: MakeProcess, tmp_path: Path) ->
         f"{TAIL}; sleep 0.5; echo four >> there; echo four; test $1 -ge 14", RUNNING % "exec sleep 60"
     )
     with ProcessWatch([process]) as watch:
-        while watch.poll(0.3):
+        while watch.poll(timeout_s=0.3):
             pass
         shutil.rmtree(tmp_path / "kept")
-        watch.drain_logs(2.0)
+        watch.drain_logs(idle_timeout_s=2.0)
     assert Path(process.log).read_text().startswith("one\ntwo\nthree\nfour\n")
 
 
@@ -119,7 +119,7 @@ def test_log_that_is_still_copied_is_disconnected(
     with ProcessWatch([make_process(f"{follow}; exec sleep 60", RUNNING_WITH % size)]) as watch:
         deadline = time.monotonic() + 0.6
         while time.monotonic() < deadline:
-            watch.poll(0.1)
+            watch.poll(timeout_s=0.1)
         assert watch.is_disconnected() is is_disconnected
 
 
@@ -129,8 +129,8 @@ def test_process_without_a_state_is_not_seen(make_process: MakeProcess) -> None:
         is_known = []
         deadline = time.monotonic() + 1.2
         while time.monotonic() < deadline:
-            watch.poll(0.05)
-            is_known.append(watch.is_fully_seen())
+            watch.poll(timeout_s=0.05)
+            is_known.append(watch.is_fully_observed())
     assert [is_seen for is_seen, _ in groupby(is_known)] == [False, True, False]
 
 
@@ -140,11 +140,11 @@ def test_copy_resumes_after_a_full_disk(make_process: MakeProcess, tmp_path: Pat
     Path(process.log).parent.mkdir()
     os.symlink("/dev/full", process.log)
     with ProcessWatch([process]) as watch:
-        watch.drain_logs(0.3)
+        watch.drain_logs(idle_timeout_s=0.3)
         assert watch.lost_logs() == {"a": f"{INCOMPLETE_COPY}: [Errno 28] No space left on device"}
         os.unlink(process.log)
         time.sleep(1)
-        watch.drain_logs(0.3)
+        watch.drain_logs(idle_timeout_s=0.3)
         assert (Path(process.log).read_text(), watch.lost_logs()) == ("one\ntwo\nthree\n", {})
 
 
@@ -153,7 +153,10 @@ def test_log_of_a_killed_supervisor_is_complete_once_recovered(
     make_process: MakeProcess, state: str, losses: dict[str, str]
 ) -> None:
     """The log of a killed supervisor is incomplete unless it was recovered from torchrun's own copy of the output."""
-    assert copy_log(make_process(TAIL, f"""echo '{{"phase": "unkept"{state}}}'""")) == ("one\ntwo\nthree\n", losses)
+    assert copy_log(make_process(TAIL, f"""echo '{{"phase": "unsupervised"{state}}}'""")) == (
+        "one\ntwo\nthree\n",
+        losses,
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,5 +175,5 @@ def test_broken_connection_is_disconnected(
     with ProcessWatch([make_process(follow, status)]) as watch:
         deadline = time.monotonic() + 0.6
         while time.monotonic() < deadline:
-            watch.poll(0.1)
+            watch.poll(timeout_s=0.1)
         assert watch.is_disconnected() is is_disconnected

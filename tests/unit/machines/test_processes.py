@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.python_commands import FLOOD, python
+from tests.python_commands import LARGE_STDERR, build_command
 from torchyard.machines.processes import _MAX_OUTPUT_BYTES, _build_argv, pipe_command, run_command
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Command
@@ -47,23 +47,26 @@ def test_ssh_does_not_prompt_or_hang(ssh_settings: dict[str, str], key: str, val
 
 def test_flood_on_stderr_does_not_block_a_command() -> None:
     """A command with much output on stderr is read, and its last line there is the reason of its failure."""
-    assert run_command("localhost", python(f"{FLOOD}; print(1)")) == 1
+    assert run_command("localhost", build_command(f"{LARGE_STDERR}; print(1)")) == 1
     with pytest.raises(HostError, match=r"the last$"):
-        run_command("localhost", python(f"{FLOOD}; sys.exit(1)"))
+        run_command("localhost", build_command(f"{LARGE_STDERR}; sys.exit(1)"))
 
 
 def test_flood_on_stderr_does_not_block_a_pipe() -> None:
     """Data fetched from a host is complete, however much its connection writes to stderr."""
-    assert pipe_command("localhost", python(f"{FLOOD}; print('one')"), lambda _, stdout: stdout.read()) == b"one\n"
+    assert (
+        pipe_command("localhost", build_command(f"{LARGE_STDERR}; print('one')"), lambda _, stdout: stdout.read())
+        == b"one\n"
+    )
 
 
 def test_endless_response_is_refused() -> None:
     """Output that would fill the memory is refused."""
     with pytest.raises(HostError, match=f"its output is larger than {_MAX_OUTPUT_BYTES >> 20} MiB"):
-        run_command("localhost", python("while True: print('x' * 65536)"))
+        run_command("localhost", build_command("while True: print('x' * 65536)"))
 
 
 def test_command_that_hangs_is_killed() -> None:
     """A command that does not exit is killed after its timeout, and the error states that."""
     with pytest.raises(HostError, match=r"no answer within 0 s"):
-        run_command("localhost", python("import time; time.sleep(60)"), timeout_s=0.3)
+        run_command("localhost", build_command("import time; time.sleep(60)"), timeout_s=0.3)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.lone_processes import lone_plan
-from tests.python_commands import FLOOD, python
-from torchyard.common.identity import _former_identity
+from tests.lone_processes import build_lone_plan
+from tests.python_commands import LARGE_STDERR, build_command
+from torchyard.common.identity import _format_former_identity
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.status_stream import _MAX_STATE_BYTES
 from torchyard.model.errors import RunInUseError
@@ -32,10 +32,10 @@ def make_process(tmp_path: Path) -> MakeProcess:
 
     def make(status: str, follow: str = "") -> Process:
         log = str(tmp_path / "log")
-        status_command = python(status)
+        status_command = build_command(status)
         return Process(
             name="a", host="localhost", log=log, submit=None, status=status_command, cancel=None,
-            follow=python(follow) if follow else None,
+            follow=build_command(follow) if follow else None,
         )  # fmt: skip
 
     return make
@@ -48,7 +48,7 @@ def watch_until(process: Process, condition: Callable[[ProcessWatch], object]) -
     with ProcessWatch([process]) as watch:
         while not condition(watch):
             assert time.monotonic() < deadline, "the condition was not met within 20 s"
-            watch.poll(0.1)
+            watch.poll(timeout_s=0.1)
         yield watch
 
 
@@ -64,8 +64,8 @@ def watch_until(process: Process, condition: Callable[[ProcessWatch], object]) -
 def test_line_that_is_not_a_state_is_ignored(make_process: MakeProcess, line: str) -> None:
     """A line that is not a supervisor's state is ignored, and does not end the stream."""
     status = f"import sys; sys.stdout.buffer.write(b'''{line}\\n{RUNNING}\\n'''); sys.stdout.flush(); sys.stdin.read()"
-    with watch_until(make_process(status), lambda watch: watch.seen["a"]) as watch:
-        assert watch.seen["a"] == {"phase": "running", "started": 1.0}
+    with watch_until(make_process(status), lambda watch: watch.states["a"]) as watch:
+        assert watch.states["a"] == {"phase": "running", "started": 1.0}
         assert not watch.is_disconnected()
 
 
@@ -73,8 +73,8 @@ def test_line_that_is_not_a_state_is_ignored(make_process: MakeProcess, line: st
 def test_malformed_value_is_left_out(make_process: MakeProcess, value: str) -> None:
     """A malformed value in a state is left out, and the rest of the state counts."""
     status = f"print('''{{\"known\": 1, {value}}}''', flush=True); input()"
-    with watch_until(make_process(status), lambda watch: watch.seen["a"]) as watch:
-        assert watch.seen["a"] == {"known": 1}
+    with watch_until(make_process(status), lambda watch: watch.states["a"]) as watch:
+        assert watch.states["a"] == {"known": 1}
         assert (watch.ended_at(), watch.started_at(), watch.exit_codes()) == (None, 0.0, {"a": None})
 
 
@@ -90,7 +90,7 @@ def test_endless_line_breaks_only_the_stream(make_process: MakeProcess) -> None:
 
 def test_flood_on_stderr_does_not_block_a_stream(make_process: MakeProcess, tmp_path: Path) -> None:
     """A stream with much output on stderr, as from `ssh -v`, is read to its end."""
-    flood = FLOOD.replace("100_000", "12_500")  # 100 KB: more than a pipe holds
+    flood = LARGE_STDERR.replace("100_000", "12_500")  # 100 KB: more than a pipe holds
     process = make_process("input()", f"{flood}; print('one', flush=True); sys.exit(3)")
     with watch_until(process, lambda watch: watch.lost_logs().get("a", "").endswith("the last")):
         assert (tmp_path / "log").read_text().startswith("one\n")
@@ -111,7 +111,7 @@ def test_host_takes_four_descriptors(make_process: MakeProcess) -> None:
 def job(write: Write) -> Iterator[CommandPlan]:
     """A submitted job of one process."""
     profile = load(write(code="import time; time.sleep(60)", agent="none", rendezvous="env"))
-    plan = lone_plan(profile, runs_folder() / FOLDER)
+    plan = build_lone_plan(profile, runs_folder() / FOLDER)
     submit(plan, Deadlines())
     yield plan
     teardown(plan)
@@ -119,31 +119,31 @@ def job(write: Write) -> Iterator[CommandPlan]:
 
 def write_heartbeat(plan: CommandPlan, owner: str) -> Path:
     """Write that this owner has just renewed the job's lease."""
-    heartbeat_file = Path(plan.processes[0].log).parents[1] / "looked"
+    heartbeat_file = Path(plan.processes[0].log).parents[1] / "owner"
     heartbeat_file.write_text(owner.ljust(511) + "\n")
     return heartbeat_file
 
 
 def test_lease_is_renewed_under_the_former_name(job: CommandPlan) -> None:
     """If a supervisor names this launcher `host:folder`, its lease is renewed under that name."""
-    heartbeat_file = write_heartbeat(job, _former_identity(str(runs_folder() / FOLDER)))
+    heartbeat_file = write_heartbeat(job, _format_former_identity(str(runs_folder() / FOLDER)))
     mtime_ns = heartbeat_file.stat().st_mtime_ns
     deadline = time.monotonic() + 30
     with ProcessWatch(job.processes) as watch:
         while heartbeat_file.stat().st_mtime_ns == mtime_ns and time.monotonic() < deadline:
-            watch.poll(0.2)
+            watch.poll(timeout_s=0.2)
     assert heartbeat_file.stat().st_mtime_ns > mtime_ns
-    assert heartbeat_file.read_text().strip() == _former_identity(str(runs_folder() / FOLDER))
+    assert heartbeat_file.read_text().strip() == _format_former_identity(str(runs_folder() / FOLDER))
 
 
 def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        watch.poll(0.2)
+        watch.poll(timeout_s=0.2)
 
 
 def test_job_of_another_owner_is_refused(job: CommandPlan) -> None:
     """If another owner renews a supervisor's lease, this launcher raises RunInUseError."""
-    write_heartbeat(job, _former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
+    write_heartbeat(job, _format_former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
     with ProcessWatch(job.processes) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
         poll_for(watch, 30)

@@ -8,7 +8,7 @@ import pytest
 from tenacity import stop_after_delay
 
 from tests.conftest import Write, load, plan_of
-from tests.lone_processes import lone_plan
+from tests.lone_processes import build_lone_plan
 from torchyard.machines import store
 from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import CommandPlan
@@ -19,7 +19,7 @@ from torchyard.steps.teardown import teardown
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan with its own etcd, which is removed after the test."""
-    job_plan = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
+    job_plan = build_lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
     yield job_plan
     teardown(job_plan)
 
@@ -29,7 +29,7 @@ def with_store_argv(plan: CommandPlan, *argv: str) -> CommandPlan:
     assert plan.store
     assert plan.store.submit
     assert plan.store.submit.input
-    submit = plan.store.submit.model_copy(update={"input": {**plan.store.submit.input, "argv": argv}})
+    submit = plan.store.submit.model_copy(update={"input": plan.store.submit.input | {"argv": argv}})
     return plan.model_copy(update={"store": plan.store.model_copy(update={"submit": submit})})
 
 

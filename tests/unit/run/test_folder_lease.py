@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.run import folder_lease
 from torchyard.run.folder import RunFolder
 from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time
@@ -15,7 +15,7 @@ from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time
 def test_missing_folder_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A lease that cannot be renewed is reported once, and the step continues."""
     with hold_folder_lease(RunFolder(tmp_path / "none"), 60.0):
-        until(lambda: "the run's lease is not renewed" in caplog.text)
+        wait_until(lambda: "the run's lease is not renewed" in caplog.text)
     assert len(caplog.records) == 1
 
 
@@ -23,11 +23,11 @@ def test_lease_is_renewed_while_it_is_held_and_no_longer(folder: RunFolder, monk
     """The lease is renewed during a step of any length, and no longer after it."""
     monkeypatch.setattr(folder_lease, "_RENEW_INTERVAL_S", 0.02)
     with hold_folder_lease(folder, 60.0):
-        until(lambda: read_renewal_time(folder))
+        wait_until(lambda: read_renewal_time(folder))
         os.utime(folder.path / "lease", (1, 1))
-        until(lambda: read_renewal_time(folder) > 1)
+        wait_until(lambda: read_renewal_time(folder) > 1)
         assert 30 < folder.remaining_lease_s() <= 60
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])
     os.utime(folder.path / "lease", (1, 1))
     assert (read_renewal_time(folder), folder.remaining_lease_s() < 0) == (1.0, True)
 

@@ -21,7 +21,7 @@ def step(offset_s: float, name: str) -> dict[str, Any]:
 def did(offset_s: float, name: str, seconds: float = 1.0) -> dict[str, Any]:
     return {
         "at": T0 + offset_s,
-        "event": "did",
+        "event": "step-end",
         "name": name,
         "seconds": seconds,
         "detail": f"{name} is done",
@@ -30,7 +30,7 @@ def did(offset_s: float, name: str, seconds: float = 1.0) -> dict[str, Any]:
 
 
 LOST = [start(0), step(1, "preflight"), did(2, "preflight"), step(3, "wait")]
-RUNNING = {"at": T0 + 5, "event": "running", "waited": 2.0, "pid": 7}
+RUNNING = {"at": T0 + 5, "event": "running", "waited_s": 2.0, "pid": 7}
 BACK = start(60, "attach", lost_at=T0 + 50, pid=8, host="there")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID, Write, load
-from tests.hangs import HANG
-from tests.histories import recorded
+from tests.hang_examples import HANG
+from tests.histories import build_records
 from tests.receiver import Receiver
 from tests.reports import short_report
 from torchyard.model.hang import HangUpdate
@@ -39,7 +39,7 @@ def test_failure_is_sent_once_per_request(write: Write, folder: RunFolder, recei
     assert create_notifier(write, folder, receiver).finish(create_report("failed")) == ()
     assert create_notifier(write, folder, receiver).finish(create_report("failed")) == ()
     assert receiver.titles == ["x: failed"]
-    assert "http://prefect/runs/1" in receiver.got[0]["message"]
+    assert "http://prefect/runs/1" in receiver.received[0]["message"]
     folder.record_event("start", entry="fresh")
     create_notifier(write, folder, receiver).finish(create_report("failed"))
     assert receiver.titles == ["x: failed"] * 2
@@ -71,12 +71,12 @@ def test_success_after_a_failed_night_is_a_recovery(
 ) -> None:
     """The message about a success names the failure before it, from the history, whose last line is this run."""
     history = tmp_path / "history.jsonl"
-    earlier, current = recorded([1.0, 2.0])
+    earlier, current = build_records([1.0, 2.0])
     store_record(history, earlier.model_copy(update={"end": "failed"}))
     store_record(history, current.model_copy(update={"run": "sample-a1b2c3d4"}))
     create_notifier(write, folder, receiver).finish(create_report("succeeded", history=str(history)))
     assert receiver.titles == ["x: recovered"]
-    assert "the run before it did not succeed" in receiver.got[0]["message"]
+    assert "the run before it did not succeed" in receiver.received[0]["message"]
 
 
 def test_long_wait_is_sent_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
@@ -87,8 +87,8 @@ def test_long_wait_is_sent_once(write: Write, folder: RunFolder, receiver: Recei
             notifier.record_status(WAITING, waited_s)
         notifier._delivery.finish(10)
     assert receiver.titles == ["sample: waiting"]
-    assert "10 min 01 s" in receiver.got[0]["message"]
-    assert WAITING.reason in receiver.got[0]["message"]
+    assert "10 min 01 s" in receiver.received[0]["message"]
+    assert WAITING.reason in receiver.received[0]["message"]
 
 
 def test_certain_hang_is_sent_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
@@ -98,7 +98,7 @@ def test_certain_hang_is_sent_once(write: Write, folder: RunFolder, receiver: Re
         notifier.notify_hang(HangUpdate(hang=HANG, is_certain=is_certain))
     notifier._delivery.finish(10)
     assert receiver.titles == ["sample: hanging"]
-    text = receiver.got[0]["message"]
+    text = receiver.received[0]["message"]
     assert (HANG.sentence in text, "on_hang: report" in text, "torchyard why " in text) == (True, True, True)
 
 
@@ -109,7 +109,7 @@ def test_start_is_journalled_and_ends_the_wait(write: Write, folder: RunFolder, 
     notifier.record_status(RUNNING, 13.0)
     notifier.record_status(WAITING, 9000.0)
     notifier._delivery.finish(10)
-    assert (receiver.titles, [event["waited"] for event in folder.events()]) == ([], [12.3])
+    assert (receiver.titles, [event["waited_s"] for event in folder.events()]) == ([], [12.3])
 
 
 def test_end_of_a_swept_run_is_sent_from_its_folder_alone(write: Write, folder: RunFolder, receiver: Receiver) -> None:
@@ -117,7 +117,7 @@ def test_end_of_a_swept_run_is_sent_from_its_folder_alone(write: Write, folder: 
     notify_swept_end(folder, RUN_ID, "swept", "its lease has ended")
     create_notifier(write, folder, receiver)
     notify_swept_end(folder, RUN_ID, "swept", "its lease has ended")
-    assert (receiver.titles, receiver.got[0]["message"].partition("\n")[0]) == (
+    assert (receiver.titles, receiver.received[0]["message"].partition("\n")[0]) == (
         ["sample: failed"],
         "its lease has ended",
     )

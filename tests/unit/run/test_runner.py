@@ -9,9 +9,9 @@ import pytest
 
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.fake_api import FakeApi
-from tests.lone_processes import lone_profile
+from tests.lone_processes import build_lone_profile
 from tests.reports import attempt
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.cluster import lease, lease_renewal
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
@@ -62,12 +62,12 @@ def test_no_step_starts_in_a_run_that_another_launcher_owns(
     taken_lease["spec"] = plan.lease["spec"] | {"holderIdentity": "elsewhere:/runs"}
     fake_api.put(taken_lease)
     with pytest.raises(RunInUseError, match="taken it over"):
-        until(runner._check_owner)
+        wait_until(runner._check_owner)
     for touch in (lambda: runner._run_step("collect", lambda: "", str), lambda: runner.remove(plan)):
         with pytest.raises(RunInUseError):
             touch()
     assert not runner.folder.events()
-    assert not fake_api.requests("DELETE", "")
+    assert not fake_api.find_requests("DELETE", "")
 
 
 def test_lost_concurrency_slot_does_not_end_the_run(write: Write) -> None:
@@ -103,7 +103,7 @@ def test_run_that_is_resumed_elsewhere_is_not_torn_down(planned: Planned, fake_a
     with SignalHold() as signals, pytest.raises(HandedOverError):
         protect_run(runner, interrupt, signals)
     assert lease_record.is_handed_over(lease.read_lease(get_cluster_client(plan.cluster), plan) or {})
-    assert not fake_api.requests("DELETE", "")
+    assert not fake_api.find_requests("DELETE", "")
 
 
 def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path
     binary = tmp_path / "all_reduce_perf"
     binary.write_text(f'#!/bin/sh\n[ "$*" = "-b 8 -g 1" ] && cat {ROOT}/tests/logs/posted-nccl-tests-single.txt\n')
     binary.chmod(0o755)
-    profile = lone_profile(write).model_copy(
+    profile = build_lone_profile(write).model_copy(
         update={"program": str(binary), "args": ("-b", "8", "-g", "1"), "metrics": "nccl-tests"}
     )
     runner = Runner(profile, RUN_ID, LocalReporter())
@@ -122,7 +122,7 @@ def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path
 
 def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
     """A second process of a run that has succeeded starts nothing, and reports the same end and sentence."""
-    profile = lone_profile(write, "print('hello')")
+    profile = build_lone_profile(write, "print('hello')")
     first = Runner(profile, RUN_ID, LocalReporter())
     ended = first.run()
     second = Runner(profile, RUN_ID, LocalReporter(2, is_retry_requested=False))
@@ -138,7 +138,7 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
 @pytest.fixture
 def runner(write: Write) -> Iterator[Runner]:
     """A run of one process that would sleep for a minute; the run is owned, and nothing is started yet."""
-    runner = Runner(lone_profile(write), RUN_ID, LocalReporter())
+    runner = Runner(build_lone_profile(write), RUN_ID, LocalReporter())
     with runner.folder.owned():
         yield runner
     if runner.plan:

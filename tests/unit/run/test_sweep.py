@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, command_plan_of
-from tests.lone_processes import lone_profile
+from tests.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
@@ -24,7 +24,7 @@ REASON = "its lease has ended"
 @pytest.fixture
 def plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
     """The plan of the run's first attempt, saved in its folder; nothing is started yet."""
-    attempt_plan = command_plan_of(lone_profile(write), folder.path)
+    attempt_plan = command_plan_of(build_lone_profile(write), folder.path)
     folder.record_event("start", run="an-id")
     folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
     yield attempt_plan

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import RUN_ID, Write
 from tests.fake_api import FakeApi
 from tests.leases import RUN
-from tests.lost_machines import KEY, adopted, put
+from tests.lost_machines import KEY, adopt_folder, put_lease
 from torchyard.archive import copier
 from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
@@ -32,8 +32,8 @@ def profile(write: Write, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_attempt_of_another_machine_is_resumed(profile: Profile, fake_api: FakeApi) -> None:
     """The latest attempt's plan is in this machine's folder, and this machine holds the Lease."""
-    put(fake_api, attempt="2")
-    folder = adopted(profile)
+    put_lease(fake_api, attempt="2")
+    folder = adopt_folder(profile)
     assert (folder.attempts(), [event["event"] for event in folder.events()]) == ([2], ["start"])
     lease = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
     assert lease_record.read_holder(lease) == identify_holder(str(folder.path))
@@ -41,7 +41,7 @@ def test_attempt_of_another_machine_is_resumed(profile: Profile, fake_api: FakeA
 
 def test_run_without_a_lease_has_no_attempt(profile: Profile) -> None:
     """Without a Lease there is no attempt to resume."""
-    assert adopted(profile).attempts() == []
+    assert adopt_folder(profile).attempts() == []
 
 
 @pytest.fixture
@@ -88,5 +88,5 @@ def test_run_without_any_answer_is_not_started(fetch: Callable[[], RunFolder], s
 
 def test_lease_is_enough(fetch: Callable[[], RunFolder], silent_archive: None, fake_api: FakeApi) -> None:
     """If the archive does not answer, the run is resumed by its Lease."""
-    put(fake_api, attempt="2")
+    put_lease(fake_api, attempt="2")
     assert fetch().attempts() == [2]

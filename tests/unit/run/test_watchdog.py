@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.run import watchdog
 
 WATCHDOG = (sys.executable, "-I", "-S", str(Path(watchdog.__file__)))
@@ -43,4 +43,4 @@ def test_killed_launcher_is_noticed(tmp_path: Path) -> None:
         owner.stdout.readline()
         assert not verb_path.exists()
         owner.send_signal(signal.SIGKILL)
-        until(lambda: verb_path.exists() and verb_path.read_text() == "keep\n")
+        wait_until(lambda: verb_path.exists() and verb_path.read_text() == "keep\n")

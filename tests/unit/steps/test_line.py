@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID, Write
-from tests.rank_records import build_missing_rank_records
 from tests.lone_processes import build_lone_profile
+from tests.rank_records import build_missing_rank_records
 from tests.shown_pages import PageReporter
 from torchyard.model.errors import PreflightError
 from torchyard.model.hang import RECORD_PREFIX

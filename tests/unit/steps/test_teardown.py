@@ -53,7 +53,7 @@ def test_possible_leftovers_are_reported_and_keep_their_lease(
     """Pods that cannot be listed are returned and logged as leftovers, and the Lease stays for a sweep."""
     fake_api.fail("GET", r"/pods\?", 403)
     (leftover,) = teardown(pods)
-    assert leftover.startswith("Pod in default: cannot be seen, so may be left")
+    assert leftover.startswith("Pod in default: cannot be listed, so objects may remain")
     assert f"left behind: {leftover}" in caplog.text
     fake_api.heal()
     assert has_lease(fake_api, pods)

@@ -2,31 +2,32 @@
 
 import pytest
 
-from tests.hang_tables import plant, plant_waiting, table
+from tests.rank_records import build_record, build_waiting_record, index_by_rank
 from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.model.hang import GroupProgress, RankRecord
 
 
 def died(rank: int = 0, **facts: object) -> RankRecord:
-    return plant_waiting(rank, kind="end", **facts)
+    return build_waiting_record(rank, kind="end", **facts)
 
 
 def test_rank_that_waited_names_the_absent_one() -> None:
     """A watchdog ends a rank that waited: the one that had not come is the one to look at."""
-    said = describe_last_wait(0, table(died(0), died(1), died(2), plant(3, kind="end")))
+    said = describe_last_wait(0, index_by_rank(died(0), died(1), died(2), build_record(3, kind="end")))
     assert said == "it had waited 12 s for rank 3 in collective number 6 of the default group"
 
 
 @pytest.mark.parametrize(
     "first",
-    [plant(0, kind="end"), died(0, stalled_s=0.6), died(0, groups={"0": GroupProgress(called=5, completed=5)})],
+    [build_record(0, kind="end"), died(0, stalled_s=0.6), died(0, groups={"0": GroupProgress(enqueued=5, completed=5)})],
     ids=["outside", "just now", "complete"],
 )
 def test_rank_that_was_working_waited_for_nobody(first: RankRecord) -> None:
     """A rank outside of any collective, or that has only just called one, is no victim of another."""
-    assert describe_last_wait(0, table(first, died(1), plant(3, kind="end"))) == ""
+    assert describe_last_wait(0, index_by_rank(first, died(1), build_record(3, kind="end"))) is None
 
 
 def test_nothing_is_said_of_ranks_that_are_not_known() -> None:
     """Without a record of the rank, or of one that had not come, there is nothing to say."""
-    assert (describe_last_wait(7, table(died(0))), describe_last_wait(0, table(died(0), died(1)))) == ("", "")
+    assert describe_last_wait(7, index_by_rank(died(0))) is None
+    assert describe_last_wait(0, index_by_rank(died(0), died(1))) is None
