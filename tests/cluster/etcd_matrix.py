@@ -26,13 +26,13 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torc
 VERSIONS = ("3.4.13", "3.5.1", "3.5.9", "3.5.15", "3.5.21", "3.5.23", "3.5.33", "3.5.35", "3.6.0", "3.6.16", "3.7.3")
 # Up to 3.4 the module's path lacks the /v3 that its tags need: Go can fetch only a commit, and this is v3.4.13's.
 COMMITS = {"3.4.13": "go.etcd.io/etcd@v0.5.0-alpha.5.0.20200910180754-dd1b699fc489"}
-START = 15.0  # seconds that an etcd may take to answer
-MEET = 120.0  # seconds that a pair of agents may take
-HEAD = "| etcd | starts with `--enable-v2` | `GET /v2/keys` | two agents | note |\n|---|---|---|---|---|"
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+START_TIMEOUT_S = 15.0  # seconds that an etcd may take to answer
+RENDEZVOUS_TIMEOUT_S = 120.0  # seconds that a pair of agents may take
+TABLE_HEADER = "| etcd | starts with `--enable-v2` | `GET /v2/keys` | two agents | note |\n|---|---|---|---|---|"
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class Store(NamedTuple):
+class StartedEtcd(NamedTuple):
     """A started etcd: its address, its exit code if it has ended, and its log so far."""
 
     endpoint: str
@@ -40,7 +40,7 @@ class Store(NamedTuple):
     log: str
 
 
-class Pair(NamedTuple):
+class RendezvousResult(NamedTuple):
     """The result of two agents: whether they completed the rendezvous, in what time, with which errors."""
 
     ok: bool
@@ -86,34 +86,34 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def etcd(binary: Path, folder: Path, *flags: str) -> Iterator[Store]:
+def run_etcd(binary: Path, folder: Path, *flags: str) -> Iterator[StartedEtcd]:
     """An etcd with the guides' flags on loopback; it is killed when the block ends."""
-    client, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    client_address, peer_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
     folder.mkdir()
-    words = {
+    flag_values = {
         "--name": "etcd-server",
         "--data-dir": str(folder / "data"),
-        "--initial-advertise-peer-urls": f"http://{peer}",
-        "--listen-peer-urls": f"http://{peer}",
-        "--listen-client-urls": f"http://{client}",
-        "--advertise-client-urls": f"http://{client}",
-        "--initial-cluster": f"etcd-server=http://{peer}",
+        "--initial-advertise-peer-urls": f"http://{peer_address}",
+        "--listen-peer-urls": f"http://{peer_address}",
+        "--listen-client-urls": f"http://{client_address}",
+        "--advertise-client-urls": f"http://{client_address}",
+        "--initial-cluster": f"etcd-server=http://{peer_address}",
         "--initial-cluster-state": "new",
     }
     with (folder / "log").open("w") as log:
-        argv = [str(binary), *flags, *(word for pair in words.items() for word in pair)]
+        argv = [str(binary), *flags, *(argument for pair in flag_values.items() for argument in pair)]
         process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
     try:
-        yield Store(client, first_answer(process, client), (folder / "log").read_text())
+        yield StartedEtcd(client_address, wait_for_answer(process, client_address), (folder / "log").read_text())
     finally:
         process.kill()
         process.wait()
 
 
-def first_answer(process: subprocess.Popen[bytes], client: str) -> int | None:
+def wait_for_answer(process: subprocess.Popen[bytes], address: str) -> int | None:
     """Wait until etcd answers on /health (returns None) or ends (returns its exit code)."""
-    until = time.monotonic() + START
-    while time.monotonic() < until and process.poll() is None and get(client, "/health")[0] is None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None and get(address, "/health")[0] is None:
         time.sleep(0.1)
     return process.poll()
 
@@ -121,33 +121,35 @@ def first_answer(process: subprocess.Popen[bytes], client: str) -> int | None:
 def get(endpoint: str, path: str) -> tuple[int | None, str]:
     """The status and body of an answer; the status is None if nothing answers."""
     try:
-        with DIRECT.open(f"http://{endpoint}{path}", timeout=5) as answer:
-            return answer.status, answer.read().decode()
+        with OPENER.open(f"http://{endpoint}{path}", timeout=5) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
     except OSError as error:
         return None, str(error)
 
 
-def meet(endpoint: str, rdzv_id: str, folder: Path) -> Pair:
+def run_agents(endpoint: str, rdzv_id: str, folder: Path) -> RendezvousResult:
     """Run two torchrun agents on this machine, with one rank each, through an all-reduce to their end."""
     logs = [Path(tempfile.mkdtemp(dir=folder), "log") for _ in range(2)]
     start = time.perf_counter()
-    agents = [agent(endpoint, rdzv_id, log) for log in logs]
-    codes = [ended(each, start + MEET - time.perf_counter()) for each in agents]
-    return Pair(codes == [0, 0], time.perf_counter() - start, complaints("".join(log.read_text() for log in logs)))
+    agents = [start_agent(endpoint, rdzv_id, log) for log in logs]
+    codes = [wait_for_exit(process, start + RENDEZVOUS_TIMEOUT_S - time.perf_counter()) for process in agents]
+    return RendezvousResult(
+        codes == [0, 0], time.perf_counter() - start, find_errors("".join(log.read_text() for log in logs))
+    )
 
 
-def agent(endpoint: str, rdzv_id: str, log: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    words += ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={rdzv_id}"]
-    words += ["--local-addr=127.0.0.1", str(ROOT / "programs" / "pi.py"), "--trials=1", "--intervals=1000"]
+def start_agent(endpoint: str, rdzv_id: str, log: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    argv += ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={rdzv_id}"]
+    argv += ["--local-addr=127.0.0.1", str(ROOT / "programs" / "pi.py"), "--trials=1", "--intervals=1000"]
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with log.open("w") as out:
-        return subprocess.Popen(words, env=env, stdout=out, stderr=subprocess.STDOUT)
+    with log.open("w") as file:
+        return subprocess.Popen(argv, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
-def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
+def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> int:
     """The agent's exit code; an agent that takes too long gets SIGTERM, to end its workers, and then SIGKILL."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(max(seconds, 0))
@@ -158,36 +160,40 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
     return process.wait()
 
 
-def complaints(log: str) -> tuple[str, ...]:
+def find_errors(log: str) -> tuple[str, ...]:
     """The last lines of the agents' tracebacks, causes first, without module names."""
     return tuple(re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Failed)\b.*)", log, re.MULTILINE))
 
 
-def met(version: str, store: Store, folder: Path) -> tuple[str, str, str]:
+def describe_rendezvous(version: str, store: StartedEtcd, folder: Path) -> tuple[str, str, str]:
     """How an etcd answers GET /v2/keys, how two agents end with it, and a note."""
     status, _ = get(store.endpoint, "/v2/keys")
-    health, told = (get(store.endpoint, path)[1].strip() for path in ("/health", "/version"))
-    first = meet(store.endpoint, "one", folder)
+    health, version_text = (get(store.endpoint, path)[1].strip() for path in ("/health", "/version"))
+    result = run_agents(store.endpoint, "one", folder)
     if status == 200:
-        again, other = meet(store.endpoint, "one", folder), meet(store.endpoint, "two", folder)
-        note = f"same id again: {again}; new id: {other}"
+        same_id, new_id = run_agents(store.endpoint, "one", folder), run_agents(store.endpoint, "two", folder)
+        note = f"same id again: {same_id}; new id: {new_id}"
     else:
-        note = f"`/health` says `{health}`, the agents say `{first.errors[0] if first.errors else 'nothing'}`"
-    return str(status), str(first), note if f'"etcdserver":"{version}"' in told else f"{note}; /version says `{told}`"
+        note = f"`/health` returns `{health}`, the agents print `{result.errors[0] if result.errors else 'nothing'}`"
+    return (
+        str(status),
+        str(result),
+        note if f'"etcdserver":"{version}"' in version_text else f"{note}; /version says `{version_text}`",
+    )
 
 
 def measure(version: str, binary: Path, folder: Path) -> Row:
     """Test an etcd with --enable-v2, and without the flag if etcd refuses it."""
-    with etcd(binary, folder / "asked", "--enable-v2") as store:
+    with run_etcd(binary, folder / "asked", "--enable-v2") as store:
         if store.code is None:
             warns = "`enable-v2` is deprecated" in store.log.replace("\\", "")
-            return Row(version, "yes, with a warning" if warns else "yes", *met(version, store, folder))
-    said = next((line for line in store.log.splitlines() if "enable-v2" in line), "nothing about it")
-    with etcd(binary, folder / "plain") as plain:
-        return Row(version, f"no: exit {store.code}, `{said}`", *met(version, plain, folder))
+            return Row(version, "yes, with a warning" if warns else "yes", *describe_rendezvous(version, store, folder))
+    refusal = next((line for line in store.log.splitlines() if "enable-v2" in line), "nothing about it")
+    with run_etcd(binary, folder / "plain") as plain_store:
+        return Row(version, f"no: exit {store.code}, `{refusal}`", *describe_rendezvous(version, plain_store, folder))
 
 
-def row(version: str) -> Row:
+def build_row(version: str) -> Row:
     try:
         binary = build(version)
     except subprocess.CalledProcessError as error:
@@ -199,6 +205,6 @@ def row(version: str) -> Row:
 if __name__ == "__main__":
     if not importlib.util.find_spec("etcd"):
         sys.exit(f"{sys.executable} lacks python-etcd, which torchrun's etcd-v2 rendezvous imports")
-    print(HEAD, flush=True)
+    print(TABLE_HEADER, flush=True)
     for each in sys.argv[1:] or VERSIONS:
-        print(row(each), flush=True)
+        print(build_row(each), flush=True)
