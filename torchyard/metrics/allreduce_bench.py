@@ -13,7 +13,7 @@ _HEADER_PATTERN = re.compile(r"bandwidth of all_reduce\b")
 _COUNTS_PATTERN = re.compile(rf"{_COUNT} (ranks|trials|warmups)\b")
 _DECIMAL = r"([0-9]{1,20}(?:\.[0-9]{0,20})?|nan|inf)"
 _BYTES = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)\s?([KMGT]?i?B)"
-_PAYLOAD_PATTERNS = re.compile(rf"(?<![\w.]){_BYTES} payload\b"), re.compile(rf"\bdata size: {_BYTES}\b")
+_PAYLOAD_PATTERNS = (re.compile(rf"(?<![\w.]){_BYTES} payload\b"), re.compile(rf"\bdata size: {_BYTES}\b"))
 _RATE_PATTERN = re.compile(rf"{_DECIMAL}\s*([KMGT]?)([Bb])(?:ps|/s)")
 _SECONDS_PATTERN = re.compile(rf"{_DECIMAL}\s*sec")
 _VALUE_PATTERN = re.compile(r"\b(algbw|busbw|algo throughput|duration):\s*")
@@ -29,7 +29,7 @@ _COLUMN_NAMES = {"algo throughput": "throughput", "duration": "seconds"}
 
 
 def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
-    """One row per payload, or per trial if each one is printed.
+    """Read one row per payload, or one per trial if each trial is printed.
 
     `size` is the payload in bytes; `algbw` and `busbw` are in GB/s of 10^9 bytes. The `throughput` of 2021, in the
     same unit, counts both directions: it is twice what `algbw` became.
@@ -39,19 +39,26 @@ def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
         log.add_line(line)
     for row in log.rows.all():
         log.record_rate(row)
-    return build_metrics(
-        log.rows, log.summary | ({} if log.highest_busbw is None else {"max_busbw": log.highest_busbw})
-    )
+    if log.highest_busbw is not None:
+        log.summary["max_busbw"] = log.highest_busbw
+    return build_metrics(log.rows, log.summary)
 
 
 class _BenchLog:
-    """What was printed so far. A row that spans several lines is open until one of its values appears again."""
+    """The rows and the summary of the lines that were added so far, in the order in which they were printed.
+
+    The program prints the values of a row on several lines. Such a row is open (`_open_row`) until one of its values
+    appears again, or a header starts a new measurement. The rank, the payload and the columns of a table are printed
+    before the values that they apply to; the last ones are kept.
+
+    `highest_busbw` is in GB/s. It counts only the rows that `rows` dropped; for the others call `record_rate`.
+    """
 
     def __init__(self) -> None:
         self.rows = Rows(self.record_rate)
-        self.highest_busbw: float | None = None
-        self._trials: Counter[object] = Counter()
         self.summary: Row = {}
+        self.highest_busbw: float | None = None
+        self._trial_counts: Counter[object] = Counter()  # by rank
         self._payload: Row = {}
         self._columns: list[str] = []
         self._open_row: Row = {}
@@ -59,7 +66,7 @@ class _BenchLog:
 
     def add_line(self, line: str) -> None:
         if "|" in line and contains_any(line, _CELL_MARKERS):
-            cells = [cell for text in line.split("|")[1:-1] if (cell := text.strip())]
+            cells = _split_cells(line)
             if "busbw" in cells:
                 self._columns = cells
             elif cells:
@@ -71,79 +78,101 @@ class _BenchLog:
         self._rank = _parse_rank(line)
 
     def _add_table_row(self, cells: list[str]) -> None:
-        """Take a row of a table; the payload is its first column, or the same for all rows and printed above."""
+        """Add a row of a table; the payload is its first column, or the same for all rows and printed above."""
         size = _SIZE_PATTERN.fullmatch(cells[0])
-        columns = self._columns or [*(["payload"] if size else []), "busbw", "algbw"]
-        rates = {
-            name: _convert_rate(match)
-            for name, cell in zip(columns, cells, strict=False)
-            if (match := _RATE_PATTERN.match(cell))
-        }
-        if rates and (size or "payload" not in columns):
+        columns = self._columns
+        if not columns:
+            columns = ["payload", "busbw", "algbw"] if size else ["busbw", "algbw"]
+        rates: Row = {}
+        for name, cell in zip(columns, cells, strict=False):
+            if match := _RATE_PATTERN.match(cell):
+                rates[name] = _convert_rate(match)
+        if not rates:
+            return
+        if size:
             # The sweep is in powers of two, even where old versions print KB.
-            payload: Row = {"size": _convert_bytes(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
-            self._add_row({**payload, **rates})
+            self._add_row({"size": _convert_bytes(size[1], size[2], 1024)} | rates)
+        elif "payload" not in columns:
+            self._add_row({"trial": 0} | self._payload | rates)
 
     def _add_value(self, name: str, value: float | None) -> None:
-        """Take a value: `duration:` begins a row of 2021, the payload's line one of later years."""
+        """Add a value to the open row.
+
+        `duration:` starts a row of the version of 2021. In later versions a repeated value starts one.
+        """
         if name in self._open_row or name == "seconds" or not self._open_row:
-            trial: Row = {"trial": 0, **self._rank} if name == "seconds" else {}
-            self._open_row = {**trial, **self._payload}
+            self._open_row = {"trial": 0} | self._rank if name == "seconds" else {}
+            self._open_row |= self._payload
             self._add_row(self._open_row)
         self._open_row[name] = value
 
     def _add_row(self, row: Row) -> None:
         """Add a row; the trials of each rank are counted from 1."""
         if "trial" in row:
-            self._trials[row.get("rank")] += 1
-            row["trial"] = self._trials[row.get("rank")]
+            rank = row.get("rank")
+            self._trial_counts[rank] += 1
+            row["trial"] = self._trial_counts[rank]
         self.rows.add(row)
 
     def record_rate(self, row: Row) -> None:
-        rate = row.get("busbw")
-        if isinstance(rate, float):
-            self.highest_busbw = rate if self.highest_busbw is None else max(self.highest_busbw, rate)
+        """Update `highest_busbw` with a row's bandwidth."""
+        busbw = row.get("busbw")
+        if isinstance(busbw, float) and (self.highest_busbw is None or busbw > self.highest_busbw):
+            self.highest_busbw = busbw
 
     def _update_context(self, line: str) -> None:
-        mentions_payload = " payload" in line or "data size" in line
-        if mentions_payload and (
-            match := next(filter(None, (pattern.search(line) for pattern in _PAYLOAD_PATTERNS)), None)
-        ):
-            self._payload = {"size": _convert_bytes(match[1], match[2], 1000)}
+        """Read what a line reports about the values after it, or about the whole run."""
+        if " payload" in line or "data size" in line:
+            for pattern in _PAYLOAD_PATTERNS:
+                if match := pattern.search(line):
+                    self._payload = {"size": _convert_bytes(match[1], match[2], 1000)}
+                    break
         if "bandwidth of" in line and _HEADER_PATTERN.search(line):
-            self._open_row, self._columns = {}, []
-            self.summary |= {name: int(number) for number, name in _COUNTS_PATTERN.findall(line)}
+            self._open_row = {}
+            self._columns = []
+            for number, name in _COUNTS_PATTERN.findall(line):
+                self.summary[name] = int(number)
         if "software:" in line:
-            self.summary |= {
-                name: re.sub(r",\s*", ".", value.strip("()")) for name, value in _SOFTWARE_PATTERN.findall(line)
-            }
+            for name, version in _SOFTWARE_PATTERN.findall(line):
+                self.summary[name] = re.sub(r",\s*", ".", version.strip("()"))  # nccl=(2, 26, 2)
         if "Elapsed" in line and (match := _ELAPSED_PATTERN.search(line)):
             days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
             self.summary["seconds"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def _split_cells(line: str) -> list[str]:
+    """The cells of a table's line that are not empty."""
+    cells = [text.strip() for text in line.split("|")[1:-1]]
+    return [cell for cell in cells if cell]
+
+
 def _parse_rank(line: str) -> Row:
-    """The rank in a line that says whose values follow: `0:` or `host:0:`."""
+    """The rank in a line that names the rank of the following values, `0:` or `host:0:`; {} for any other line."""
     match = _RANK_PATTERN.search(line) if line.rstrip().endswith(":") else None
-    return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
+    if match is None:
+        return {}
+    return {"rank": int(match[1]) if match[1].isdecimal() else match[1]}
 
 
 def _parse_values(line: str) -> Iterator[tuple[str, float | None]]:
-    """Values such as `algbw: 1.939 GBps (15.5 Gbps)`; one that is cut off before its unit is left out."""
+    """Values such as `algbw: 1.939 GBps (15.5 Gbps)`; one that is truncated before its unit is left out."""
     for match in _VALUE_PATTERN.finditer(line):
-        rest, name = line[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
-        if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
-            yield name, parse_finite(seconds[1])
-        elif name != "seconds" and (rate := _RATE_PATTERN.match(rest)):
+        rest = line[match.end() :]
+        name = _COLUMN_NAMES.get(match[1], match[1])
+        if name == "seconds":
+            if seconds := _SECONDS_PATTERN.match(rest):
+                yield name, parse_finite(seconds[1])
+        elif rate := _RATE_PATTERN.match(rest):
             yield name, _convert_rate(rate)
 
 
 def _convert_rate(match: re.Match[str]) -> float | None:
-    """A rate in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
+    """A rate in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`) per second; None if it is nan or inf."""
     value = parse_finite(match[1])
     if value is None:
         return None
-    return value * 1000.0 ** (_UNIT_PREFIXES.index(match[2] or " ") - 3) / (8 if match[3] == "b" else 1)
+    bits_per_unit = 8 if match[3] == "b" else 1
+    return value * 1000.0 ** (_UNIT_PREFIXES.index(match[2] or " ") - 3) / bits_per_unit
 
 
 def _convert_bytes(number: str, unit: str, thousand: int) -> int:
@@ -153,12 +182,13 @@ def _convert_bytes(number: str, unit: str, thousand: int) -> int:
 
 
 def read_allreduce_bench_line(line: str) -> Row:
-    """The last trial or row in a line."""
+    """The last trial or row in a line; {} if it has none."""
     row: Row = {}
     for terminal_line in split_terminal_lines([line]):
         log = _BenchLog()
         log.add_line(terminal_line)
-        if rows := log.rows.all():
+        rows = log.rows.all()
+        if rows:
             row = {key: value for key, value in rows[-1].items() if key != "trial"}
         elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(terminal_line)):
             row = {"size": _convert_bytes(match[1], match[2], 1024)} if match[1] else {}

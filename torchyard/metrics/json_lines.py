@@ -5,17 +5,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import ROW_KEYS
+from torchyard.metrics.text import find_row_key
 from torchyard.model.run import Metrics, Row
 
 _PLAIN_TYPES = frozenset({float, int, str, bool})
 
 
 def read_json_lines(lines: Iterable[str]) -> Metrics:
-    """Read one JSON object per line. With an epoch, step, trial or size it is a row; else it is about the whole run.
+    """Read one JSON object per line. With an epoch, step, trial or size it is a row; else it belongs to the summary.
 
-    A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts, and each
-    `collective` has its own.
+    A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts. Rows with
+    different values of `collective` do not replace each other.
     """
     rows = Rows()
     summary: Row = {}
@@ -23,7 +23,7 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
         row = parse_object(line)
         if not row:
             continue
-        key = next((name for name in ROW_KEYS if name in row), None)
+        key = find_row_key(row)
         if key:
             rows.put((f"{row.get('collective', '')} {key}", row[key]), row)
         else:
@@ -32,17 +32,24 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
 
 
 def parse_object(line: str) -> Row:
-    """The plain values of a JSON object; empty if the line is something else."""
+    """The numbers, strings and booleans of a JSON object; {} if the line is not an object."""
     if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    fields = {key: field for key, field in data.items() if type(field) in _PLAIN_TYPES}
-    return {_repair_text(key): _repair_text(field) for key, field in fields.items()} if "\\u" in line else fields
+    fields = {key: value for key, value in data.items() if type(value) in _PLAIN_TYPES}
+    if "\\u" not in line:  # only an escape can make a surrogate
+        return fields
+    return {_repair_text(key): _repair_text(value) for key, value in fields.items()}
 
 
 def _repair_text(value: Any) -> Any:
-    """A text that UTF-8 can encode: JSON may contain half of a surrogate pair, which no report could hold."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+    """The value; in a text, what UTF-8 cannot encode is replaced by `?`.
+
+    JSON may contain half of a surrogate pair, with which no report could be written.
+    """
+    if not isinstance(value, str):
+        return value
+    return value.encode(errors="replace").decode()

@@ -1,6 +1,6 @@
-"""mnist: what the usual MNIST programs print, those of Shuai-Xie/mnist-pytorchjob-example, Kubeflow and PyTorch.
+"""mnist: the output of Shuai-Xie/mnist-pytorchjob-example, and of the MNIST examples of Kubeflow and PyTorch.
 
-PyTorch's quickstart counts: the line `Epoch 2` is above the batches of an epoch, which do not name it.
+PyTorch's quickstart is supported as well. Its batches do not name their epoch: the line `Epoch 2` is above them.
 """
 
 import re
@@ -28,54 +28,73 @@ _END_PATTERN = re.compile(rf"(?<!\w)(prepare seconds|training seconds|best_acc):
 
 
 def read_mnist(lines: Iterable[str]) -> Metrics:
-    """One row per epoch: the last loss of its training and the accuracy of its test.
+    """Read one row per epoch: the last loss of its training and the accuracy of its test.
 
-    `acc` and `best_acc` are in percent, `accuracy` is 0 to 1, seconds are seconds.
+    `acc` and `best_acc` are in percent, `accuracy` is 0 to 1, times are in seconds. Scores before the first epoch
+    belong to the summary.
     """
     rows = Rows()
     summary: Row = {}
     row: Row = {}
-    current_epoch: Row = {}  # the epoch that a line of its own has named
+    current_epoch: Row = {}  # of the last line `Epoch 2`, for batches that do not name their epoch
     for line in split_terminal_lines(lines):
         if "Epoch " in line and (header := _QUICK_EPOCH_PATTERN.search(line)):
             current_epoch = {"epoch": int(header[1])}
             continue
-        batch, scores = current_epoch | _parse_batch(line), _parse_scores(line)
+        batch = current_epoch | _parse_batch(line)
+        scores = _parse_scores(line)
         if batch.keys() >= {"epoch", "batch"}:
-            key = ("epoch", batch["epoch"])
-            previous = (rows.get(key) or {}) if batch["batch"] else {}
-            row = previous | {"epoch": batch["epoch"], "loss": batch["loss"]}
-            rows.put(key, row)
+            row = _put_batch(rows, batch)
         elif scores:
             row = _find_or_add_row(rows, row, scores)
-            (row if row else summary).update(scores)
+            if row:
+                row.update(scores)
+            else:
+                summary.update(scores)
         summary |= _parse_run_summary(line)
     return build_metrics(rows, summary)
 
 
-def _find_or_add_row(rows: Rows, row: Row, scores: Row) -> Row:
+def _put_batch(rows: Rows, batch: Row) -> Row:
+    """Put the loss of a batch into the row of its epoch; return the row."""
+    key = ("epoch", batch["epoch"])
+    row: Row = {}
+    if batch["batch"]:  # batch 0 starts the epoch (again, after a restart): the scores of the earlier try are dropped
+        row |= rows.get(key) or {}
+    row["epoch"] = batch["epoch"]
+    row["loss"] = batch["loss"]
+    rows.put(key, row)
+    return row
+
+
+def _find_or_add_row(rows: Rows, last_row: Row, scores: Row) -> Row:
     """The row that scores belong to: that of the epoch that they name, or else the last one."""
     if "epoch" not in scores:
-        return row
+        return last_row
     key = ("epoch", scores["epoch"])
-    if (existing := rows.get(key)) is None:
-        existing = {}
-        rows.put(key, existing)
-    return existing
+    row = rows.get(key)
+    if row is None:
+        row = {}
+        rows.put(key, row)
+    return row
 
 
 def _parse_batch(line: str) -> Row:
-    """A training batch: `batch` of `batches`, in the unit that the program counts."""
+    """A training batch: `batch` of `batches`, counted in batches or samples as the program does; {} for other lines."""
     if "Train Epoch:" in line and (match := _TRAINED_PATTERN.search(line)):
-        epoch, batch, batches = (int(match[group]) for group in (1, 2, 3))
-        return {"epoch": epoch, "batch": batch, "batches": batches, "loss": parse_finite(match[4])}
+        return {
+            "epoch": int(match[1]),
+            "batch": int(match[2]),
+            "batches": int(match[3]),
+            "loss": parse_finite(match[4]),
+        }
     if "loss: " in line and (match := _QUICK_BATCH_PATTERN.search(line)):
         return {"batch": int(match[2]), "batches": int(match[3]), "loss": parse_finite(match[1])}
     return {}
 
 
 def _parse_scores(line: str) -> Row:
-    """The scores from the test of an epoch."""
+    """The scores from the test of an epoch; {} for other lines."""
     if "acc" not in line and "Acc" not in line:
         return {}
     if match := _TESTED_PATTERN.search(line):
@@ -83,7 +102,8 @@ def _parse_scores(line: str) -> Row:
     if match := _BEST_PATTERN.search(line):
         return {"acc": parse_finite(match[1]), "best_acc": parse_finite(match[2])}
     if match := _TEST_SET_PATTERN.search(line):
-        correct, total = int(match[2]), int(match[3])
+        correct = int(match[2])
+        total = int(match[3])
         return {"test_loss": parse_finite(match[1]), "accuracy": correct / total if total else None}
     if match := _QUICK_TEST_PATTERN.search(line):
         percent = parse_finite(match[1])
@@ -93,8 +113,11 @@ def _parse_scores(line: str) -> Row:
 
 
 def _parse_run_summary(line: str) -> Row:
-    """Facts about the whole run, printed at its start and at its end."""
-    summary: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(line)} if "'" in line else {}
+    """Values of the whole run, which are printed at its start and at its end; {} for other lines."""
+    summary: Row = {}
+    if "'" in line:
+        for key, value in _ARGUMENT_PATTERN.findall(line):
+            summary[key] = int(value)
     if "[init]" in line and (match := _INIT_PATTERN.search(line)):
         summary["world_size"] = int(match[1])
     if (" seconds:" in line or "best_acc:" in line) and (match := _END_PATTERN.search(line)):
@@ -103,10 +126,8 @@ def _parse_run_summary(line: str) -> Row:
 
 
 def read_mnist_line(line: str) -> Row:
-    """The batch or the scores in a line."""
-    rows = [
-        row
-        for terminal_line in split_terminal_lines([line])
-        if (row := _parse_batch(terminal_line) or _parse_scores(terminal_line))
-    ]
-    return rows[-1] if rows else {}
+    """The last batch or scores in a line; {} if it has neither."""
+    last_row: Row = {}
+    for terminal_line in split_terminal_lines([line]):
+        last_row = _parse_batch(terminal_line) or _parse_scores(terminal_line) or last_row
+    return last_row

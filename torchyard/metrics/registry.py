@@ -12,7 +12,7 @@ from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allredu
 from torchyard.metrics.json_lines import parse_object, read_json_lines
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
-from torchyard.metrics.text import ROW_KEYS
+from torchyard.metrics.text import ROW_KEYS, find_row_key
 from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Metrics, Row
@@ -36,24 +36,28 @@ Reader = Callable[[Iterable[str]], Metrics]
 LineReader = Callable[[str], Row]
 
 
-def _read_nothing(lines: Iterable[str]) -> Metrics:
-    """The profile asks for no metrics."""
+def _read_no_metrics(lines: Iterable[str]) -> Metrics:
+    """The metrics of a profile with `metrics: none`."""
     return Metrics()
 
 
+def _read_no_row(line: str) -> Row:
+    return {}
+
+
 READERS: dict[MetricsFormat, Reader] = {
-    "none": _read_nothing,
+    "none": _read_no_metrics,
     "json-lines": read_json_lines,
     "yolov5": read_yolov5,
     "mnist": read_mnist,
     "allreduce-bench": read_allreduce_bench,
     "nccl-tests": read_nccl_tests,
 }
-# What every line of interest contains, for formats that have such a mark.
+# Bytes that every line of interest contains, for formats that have such a marker: other lines need not be parsed.
 LINE_MARKERS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
 # Readers of one line, used while the job runs.
 LINE_READERS: dict[MetricsFormat, LineReader] = {
-    "none": lambda line: {},
+    "none": _read_no_row,
     "json-lines": parse_object,
     "yolov5": read_yolov5_line,
     "mnist": read_mnist_line,
@@ -63,7 +67,7 @@ LINE_READERS: dict[MetricsFormat, LineReader] = {
 
 
 class RowProgress(NamedTuple):
-    """How far a run is: `epoch` 3 of 10, a share of 0.3."""
+    """The progress of a run: `epoch` 3 of 10. `share` is 0 to 1, here 0.3."""
 
     key: str
     finished: float
@@ -74,27 +78,32 @@ class RowProgress(NamedTuple):
 def get_progress(row: Row) -> RowProgress | None:
     """The run's progress according to a row: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
 
-    If epochs are counted from 0, the row has `last_epoch` in place of `epochs`.
+    If epochs are counted from 0, the row has `last_epoch` in place of `epochs`. None if the row has no total, or its
+    values cannot be counts.
     """
     for key in ROW_KEYS:
-        done, total = row.get(key), row.get(f"{key}s", row.get(f"last_{key}"))
-        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0 <= done:
-            with suppress(OverflowError):  # JSON's integers may be longer than any float
-                return RowProgress(key, done, total, min(done / total, 1.0))
+        finished = row.get(key)
+        total = row.get(f"{key}s", row.get(f"last_{key}"))
+        if not isinstance(finished, int | float) or not isinstance(total, int | float):
+            continue
+        if finished >= 0 and total > 0:
+            with suppress(OverflowError):  # integers in JSON may be larger than any float
+                return RowProgress(key, finished, total, min(finished / total, 1.0))
     return None
 
 
 def describe_row(row: Row) -> str:
-    """A row in words: `epoch 3: accuracy 0.9722, loss 0.1045`."""
-    key = next((name for name in ROW_KEYS if name in row), None)
-    rest = ", ".join(
-        f"{name} {format_number(value)}" for name, value in row.items() if name not in (key, f"{key}s", f"last_{key}")
+    """A row in words, without its total: `epoch 3: accuracy 0.9722, loss 0.1045`."""
+    key = find_row_key(row)
+    excluded_names = (key, f"{key}s", f"last_{key}")
+    values_text = ", ".join(
+        f"{name} {format_number(value)}" for name, value in row.items() if name not in excluded_names
     )
-    return f"{key} {row[key]}: {rest}" if key else rest
+    return f"{key} {row[key]}: {values_text}" if key else values_text
 
 
 def format_number(value: float | int | str | bool | None, digits: int = 4) -> str:
-    """A value as text; None stands for nan and inf, which JSON cannot hold."""
+    """A value as text, a float with `digits` significant digits; None is shown as nan, which JSON cannot hold."""
     if value is None:
         return "nan"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)

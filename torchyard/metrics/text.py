@@ -1,21 +1,34 @@
-"""What the readers have in common: the keys of a row, and text as a terminal shows it."""
+"""Helpers of all readers: the keys of a row, and text as a terminal shows it."""
 
 import math
 import re
 from collections.abc import Iterable, Iterator
 
+from torchyard.model.run import Row
+
 ROW_KEYS = ("epoch", "step", "trial", "size")
 NUMBER_PATTERN = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[-+]?[0-9]{2,3})?|nan|inf)"
 _ESCAPE_PATTERN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# What launchers write before a line: a time, `[0:0]:`, `[default0]:`, `[1,0]<stdout>:`, `(worker, rank=0)`, `0:`.
+# Prefixes that launchers write: a time, `[0:0]:`, `[default0]:`, `[1,0]<stdout>:`, `(worker, rank=0)`, `0:`.
 _TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{5,20}(?:Z|[-+][0-9:]{4,5})?"
 _PREFIX_PATTERN = re.compile(
     rf"\s*(?:\[?{_TIME_PATTERN}\]?(?:\s\||(?=\s))|\[[^\]\s]{{1,80}}\](?:<std...?>)?:?|\([^()]{{1,80}}\)|[0-9]{{1,6}}:(?=\s))"
 )
 
 
+def find_row_key(row: Row) -> str | None:
+    """The first of ROW_KEYS that the row has; None if it has none."""
+    for key in ROW_KEYS:
+        if key in row:
+            return key
+    return None
+
+
 def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines that a terminal shows one after the other, without colours: a carriage return redraws a bar."""
+    """The lines that a terminal shows one after the other, without colours.
+
+    A carriage return ends a line as well: with it a progress bar redraws itself.
+    """
     for line in lines:
         if "\r" in line or "\x1b" in line or "\n" in line:
             yield from re.split(r"[\r\n]+", _ESCAPE_PATTERN.sub("", line))
@@ -24,7 +37,10 @@ def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def contains_any(text: str, markers: Iterable[str]) -> bool:
-    """Whether a text contains one of the words: far quicker than a pattern, which few lines then still need."""
+    """Whether a text contains one of the markers.
+
+    This is far quicker than a pattern. With it a reader skips most lines before it applies one.
+    """
     for marker in markers:  # noqa: SIM110 - a generator would take twice as long, and this runs on every line
         if marker in text:
             return True
@@ -40,6 +56,6 @@ def strip_prefixes(line: str) -> str:
 
 
 def parse_finite(text: str) -> float | None:
-    """A number; None for nan and inf, which JSON cannot hold."""
+    """A number; None for nan and inf, which JSON cannot hold. ValueError if the text is not a number."""
     value = float(text)
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""yolov5: what the train.py of ultralytics' YOLO logs, of version 3, 5 and 8."""
+"""yolov5: the log of the train.py of ultralytics' YOLO, of versions 3, 5 and 8."""
 
 import math
 import re
@@ -16,13 +16,24 @@ _EPOCH_PATTERN = re.compile(
 _SCORES_PATTERN = re.compile(rf"(?<!\S)all((?:{_VALUE}){{6,10}})\s*$")
 _END_PATTERN = re.compile(r"(?<!\S)(\d{1,9}) epochs completed in (\d{1,9}(?:\.\d{1,9})?) hours")
 _SAVED_PATTERN = re.compile(r"(?<!\S)Results saved to (\S+)")
-# The headers above both name the columns: these are the names in the report.
+# The headers above the bar and the means. They name the columns.
 _EPOCH_HEADER = re.compile(r"(?<!\S)Epoch\s+(?:GPU_mem|gpu_mem)\s+(\S.*?)\s*$")
 _SCORES_HEADER = re.compile(r"(?<!\S)Class\s+Images\s+(?:Instances|Labels|Targets)\s+(\S[^:%]*?\S)(?=:\s|\s*$)")
+# The names of the columns in the report; other columns keep their own names.
 _NAMES = {
-    **{"giou": "giou_loss", "box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "dfl": "dfl_loss"},
-    **{"total": "total_loss", "labels": "instances", "targets": "instances", "img_size": "size"},
-    **{"mAP@.5": "mAP50", "mAP@0.5": "mAP50", "mAP@.5:.95": "mAP50_95", "mAP@0.5:0.95": "mAP50_95"},
+    "giou": "giou_loss",
+    "box": "box_loss",
+    "obj": "obj_loss",
+    "cls": "cls_loss",
+    "dfl": "dfl_loss",
+    "total": "total_loss",
+    "labels": "instances",
+    "targets": "instances",
+    "img_size": "size",
+    "mAP@.5": "mAP50",
+    "mAP@0.5": "mAP50",
+    "mAP@.5:.95": "mAP50_95",
+    "mAP@0.5:0.95": "mAP50_95",
     "mAP50-95": "mAP50_95",
 }
 _COUNTS = ("instances", "size")
@@ -31,14 +42,14 @@ _SCORE_COLUMNS = ("P", "R", "mAP50", "mAP50_95")
 
 
 class _Columns:
-    """The columns of both tables, as the headers so far name them."""
+    """The columns of both tables, by the last header of each; those of version 5 before the first header."""
 
     def __init__(self) -> None:
         self._losses: Sequence[str] = _LOSS_COLUMNS
         self._scores: Sequence[str] = _SCORE_COLUMNS
 
     def parse_header(self, line: str) -> bool:
-        """Whether a line is a header; its names count from now on."""
+        """Whether a line is a header; if so, its names apply from now on."""
         if "Epoch" in line and (match := _EPOCH_HEADER.search(line)):
             self._losses = [_NAMES.get(name.lower(), name.lower()) for name in match[1].split()]
             return True
@@ -48,14 +59,16 @@ class _Columns:
         return False
 
     def parse_epoch(self, line: str) -> Row:
-        """A state of the bar, {} if the line is not one.
+        """A state of the progress bar; {} if the line is not one, or its columns are not those of the header.
 
         `last_epoch` is the number of the last epoch, as version 5 counts from 0; `percent` is 100 at the end of the
-        epoch, and missing if the bar was cut off.
+        epoch, and missing if the bar was truncated. `GPU_mem` is in GB.
         """
         match = _EPOCH_PATTERN.search(line) if "G" in line and "/" in line else None
-        values = [float(text) for text in match[4].split()] if match else []
-        if match is None or len(values) != len(self._losses):
+        if match is None:
+            return {}
+        values = [float(text) for text in match[4].split()]
+        if len(values) != len(self._losses):
             return {}
         row: Row = {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3])}
         for name, value in zip(self._losses, values, strict=True):
@@ -68,21 +81,29 @@ class _Columns:
         return row
 
     def parse_scores(self, line: str) -> Row:
-        """Precision, recall and mean average precision over all classes; `mask_` is before those of a segmentation."""
+        """Precision, recall and mean average precision over all classes; {} if the line does not contain them.
+
+        The names of a segmentation's scores start with `mask_`.
+        """
         match = _SCORES_PATTERN.search(line) if "all" in line else None
-        values = [float(text) for text in match[1].split()[2:]] if match else []
-        return dict(zip(self._scores, values, strict=True)) if len(values) == len(self._scores) else {}
+        if match is None:
+            return {}
+        values = [float(text) for text in match[1].split()[2:]]
+        if len(values) != len(self._scores):
+            return {}
+        return dict(zip(self._scores, values, strict=True))
 
 
 def _parse_score_names(text: str) -> Iterable[str]:
     """`P R mAP50 mAP50_95` of a header; version 8 writes `Box(P R mAP50 mAP50-95)`, and then the same of Mask."""
     prefix = ""
     for heading in text.split():
-        kind, opened, name = heading.rpartition("(")
-        if opened:
+        kind, parenthesis, name = heading.rpartition("(")
+        if parenthesis:
             prefix = "" if kind == "Box" else f"{kind.lower()}_"
-        if name.rstrip(")"):
-            yield prefix + _NAMES.get(name.rstrip(")"), name.rstrip(")"))
+        name = name.rstrip(")")
+        if name:
+            yield prefix + _NAMES.get(name, name)
 
 
 def read_yolov5(lines: Iterable[str]) -> Metrics:
@@ -91,31 +112,38 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
     `GPU_mem` is in GB; the headers name the other columns. The scores after the last epoch are those of the best
     weights (`final_...`); a log without an epoch has only these.
     """
-    best_dropped, columns = _BestDroppedRow(), _Columns()
+    best_dropped = _BestDroppedRow()
     rows = Rows(best_dropped.record)
-    summary, final_scores, standalone_scores = Row(), Row(), Row()
+    columns = _Columns()
     row: Row = {}
     completed_epochs: set[int] = set()
+    summary: Row = {}
+    final_scores: Row = {}
+    standalone_scores: Row = {}  # before the first epoch
     for line in split_terminal_lines(lines):
         if columns.parse_header(line):
             continue
-        epoch, scores = columns.parse_epoch(line), columns.parse_scores(line)
-        if epoch:
-            row = _put_epoch(rows, epoch, completed_epochs)
-        elif "hours" in summary:
+        state = columns.parse_epoch(line)
+        scores = columns.parse_scores(line)
+        if state:
+            row = _put_epoch(rows, state, completed_epochs)
+        elif "hours" in summary:  # printed after the last epoch
             final_scores = final_scores or scores
         elif row:
             row |= scores
         else:
             standalone_scores = scores or standalone_scores
         summary |= _parse_end_summary(line)
-    reported_scores = final_scores or (standalone_scores if not rows.count else {})
-    summary |= {f"final_{key}": value for key, value in reported_scores.items()}
-    return build_metrics(rows, {**summary, **_find_best_epoch([*best_dropped.rows, *rows.all()])})
+    if not final_scores and not rows.count:
+        final_scores = standalone_scores
+    for key, value in final_scores.items():
+        summary[f"final_{key}"] = value
+    summary |= _find_best_epoch(best_dropped.rows + list(rows.all()))
+    return build_metrics(rows, summary)
 
 
 def _put_epoch(rows: Rows, state: Row, completed_epochs: set[int]) -> Row:
-    """Put a state of an epoch's bar into the rows; returns the epoch's row.
+    """Put a state of an epoch's bar into the rows; return the epoch's row.
 
     A log may repeat states of an earlier epoch, because its lines come from two files of a rank. They do not replace
     the row of an epoch that was completed, and its scores stay; only a restart that completes the epoch again does.
@@ -136,53 +164,70 @@ def _put_epoch(rows: Rows, state: Row, completed_epochs: set[int]) -> Row:
 
 
 class _BestDroppedRow:
-    """The best of the rows that were not kept."""
+    """The best of the rows that `Rows` has dropped, so that a long run does not lose its best epoch.
+
+    `rows` contains this row; it is empty before the first one with scores.
+    """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
     def record(self, row: Row) -> None:
-        if math.isfinite(_compute_fitness(row)) and (
-            not self.rows or _compute_fitness(row) > _compute_fitness(self.rows[0])
-        ):
+        fitness = _compute_fitness(row)
+        if not math.isfinite(fitness):
+            return
+        if not self.rows or fitness > _compute_fitness(self.rows[0]):
             self.rows = [row]
 
 
 def _parse_end_summary(line: str) -> Row:
+    """The values of the final lines: `epochs`, `hours`, and the folder of the results; {} for other lines."""
     if "epochs completed" not in line and "Results saved" not in line:
         return {}
-    end_match, saved_match = _END_PATTERN.search(line), _SAVED_PATTERN.search(line)
-    fields: Row = {"epochs": int(end_match[1]), "hours": float(end_match[2])} if end_match else {}
-    return {**fields, "results": saved_match[1]} if saved_match else fields
+    summary: Row = {}
+    if match := _END_PATTERN.search(line):
+        summary["epochs"] = int(match[1])
+        summary["hours"] = float(match[2])
+    if match := _SAVED_PATTERN.search(line):
+        summary["results"] = match[1]
+    return summary
 
 
 def _find_best_epoch(rows: Iterable[Row]) -> Row:
-    """The epoch whose weights YOLOv5 keeps as best.pt: the first of the highest fitness."""
-    rated_rows = [(_compute_fitness(row), row) for row in rows]
-    best_fitness, row = max(
-        (rated for rated in rated_rows if math.isfinite(rated[0])),
-        key=lambda rated: rated[0],
-        default=(math.nan, Row()),
-    )
-    best = {f"best_{key}": row[key] for key in ("epoch", "mAP50", "mAP50_95") if row}
-    return {**best, "best_fitness": round(best_fitness, 6)} if row else {}
+    """The epoch whose weights YOLOv5 keeps as best.pt, the first with the highest fitness; {} if none has scores."""
+    best_fitness = -math.inf
+    best_row: Row = {}
+    for row in rows:
+        fitness = _compute_fitness(row)
+        if math.isfinite(fitness) and fitness > best_fitness:
+            best_fitness = fitness
+            best_row = row
+    if not best_row:
+        return {}
+    return {
+        "best_epoch": best_row["epoch"],
+        "best_mAP50": best_row["mAP50"],
+        "best_mAP50_95": best_row["mAP50_95"],
+        "best_fitness": round(best_fitness, 6),
+    }
 
 
 def _compute_fitness(row: Row) -> float:
-    """How YOLOv5 weighs an epoch: 0.1 * mAP50 + 0.9 * mAP50-95; nan without them."""
-    map50, map50_95 = row.get("mAP50"), row.get("mAP50_95")
-    return 0.1 * map50 + 0.9 * map50_95 if isinstance(map50, float) and isinstance(map50_95, float) else math.nan
+    """YOLOv5's weight of an epoch: 0.1 * mAP50 + 0.9 * mAP50-95; nan if the row lacks one of them."""
+    map50 = row.get("mAP50")
+    map50_95 = row.get("mAP50_95")
+    if not isinstance(map50, float) or not isinstance(map50_95, float):
+        return math.nan
+    return 0.1 * map50 + 0.9 * map50_95
 
 
 def read_yolov5_line(line: str) -> Row:
-    """The last state of the bar in a line, or the scores in it; without the header, losses have no names."""
+    """The last state of the bar in a line, or the scores in it; {} if it has neither.
+
+    Losses are left out: a single line does not contain the header that names them.
+    """
     columns = _Columns()
-    parts = split_terminal_lines([line])
-    rows = [
-        row
-        for terminal_line in parts
-        if (row := columns.parse_epoch(terminal_line) or columns.parse_scores(terminal_line))
-    ]
-    if not rows:
-        return {}
-    return {key: value for key, value in rows[-1].items() if key != "percent" and not key.endswith("_loss")}
+    last_row: Row = {}
+    for terminal_line in split_terminal_lines([line]):
+        last_row = columns.parse_epoch(terminal_line) or columns.parse_scores(terminal_line) or last_row
+    return {key: value for key, value in last_row.items() if key != "percent" and not key.endswith("_loss")}
