@@ -114,11 +114,11 @@ class ClusterTrial(Trial):
                     "pods that speak", lambda: self.is_in_step("wait") and self.count_log_lines() >= MIN_LOG_LINES
                 )
             case _:
-                self.wait_for("the request", self.gate.held.is_set)
+                self.wait_for("the request", self.gate.request_held.is_set)
         if self.is_old:
             old_enough_at = time.monotonic() + OLD_RUN_AGE_S
             self.wait_for("age", lambda: time.monotonic() > old_enough_at)
-            self.gate.delay = 1.0  # its logs take longer than a check of its deadlines
+            self.gate.delay_s = 1.0  # its logs take longer than a check of its deadlines
         if self.cell.fault in ATTEMPT_ENDING_FAULTS:
             self.wait_for("pods", lambda: len(self.list_scheduled_pods()) == 2)
         if self.cell.fault == "etcd KILL" and self.cell.step == "etcd":
@@ -197,7 +197,7 @@ class ClusterTrial(Trial):
         """Whether the report says that the logs are on the lost machine, because their pods were gone by then."""
         report = self.folder.report()
         logs = report.collected.logs if report and report.collected else ()
-        is_reported = bool(logs) and all("what there is of it" in log.lost for log in logs)
+        is_reported = bool(logs) and all("what was read of it" in log.lost for log in logs)
         return is_reported and self.cell.fault == "machine lost"
 
     def count_missing_lines(self, pod: str, lines: list[str]) -> int:

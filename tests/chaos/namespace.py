@@ -96,7 +96,7 @@ class ChaosNamespace:
 
     def __init__(self) -> None:
         self.plane = Plane.current()
-        os.environ["KUBECONFIG"] = os.pathsep.join((str(self.plane.admin), str(self.plane.user)))
+        os.environ["KUBECONFIG"] = os.pathsep.join((str(self.plane.admin_kubeconfig), str(self.plane.user_kubeconfig)))
         self.name = f"torchyard-chaos-{uuid.uuid4().hex[:6]}"
         self.api = self.plane.api()
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.name}})
@@ -175,7 +175,7 @@ class ChaosNamespace:
         }
         (folder / "stranger").mkdir()
         environment |= {"PREFECT_HOME": str(folder / "prefect"), "TORCHYARD_RUNS": str(folder / "stranger")}
-        for config in (self.plane.admin, self.create_user(folder)):
+        for config in (self.plane.admin_kubeconfig, self.create_user(folder)):
             command = [sys.executable, "-c", SWEEP_CODE.format(ahead=86400), "--context", read_current_context(config)]
             with (folder / "sweep.log").open("ab") as log:
                 subprocess.run(
@@ -194,7 +194,7 @@ class ChaosNamespace:
         subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
         binding = {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]}
         self.call("POST", self.build_path("rbac.authorization.k8s.io/v1", "rolebindings"), binding)
-        return self.plane.kubeconfig(folder / "stranger.kubeconfig", user)
+        return self.plane.write_kubeconfig(folder / "stranger.kubeconfig", user)
 
     def annotate(self, pod: Object, key: str, value: str) -> None:
         self.patch(pod, {"metadata": {"annotations": {key: value}}})

@@ -6,7 +6,7 @@ from functools import partial
 from tests.chaos.job import ClusterTrial
 from tests.chaos.world import wait_until
 from tests.cluster import build, components
-from tests.cluster.plane import Plane, gone, signal_process
+from tests.cluster.plane import Plane, has_exited, kill_process
 
 API_SERVER_OUTAGE_S = 5.0  # seconds that an API server is down
 CONTROLLER_OUTAGE_S = 20.0  # seconds that a controller is down
@@ -28,17 +28,17 @@ def interrupt_component(plane: Plane, fault: str, trials: list[ClusterTrial]) ->
         time.sleep(API_SERVER_OUTAGE_S if fault == SERVER else CONTROLLER_OUTAGE_S)
     finally:
         start_component(plane, component)
-    wait_until("the API server", plane.api().ready, 60)
+    wait_until("the API server", plane.api().is_ready, 60)
 
 
 def stop_component(plane: Plane, name: str) -> None:
-    for pid in [process.pid for process in plane.processes() if process.component == name]:
-        signal_process(pid)
-        wait_until(f"{name} is gone", partial(gone, pid), 10)
+    for pid in [process.pid for process in plane.list_processes() if process.component == name]:
+        kill_process(pid)
+        wait_until(f"{name} is gone", partial(has_exited, pid), 10)
 
 
 def start_component(plane: Plane, component: components.Component) -> None:
     """Start a component the way cluster.py does."""
     program, *options = component.command
-    path = plane.program(program) if program in build.programs() else program
+    path = plane.get_program_path(program) if program in build.get_program_paths() else program
     plane.start(component.name, [path, *options], component.environment)

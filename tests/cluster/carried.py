@@ -7,7 +7,7 @@ from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
 
 
-def reported() -> Report:
+def read_report() -> Report:
     """The report of this test's only run."""
     (folder,) = list_run_folders()
     report = folder.report()
@@ -15,11 +15,11 @@ def reported() -> Report:
     return report
 
 
-def completed(profile: str, overrides: dict[str, Any]) -> Report:
+def run_to_completion(profile: str, overrides: dict[str, Any]) -> Report:
     """Run a profile and return its report: the run must be Completed, its logs complete, with nothing left over."""
-    end = train(profile, overrides, return_state=True)
-    report = reported()
-    assert (end.name, report.leftovers) == ("Completed", ()), report.sentence
+    state = train(profile, overrides, return_state=True)
+    report = read_report()
+    assert (state.name, report.leftovers) == ("Completed", ()), report.sentence
     assert report.collected
     assert all(not log.lost for log in report.collected.logs)
     return report

@@ -14,48 +14,48 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
-LIFE = datetime.timedelta(days=365)  # cert-controller renews its authority when less than 90 days are left
+VALIDITY = datetime.timedelta(days=365)  # cert-controller renews its authority when less than 90 days are left
 
 
 @dataclass(frozen=True)
-class Pair:
+class CertificatePair:
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
     key: bytes
 
-    def write(self, stem: Path) -> "Pair":
+    def write(self, path: Path) -> "CertificatePair":
         """Write `<stem>.crt` and `<stem>.key`; only the owner can read the key."""
-        stem.with_suffix(".crt").write_bytes(self.certificate)
-        stem.with_suffix(".key").touch(mode=0o600)
-        stem.with_suffix(".key").write_bytes(self.key)
+        path.with_suffix(".crt").write_bytes(self.certificate)
+        path.with_suffix(".key").touch(mode=0o600)
+        path.with_suffix(".key").write_bytes(self.key)
         return self
 
     @classmethod
-    def read(cls, stem: Path) -> "Pair":
-        return cls(stem.with_suffix(".crt").read_bytes(), stem.with_suffix(".key").read_bytes())
+    def read(cls, path: Path) -> "CertificatePair":
+        return cls(path.with_suffix(".crt").read_bytes(), path.with_suffix(".key").read_bytes())
 
 
-def new_key(kind: str = "ec") -> Key:
+def generate_key(kind: str = "ec") -> Key:
     if kind == "ec":
         return ec.generate_private_key(ec.SECP256R1())
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
-def key_pem(key: Key) -> bytes:
+def encode_private_key(key: Key) -> bytes:
     """The key as PEM, in PKCS#1 for RSA: the operators' certificate rotation calls other forms "not well-formed"."""
     form = serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def public_pem(key: Key) -> bytes:
+def encode_public_key(key: Key) -> bytes:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_key().public_bytes(serialization.Encoding.PEM, form)
 
 
-def make_authority(name: str, kind: str = "ec") -> Pair:
+def create_authority(name: str, kind: str = "ec") -> CertificatePair:
     """A self-signed authority with its own name as SAN, which cert-controller requires."""
-    key = new_key(kind)
+    key = generate_key(kind)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(
         digital_signature=True,
@@ -69,30 +69,34 @@ def make_authority(name: str, kind: str = "ec") -> Pair:
         decipher_only=False,
     )
     builder = (
-        blank(subject, subject, key)
+        build_certificate(subject, subject, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(usage, critical=True)
     )
-    return Pair(pem(builder.sign(key, hashes.SHA256())), key_pem(key))
+    return CertificatePair(encode_certificate(builder.sign(key, hashes.SHA256())), encode_private_key(key))
 
 
-def issue(authority: Pair, name: str, groups: Iterable[str] = (), hosts: Iterable[str] = ()) -> Pair:
+def issue_certificate(
+    authority: CertificatePair, name: str, groups: Iterable[str] = (), hosts: Iterable[str] = ()
+) -> CertificatePair:
     """A certificate for a user in groups (client) and for host names and addresses (server)."""
     signer = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signer, Key)
-    key = new_key("rsa" if isinstance(signer, rsa.RSAPrivateKey) else "ec")
+    key = generate_key("rsa" if isinstance(signer, rsa.RSAPrivateKey) else "ec")
     subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
     subject.append(x509.NameAttribute(NameOID.COMMON_NAME, name))
     issuer = x509.load_pem_x509_certificate(authority.certificate).subject
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-    builder = blank(x509.Name(subject), issuer, key).add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-    if names := [host_name(host) for host in hosts]:
+    builder = build_certificate(x509.Name(subject), issuer, key).add_extension(
+        x509.ExtendedKeyUsage(uses), critical=False
+    )
+    if names := [build_alternative_name(host) for host in hosts]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return Pair(pem(builder.sign(signer, hashes.SHA256())), key_pem(key))
+    return CertificatePair(encode_certificate(builder.sign(signer, hashes.SHA256())), encode_private_key(key))
 
 
-def blank(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBuilder:
+def build_certificate(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -101,36 +105,39 @@ def blank(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBu
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + LIFE)
+        .not_valid_after(now + VALIDITY)
     )
 
 
-def host_name(host: str) -> x509.GeneralName:
+def build_alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def pem(certificate: x509.Certificate) -> bytes:
+def encode_certificate(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def text(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def kubeconfig(server: str, authority: Pair, client: Pair, user: str) -> str:
+def render_kubeconfig(server: str, authority: CertificatePair, client: CertificatePair, user: str) -> str:
     """A self-contained kubeconfig, as YAML."""
     context = f"{user}@torchyard"
-    cluster = {"server": server, "certificate-authority-data": text(authority.certificate)}
-    who = {"client-certificate-data": text(client.certificate), "client-key-data": text(client.key)}
+    cluster = {"server": server, "certificate-authority-data": encode_base64(authority.certificate)}
+    credentials = {
+        "client-certificate-data": encode_base64(client.certificate),
+        "client-key-data": encode_base64(client.key),
+    }
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "torchyard", "cluster": cluster}],
-            "users": [{"name": user, "user": who}],
+            "users": [{"name": user, "user": credentials}],
             "contexts": [{"name": context, "context": {"cluster": "torchyard", "user": user}}],
             "current-context": context,
         }

@@ -7,25 +7,25 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 TREE = "torchyard-nodes"
-WANTED = ("cpu", "cpuset", "hugetlb", "memory", "pids")  # version 2 passes controllers down only on request
+CONTROLLERS = ("cpu", "cpuset", "hugetlb", "memory", "pids")  # version 2 passes controllers down only on request
 
 
-def hierarchies() -> list[Path]:
+def list_hierarchies() -> list[Path]:
     """The single root of version 2, or the roots of all controllers of version 1."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
     return sorted({path.resolve() for path in MOUNT.iterdir() if (path / "tasks").exists()})
 
 
-def make(names: list[str]) -> None:
+def create_groups(node_names: list[str]) -> None:
     """Create a group for each name in every hierarchy, ready to hold processes."""
-    for root in hierarchies():
-        hand_down(root)
-        groups = [root / TREE, *(root / TREE / name for name in names)]
+    for root in list_hierarchies():
+        enable_controllers(root)
+        groups = [root / TREE, *(root / TREE / name for name in node_names)]
         for group in groups:
             group.mkdir(exist_ok=True)
             inherit_cpus(group)
-            hand_down(group)
+            enable_controllers(group)
 
 
 def inherit_cpus(group: Path) -> None:
@@ -35,28 +35,28 @@ def inherit_cpus(group: Path) -> None:
             (group / name).write_text((group.parent / name).read_text())
 
 
-def hand_down(group: Path) -> None:
+def enable_controllers(group: Path) -> None:
     if not (group / "cgroup.subtree_control").exists():
         return
-    held = (group / "cgroup.controllers").read_text().split()
-    (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in WANTED if name in held))
+    available = (group / "cgroup.controllers").read_text().split()
+    (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS if name in available))
 
 
-def remove(patience: float = 10) -> None:
+def remove_groups(timeout_s: float = 10) -> None:
     """Remove every group of the tree; the kernel may hold one for a moment after its last process."""
-    deadline = time.monotonic() + patience
-    while (left := trees()) and time.monotonic() < deadline:
-        for tree in left:
+    deadline = time.monotonic() + timeout_s
+    while (leftovers := find_trees()) and time.monotonic() < deadline:
+        for tree in leftovers:
             remove_tree(tree)
         time.sleep(0.02)
-    if left:
-        raise OSError(f"control groups are still in use: {', '.join(map(str, left))}")
+    if leftovers:
+        raise OSError(f"control groups are still in use: {', '.join(map(str, leftovers))}")
 
 
-def trees() -> list[Path]:
+def find_trees() -> list[Path]:
     """The tree in every hierarchy, also in those that only runc uses: next to version 1 it uses version 2."""
-    found = [MOUNT / TREE, *MOUNT.glob(f"*/{TREE}")]
-    return [tree for tree in found if tree.is_dir()]
+    folders = [MOUNT / TREE, *MOUNT.glob(f"*/{TREE}")]
+    return [tree for tree in folders if tree.is_dir()]
 
 
 def remove_tree(tree: Path) -> None:
@@ -68,6 +68,6 @@ def remove_tree(tree: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        remove()
+        remove_groups()
     except OSError as error:
         sys.exit(str(error))

@@ -22,10 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.cluster import build, components, fake, nodes, objects
 from tests.cluster.api import Api, ApiError
 from tests.cluster.plane import ClusterError, Plane
-from tests.cluster.ready import answers, has_condition, is_available, queue_state, served, signs
-from tests.cluster.webhooks import webhooks
+from tests.cluster.ready import (
+    has_condition,
+    is_available,
+    is_served,
+    iter_readiness_checks,
+    read_queue_state,
+    responds_ok,
+)
+from tests.cluster.webhooks import build_webhooks
 
-PATIENCE = 90.0  # seconds that a step may take; on two cores each takes less than ten
+STEP_TIMEOUT_S = 90.0  # seconds that a step may take; on two cores each takes less than ten
 
 
 # --- up --------------------------------------------------------------------------------------------------------------
@@ -34,35 +41,35 @@ PATIENCE = 90.0  # seconds that a step may take; on two cores each takes less th
 def up(dispatcher: str) -> Plane:
     """Build what is missing and start the cluster; on any error everything is removed again."""
     plane = Plane()
-    refuse_second(plane)
-    plane.claim()
-    refuse_taken_port()
-    with plane.labelling("build"):
-        build.build(tell, dispatcher)
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, interrupt)
+    check_no_other_cluster(plane)
+    plane.acquire_lock()
+    check_webhook_port_is_free()
+    with plane.label_children("build"):
+        build.build_missing(print_line, dispatcher)
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, interrupt)
     try:
-        start(plane, dispatcher)
+        start_components(plane, dispatcher)
     except BaseException as error:
-        words = last_words(plane)
+        last_lines = describe_ended_components(plane)
         plane.down()
-        tell("removed everything that was started")
+        print_line("removed everything that was started")
         if isinstance(error, OSError | ApiError):
-            raise ClusterError(f"{error}\n{words}".strip()) from error
+            raise ClusterError(f"{error}\n{last_lines}".strip()) from error
         raise
     return plane
 
 
-def refuse_second(plane: Plane) -> None:
+def check_no_other_cluster(plane: Plane) -> None:
     """Refuse if this user's cluster is running, and remove the leftovers of one that is not."""
-    if plane.running():
-        known = f" (KUBECONFIG={plane.admin})" if plane.admin.exists() else ""
-        raise ClusterError(f"a test cluster is already running{known}: `make cluster-down` stops it")
-    if plane.state.exists():
+    if plane.is_running():
+        location = f" (KUBECONFIG={plane.admin_kubeconfig})" if plane.admin_kubeconfig.exists() else ""
+        raise ClusterError(f"a test cluster is already running{location}: `make cluster-down` stops it")
+    if plane.state_folder.exists():
         plane.down()
 
 
-def refuse_taken_port() -> None:
+def check_webhook_port_is_free() -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -73,93 +80,103 @@ def refuse_taken_port() -> None:
             ) from error
 
 
-def start(plane: Plane, dispatcher: str) -> None:
+def start_components(plane: Plane, dispatcher: str) -> None:
     """Start everything in order: what a controller looks up when it starts must exist by then."""
-    began = time.monotonic()
-    with step("certificates and addresses"):
-        prepare(plane, dispatcher)
-    with step("etcd and API server"):
-        launch(plane, components.etcd(plane))
-        launch(plane, components.kube_apiserver(plane))
+    started_at = time.monotonic()
+    with timed_step("certificates and addresses"):
+        write_state(plane, dispatcher)
+    with timed_step("etcd and API server"):
+        start_component(plane, components.etcd(plane))
+        start_component(plane, components.kube_apiserver(plane))
         api = plane.api()
-        wait("the API server", api.ready, plane)
-    with step("definitions, namespaces, nodes"):
-        api.create_all(objects.namespaces())
-        define(api, plane)
-        api.create_all([*objects.queues(), *fake.nodes(), *objects.operator_secrets(plane)])
-        api.create_all([objects.appwrapper_settings(plane), *webhooks(plane), *objects.user()])
-    with step("controllers"):
-        started = components.controllers(plane)
-        for one in started:
-            launch(plane, one)
-        lacking = nodes.begin(plane)
-        api.create_all([*objects.networks(), *objects.deployments(dispatcher), *fake.device_plugins()])
-        for one in started:
-            wait(one.name, partial(answers, one.ready), plane)
-    with step("nodes, queue, webhooks"):
-        for what, found in signs(api, dispatcher):
-            wait(what, found, plane)
-    with step("real nodes"):
-        tell(f"  {lacking or nodes.wait_ready(plane)}")
-    print(f"ready after {time.monotonic() - began:.1f} s, {memory(plane) / 2**30:.2f} GiB\n", flush=True)
+        wait_for("the API server", api.is_ready, plane)
+    with timed_step("definitions, namespaces, nodes"):
+        api.create_all(objects.build_namespaces())
+        register_crds(api, plane)
+        api.create_all([*objects.build_queues(), *fake.build_nodes(), *objects.build_operator_secrets(plane)])
+        api.create_all([objects.build_appwrapper_settings(plane), *build_webhooks(plane), *objects.build_user_rights()])
+    with timed_step("controllers"):
+        controllers = components.build_controllers(plane)
+        for component in controllers:
+            start_component(plane, component)
+        obstacle = nodes.start_nodes(plane)
+        api.create_all(
+            [*objects.build_networks(), *objects.build_deployments(dispatcher), *fake.build_device_plugins()]
+        )
+        for component in controllers:
+            wait_for(component.name, partial(responds_ok, component.ready_url), plane)
+    with timed_step("nodes, queue, webhooks"):
+        for name, check in iter_readiness_checks(api, dispatcher):
+            wait_for(name, check, plane)
+    with timed_step("real nodes"):
+        print_line(f"  {obstacle or nodes.wait_until_ready(plane)}")
+    print(f"ready after {time.monotonic() - started_at:.1f} s, {measure_memory(plane) / 2**30:.2f} GiB\n", flush=True)
 
 
-def prepare(plane: Plane, dispatcher: str) -> None:
-    plane.state.mkdir(parents=True, mode=0o700)
-    facts = {"began": time.time(), "dispatcher": dispatcher, "ports": components.free_ports()}
-    (plane.state / "cluster.json").write_text(json.dumps(facts))
+def write_state(plane: Plane, dispatcher: str) -> None:
+    plane.state_folder.mkdir(parents=True, mode=0o700)
+    record = {"began": time.time(), "dispatcher": dispatcher, "ports": components.allocate_ports()}
+    (plane.state_folder / "cluster.json").write_text(json.dumps(record))
     components.make_certificates(plane)
-    plane.kubeconfig(plane.admin, "admin", ["system:masters"])
-    plane.kubeconfig(plane.user, objects.USER)
-    if not components.COMPILED_IN.exists() or components.COMPILED_IN.read_text() == components.OURS:
-        plane.on_down(["rm", "-rf", str(components.COMPILED_IN.parents[1])])
-        components.COMPILED_IN.parent.mkdir(parents=True, exist_ok=True)
-        components.COMPILED_IN.write_text(components.OURS)
+    plane.write_kubeconfig(plane.admin_kubeconfig, "admin", ["system:masters"])
+    plane.write_kubeconfig(plane.user_kubeconfig, objects.USER)
+    if (
+        not components.OPERATOR_CERTIFICATE.exists()
+        or components.OPERATOR_CERTIFICATE.read_text() == components.CERTIFICATE_MARKER
+    ):
+        plane.add_teardown_command(["rm", "-rf", str(components.OPERATOR_CERTIFICATE.parents[1])])
+        components.OPERATOR_CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
+        components.OPERATOR_CERTIFICATE.write_text(components.CERTIFICATE_MARKER)
 
 
-def launch(plane: Plane, component: components.Component) -> None:
+def start_component(plane: Plane, component: components.Component) -> None:
     program, *options = component.command
-    path = plane.program(program) if program in build.programs() else program
+    path = plane.get_program_path(program) if program in build.get_program_paths() else program
     plane.start(component.name, [path, *options], component.environment)
 
 
-def define(api: Api, plane: Plane) -> None:
+def register_crds(api: Api, plane: Plane) -> None:
     """Register every CRD before any controller starts: some check only once, the garbage collector every 30 s."""
-    wanted = objects.definitions(plane.dispatcher)
-    api.create_all(wanted)
-    for one in wanted:
-        wait(one["metadata"]["name"], partial(served, api, one), plane)
+    crds = objects.load_crds(plane.dispatcher)
+    api.create_all(crds)
+    for crd in crds:
+        wait_for(crd["metadata"]["name"], partial(is_served, api, crd), plane)
 
 
-def wait(what: str, found: Callable[[], bool], plane: Plane) -> None:
+def wait_for(name: str, condition: Callable[[], bool], plane: Plane) -> None:
     """Poll until it is found; raises ClusterError at once if a process has died, and after PATIENCE seconds."""
-    deadline = time.monotonic() + PATIENCE
-    while not found():
-        if words := last_words(plane):
-            raise ClusterError(words)
+    deadline = time.monotonic() + STEP_TIMEOUT_S
+    while not condition():
+        if last_lines := describe_ended_components(plane):
+            raise ClusterError(last_lines)
         if time.monotonic() > deadline:
-            raise ClusterError(f"there was no sign of {what} within {PATIENCE:.0f} s\n{plane.last_words(what)}")
+            raise ClusterError(
+                f"there was no sign of {name} within {STEP_TIMEOUT_S:.0f} s\n{plane.read_last_log_lines(name)}"
+            )
         time.sleep(0.05)
 
 
-def last_words(plane: Plane) -> str:
+def describe_ended_components(plane: Plane) -> str:
     """The last log lines of the processes that have ended; "" while all are running."""
-    return "\n".join(f"{one} ended, its last log lines:\n{plane.last_words(one)}" for one in plane.ended())
+    return "\n".join(
+        f"{component} ended, its last log lines:\n{plane.read_last_log_lines(component)}"
+        for component in plane.list_ended_components()
+    )
 
 
 @contextmanager
-def step(name: str) -> Iterator[None]:
-    began = time.monotonic()
-    tell(f"{name} ...")
+def timed_step(name: str) -> Iterator[None]:
+    started_at = time.monotonic()
+    print_line(f"{name} ...")
     yield
-    tell(f"  {time.monotonic() - began:.1f} s")
+    print_line(f"  {time.monotonic() - started_at:.1f} s")
 
 
 def interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -171,49 +188,53 @@ def down() -> None:
         print(line)
 
 
-def memory(plane: Plane) -> int:
-    return sum(process.memory for process in plane.processes())
+def measure_memory(plane: Plane) -> int:
+    return sum(process.memory_bytes for process in plane.list_processes())
 
 
 def status() -> None:
     """Print the nodes, controllers, memory, uptime and kubeconfig of the running cluster."""
     plane = Plane.current()
     api = plane.api()
-    if not api.ready():
+    if not api.is_ready():
         raise ClusterError(
-            f"the API server does not answer:\n{plane.last_words('kube-apiserver')}\n`make cluster-down` cleans up"
+            f"the API server does not answer:\n{plane.read_last_log_lines('kube-apiserver')}\n"
+            "`make cluster-down` cleans up"
         )
-    seconds = int(time.time() - plane.facts["began"])
-    print(f"up for {seconds // 3600} h {seconds // 60 % 60} min {seconds % 60} s, queue default {queue_state(api)}")
+    uptime_s = int(time.time() - plane.record["began"])
+    print(
+        f"up for {uptime_s // 3600} h {uptime_s // 60 % 60} min {uptime_s % 60} s, "
+        f"queue default {read_queue_state(api)}"
+    )
     nodes = api.call("GET", "/api/v1/nodes")["items"]
-    ready = [one for one in nodes if has_condition(one, "Ready")]
-    real = [one for one in nodes if one["metadata"]["labels"].get("type") != "kwok"]
-    print(f"{len(ready)} of {len(nodes)} nodes ready, {len(real)} of them real")
-    for one in objects.deployments(plane.dispatcher):
-        image = one["spec"]["template"]["spec"]["containers"][0]["image"]
-        state = "available" if is_available(api, one) else "not available"
-        print(f"  {one['metadata']['name']:32} {state:14} {image}")
-    print(f"{memory(plane) / 2**20:.0f} MiB")
-    for process in sorted(plane.processes(), key=lambda one: -one.memory):
-        print(f"  {process.component:32} {process.memory / 2**20:6.0f} MiB  process {process.pid}")
-    show_way_in(plane)
+    ready_nodes = [obj for obj in nodes if has_condition(obj, "Ready")]
+    real_nodes = [obj for obj in nodes if obj["metadata"]["labels"].get("type") != "kwok"]
+    print(f"{len(ready_nodes)} of {len(nodes)} nodes ready, {len(real_nodes)} of them real")
+    for obj in objects.build_deployments(plane.dispatcher):
+        image = obj["spec"]["template"]["spec"]["containers"][0]["image"]
+        state = "available" if is_available(api, obj) else "not available"
+        print(f"  {obj['metadata']['name']:32} {state:14} {image}")
+    print(f"{measure_memory(plane) / 2**20:.0f} MiB")
+    for process in sorted(plane.list_processes(), key=lambda process: -process.memory_bytes):
+        print(f"  {process.component:32} {process.memory_bytes / 2**20:6.0f} MiB  process {process.pid}")
+    print_access(plane)
 
 
-def show_way_in(plane: Plane) -> None:
-    print(f"logs: {plane.logs}")
-    print(f"user without privileges: {plane.user}")
-    print(f"export KUBECONFIG={plane.admin}")
+def print_access(plane: Plane) -> None:
+    print(f"logs: {plane.log_folder}")
+    print(f"user without privileges: {plane.user_kubeconfig}")
+    print(f"export KUBECONFIG={plane.admin_kubeconfig}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["up", "down", "status"])
     parser.add_argument("--mcad", action="store_true", help="the archived dispatcher (v1beta1) instead of AppWrapper")
-    told = parser.parse_args()
+    args = parser.parse_args()
     try:
-        match told.what:
+        match args.what:
             case "up":
-                show_way_in(up(build.DISPATCHERS[told.mcad]))
+                print_access(up(build.DISPATCHERS[args.mcad]))
             case "down":
                 down()
             case _:

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.certificates import Pair, issue, key_pem, make_authority, new_key, public_pem
-from tests.cluster.plane import API_SERVICE, PODS_GATEWAY, SERVICES, Plane
+from tests.cluster.certificates import (
+    CertificatePair,
+    create_authority,
+    encode_private_key,
+    encode_public_key,
+    generate_key,
+    issue_certificate,
+)
+from tests.cluster.plane import API_SERVICE, PODS_GATEWAY, SERVICE_NETWORK, Plane
 
 HERE = Path(__file__).resolve().parent
-PORTS = (
+PORT_NAMES = (
     "etcd", "etcd-peer", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "fake-logs",
     "vc-scheduler", "vc-scheduler-health", "vc-controller-manager", "vc-controller-manager-health",
     "vc-webhook-manager", "vc-webhook-manager-health", "training-operator", "training-operator-health",
@@ -24,8 +31,8 @@ OPERATORS = {  # name: (namespace, webhook service, authority); the names are co
     "appwrapper": ("appwrapper-system", "appwrapper-webhook-service", "appwrapper-ca"),
 }
 # The training operator only checks that this file exists; its server reads the certificate below $TMPDIR.
-COMPILED_IN = Path("/tmp/k8s-webhook-server/serving-certs/tls.crt")
-OURS = "made for a torchyard test cluster\n"
+OPERATOR_CERTIFICATE = Path("/tmp/k8s-webhook-server/serving-certs/tls.crt")
+CERTIFICATE_MARKER = "made for a torchyard test cluster\n"
 
 
 # The webhooks that Volcano's chart enables.
@@ -46,13 +53,13 @@ class Component:
 
     name: str
     command: list[str]
-    ready: str
+    ready_url: str
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def free_ports() -> dict[str, int]:
+def allocate_ports() -> dict[str, int]:
     """A free port for each name in PORTS, all different."""
-    holders = {name: socket.create_server(("127.0.0.1", 0)) for name in PORTS}
+    holders = {name: socket.create_server(("127.0.0.1", 0)) for name in PORT_NAMES}
     ports = {name: holder.getsockname()[1] for name, holder in holders.items()}
     for holder in holders.values():
         holder.close()
@@ -64,28 +71,28 @@ def free_ports() -> dict[str, int]:
 
 def make_certificates(plane: Plane) -> None:
     """Write every certificate that the processes need to pki/."""
-    pki = plane.state / "pki"
+    pki = plane.state_folder / "pki"
     pki.mkdir(parents=True)
-    make_authority("torchyard").write(pki / "ca")
+    create_authority("torchyard").write(pki / "ca")
     api_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
     api_hosts = ["127.0.0.1", PODS_GATEWAY, API_SERVICE, "localhost", socket.gethostname(), *api_names]
-    plane.mint("kube-apiserver", hosts=api_hosts).write(pki / "kube-apiserver")
-    plane.mint("webhook", hosts=["127.0.0.1", "localhost"]).write(pki / "webhook")
-    plane.mint("kubelet-client", groups=["system:masters"]).write(pki / "kubelet-client")
-    plane.mint("admin", groups=["system:masters"]).write(pki / "admin")
-    tokens = new_key()
-    Pair(public_pem(tokens), key_pem(tokens)).write(pki / "tokens")
-    serve_from(plane.state / "tmp" / "jobset", plane.pair("webhook"))
+    plane.issue_certificate("kube-apiserver", hosts=api_hosts).write(pki / "kube-apiserver")
+    plane.issue_certificate("webhook", hosts=["127.0.0.1", "localhost"]).write(pki / "webhook")
+    plane.issue_certificate("kubelet-client", groups=["system:masters"]).write(pki / "kubelet-client")
+    plane.issue_certificate("admin", groups=["system:masters"]).write(pki / "admin")
+    token_key = generate_key()
+    CertificatePair(encode_public_key(token_key), encode_private_key(token_key)).write(pki / "tokens")
+    write_serving_certificate(plane.state_folder / "tmp" / "jobset", plane.read_certificate("webhook"))
     for operator, (namespace, service, authority) in OPERATORS.items():
-        issuer = make_authority(authority, "rsa").write(pki / f"{operator}-ca")
+        issuer = create_authority(authority, "rsa").write(pki / f"{operator}-ca")
         hosts = [f"{service}.{namespace}.svc", "127.0.0.1"]
-        server = issue(issuer, hosts[0], hosts=hosts).write(pki / operator)
-        serve_from(plane.state / "tmp" / operator, server)
+        server = issue_certificate(issuer, hosts[0], hosts=hosts).write(pki / operator)
+        write_serving_certificate(plane.state_folder / "tmp" / operator, server)
 
 
-def serve_from(scratch: Path, server: Pair) -> None:
+def write_serving_certificate(temp_folder: Path, server: CertificatePair) -> None:
     """Write a certificate where an operator's webhook server expects it: below its TMPDIR."""
-    folder = scratch / "k8s-webhook-server" / "serving-certs"
+    folder = temp_folder / "k8s-webhook-server" / "serving-certs"
     folder.mkdir(parents=True)
     (folder / "tls.crt").write_bytes(server.certificate)
     (folder / "tls.key").write_bytes(server.key)
@@ -95,23 +102,23 @@ def serve_from(scratch: Path, server: Pair) -> None:
 
 
 def etcd(plane: Plane) -> Component:
-    ports = plane.facts["ports"]
+    ports = plane.record["ports"]
     client, peer = (f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "etcd-peer"))
     urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}"]
     urls += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
-    options = [f"--data-dir={plane.state}/etcd", "--unsafe-no-fsync", "--log-level=warn"]
+    options = [f"--data-dir={plane.state_folder}/etcd", "--unsafe-no-fsync", "--log-level=warn"]
     return Component("etcd", ["etcd", *urls, *options], f"{client}/health")
 
 
 def kube_apiserver(plane: Plane) -> Component:
     """Listens on all addresses, for kubelets in network namespaces; reaches real kubelets by IP, kwok's by name."""
-    ports, pki = plane.facts["ports"], plane.state / "pki"
+    ports, pki = plane.record["ports"], plane.state_folder / "pki"
     options = [
         f"--etcd-servers=http://127.0.0.1:{ports['etcd']}",
         "--bind-address=0.0.0.0",
         f"--secure-port={ports['kube-apiserver']}",
         f"--advertise-address={PODS_GATEWAY}",
-        f"--service-cluster-ip-range={SERVICES}",
+        f"--service-cluster-ip-range={SERVICE_NETWORK}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
@@ -130,7 +137,7 @@ def kube_apiserver(plane: Plane) -> Component:
 
 
 def kube_controller_manager(plane: Plane) -> Component:
-    port, pki = plane.facts["ports"]["kube-controller-manager"], plane.state / "pki"
+    port, pki = plane.record["ports"]["kube-controller-manager"], plane.state_folder / "pki"
     options = [
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
@@ -140,18 +147,18 @@ def kube_controller_manager(plane: Plane) -> Component:
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",
     ]
-    return client_of(plane, "kube-controller-manager", options, f"https://127.0.0.1:{port}/healthz")
+    return build_client_component(plane, "kube-controller-manager", options, f"https://127.0.0.1:{port}/healthz")
 
 
 def kube_scheduler(plane: Plane) -> Component:
-    port = plane.facts["ports"]["kube-scheduler"]
+    port = plane.record["ports"]["kube-scheduler"]
     options = ["--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false"]
-    return client_of(plane, "kube-scheduler", options, f"https://127.0.0.1:{port}/healthz")
+    return build_client_component(plane, "kube-scheduler", options, f"https://127.0.0.1:{port}/healthz")
 
 
 def kwok(plane: Plane) -> Component:
     """kwok holds node leases: without them its nodes turn NotReady every minute, and each pod's delay restarts."""
-    ports = plane.facts["ports"]
+    ports = plane.record["ports"]
     options = [
         f"--config={HERE}/stages.yaml",
         "--manage-nodes-with-label-selector=type=kwok",
@@ -160,14 +167,14 @@ def kwok(plane: Plane) -> Component:
         f"--server-address=127.0.0.1:{ports['kwok']}",
         f"--node-port={ports['fake-logs']}",
     ]
-    return client_of(plane, "kwok", options, f"http://127.0.0.1:{ports['kwok']}/healthz")
+    return build_client_component(plane, "kwok", options, f"http://127.0.0.1:{ports['kwok']}/healthz")
 
 
 def fake_logs(plane: Plane) -> Component:
     """Serves the logs of fake pods; kwok could serve them too, but its follow never ends."""
-    ports = plane.facts["ports"]
-    words = [ports["kube-apiserver"], plane.state / "pki", ports["fake-logs"]]
-    command = [sys.executable, str(HERE / "fake_logs.py"), *map(str, words)]
+    ports = plane.record["ports"]
+    arguments = [ports["kube-apiserver"], plane.state_folder / "pki", ports["fake-logs"]]
+    command = [sys.executable, str(HERE / "fake_logs.py"), *map(str, arguments)]
     return Component("fake-logs", command, f"https://127.0.0.1:{ports['fake-logs']}/healthz")
 
 
@@ -176,7 +183,7 @@ def volcano(plane: Plane) -> list[Component]:
 
 
 def vc_webhook_manager(plane: Plane) -> Component:
-    ports, pki = plane.facts["ports"], plane.state / "pki"
+    ports, pki = plane.record["ports"], plane.state_folder / "pki"
     options = [
         "--enabled-admission=" + ",".join(VOLCANO_WEBHOOKS),
         "--listen-address=127.0.0.1",
@@ -186,35 +193,35 @@ def vc_webhook_manager(plane: Plane) -> Component:
         f"--tls-private-key-file={pki}/webhook.key",
         f"--ca-cert-file={pki}/ca.crt",
     ]
-    return volcano_client(plane, "vc-webhook-manager", options, "https")
+    return build_volcano_component(plane, "vc-webhook-manager", options, "https")
 
 
 def vc_scheduler(plane: Plane) -> Component:
-    address = f"--listen-address=127.0.0.1:{plane.facts['ports']['vc-scheduler']}"
+    address = f"--listen-address=127.0.0.1:{plane.record['ports']['vc-scheduler']}"
     options = [
         address,
         "--leader-elect=false",
         f"--scheduler-conf={HERE}/volcano-scheduler.yaml",
         "--cache-dumper=false",
     ]
-    return volcano_client(plane, "vc-scheduler", options, "http")
+    return build_volcano_component(plane, "vc-scheduler", options, "http")
 
 
 def vc_controller_manager(plane: Plane) -> Component:
-    address = f"--listen-address=127.0.0.1:{plane.facts['ports']['vc-controller-manager']}"
-    return volcano_client(plane, "vc-controller-manager", [address, "--leader-elect=false"], "http")
+    address = f"--listen-address=127.0.0.1:{plane.record['ports']['vc-controller-manager']}"
+    return build_volcano_component(plane, "vc-controller-manager", [address, "--leader-elect=false"], "http")
 
 
-def volcano_client(plane: Plane, name: str, options: list[str], scheme: str) -> Component:
+def build_volcano_component(plane: Plane, name: str, options: list[str], scheme: str) -> Component:
     """Puts the socket for its log level into a separate folder: by default all three share one under /tmp."""
-    health = f"127.0.0.1:{plane.facts['ports'][name + '-health']}"
+    health = f"127.0.0.1:{plane.record['ports'][name + '-health']}"
     options = [*options, "--enable-healthz=true", f"--healthz-address={health}"]
-    component = client_of(plane, name, options, f"{scheme}://{health}/healthz")
-    return replace(component, environment={"DEBUG_SOCKET_DIR": str(plane.state / "tmp" / name)})
+    component = build_client_component(plane, name, options, f"{scheme}://{health}/healthz")
+    return replace(component, environment={"DEBUG_SOCKET_DIR": str(plane.state_folder / "tmp" / name)})
 
 
 def training_operator(plane: Plane) -> Component:
-    ports = plane.facts["ports"]
+    ports = plane.record["ports"]
     health = f"127.0.0.1:{ports['training-operator-health']}"
     options = [
         "--enable-scheme=pytorchjob",
@@ -223,25 +230,27 @@ def training_operator(plane: Plane) -> Component:
         f"--health-probe-bind-address={health}",
         f"--webhook-server-port={ports['training-operator']}",
     ]
-    component = client_of(plane, "training-operator", options, f"http://{health}/readyz")
+    component = build_client_component(plane, "training-operator", options, f"http://{health}/readyz")
     return replace(component, environment={"MY_POD_NAMESPACE": "kubeflow"})
 
 
 def appwrapper(plane: Plane) -> Component:
     """AppWrapper's controller; its settings are in a ConfigMap, see objects.py."""
-    health = f"http://127.0.0.1:{plane.facts['ports']['appwrapper-health']}/readyz"
-    return replace(client_of(plane, "appwrapper", [], health), environment={"NAMESPACE": "appwrapper-system"})
+    health = f"http://127.0.0.1:{plane.record['ports']['appwrapper-health']}/readyz"
+    return replace(
+        build_client_component(plane, "appwrapper", [], health), environment={"NAMESPACE": "appwrapper-system"}
+    )
 
 
 def mcad(plane: Plane) -> Component:
     """The dispatcher that came before AppWrapper; it has no webhooks."""
-    health = f"127.0.0.1:{plane.facts['ports']['mcad-health']}"
-    return client_of(plane, "mcad", [f"--healthProbeListenAddr={health}"], f"http://{health}/healthz")
+    health = f"127.0.0.1:{plane.record['ports']['mcad-health']}"
+    return build_client_component(plane, "mcad", [f"--healthProbeListenAddr={health}"], f"http://{health}/healthz")
 
 
 def jobset(plane: Plane) -> Component:
     """JobSet's controller; a file holds its settings: the webhooks' address, and no certificate rotation."""
-    ports = plane.facts["ports"]
+    ports = plane.record["ports"]
     health = f"127.0.0.1:{ports['jobset-health']}"
     settings = {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
@@ -252,18 +261,18 @@ def jobset(plane: Plane) -> Component:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
     }
-    (plane.state / "jobset.yaml").write_text(yaml.safe_dump(settings))
-    options = [f"--config={plane.state}/jobset.yaml", "--zap-log-level=info"]
-    return client_of(plane, "jobset", options, f"http://{health}/readyz")
+    (plane.state_folder / "jobset.yaml").write_text(yaml.safe_dump(settings))
+    options = [f"--config={plane.state_folder}/jobset.yaml", "--zap-log-level=info"]
+    return build_client_component(plane, "jobset", options, f"http://{health}/readyz")
 
 
-def client_of(plane: Plane, name: str, options: list[str], ready: str) -> Component:
+def build_client_component(plane: Plane, name: str, options: list[str], ready_url: str) -> Component:
     """A client of the API server, with an administrator's kubeconfig in its own name."""
-    config = plane.kubeconfig(plane.state / f"{name}.kubeconfig", name, ["system:masters"])
-    return Component(name, [name, f"--kubeconfig={config}", *options], ready)
+    kubeconfig = plane.write_kubeconfig(plane.state_folder / f"{name}.kubeconfig", name, ["system:masters"])
+    return Component(name, [name, f"--kubeconfig={kubeconfig}", *options], ready_url)
 
 
-def controllers(plane: Plane) -> list[Component]:
+def build_controllers(plane: Plane) -> list[Component]:
     """The components that need the API server."""
     kubernetes = [kube_controller_manager(plane), kube_scheduler(plane), kwok(plane), fake_logs(plane)]
     dispatcher = {"appwrapper": appwrapper, "mcad": mcad}[plane.dispatcher](plane)

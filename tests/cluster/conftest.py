@@ -12,13 +12,13 @@ import pytest
 
 from tests.caller import CLUSTER
 from tests.cluster.jobs import Jobs, as_user
-from tests.cluster.wire import Wire
+from tests.cluster.wire import FaultProxy
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
-SHOWN = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
+OUTCOME_LABELS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,46 +27,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def plane() -> Client:
+def admin_client() -> Client:
     """The cluster for tests, set as KUBECONFIG. Without a cluster every test fails: these tests never skip for it."""
     if not os.environ.get(CLUSTER):
         pytest.fail(f"{CLUSTER} names no cluster: `make e2e` starts one, `make cluster-up` prints one", pytrace=False)
     os.environ["KUBECONFIG"] = os.environ[CLUSTER]
     try:
-        server = get_cluster_client(Cluster())
-        server.request("GET", "/version")
+        client = get_cluster_client(Cluster())
+        client.request("GET", "/version")
     except ClusterError as error:
         pytest.fail(f"no cluster answers at {os.environ[CLUSTER]}: {error}", pytrace=False)
-    return server
+    return client
 
 
 @pytest.fixture(scope="module")
-def namespace(plane: Client) -> Iterator[str]:
+def namespace(admin_client: Client) -> Iterator[str]:
     """A namespace for one module, named like a Run:ai project's."""
     name = f"runai-torchyard-{uuid.uuid4().hex[:8]}"
-    plane.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
-    here = Client(Cluster(namespace=name))
-    while not here.get("v1", "ServiceAccount", "default"):
+    admin_client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+    client = Client(Cluster(namespace=name))
+    while not client.get("v1", "ServiceAccount", "default"):
         time.sleep(0.05)
     yield name
-    plane.request("DELETE", f"/api/v1/namespaces/{name}")
+    admin_client.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="session")
-def user(plane: Client) -> dict[str, Any]:
+def user_overrides(admin_client: Client) -> dict[str, Any]:
     return as_user()
 
 
 @pytest.fixture(scope="session")
-def fake(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
+def fake_overrides(admin_client: Client, user_overrides: dict[str, Any]) -> dict[str, Any]:
     """Overrides that put a job on fake nodes."""
-    if not plane.list("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
+    if not admin_client.list("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
         pytest.fail("this cluster has no fake nodes (label type=kwok)", pytrace=False)
-    return {**user, "pod.node_selector": {"type": "kwok"}}
+    return {**user_overrides, "pod.node_selector": {"type": "kwok"}}
 
 
 @pytest.fixture(autouse=True)
-def no_renewals() -> Iterator[None]:
+def stop_renewals() -> Iterator[None]:
     """Stop renewing a test's Leases when it ends: a renewal would use the next test's credentials."""
     yield
     renewer = get_renewer()
@@ -75,36 +75,36 @@ def no_renewals() -> Iterator[None]:
 
 
 @pytest.fixture
-def jobs(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]:
+def jobs(namespace: str, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]:
     """Jobs that a test starts directly; they are deleted when it ends."""
-    made = Jobs(namespace, fake, tmp_path)
-    yield made
-    made.clear()
+    started = Jobs(namespace, fake_overrides, tmp_path)
+    yield started
+    started.clear()
 
 
 @pytest.fixture
-def wire(plane: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+def proxy(admin_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """A proxy to the API server that can inject faults: context `wire`."""
-    made = Wire(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
+    proxy = FaultProxy(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{proxy.kubeconfig}")
     get_cluster_client.cache_clear()
-    yield made
-    made.close()
+    yield proxy
+    proxy.close()
     get_cluster_client.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print a table with one row per profile and one column per outcome."""
     cells: dict[str, dict[str, str]] = defaultdict(dict)
-    for verdict, shown in SHOWN.items():
+    for verdict, label in OUTCOME_LABELS.items():
         for report in terminalreporter.stats.get(verdict, ()):
             for profile, outcome in (pair for name, pair in report.user_properties if name == "cell"):
-                cells[profile][outcome] = shown
+                cells[profile][outcome] = label
     outcomes = list(dict.fromkeys(outcome for row in cells.values() for outcome in row))
     if cells:
         terminalreporter.section("profiles and outcomes")
-        wide = max(map(len, cells))
-        terminalreporter.line("  ".join([" " * wide, *outcomes]))
+        name_width = max(map(len, cells))
+        terminalreporter.line("  ".join([" " * name_width, *outcomes]))
         for profile, row in sorted(cells.items()):
-            told = (f"{row.get(outcome, '-'):<{len(outcome)}}" for outcome in outcomes)
-            terminalreporter.line("  ".join([f"{profile:<{wide}}", *told]))
+            columns = (f"{row.get(outcome, '-'):<{len(outcome)}}" for outcome in outcomes)
+            terminalreporter.line("  ".join([f"{profile:<{name_width}}", *columns]))

@@ -34,44 +34,44 @@ from tests.cluster.api import Object
 
 ROOT = Path(__file__).resolve().parents[2]
 HARDWARE = ROOT / "profiles" / "hardware"
-PER_SHAPE = 4
-PLAIN = 2
-GPUS = 8  # of a node whose shape has no number of its own
-FAKE = {"type": "kwok"}
-PLUGINS = "nvidia-network-operator"  # the namespace of device plugins
-SIZE = {"cpu": "128", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+NODES_PER_SHAPE = 4
+PLAIN_NODES = 2
+DEFAULT_GPUS = 8  # of a node whose shape has no number of its own
+FAKE_LABEL = {"type": "kwok"}
+PLUGIN_NAMESPACE = "nvidia-network-operator"  # the namespace of device plugins
+NODE_SIZE = {"cpu": "128", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
 
 
-def nodes() -> list[Object]:
+def build_nodes() -> list[Object]:
     """Some nodes of each hardware file's shape and a few without any accelerator."""
     shapes: list[tuple[str, dict[str, str], dict[str, str]]] = [
-        (f"{name}-{index}", hardware.get("match", {}), resources(hardware))
-        for name, hardware in hardware_files()
-        for index in range(PER_SHAPE)
+        (f"{name}-{index}", hardware.get("match", {}), read_resources(hardware))
+        for name, hardware in iter_hardware_files()
+        for index in range(NODES_PER_SHAPE)
     ]
-    shapes += [(f"cpu-{index}", {}, {}) for index in range(PLAIN)]
-    return [node(name, labels, more, number) for number, (name, labels, more) in enumerate(shapes)]
+    shapes += [(f"cpu-{index}", {}, {}) for index in range(PLAIN_NODES)]
+    return [build_node(name, labels, resources, number) for number, (name, labels, resources) in enumerate(shapes)]
 
 
-def hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
+def iter_hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every hardware file, by a name derived from its path, such as oke-bm-gpu-b4-8."""
     for path in sorted(HARDWARE.glob("**/*.yaml")):
         yield "-".join(path.relative_to(HARDWARE).with_suffix("").parts), yaml.safe_load(path.read_text())
 
 
-def resources(hardware: dict[str, Any]) -> dict[str, str]:
+def read_resources(hardware: dict[str, Any]) -> dict[str, str]:
     """A node's resources beyond CPU and memory: its GPUs, and those that pods of any fabric mode request."""
-    found = {}
+    amounts = {}
     if gpus := hardware.get("gpus"):
-        found[gpus["resource"]] = str(gpus["per_node"] or GPUS)
+        amounts[gpus["resource"]] = str(gpus["per_node"] or DEFAULT_GPUS)
     for fabric in hardware.get("fabrics", {}).values():
-        found |= {name: str(count) for name, count in fabric.get("pod", {}).get("resources", {}).items()}
-    return {name: count for name, count in found.items() if name not in SIZE}
+        amounts |= {name: str(count) for name, count in fabric.get("pod", {}).get("resources", {}).items()}
+    return {name: count for name, count in amounts.items() if name not in NODE_SIZE}
 
 
-def node(name: str, labels: dict[str, str], more: dict[str, str], number: int) -> Object:
+def build_node(name: str, labels: dict[str, str], resources: dict[str, str], number: int) -> Object:
     """A node of kwok; its InternalIP is made up, and logs are requested from this machine by InternalDNS name."""
-    known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    default_labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     addresses = {
         "InternalIP": f"10.20.{number // 200}.{number % 200 + 1}",
         "InternalDNS": "localhost",
@@ -81,10 +81,10 @@ def node(name: str, labels: dict[str, str], more: dict[str, str], number: int) -
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": known | labels | FAKE},
+        "metadata": {"name": name, "labels": default_labels | labels | FAKE_LABEL},
         "status": {
-            "capacity": SIZE | more,
-            "allocatable": SIZE | more,
+            "capacity": NODE_SIZE | resources,
+            "allocatable": NODE_SIZE | resources,
             "addresses": [{"type": kind, "address": address} for kind, address in addresses.items()],
             "nodeInfo": {
                 "architecture": "amd64",
@@ -102,28 +102,35 @@ def node(name: str, labels: dict[str, str], more: dict[str, str], number: int) -
     }
 
 
-def device_plugins() -> list[Object]:
+def build_device_plugins() -> list[Object]:
     """The DaemonSet of every device plugin that a hardware file names by a label, on the fake nodes of those shapes."""
-    wanted: dict[str, list[dict[str, str]]] = {}
-    for _, hardware in hardware_files():
+    matches_by_label: dict[str, list[dict[str, str]]] = {}
+    for _, hardware in iter_hardware_files():
         for fabric in hardware.get("fabrics", {}).values():
             if label := fabric.get("device_plugin"):
-                wanted.setdefault(label, []).append(hardware.get("match", {}))
-    return [device_plugin(label, matches) for label, matches in wanted.items()]
+                matches_by_label.setdefault(label, []).append(hardware.get("match", {}))
+    return [build_device_plugin(label, matches) for label, matches in matches_by_label.items()]
 
 
-def device_plugin(label: str, matches: list[dict[str, str]]) -> Object:
+def build_device_plugin(label: str, matches: list[dict[str, str]]) -> Object:
     key, _, value = label.partition("=")
-    terms = [
-        {"matchExpressions": [{"key": name, "operator": "In", "values": [one]} for name, one in (match | FAKE).items()]}
+    selector_terms = [
+        {
+            "matchExpressions": [
+                {"key": name, "operator": "In", "values": [label_value]}
+                for name, label_value in (match | FAKE_LABEL).items()
+            ]
+        }
         for match in matches
     ]
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": selector_terms}}
+    }
     pod = {"affinity": affinity, "containers": [{"name": value, "image": f"registry.invalid/{value}:fake"}]}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": {"name": value, "namespace": PLUGINS, "labels": {key: value}},
+        "metadata": {"name": value, "namespace": PLUGIN_NAMESPACE, "labels": {key: value}},
         "spec": {
             "selector": {"matchLabels": {key: value}},
             "template": {"metadata": {"labels": {key: value}}, "spec": pod},

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.cluster.api import Api, ApiError, Object
 
-DEFAULT = Path(__file__).resolve().parent / "default.log"
+DEFAULT_LOG = Path(__file__).resolve().parent / "default.log"
 ANNOTATION = "torchyard.test/log"
-CRI = re.compile(rb"(?m)^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] (.*\n)")
-STAMP = re.compile(rb"(?m)^\S+ ")
-SECOND = "%Y-%m-%dT%H:%M:%S"
-Place = tuple[str, str, str]  # namespace, pod, container
+CRI_LINE = re.compile(rb"(?m)^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] (.*\n)")
+TIMESTAMP = re.compile(rb"(?m)^\S+ ")
+SECOND_FORMAT = "%Y-%m-%dT%H:%M:%S"
+ContainerKey = tuple[str, str, str]  # namespace, pod, container
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------
@@ -45,18 +45,18 @@ class Pods:
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self.known: dict[tuple[str, str], Object] = {}
+        self.pods_by_key: dict[tuple[str, str], Object] = {}
         self.changed = threading.Condition()
-        threading.Thread(target=self.keep, daemon=True).start()
+        threading.Thread(target=self.keep_current, daemon=True).start()
 
-    def keep(self) -> None:
+    def keep_current(self) -> None:
         while True:
             try:
-                found = self.api.call("GET", "/api/v1/pods")
+                response = self.api.call("GET", "/api/v1/pods")
                 with self.changed:
-                    self.known = {key(pod): pod for pod in found["items"]}
+                    self.pods_by_key = {get_pod_key(pod): pod for pod in response["items"]}
                     self.changed.notify_all()
-                self.watch(found["metadata"]["resourceVersion"])
+                self.watch(response["metadata"]["resourceVersion"])
             except (ApiError, OSError, ValueError):
                 time.sleep(0.2)
 
@@ -67,49 +67,51 @@ class Pods:
                 return
             with self.changed:
                 if event["type"] == "DELETED":
-                    self.known.pop(key(event["object"]), None)
+                    self.pods_by_key.pop(get_pod_key(event["object"]), None)
                 else:
-                    self.known[key(event["object"])] = event["object"]
+                    self.pods_by_key[get_pod_key(event["object"])] = event["object"]
                 self.changed.notify_all()
 
     def find(self, namespace: str, name: str) -> Object | None:
         with self.changed:
-            return self.known.get((namespace, name))
+            return self.pods_by_key.get((namespace, name))
 
-    def rest(self, seconds: float) -> None:
+    def wait_for_change(self, seconds: float) -> None:
         """Wait until any pod changes, at most this long."""
         with self.changed:
             self.changed.wait(seconds)
 
 
-def key(pod: Object) -> tuple[str, str]:
+def get_pod_key(pod: Object) -> tuple[str, str]:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
 
 
-def status_of(pod: Object | None, container: str) -> Object:
+def get_container_status(pod: Object | None, container: str) -> Object:
     """A container's status in the API server; empty if it has none."""
-    known = pod.get("status", {}).get("containerStatuses", []) if pod else []
-    return next((one for one in known if one["name"] == container), {})
+    statuses = pod.get("status", {}).get("containerStatuses", []) if pod else []
+    return next((status for status in statuses if status["name"] == container), {})
 
 
-class Container(NamedTuple):
+class ContainerStart(NamedTuple):
     """One start of a pod's container."""
 
     restart: int
-    started: str
+    started_at: str
 
-    def file(self, pod: Object) -> Path:
-        named = pod["metadata"].get("annotations", {}).get(ANNOTATION, "")
-        name = named.replace("{pod}", pod["metadata"]["name"]).replace("{restart}", str(self.restart))
-        return Path(name) if name else DEFAULT
+    def get_log_path(self, pod: Object) -> Path:
+        template = pod["metadata"].get("annotations", {}).get(ANNOTATION, "")
+        name = template.replace("{pod}", pod["metadata"]["name"]).replace("{restart}", str(self.restart))
+        return Path(name) if name else DEFAULT_LOG
 
 
-def lives(status: Object) -> tuple[Container | None, Container | None]:
+def find_container_starts(status: Object) -> tuple[ContainerStart | None, ContainerStart | None]:
     """The containers whose log a kubelet serves as current and as previous; while one waits, both are the last."""
-    state, last = status.get("state", {}), status.get("lastState", {}).get("terminated")
-    now, count = state.get("running") or state.get("terminated"), status.get("restartCount", 0)
-    before = Container(count - 1 if now else count, last["startedAt"]) if last else None
-    return (Container(count, now["startedAt"]) if now else before), before
+    state, terminated = status.get("state", {}), status.get("lastState", {}).get("terminated")
+    current, restart_count = state.get("running") or state.get("terminated"), status.get("restartCount", 0)
+    previous = (
+        ContainerStart(restart_count - 1 if current else restart_count, terminated["startedAt"]) if terminated else None
+    )
+    return (ContainerStart(restart_count, current["startedAt"]) if current else previous), previous
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
@@ -118,70 +120,72 @@ def lives(status: Object) -> tuple[Container | None, Container | None]:
 class LogFile:
     """A log file with stamped lines; each read returns the new ones and leaves an unfinished line for later."""
 
-    def __init__(self, path: Path, started: str, since: bytes) -> None:
+    def __init__(self, path: Path, started_at: str, since: bytes) -> None:
         """`since`: lines before this second are left out; if it is empty, none are."""
         self.path, self.since = path, since
-        self.began = datetime.datetime.fromisoformat(started)
-        self.offset, self.count = 0, 0
-        self.stamped: bool | None = None
+        self.started_at = datetime.datetime.fromisoformat(started_at)
+        self.offset, self.line_count = 0, 0
+        self.has_timestamps: bool | None = None
 
     def read(self) -> bytes:
         if not self.path.exists():
             return b""
         with self.path.open("rb") as file:
-            if self.stamped is None and (first := file.readline()).endswith(b"\n"):
-                self.stamped = bool(CRI.match(first))
-                self.offset = beginning(file, self.since) if self.stamped and self.since else 0
+            if self.has_timestamps is None and (first_line := file.readline()).endswith(b"\n"):
+                self.has_timestamps = bool(CRI_LINE.match(first_line))
+                self.offset = find_offset(file, self.since) if self.has_timestamps and self.since else 0
             file.seek(self.offset)
             content = file.read()
-        block = content[: content.rfind(b"\n") + 1]
-        self.offset += len(block)
-        return CRI.sub(rb"\1 \2", block) if self.stamped else self.stamp(block)
+        complete_lines = content[: content.rfind(b"\n") + 1]
+        self.offset += len(complete_lines)
+        return CRI_LINE.sub(rb"\1 \2", complete_lines) if self.has_timestamps else self.add_timestamps(complete_lines)
 
-    def stamp(self, block: bytes) -> bytes:
+    def add_timestamps(self, text: bytes) -> bytes:
         """The lines with made-up times."""
-        found = []
-        for line in block.split(b"\n")[:-1]:
-            self.count += 1
-            seconds, milliseconds = divmod(self.count, 1000)
-            second = clock(self.began, seconds)
+        stamped_lines = []
+        for line in text.split(b"\n")[:-1]:
+            self.line_count += 1
+            seconds, milliseconds = divmod(self.line_count, 1000)
+            second = format_second(self.started_at, seconds)
             if second >= self.since:
-                found.append(b"%s.%03d000000Z %s\n" % (second, milliseconds, line))
-        return b"".join(found)
+                stamped_lines.append(b"%s.%03d000000Z %s\n" % (second, milliseconds, line))
+        return b"".join(stamped_lines)
 
 
 @functools.lru_cache(maxsize=1000)
-def clock(began: datetime.datetime, seconds: int) -> bytes:
-    return (began + datetime.timedelta(seconds=seconds)).strftime(SECOND).encode()
+def format_second(start: datetime.datetime, seconds: int) -> bytes:
+    return (start + datetime.timedelta(seconds=seconds)).strftime(SECOND_FORMAT).encode()
 
 
-def beginning(file: BinaryIO, since: bytes) -> int:
+def find_offset(file: BinaryIO, since: bytes) -> int:
     """The offset of the first line from this second on, in a file whose times rise."""
 
-    def line(at: int) -> bytes:
+    def read_line_at(offset: int) -> bytes:
         """The first line that begins at this offset or later."""
-        file.seek(max(at - 1, 0))
-        if at:
+        file.seek(max(offset - 1, 0))
+        if offset:
             file.readline()
         return file.readline()
 
     size = file.seek(0, os.SEEK_END)
-    found = line(bisect.bisect_left(range(size), since, key=lambda place: line(place)[:19] or b"~"))
-    return file.tell() - len(found)
+    first_line = read_line_at(
+        bisect.bisect_left(range(size), since, key=lambda offset: read_line_at(offset)[:19] or b"~")
+    )
+    return file.tell() - len(first_line)
 
 
-def since(query: dict[str, str]) -> bytes:
+def parse_since(query: dict[str, str]) -> bytes:
     """The second from which a request wants lines; empty for all lines."""
     if seconds := query.get("sinceSeconds"):
-        begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=int(seconds))
-        return begin.strftime(SECOND).encode()
+        start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=int(seconds))
+        return start.strftime(SECOND_FORMAT).encode()
     return query.get("sinceTime", "")[:19].encode()
 
 
-def chosen(lines: bytes, query: dict[str, str]) -> bytes:
+def select_tail(lines: bytes, query: dict[str, str]) -> bytes:
     """The lines that a request's `tailLines` selects."""
-    tail = int(query.get("tailLines") or -1)
-    return lines if tail < 0 else b"".join(lines.splitlines(keepends=True)[-tail or len(lines) :])
+    line_count = int(query.get("tailLines") or -1)
+    return lines if line_count < 0 else b"".join(lines.splitlines(keepends=True)[-line_count or len(lines) :])
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------
@@ -196,59 +200,64 @@ class Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         match path.strip("/").split("/"):
             case ["containerLogs", namespace, name, container]:
-                self.serve((namespace, name, container), dict(urllib.parse.parse_qsl(query)))
+                self.send_log((namespace, name, container), dict(urllib.parse.parse_qsl(query)))
             case ["healthz"]:
-                self.answer(200, "ok")
+                self.send_text(200, "ok")
             case _:
-                self.answer(404, "fake pods have logs and nothing else")
+                self.send_text(404, "fake pods have logs and nothing else")
 
-    def serve(self, of: Place, query: dict[str, str]) -> None:
-        namespace, name, container = of
+    def send_log(self, container_key: ContainerKey, query: dict[str, str]) -> None:
+        namespace, name, container = container_key
         pod = self.pods.find(namespace, name)
         if pod is None:
-            return self.answer(404, f'pod "{name}" not found')
+            return self.send_text(404, f'pod "{name}" not found')
         previous = query.get("previous") == "true"
-        life = lives(status_of(pod, container))[previous]
-        if previous and not life:
-            return self.answer(400, f'previous terminated container "{container}" in pod "{name}" not found')
-        if life is None:
-            reason = status_of(pod, container).get("state", {}).get("waiting", {}).get("reason", "ContainerCreating")
-            return self.answer(400, f'container "{container}" in pod "{name}" is waiting to start: {reason}')
-        if previous and not life.file(pod).exists():
-            return self.answer(200, f"unable to retrieve container logs for kwok://{life.restart}")
-        log = LogFile(life.file(pod), life.started, since(query))
-        self.start(200)
-        self.send(chosen(log.read(), query), query)
+        start = find_container_starts(get_container_status(pod, container))[previous]
+        if previous and not start:
+            return self.send_text(400, f'previous terminated container "{container}" in pod "{name}" not found')
+        if start is None:
+            reason = (
+                get_container_status(pod, container)
+                .get("state", {})
+                .get("waiting", {})
+                .get("reason", "ContainerCreating")
+            )
+            return self.send_text(400, f'container "{container}" in pod "{name}" is waiting to start: {reason}')
+        if previous and not start.get_log_path(pod).exists():
+            return self.send_text(200, f"unable to retrieve container logs for kwok://{start.restart}")
+        log = LogFile(start.get_log_path(pod), start.started_at, parse_since(query))
+        self.send_headers(200)
+        self.send_lines(select_tail(log.read(), query), query)
         if query.get("follow") == "true" and not previous:
-            self.follow(log, of, query)
+            self.follow(log, container_key, query)
         return None
 
-    def follow(self, log: LogFile, of: Place, query: dict[str, str]) -> None:
+    def follow(self, log: LogFile, container_key: ContainerKey, query: dict[str, str]) -> None:
         """Send new lines until the container has ended; its last lines are read after its end was seen."""
-        first, running = self.running(of), True
-        while running:
-            running = first is not None and self.running(of) == first
-            self.send(log.read(), query)
-            if running:
-                self.pods.rest(0.1)
+        followed, is_running = self.read_running_start(container_key), True
+        while is_running:
+            is_running = followed is not None and self.read_running_start(container_key) == followed
+            self.send_lines(log.read(), query)
+            if is_running:
+                self.pods.wait_for_change(0.1)
 
-    def running(self, of: Place) -> tuple[str, int] | None:
+    def read_running_start(self, container_key: ContainerKey) -> tuple[str, int] | None:
         """The pod's uid and the restart count of its running container; None if it does not run."""
-        pod = self.pods.find(*of[:2])
-        status = status_of(pod, of[2])
-        runs = pod and "running" in status.get("state", {})
-        return (pod["metadata"]["uid"], status.get("restartCount", 0)) if pod and runs else None
+        pod = self.pods.find(*container_key[:2])
+        status = get_container_status(pod, container_key[2])
+        is_running = pod and "running" in status.get("state", {})
+        return (pod["metadata"]["uid"], status.get("restartCount", 0)) if pod and is_running else None
 
-    def send(self, lines: bytes, query: dict[str, str]) -> None:
-        stamped = query.get("timestamps") == "true"
-        self.wfile.write(lines if stamped else STAMP.sub(b"", lines))
+    def send_lines(self, lines: bytes, query: dict[str, str]) -> None:
+        keep_timestamps = query.get("timestamps") == "true"
+        self.wfile.write(lines if keep_timestamps else TIMESTAMP.sub(b"", lines))
         self.wfile.flush()
 
-    def answer(self, status: int, text: str) -> None:
-        self.start(status)
+    def send_text(self, status: int, text: str) -> None:
+        self.send_headers(status)
         self.wfile.write(text.encode())
 
-    def start(self, status: int) -> None:
+    def send_headers(self, status: int) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "text/plain")
         self.end_headers()

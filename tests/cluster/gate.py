@@ -10,32 +10,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.cluster.wire import VERBS, Link, Wire
+from tests.cluster.wire import VERBS, FaultProxy, Link
 from torchyard.kube.kubeconfig import load_settings
 
 Fault = Literal["500", "429", "401", "410", "reset", "black hole"]
-SAID = {
+ERROR_MESSAGES = {
     "500": "etcdserver: request timed out",
     "429": "too many requests, please try again later",
     "401": "Unauthorized",
     "410": "too old resource version",
 }
-ABORT = struct.pack("ii", 1, 0)  # close() then sends RST
+LINGER_FOR_RST = struct.pack("ii", 1, 0)  # close() then sends RST
 
 
-class Gate(Wire):
+class Gate(FaultProxy):
     """The wire of one run; it calls the API server as the user of `context`."""
 
-    def __init__(self, place: Path, context: str | None) -> None:
-        super().__init__(place)
+    def __init__(self, folder: Path, context: str | None) -> None:
+        super().__init__(folder)
         self._settings, _ = load_settings(context)
-        self.held = threading.Event()
-        self._free = threading.Event()
-        self._wanted: Callable[[str], bool] | None = None
-        self._answered = False
+        self.request_held = threading.Event()
+        self._released = threading.Event()
+        self._matches: Callable[[str], bool] | None = None
+        self._hold_response = False
         self._fault: Fault | None = None
-        self._until = 0.0
-        self._gone = 0
+        self._fault_until = 0.0
+        self._expired_count = 0
 
     @property
     def address(self) -> str:
@@ -43,23 +43,23 @@ class Gate(Wire):
 
     # --- called by tests
 
-    def hold(self, wanted: Callable[[str], bool], answered: bool) -> None:
+    def hold(self, matches: Callable[[str], bool], hold_response: bool) -> None:
         """Hold the first matching request, or the API server's answer to it, and then set the event `held`."""
-        self._wanted, self._answered = wanted, answered
+        self._matches, self._hold_response = matches, hold_response
 
-    def fail(self, fault: Fault, seconds: float) -> None:
+    def fail(self, fault: Fault, duration_s: float) -> None:
         """Fail every request for some seconds, first the one that is held; open streams are broken off."""
-        self._fault, self._until = fault, time.monotonic() + seconds
+        self._fault, self._fault_until = fault, time.monotonic() + duration_s
         if fault == "black hole":
             self.stall()
         else:
-            for link in [each for each in self._links if fault == "reset" or "watch=" in each.request]:
-                self._drop(link)
+            for link in [link for link in self._links if fault == "reset" or "watch=" in link.request]:
+                self._reset(link)
         self.release()
 
     def release(self) -> None:
-        self._wanted = None
-        self._free.set()
+        self._matches = None
+        self._released.set()
 
     def close(self) -> None:
         self.release()
@@ -67,72 +67,72 @@ class Gate(Wire):
 
     # --- forwarding
 
-    def _ask(self, link: Link, data: bytes) -> bool:
+    def _forward_request(self, link: Link, data: bytes) -> bool:
         if data.startswith(VERBS):
             request = data.split(b" HTTP/", 1)[0].decode()
-            if not self._answered:
+            if not self._hold_response:
                 self._hold(request)
-            if fault := self._failing(request):
+            if fault := self._find_fault(request):
                 link.request = request
-                return self._break(link, fault, data)
-        return super()._ask(link, data)
+                return self._inject(link, fault, data)
+        return super()._forward_request(link, data)
 
-    def _give(self, link: Link, data: bytes) -> bool:
-        if self._answered and self._hold(link.request) and (fault := self._failing(link.request)):
-            return self._break(link, fault, b"")
-        return super()._give(link, data)
+    def _forward_response(self, link: Link, data: bytes) -> bool:
+        if self._hold_response and self._hold(link.request) and (fault := self._find_fault(link.request)):
+            return self._inject(link, fault, b"")
+        return super()._forward_response(link, data)
 
     def _hold(self, request: str) -> bool:
         """Hold this request if it is the wanted one; True if it was."""
-        wanted = self._wanted
-        if not wanted or self.held.is_set() or not wanted(request):
+        matches = self._matches
+        if not matches or self.request_held.is_set() or not matches(request):
             return False
-        self.held.set()
-        self._free.wait()
+        self.request_held.set()
+        self._released.wait()
         return True
 
-    def _failing(self, request: str) -> Fault | None:
-        if time.monotonic() > self._until or (self._fault == "410" and "watch=" not in request):
+    def _find_fault(self, request: str) -> Fault | None:
+        if time.monotonic() > self._fault_until or (self._fault == "410" and "watch=" not in request):
             return None
         return self._fault
 
-    def _break(self, link: Link, fault: Fault, data: bytes) -> bool:
+    def _inject(self, link: Link, fault: Fault, data: bytes) -> bool:
         """Give the client the fault instead of its answer; False if the connection ends."""
         if fault == "black hole":
-            link.stalled = True
+            link.is_stalled = True
             return True
         if fault == "reset":
-            self._drop(link)
+            self._reset(link)
             return False
-        swallow(link.near, data)
-        link.near.sendall(self._answer(fault))
+        drain_request(link.client_socket, data)
+        link.client_socket.sendall(self._build_response(fault))
         return False
 
-    def _answer(self, fault: Fault) -> bytes:
+    def _build_response(self, fault: Fault) -> bytes:
         """An error answer; a 410 is alternately an event of the watch and an HTTP status."""
         status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": int(fault)}
-        status["message"] = SAID[fault]
+        status["message"] = ERROR_MESSAGES[fault]
         code = int(fault)
         if fault == "410":
-            self._gone += 1
-            code, status = (200, {"type": "ERROR", "object": status}) if self._gone % 2 else (code, status)
-        text = json.dumps(status).encode() + b"\n"
-        head = f"HTTP/1.1 {code} Told\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n"
-        more = "Retry-After: 1\r\n" if fault == "429" else ""
-        return f"{head}{more}Connection: close\r\n\r\n".encode() + text
+            self._expired_count += 1
+            code, status = (200, {"type": "ERROR", "object": status}) if self._expired_count % 2 else (code, status)
+        body = json.dumps(status).encode() + b"\n"
+        header = f"HTTP/1.1 {code} Told\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        retry_header = "Retry-After: 1\r\n" if fault == "429" else ""
+        return f"{header}{retry_header}Connection: close\r\n\r\n".encode() + body
 
-    def _drop(self, link: Link) -> None:
+    def _reset(self, link: Link) -> None:
         """Close a connection with RST, in the middle of its data."""
         with contextlib.suppress(OSError):
-            link.near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-            link.near.close()
-            link.far.close()
+            link.client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_FOR_RST)
+            link.client_socket.close()
+            link.server_socket.close()
 
 
-def swallow(near: socket.socket, data: bytes) -> None:
+def drain_request(client_socket: socket.socket, data: bytes) -> None:
     """Read the rest of a request: if the connection closed before, the client would lose the answer."""
-    head, _, body = data.partition(b"\r\n\r\n")
-    sizes = [line.partition(b":")[2] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
-    owed = int(sizes[0]) - len(body) if sizes else 0
-    while owed > 0 and (more := near.recv(1 << 16)):
-        owed -= len(more)
+    header, _, body = data.partition(b"\r\n\r\n")
+    sizes = [line.partition(b":")[2] for line in header.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    remaining_bytes = int(sizes[0]) - len(body) if sizes else 0
+    while remaining_bytes > 0 and (chunk := client_socket.recv(1 << 16)):
+        remaining_bytes -= len(chunk)

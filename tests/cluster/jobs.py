@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.wire import CONTEXT, Wire
+from tests.cluster.wire import CONTEXT, FaultProxy
 from torchyard.cluster import create
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
@@ -19,7 +19,7 @@ from torchyard.model.run import Run
 
 ANNOTATION = "torchyard.test/"
 USER = "torchyard@torchyard"
-JOBS = (
+JOB_KINDS = (
     ("batch.volcano.sh/v1alpha1", "Job"),
     ("kubeflow.org/v1", "PyTorchJob"),
     ("workload.codeflare.dev/v1beta2", "AppWrapper"),
@@ -35,12 +35,12 @@ def as_user() -> dict[str, Any]:
         return {}
 
 
-def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 90.0) -> Any:
     """Poll until the function returns something true, and return that."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if something := found():
-            return something
+        if result := condition():
+            return result
         time.sleep(0.02)
     raise AssertionError("it did not come to that")
 
@@ -50,38 +50,44 @@ class Jobs:
 
     def __init__(self, namespace: str, fake: dict[str, Any], folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
-        self.server = Client(Cluster(namespace=namespace))
+        self.client = Client(Cluster(namespace=namespace))
         self._overrides = {**fake, "cluster.namespace": namespace}
-        self.more: dict[str, Any] = {}
-        self._started: list[ManifestPlan] = []
+        self.extra_overrides: dict[str, Any] = {}
+        self._plans: list[ManifestPlan] = []
 
-    def plan(self, wire: Wire | None = None, profile: str = "yolov5-volcano", **annotations: Any) -> ManifestPlan:
+    def plan(
+        self, proxy: FaultProxy | None = None, profile: str = "yolov5-volcano", **annotations: Any
+    ) -> ManifestPlan:
         """A plan of a new run; annotations such as `log="/a/file"` control the fake pods."""
-        told = {f"{ANNOTATION}{key.replace('_', '-')}": str(value) for key, value in annotations.items()}
-        overrides = {**self._overrides, "pod.annotations": told, **({"cluster.context": CONTEXT} if wire else {})}
-        overrides |= self.more
+        pod_annotations = {f"{ANNOTATION}{key.replace('_', '-')}": str(value) for key, value in annotations.items()}
+        overrides = {
+            **self._overrides,
+            "pod.annotations": pod_annotations,
+            **({"cluster.context": CONTEXT} if proxy else {}),
+        }
+        overrides |= self.extra_overrides
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
-        chosen = load_profile(profile, overrides)
-        found = registry.load_launcher(chosen.launcher).plan(chosen, run)
-        assert isinstance(found, ManifestPlan)
-        return found
+        loaded = load_profile(profile, overrides)
+        plan = registry.load_launcher(loaded.launcher).plan(loaded, run)
+        assert isinstance(plan, ManifestPlan)
+        return plan
 
-    def start(self, wire: Wire | None = None, **annotations: Any) -> ManifestPlan:
+    def start(self, proxy: FaultProxy | None = None, **annotations: Any) -> ManifestPlan:
         """Create a job."""
-        plan = self.plan(wire, **annotations)
-        self._started.append(plan)
+        plan = self.plan(proxy, **annotations)
+        self._plans.append(plan)
         create.create_job(plan)
         return plan
 
-    def named(self, plan: ManifestPlan, node: str) -> dict[str, Any]:
+    def get_pod(self, plan: ManifestPlan, node: str) -> dict[str, Any]:
         """The current state of a node's pod."""
-        found = self.server.get("v1", "Pod", f"{plan.job}-{node}")
-        assert found
-        return {"apiVersion": "v1", "kind": "Pod", **found}
+        pod = self.client.get("v1", "Pod", f"{plan.job}-{node}")
+        assert pod
+        return {"apiVersion": "v1", "kind": "Pod", **pod}
 
     def annotate(self, plan: ManifestPlan, node: str, **annotations: str) -> None:
-        told = {f"{ANNOTATION}{key.replace('_', '-')}": value for key, value in annotations.items()}
-        self.server.patch(self.named(plan, node), {"metadata": {"annotations": told}})
+        pod_annotations = {f"{ANNOTATION}{key.replace('_', '-')}": value for key, value in annotations.items()}
+        self.client.patch(self.get_pod(plan, node), {"metadata": {"annotations": pod_annotations}})
 
     def end(self, plan: ManifestPlan) -> None:
         """Let every pod succeed."""
@@ -90,17 +96,17 @@ class Jobs:
 
     def delete(self, plan: ManifestPlan) -> None:
         """Delete the job, as a user would, and wait until its pods are gone."""
-        self.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-        until(lambda: not self.labelled(plan, "v1", "Pod"))
+        self.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+        until(lambda: not self.list_labelled(plan, "v1", "Pod"))
 
-    def labelled(self, plan: ManifestPlan, api: str, kind: str) -> list[dict[str, Any]]:
-        which = ",".join(f"{key}={value}" for key, value in plan.labels.items())
-        return self.server.list(api, kind, {"labelSelector": which})
+    def list_labelled(self, plan: ManifestPlan, api_version: str, kind: str) -> list[dict[str, Any]]:
+        selector = ",".join(f"{key}={value}" for key, value in plan.labels.items())
+        return self.client.list(api_version, kind, {"labelSelector": selector})
 
     def clear(self) -> None:
         """Delete all jobs of a test, and stop renewing its Leases."""
-        for plan in self._started:
+        for plan in self._plans:
             get_renewer().drop(plan)
-        for version, kind in JOBS:
-            for job in self.server.list(version, kind):
-                self.server.delete(version, kind, job["metadata"]["name"])
+        for version, kind in JOB_KINDS:
+            for job in self.client.list(version, kind):
+                self.client.delete(version, kind, job["metadata"]["name"])

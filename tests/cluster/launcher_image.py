@@ -16,30 +16,30 @@ from tests.cluster.real_node import NODES
 
 IMAGE = "localhost/torchyard/launcher:local"
 BASE = "localhost/torchyard/launcher-base:local"
-_OF_THE_BUILD = ("/etc/ssl", "/etc/resolv.conf", "/etc/pip.conf")  # how pip reaches the package index
+_PIP_PATHS = ("/etc/ssl", "/etc/resolv.conf", "/etc/pip.conf")  # how pip reaches the package index
 
 
-def why_not() -> str:
+def describe_obstacle() -> str:
     """Why this machine cannot build the image, in a sentence; "" if it can."""
     return "" if shutil.which("buildah") else "there is no buildah"
 
 
 def build_image(folder: Path) -> Path:
     """Build the image; returns an archive that `ctr images import` reads."""
-    images.pack([_base()], folder / "base.tar")
+    images.write_archive([_build_base_image()], folder / "base.tar")
     archive = folder / "launcher.tar"
-    mounts = [path for path in ("/usr", sys.base_prefix, *_OF_THE_BUILD) if Path(path).exists()]
-    pip = [name for name in os.environ if name.startswith("PIP_")]
-    own = ["buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs"]
-    _run(*own, "pull", f"docker-archive:{folder / 'base.tar'}")
+    mounts = [path for path in ("/usr", sys.base_prefix, *_PIP_PATHS) if Path(path).exists()]
+    pip_variables = [name for name in os.environ if name.startswith("PIP_")]
+    buildah = ["buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs"]
+    _run(*buildah, "pull", f"docker-archive:{folder / 'base.tar'}")
     _run(
-        *(*own, "bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--tag", IMAGE),
+        *(*buildah, "bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--tag", IMAGE),
         *("--file", images.ROOT / "deploy" / "Dockerfile", "--build-arg", f"BASE={BASE}"),
-        *(word for path in mounts for word in ("--volume", f"{path}:{path}:ro")),
-        *(word for name in pip for word in ("--env", name)),
+        *(argument for path in mounts for argument in ("--volume", f"{path}:{path}:ro")),
+        *(argument for name in pip_variables for argument in ("--env", name)),
         images.ROOT,
     )
-    _run(*own, "push", IMAGE, f"docker-archive:{archive}:{IMAGE}")
+    _run(*buildah, "push", IMAGE, f"docker-archive:{archive}:{IMAGE}")
     shutil.rmtree(folder / "store")
     return archive
 
@@ -47,21 +47,21 @@ def build_image(folder: Path) -> Path:
 def load_image(plane: Plane, archive: Path) -> None:
     """Import the image on each real node."""
     for node in NODES:
-        own = [each.pid for each in plane.processes() if each.component == node.name]
-        first = max(own)  # the one inside of the node's namespaces is started last
-        _run("nsenter", "--target", str(first), "--all", "ctr", "--namespace", "k8s.io", "images", "import", archive)
+        pids = [process.pid for process in plane.list_processes() if process.component == node.name]
+        pid = max(pids)  # the one inside of the node's namespaces is started last
+        _run("nsenter", "--target", str(pid), "--all", "ctr", "--namespace", "k8s.io", "images", "import", archive)
 
 
-def _base() -> images.Image:
+def _build_base_image() -> images.Image:
     """A base with a Python that any user can run: the machine's own, without its packages."""
-    links = {name: os.readlink(f"/{name}") for name in images.SYSTEM if Path("/", name).is_symlink()}
-    files = {name: text.encode() for name, text in images.TEXTS.items()}
+    links = {name: os.readlink(f"/{name}") for name in images.SYSTEM_FOLDERS if Path("/", name).is_symlink()}
+    files = {name: text.encode() for name, text in images.TEXT_FILES.items()}
     files["etc/ld.so.cache"] = Path("/etc/ld.so.cache").read_bytes()
-    search = f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-    folders = {**images.EMPTY, "root": 0o755, "srv": 0o755}
-    return images.Image(BASE, images.layer(folders, links, files), ("python3",), {"PATH": search})
+    search_path = f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin"
+    folders = {**images.EMPTY_FOLDERS, "root": 0o755, "srv": 0o755}
+    return images.Image(BASE, images.build_layer(folders, links, files), ("python3",), {"PATH": search_path})
 
 
-def _run(*words: object) -> None:
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(map(str, words[:8]))}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+def _run(*argv: object) -> None:
+    result = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{' '.join(map(str, argv[:8]))}: {result.stdout[-2000:]}{result.stderr[-4000:]}"

@@ -7,21 +7,23 @@ from tests.cluster.jobs import ANNOTATION, until
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 
-SAYS = "echo one; sleep 1; echo two; sleep 0.3; echo three"
-TWICE = f"if [ -e /kept/begun ]; then echo again; sleep 5; exit 0; fi; touch /kept/begun; {SAYS}; exit 1"
+PRINT_SCRIPT = "echo one; sleep 1; echo two; sleep 0.3; echo three"
+RESTART_SCRIPT = (
+    f"if [ -e /kept/begun ]; then echo again; sleep 5; exit 0; fi; touch /kept/begun; {PRINT_SCRIPT}; exit 1"
+)
 Object = dict[str, Any]
 
 
-class Bare:
+class BarePod:
     """A pod without a job; on a fake node its log is in files, one for each start of its container."""
 
-    def __init__(self, server: Client, name: str, node: dict[str, str], folder: Path) -> None:
-        self.server, self.name, self.fake = server, name, "type" in node
+    def __init__(self, client: Client, name: str, node: dict[str, str], folder: Path) -> None:
+        self.client, self.name, self.is_fake = client, name, "type" in node
         self._node, self._folder = node, folder
 
     @property
-    def log(self) -> str:
-        return f"{self.server.path('v1', 'Pod', self.name)}/log"
+    def log_path(self) -> str:
+        return f"{self.client.path('v1', 'Pod', self.name)}/log"
 
     def start(self, script: str) -> None:
         """Create the pod; a real container runs the script."""
@@ -39,56 +41,62 @@ class Bare:
             "containers": [container],
             "volumes": [{"name": "kept", "emptyDir": {}}],
         }
-        told = {f"{ANNOTATION}log": f"{self._folder}/{self.name}-{{restart}}"}
-        meta = {"name": self.name, "annotations": told}
-        self.server.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        annotations = {f"{ANNOTATION}log": f"{self._folder}/{self.name}-{{restart}}"}
+        metadata = {"name": self.name, "annotations": annotations}
+        self.client.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
-    def say(self, *lines: str, restart: int = 0, at: int = 0) -> None:
+    def append_log(self, *lines: str, restart: int = 0, first_second: int = 0) -> None:
         """Append lines to a fake container's log, a second apart, from second `at` on."""
         with Path(self._folder, f"{self.name}-{restart}").open("a") as file:
-            for number, line in enumerate(lines, at):
-                file.write(f"2026-01-01T00:00:{number:02d}.500000000Z stdout F {line}\n")
+            for second, line in enumerate(lines, first_second):
+                file.write(f"2026-01-01T00:00:{second:02d}.500000000Z stdout F {line}\n")
 
-    def now(self) -> Object:
-        found = self.server.get("v1", "Pod", self.name)
-        assert found
-        return found
+    def read(self) -> Object:
+        pod = self.client.get("v1", "Pod", self.name)
+        assert pod
+        return pod
 
-    def status(self) -> Object:
-        found: Object = (self.now()["status"].get("containerStatuses") or [{"state": {}}])[0]
-        return found
+    def read_container_status(self) -> Object:
+        status: Object = (self.read()["status"].get("containerStatuses") or [{"state": {}}])[0]
+        return status
 
-    def until(self, phase: str) -> None:
-        until(lambda: self.now()["status"].get("phase") == phase)
+    def wait_for_phase(self, phase: str) -> None:
+        until(lambda: self.read()["status"].get("phase") == phase)
 
     def restart(self) -> None:
         """Let the fake container end with exit code 1 and restart, as a kubelet would report it."""
-        begin_again(self.server, self.now())
+        write_restart(self.client, self.read())
 
-    def end(self) -> None:
+    def succeed(self) -> None:
         """Let the fake container succeed."""
         change = {"metadata": {"annotations": {f"{ANNOTATION}end-now": "0"}}}
-        self.server.patch({"apiVersion": "v1", "kind": "Pod", **self.now()}, change)
+        self.client.patch({"apiVersion": "v1", "kind": "Pod", **self.read()}, change)
 
     def delete(self) -> None:
-        self.server.delete("v1", "Pod", self.name)
+        self.client.delete("v1", "Pod", self.name)
 
 
-def begin_again(server: Client, pod: Object, times: int = 1) -> None:
+def write_restart(client: Client, pod: Object, times: int = 1) -> None:
     """Write a restart after exit code 1 into a fake pod's status, and wait until its log API shows it."""
-    known = pod["status"]["containerStatuses"][0]
-    began = known["state"]["running"]["startedAt"]
-    over = {"exitCode": 1, "reason": "Error", "startedAt": began, "finishedAt": began, "containerID": "kwok://before"}
-    status = {**known, "restartCount": known["restartCount"] + times, "lastState": {"terminated": over}}
-    path = server.path("v1", "Pod", pod["metadata"]["name"])
-    server.request("PATCH", f"{path}/status", body={"status": {"containerStatuses": [status]}})
-    until(lambda: has_previous(server, f"{path}/log"))
+    current = pod["status"]["containerStatuses"][0]
+    started_at = current["state"]["running"]["startedAt"]
+    terminated = {
+        "exitCode": 1,
+        "reason": "Error",
+        "startedAt": started_at,
+        "finishedAt": started_at,
+        "containerID": "kwok://before",
+    }
+    status = {**current, "restartCount": current["restartCount"] + times, "lastState": {"terminated": terminated}}
+    path = client.path("v1", "Pod", pod["metadata"]["name"])
+    client.request("PATCH", f"{path}/status", body={"status": {"containerStatuses": [status]}})
+    until(lambda: has_previous_log(client, f"{path}/log"))
 
 
-def has_previous(server: Client, log: str) -> bool:
+def has_previous_log(client: Client, log_path: str) -> bool:
     """Whether a previous container's log exists or has existed: the kubelet is the first to know of a restart."""
     try:
-        list(server.stream_lines(log, {"previous": "true"}, 10))
+        list(client.stream_lines(log_path, {"previous": "true"}, 10))
     except ClusterError:
         return False
     return True

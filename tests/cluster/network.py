@@ -13,37 +13,41 @@ from pathlib import Path
 from tests.cluster.plane import PODS_GATEWAY, ClusterError, Plane
 from tests.cluster.real_node import DNS, Node
 
-LINK = "torchyard0"  # the machine's end
+LINK_NAME = "torchyard0"  # the machine's end
 
 
-def lay(plane: Plane, nodes: Iterable[Node]) -> int:
+def create_network(plane: Plane, nodes: Iterable[Node]) -> int:
     """Start the switch, give the machine its address on the nodes' network, and return the switch's process id."""
-    switch = plane.start("switch", ["unshare", "--net", "sleep", "infinity"])
-    entered(switch)
-    configure(os.getpid(), [f"link add {LINK} type veth peer name uplink netns {switch}"])
-    configure(switch, ["link add bridge type bridge", "link set bridge up", "link set uplink master bridge up"])
-    routes = [f"route add {node.pods} via {node.address}" for node in nodes]
-    configure(os.getpid(), [f"address add {PODS_GATEWAY}/24 dev {LINK}", f"link set {LINK} up", *routes])
-    return switch
+    switch_pid = plane.start("switch", ["unshare", "--net", "sleep", "infinity"])
+    wait_for_namespace(switch_pid)
+    run_ip_commands(os.getpid(), [f"link add {LINK_NAME} type veth peer name uplink netns {switch_pid}"])
+    run_ip_commands(
+        switch_pid, ["link add bridge type bridge", "link set bridge up", "link set uplink master bridge up"]
+    )
+    routes = [f"route add {node.pod_network} via {node.address}" for node in nodes]
+    run_ip_commands(
+        os.getpid(), [f"address add {PODS_GATEWAY}/24 dev {LINK_NAME}", f"link set {LINK_NAME} up", *routes]
+    )
+    return switch_pid
 
 
-def plug(node: Node, process: int, switch: int, others: Iterable[Node]) -> None:
+def connect_node(node: Node, pid: int, switch_pid: int, other_nodes: Iterable[Node]) -> None:
     """Connect the node with this first process; it gets the DNS address and routes to the other nodes' pods."""
-    entered(process)
-    port = f"link add {node.name} type veth peer name eth0 netns {process}"
-    configure(switch, [port, f"link set {node.name} master bridge up"])
+    wait_for_namespace(pid)
+    port = f"link add {node.name} type veth peer name eth0 netns {pid}"
+    run_ip_commands(switch_pid, [port, f"link set {node.name} master bridge up"])
     addresses = [f"address add {node.address}/24 dev eth0", f"address add {DNS}/32 dev lo"]
-    routes = [f"route add {other.pods} via {other.address}" for other in others]
+    routes = [f"route add {other.pod_network} via {other.address}" for other in other_nodes]
     # The default route comes last: the node waits for it.
-    ways = ["link set lo up", "link set eth0 up", *routes, f"route add default via {PODS_GATEWAY}"]
-    configure(process, addresses + ways)
+    link_commands = ["link set lo up", "link set eth0 up", *routes, f"route add default via {PODS_GATEWAY}"]
+    run_ip_commands(pid, addresses + link_commands)
 
 
-def entered(process: int) -> None:
+def wait_for_namespace(pid: int) -> None:
     """Wait until a process has left the machine's network namespace."""
-    own = os.readlink("/proc/self/ns/net")
+    own_namespace = os.readlink("/proc/self/ns/net")
     deadline = time.monotonic() + 10
-    while (namespace := Path(f"/proc/{process}/ns/net")).exists() and os.readlink(namespace) == own:
+    while (namespace := Path(f"/proc/{pid}/ns/net")).exists() and os.readlink(namespace) == own_namespace:
         if time.monotonic() > deadline:
             break
         time.sleep(0.005)
@@ -53,9 +57,9 @@ def entered(process: int) -> None:
     raise ClusterError("a process of the real nodes got no network namespace of its own")
 
 
-def configure(process: int, commands: list[str]) -> None:
+def run_ip_commands(pid: int, commands: list[str]) -> None:
     """Run commands of `ip` in the network namespace of a process."""
-    argv = ["nsenter", "--target", str(process), "--net", "ip", "-batch", "-"]
-    done = subprocess.run(argv, input="\n".join(commands), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"the network of the real nodes could not be laid: {done.stderr.strip()}")
+    argv = ["nsenter", "--target", str(pid), "--net", "ip", "-batch", "-"]
+    result = subprocess.run(argv, input="\n".join(commands), capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ClusterError(f"the network of the real nodes could not be laid: {result.stderr.strip()}")

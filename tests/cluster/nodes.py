@@ -18,89 +18,98 @@ from pathlib import Path
 from tests.cluster import cgroups, images, network
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.plane import ClusterError, Plane
-from tests.cluster.real_node import CNI, HERE, NODES, Node, furnish
+from tests.cluster.real_node import CNI_FOLDERS, HERE, NODES, Node, write_node_files
 
-PACKAGES = "apt-get install containerd runc containernetworking-plugins iptables iproute2"
+INSTALL_COMMAND = "apt-get install containerd runc containernetworking-plugins iptables iproute2"
 PROGRAMS = ("containerd", "ctr", "runc", "iptables", "ip", "nsenter", "unshare")
-PLUGINS = ("bridge", "host-local", "loopback")
+CNI_PLUGINS = ("bridge", "host-local", "loopback")
 GPUS = {"nvidia.com/gpu": "8"}
 # Paths that are compiled into kubelet and CNI, and a folder that pods with RDMA mount from the node.
 MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"), Path("/dev/infiniband"))
-PATIENCE = 180.0  # seconds; on two cores both are Ready after about two, and free of taints after forty
+READY_TIMEOUT_S = 180.0  # seconds; on two cores both are Ready after about two, and free of taints after forty
 
 
-def why_not() -> str:
+def describe_obstacle() -> str:
     """Why this machine cannot run real nodes, in a sentence; "" if it can."""
     if os.geteuid() != 0:
         return "real nodes need root"
-    lacking = [name for name in PROGRAMS if not shutil.which(name)]
-    lacking += [f"CNI plugin {name}" for name in PLUGINS if not any((folder / name).exists() for folder in CNI)]
-    if lacking:
-        return f"real nodes need {', '.join(lacking)}: {PACKAGES}"
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    missing += [
+        f"CNI plugin {name}" for name in CNI_PLUGINS if not any((folder / name).exists() for folder in CNI_FOLDERS)
+    ]
+    if missing:
+        return f"real nodes need {', '.join(missing)}: {INSTALL_COMMAND}"
     if subprocess.run(["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "true"], check=False).returncode:
         return "real nodes need namespaces, and this machine makes none for root"
-    if not all(os.access(root, os.W_OK) for root in cgroups.hierarchies()):
+    if not all(os.access(root, os.W_OK) for root in cgroups.list_hierarchies()):
         return f"real nodes need control groups, and {cgroups.MOUNT} cannot be written"
     return ""
 
 
-def begin(plane: Plane) -> str:
+def start_nodes(plane: Plane) -> str:
     """Start all nodes, which register with the running API server; returns why there are none, or ""."""
-    if reason := why_not():
+    if reason := describe_obstacle():
         return reason
-    reserve(plane)
-    folder = plane.state / "nodes"
+    prepare_machine(plane)
+    folder = plane.state_folder / "nodes"
     folder.mkdir()
-    made = [images.pause(), images.python(), images.alpine(), images.etcd(plane.program("etcd-v2"))]
-    images.pack(made, folder / "images.tar")
-    table = "".join(f"{here}\t{there}\n" for here, there in images.userland())
-    (folder / "userland").write_text(table)
-    switch = network.lay(plane, NODES)
+    node_images = [
+        images.build_pause_image(),
+        images.build_python_image(),
+        images.build_alpine_image(),
+        images.build_etcd_image(plane.get_program_path("etcd-v2")),
+    ]
+    images.write_archive(node_images, folder / "images.tar")
+    mounts = "".join(f"{source}\t{target}\n" for source, target in images.list_userland_mounts())
+    (folder / "userland").write_text(mounts)
+    switch_pid = network.create_network(plane, NODES)
     for node in NODES:
-        boot(plane, node, switch)
+        boot_node(plane, node, switch_pid)
     return ""
 
 
-def reserve(plane: Plane) -> None:
+def prepare_machine(plane: Plane) -> None:
     """Create what nodes need on the machine itself, after registering its removal with the plane."""
-    plane.on_down([sys.executable, cgroups.__file__])
-    cgroups.remove()
-    cgroups.make([node.name for node in NODES])
+    plane.add_teardown_command([sys.executable, cgroups.__file__])
+    cgroups.remove_groups()
+    cgroups.create_groups([node.name for node in NODES])
     for path in MOUNT_POINTS:
         if not path.exists():
-            plane.on_down(["rmdir", path])
+            plane.add_teardown_command(["rmdir", path])
             path.mkdir(parents=True)
 
 
-def boot(plane: Plane, node: Node, switch: int) -> None:
-    folder = furnish(plane, node, plane.state / "nodes" / "userland")
-    own = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    process = plane.start(node.name, [*own, "sh", HERE / "boot.sh", folder])
-    network.plug(node, process, switch, [other for other in NODES if other != node])
+def boot_node(plane: Plane, node: Node, switch_pid: int) -> None:
+    folder = write_node_files(plane, node, plane.state_folder / "nodes" / "userland")
+    unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    pid = plane.start(node.name, [*unshare, "sh", HERE / "boot.sh", folder])
+    network.connect_node(node, pid, switch_pid, [other for other in NODES if other != node])
 
 
-def wait_ready(plane: Plane) -> str:
+def wait_until_ready(plane: Plane) -> str:
     """Wait until every node is Ready, and give it GPUs (a kubelet keeps resources that it does not know)."""
     api = plane.api()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + READY_TIMEOUT_S
     for node in NODES:
-        while not ready(api, node):
-            if node.name in plane.ended() or time.monotonic() > deadline:
-                raise ClusterError(f"real node {node.name} did not get ready:\n{plane.last_words(node.name)}")
+        while not is_ready(api, node):
+            if node.name in plane.list_ended_components() or time.monotonic() > deadline:
+                raise ClusterError(f"real node {node.name} did not get ready:\n{plane.read_last_log_lines(node.name)}")
             time.sleep(0.05)
         status = {"status": {"capacity": GPUS, "allocatable": GPUS}}
-        api.call("PATCH", f"/api/v1/nodes/{node.name}/status", status, patch="merge")
+        api.call("PATCH", f"/api/v1/nodes/{node.name}/status", status, patch_type="merge")
     return f"{len(NODES)} real nodes: {', '.join(node.name for node in NODES)}"
 
 
-def ready(api: Api, node: Node) -> bool:
+def is_ready(api: Api, node: Node) -> bool:
     try:
-        found: Object = api.call("GET", f"/api/v1/nodes/{node.name}")
+        obj: Object = api.call("GET", f"/api/v1/nodes/{node.name}")
     except ApiError as error:
         if error.status != 404:
             raise
         return False
-    conditions = found["status"].get("conditions") or []
+    conditions = obj["status"].get("conditions") or []
     # Its taint goes a moment after the condition comes.
-    tainted = any(taint["key"] == "node.kubernetes.io/not-ready" for taint in found["spec"].get("taints") or [])
-    return not tainted and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    is_tainted = any(taint["key"] == "node.kubernetes.io/not-ready" for taint in obj["spec"].get("taints") or [])
+    return not is_tainted and any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )

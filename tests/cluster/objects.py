@@ -7,39 +7,39 @@ import yaml
 
 from tests.cluster import build, fake
 from tests.cluster.api import Object
-from tests.cluster.certificates import text
+from tests.cluster.certificates import encode_base64
 from tests.cluster.components import OPERATORS
 from tests.cluster.plane import Plane
 
-NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", "jobset-system", fake.PLUGINS)
+NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", "jobset-system", fake.PLUGIN_NAMESPACE)
 # No test creates them, but Volcano's informers need their definitions.
-UNUSED = ("cronjobs.batch.volcano.sh", "jobflows.flow.volcano.sh", "jobtemplates.flow.volcano.sh")
+UNUSED_CRDS = ("cronjobs.batch.volcano.sh", "jobflows.flow.volcano.sh", "jobtemplates.flow.volcano.sh")
 USER = "torchyard"
 FLOW_SCHEMA = "torchyard-user"
-RIGHTS = fake.ROOT / "deploy" / "kubernetes" / "rbac.yaml"  # what a user of torchyard needs
+RBAC_FILE = fake.ROOT / "deploy" / "kubernetes" / "rbac.yaml"  # what a user of torchyard needs
 
 
-def namespaces() -> list[Object]:
+def build_namespaces() -> list[Object]:
     """The namespaces of the components and of secondary networks; the API server itself makes kube-system."""
-    others = {each["metadata"]["namespace"] for each in networks()} - {"kube-system"}
-    names = dict.fromkeys((*NAMESPACES, *sorted(others)))
+    network_namespaces = {network["metadata"]["namespace"] for network in build_networks()} - {"kube-system"}
+    names = dict.fromkeys((*NAMESPACES, *sorted(network_namespaces)))
     return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in names]
 
 
-def definitions(dispatcher: str) -> list[Object]:
+def load_crds(dispatcher: str) -> list[Object]:
     """Every CRD: those kept by the build, and the one of secondary networks."""
-    kept = [json.loads(path.read_text()) for path in build.crds(dispatcher)]
-    return [*(opened(one) if one["metadata"]["name"] in UNUSED else one for one in kept), network_definition()]
+    crds = [json.loads(path.read_text()) for path in build.list_crd_files(dispatcher)]
+    return [*(drop_schema(crd) if crd["metadata"]["name"] in UNUSED_CRDS else crd for crd in crds), build_network_crd()]
 
 
-def opened(definition: Object) -> Object:
+def drop_schema(definition: Object) -> Object:
     """A CRD that accepts anything: each schema with a pod in it costs the API server half a second."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    versions = [one | {"schema": schema} for one in definition["spec"]["versions"]]
+    versions = [version | {"schema": schema} for version in definition["spec"]["versions"]]
     return definition | {"spec": definition["spec"] | {"versions": versions}}
 
 
-def network_definition() -> Object:
+def build_network_crd() -> Object:
     """The CRD of NetworkAttachmentDefinitions; its schema holds only what the API specifies."""
     names = {"kind": "NetworkAttachmentDefinition", "plural": "network-attachment-definitions"}
     names |= {"singular": "network-attachment-definition"}
@@ -54,14 +54,17 @@ def network_definition() -> Object:
     }
 
 
-def networks() -> list[Object]:
+def build_networks() -> list[Object]:
     """The secondary networks that the hardware files' pods name; those without a namespace are in `default`."""
-    fabrics = [fabric for _, hardware in fake.hardware_files() for fabric in hardware["fabrics"].values()]
-    named = sorted({name for fabric in fabrics for name in fabric.get("pod", {}).get("networks", {})})
-    return [network(namespace or "default", name) for namespace, _, name in (each.rpartition("/") for each in named)]
+    fabrics = [fabric for _, hardware in fake.iter_hardware_files() for fabric in hardware["fabrics"].values()]
+    full_names = sorted({name for fabric in fabrics for name in fabric.get("pod", {}).get("networks", {})})
+    return [
+        build_network(namespace or "default", name)
+        for namespace, _, name in (full_name.rpartition("/") for full_name in full_names)
+    ]
 
 
-def network(namespace: str, name: str) -> Object:
+def build_network(namespace: str, name: str) -> Object:
     return {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
@@ -70,7 +73,7 @@ def network(namespace: str, name: str) -> Object:
     }
 
 
-def queues() -> list[Object]:
+def build_queues() -> list[Object]:
     """Volcano's initial queues, as its scheduler would create them; the webhook of queues is registered later."""
     spec: Object = {"reclaimable": False, "weight": 1}
     return [
@@ -78,42 +81,42 @@ def queues() -> list[Object]:
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "Queue",
             "metadata": {"name": name},
-            "spec": spec | more,
+            "spec": spec | extra_spec,
         }
-        for name, more in (("root", {}), ("default", {"parent": "root", "reclaimable": True}))
+        for name, extra_spec in (("root", {}), ("default", {"parent": "root", "reclaimable": True}))
     ]
 
 
-def operator_secrets(plane: Plane) -> list[Object]:
+def build_operator_secrets(plane: Plane) -> list[Object]:
     """The certificates of the operators' webhooks: complete sets, which their rotation leaves alone."""
     names = {"training-operator": "training-operator-webhook-cert", "appwrapper": "appwrapper-webhook-server-cert"}
-    found = []
+    secrets = []
     for operator, name in names.items():
-        authority, server = plane.pair(f"{operator}-ca"), plane.pair(operator)
+        authority, certificate = plane.read_certificate(f"{operator}-ca"), plane.read_certificate(operator)
         data = {"ca.crt": authority.certificate, "ca.key": authority.key}
-        data |= {"tls.crt": server.certificate, "tls.key": server.key}
-        found.append(
+        data |= {"tls.crt": certificate.certificate, "tls.key": certificate.key}
+        secrets.append(
             {
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": {"name": name, "namespace": OPERATORS[operator][0]},
-                "data": {key: text(value) for key, value in data.items()},
+                "data": {key: encode_base64(value) for key, value in data.items()},
             }
         )
-    return found
+    return secrets
 
 
-def appwrapper_settings(plane: Plane) -> Object:
+def build_appwrapper_settings(plane: Plane) -> Object:
     """AppWrapper's settings: its defaults except for its addresses and the folder of its certificate."""
-    ports = plane.facts["ports"]
-    serving = plane.state / "tmp/appwrapper/k8s-webhook-server/serving-certs"
+    ports = plane.record["ports"]
+    certificate_folder = plane.state_folder / "tmp/appwrapper/k8s-webhook-server/serving-certs"
     settings = {
         "controllerManager": {
             "health": {"bindAddress": f"127.0.0.1:{ports['appwrapper-health']}"},
             "metrics": {"bindAddress": "0"},
             "leaderElection": False,
         },
-        "certManagement": {"certificateDir": str(serving)},
+        "certManagement": {"certificateDir": str(certificate_folder)},
     }
     return {
         "apiVersion": "v1",
@@ -156,25 +159,27 @@ CONTROLLERS = (
         "registry.k8s.io/jobset/jobset",
     ),
 )
-ARGS = {"training-operator": ["--gang-scheduler-name=volcano"]}
+CONTROLLER_ARGS = {"training-operator": ["--gang-scheduler-name=volcano"]}
 
 
-def deployments(dispatcher: str) -> list[Object]:
+def build_deployments(dispatcher: str) -> list[Object]:
     """The controllers' Deployments, with fake pods; the real controllers run as processes."""
-    there = build.parts(dispatcher)
+    components = build.select_components(dispatcher)
     return [
-        deployment(where, label, f"{image}:{build.module_version(there[pin])}", ARGS.get(pin))
-        for pin, where, label, image in CONTROLLERS
-        if pin in there
+        build_deployment(
+            full_name, label, f"{image}:{build.read_module_version(components[pin])}", CONTROLLER_ARGS.get(pin)
+        )
+        for pin, full_name, label, image in CONTROLLERS
+        if pin in components
     ]
 
 
-def deployment(where: str, label: str, image: str, args: list[str] | None = None) -> Object:
-    (namespace, _, name), (key, _, value) = where.partition("/"), label.partition("=")
+def build_deployment(full_name: str, label: str, image: str, args: list[str] | None = None) -> Object:
+    (namespace, _, name), (key, _, value) = full_name.partition("/"), label.partition("=")
     container: Object = {"name": name, "image": image} | ({"args": args} if args else {})
     template = {
         "metadata": {"labels": {key: value}},
-        "spec": {"nodeSelector": fake.FAKE, "containers": [container]},
+        "spec": {"nodeSelector": fake.FAKE_LABEL, "containers": [container]},
     }
     return {
         "apiVersion": "apps/v1",
@@ -187,17 +192,19 @@ def deployment(where: str, label: str, image: str, args: list[str] | None = None
 # --- the user --------------------------------------------------------------------------------------------------------
 
 
-def user() -> list[Object]:
+def build_user_rights() -> list[Object]:
     """User torchyard's rights, those of deploy/kubernetes/rbac.yaml, and a flow schema that counts its requests.
 
     apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} counts only this user's requests.
     """
-    rights = [one for one in yaml.safe_load_all(RIGHTS.read_text()) if one] if RIGHTS.exists() else []
-    roles = [one["metadata"]["name"] for one in rights if one["kind"] == "ClusterRole"]
-    return [*rights, *(binding(role) for role in roles), flow_schema()]
+    documents = (
+        [document for document in yaml.safe_load_all(RBAC_FILE.read_text()) if document] if RBAC_FILE.exists() else []
+    )
+    roles = [document["metadata"]["name"] for document in documents if document["kind"] == "ClusterRole"]
+    return [*documents, *(build_binding(role) for role in roles), build_flow_schema()]
 
 
-def binding(role: str) -> Object:
+def build_binding(role: str) -> Object:
     group = "rbac.authorization.k8s.io"
     return {
         "apiVersion": f"{group}/v1",
@@ -208,8 +215,8 @@ def binding(role: str) -> Object:
     }
 
 
-def flow_schema() -> Object:
-    everything: dict[str, Any] = {
+def build_flow_schema() -> Object:
+    all_requests: dict[str, Any] = {
         "subjects": [{"kind": "User", "user": {"name": USER}}],
         "resourceRules": [
             {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": True, "namespaces": ["*"]}
@@ -223,6 +230,6 @@ def flow_schema() -> Object:
         "spec": {
             "priorityLevelConfiguration": {"name": "workload-low"},
             "matchingPrecedence": 500,
-            "rules": [everything],
+            "rules": [all_requests],
         },
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.jobs import until
-from tests.cluster.objects import network
+from tests.cluster.objects import build_network
 from torchyard.kube.client import Client
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError
@@ -13,99 +13,103 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import ReferencedObject
 
-SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": "torchyard-shared"}
-Thing = dict[str, Any]
+SHARED_CLAIM = {"accessModes": ["ReadWriteMany"], "storageClassName": "torchyard-shared"}
+Manifest = dict[str, Any]
 
 
-def at_home(profile: str, namespace: str) -> Thing:
+def build_local_overrides(profile: str, namespace: str) -> Manifest:
     """Overrides that run an unchanged profile in a namespace of the test cluster, without Kueue and Run:ai."""
-    chosen = load_profile(profile)
-    match chosen.launcher:
+    loaded = load_profile(profile)
+    match loaded.launcher:
         case "appwrapper":
-            more: Thing = {"options.queue": None}
-            if chosen.options.get("api"):  # the group of the dispatcher that can be built
-                more["options.api"] = "workload.codeflare.dev/v1beta1"
+            overrides: Manifest = {"options.queue": None}
+            if loaded.options.get("api"):  # the group of the dispatcher that can be built
+                overrides["options.api"] = "workload.codeflare.dev/v1beta1"
         case "runai":
             project = namespace.removeprefix("runai-")
-            more = {"options.through": "kubernetes", "options.project": project, "pod.scheduler": "volcano"}
+            overrides = {"options.through": "kubernetes", "options.project": project, "pod.scheduler": "volcano"}
         case _:
-            more = {}
-    return {"cluster.namespace": namespace, **more}
+            overrides = {}
+    return {"cluster.namespace": namespace, **overrides}
 
 
-class Home:
+class ProvidedObjects:
     """Every object that pods refer to, in one namespace: claims share a folder of this machine, others are dummies."""
 
     def __init__(self, namespace: str, folder: Path) -> None:
-        self._server, self._folder = Client(Cluster(namespace=namespace)), folder
-        self._made: list[Thing] = []
+        self._client, self._folder = Client(Cluster(namespace=namespace)), folder
+        self._created: list[Manifest] = []
 
     def provide(self, plan: ManifestPlan) -> None:
         """Create every object that a plan requires, and wait until its claims are bound."""
-        for need in plan.requires:
-            for thing in make(self._server, need, self._folder) if isinstance(need, ReferencedObject) else ():
-                self._create(thing)
-        claims = [thing["metadata"]["name"] for thing in self._made if thing["kind"] == "PersistentVolumeClaim"]
-        until(lambda: all(is_bound(self._server, name) for name in claims))
+        for requirement in plan.requires:
+            for obj in (
+                build_objects(self._client, requirement, self._folder)
+                if isinstance(requirement, ReferencedObject)
+                else ()
+            ):
+                self._create(obj)
+        claims = [obj["metadata"]["name"] for obj in self._created if obj["kind"] == "PersistentVolumeClaim"]
+        until(lambda: all(is_bound(self._client, name) for name in claims))
 
-    def _create(self, thing: Thing) -> None:
+    def _create(self, obj: Manifest) -> None:
         try:
-            self._server.request("POST", path(self._server, thing), body=thing)
-            self._made.append(thing)
+            self._client.request("POST", build_path(self._client, obj), body=obj)
+            self._created.append(obj)
         except ClusterError as error:
             if error.status != 409:
                 raise
 
     def clear(self) -> None:
-        for thing in reversed(self._made):
-            self._server.request("DELETE", path(self._server, thing, thing["metadata"]["name"]))
+        for obj in reversed(self._created):
+            self._client.request("DELETE", build_path(self._client, obj, obj["metadata"]["name"]))
 
 
-def is_bound(server: Client, claim: str) -> bool:
-    found = server.get("v1", "PersistentVolumeClaim", claim)
-    return found is not None and found["status"].get("phase") == "Bound"
+def is_bound(client: Client, claim: str) -> bool:
+    claim_object = client.get("v1", "PersistentVolumeClaim", claim)
+    return claim_object is not None and claim_object["status"].get("phase") == "Bound"
 
 
-def path(server: Client, thing: Thing, name: str = "") -> str:
-    return server.path(thing["apiVersion"], thing["kind"], name, thing["metadata"].get("namespace"))
+def build_path(client: Client, obj: Manifest, name: str = "") -> str:
+    return client.path(obj["apiVersion"], obj["kind"], name, obj["metadata"].get("namespace"))
 
 
-def make(server: Client, need: ReferencedObject, folder: Path) -> list[Thing]:
-    place = need.namespace or server.namespace
-    about: Thing = {"metadata": {"name": need.name, "namespace": place}}
-    data = dict.fromkeys(need.required_entries, "torchyard")
-    makers: dict[str, Callable[[], list[Thing]]] = {
-        "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data, **about}],
-        "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data, **about}],
-        "ServiceAccount": lambda: [{"apiVersion": "v1", "kind": "ServiceAccount", **about}],
-        "NetworkAttachmentDefinition": lambda: [network(place, need.name)],
-        "PersistentVolumeClaim": lambda: volume(need.name, place, folder),
-        "PriorityClass": lambda: [priority(need.name)],
+def build_objects(client: Client, requirement: ReferencedObject, folder: Path) -> list[Manifest]:
+    namespace = requirement.namespace or client.namespace
+    metadata: Manifest = {"metadata": {"name": requirement.name, "namespace": namespace}}
+    data = dict.fromkeys(requirement.required_entries, "torchyard")
+    makers: dict[str, Callable[[], list[Manifest]]] = {
+        "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data, **metadata}],
+        "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data, **metadata}],
+        "ServiceAccount": lambda: [{"apiVersion": "v1", "kind": "ServiceAccount", **metadata}],
+        "NetworkAttachmentDefinition": lambda: [build_network(namespace, requirement.name)],
+        "PersistentVolumeClaim": lambda: build_volume(requirement.name, namespace, folder),
+        "PriorityClass": lambda: [build_priority_class(requirement.name)],
     }
-    return makers[need.object_kind]()
+    return makers[requirement.object_kind]()
 
 
-def volume(name: str, place: str, folder: Path) -> list[Thing]:
+def build_volume(name: str, namespace: str, folder: Path) -> list[Manifest]:
     """A claim, and the volume that is bound to it."""
-    room = {"storage": "1Gi"}
-    spec = {**SHARED, "capacity": room, "hostPath": {"path": str(folder), "type": "DirectoryOrCreate"}}
-    own = f"{place}-{name}"
-    claim = {**SHARED, "volumeName": own, "resources": {"requests": room}}
+    storage = {"storage": "1Gi"}
+    spec = {**SHARED_CLAIM, "capacity": storage, "hostPath": {"path": str(folder), "type": "DirectoryOrCreate"}}
+    volume_name = f"{namespace}-{name}"
+    claim = {**SHARED_CLAIM, "volumeName": volume_name, "resources": {"requests": storage}}
     return [
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": own},
-            "spec": {**spec, "claimRef": {"namespace": place, "name": name}},
+            "metadata": {"name": volume_name},
+            "spec": {**spec, "claimRef": {"namespace": namespace, "name": name}},
         },
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": place},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": claim,
         },
     ]
 
 
-def priority(name: str) -> Thing:
+def build_priority_class(name: str) -> Manifest:
     return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1}

@@ -12,67 +12,74 @@ from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.plane import ClusterError
 
 
-def served(api: Api, definition: Object) -> bool:
+def is_served(api: Api, definition: Object) -> bool:
     """Whether discovery shows a CRD; reading a CRD or its objects would cost the API server a tenth of a second."""
     spec = definition["spec"]
     try:
-        found = api.call("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
+        response = api.call("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
     except ApiError as error:
         if error.status != 404:
             raise
         return False
-    return any(one["name"] == spec["names"]["plural"] for one in found["resources"])
+    return any(resource["name"] == spec["names"]["plural"] for resource in response["resources"])
 
 
-def signs(api: Api, dispatcher: str) -> Iterator[tuple[str, Callable[[], bool]]]:
+def iter_readiness_checks(api: Api, dispatcher: str) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Every condition of a ready cluster, with the function that checks it."""
     yield (
         "nodes that are Ready",
-        lambda: all(has_condition(one, "Ready") for one in api.call("GET", "/api/v1/nodes")["items"]),
+        lambda: all(has_condition(obj, "Ready") for obj in api.call("GET", "/api/v1/nodes")["items"]),
     )
-    yield "an open queue", lambda: queue_state(api) == "Open"
-    yield "a ServiceAccount in namespace default", partial(exists, api, sample("v1", "ServiceAccount", name="default"))
-    for one in objects.deployments(dispatcher):
-        yield f"Deployment {one['metadata']['name']}", partial(is_available, api, one)
-    for one in samples(dispatcher):
-        yield f"the webhook of {one['kind']}", partial(admitted, api, one)
+    yield "an open queue", lambda: read_queue_state(api) == "Open"
+    yield (
+        "a ServiceAccount in namespace default",
+        partial(object_exists, api, build_sample("v1", "ServiceAccount", name="default")),
+    )
+    for obj in objects.build_deployments(dispatcher):
+        yield f"Deployment {obj['metadata']['name']}", partial(is_available, api, obj)
+    for obj in build_samples(dispatcher):
+        yield f"the webhook of {obj['kind']}", partial(is_admitted, api, obj)
 
 
-def samples(dispatcher: str) -> list[Object]:
+def build_samples(dispatcher: str) -> list[Object]:
     """One object of each kind that has a webhook, for a dry run."""
     pod = {"spec": {"containers": [{"name": "pytorch", "image": "busybox:1"}], "restartPolicy": "Never"}}
     replicas = {"Master": {"replicas": 1, "template": pod}}
-    job = {"minAvailable": 1, "tasks": [{"name": "one", "replicas": 1, "template": pod}]}
-    inner = {"spec": {"template": pod}}
-    wrapped = sample("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})
-    wrapper = sample("workload.codeflare.dev/v1beta2", "AppWrapper", {"components": [{"template": wrapped}]})
+    volcano_spec = {"minAvailable": 1, "tasks": [{"name": "one", "replicas": 1, "template": pod}]}
+    job_spec = {"spec": {"template": pod}}
+    pytorchjob = build_sample("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})
+    appwrapper = build_sample(
+        "workload.codeflare.dev/v1beta2", "AppWrapper", {"components": [{"template": pytorchjob}]}
+    )
     return [
-        sample("batch.volcano.sh/v1alpha1", "Job", job),
-        wrapped,
-        *([wrapper] if dispatcher == "appwrapper" else []),
-        sample("jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"name": "node", "template": inner}]}),
+        build_sample("batch.volcano.sh/v1alpha1", "Job", volcano_spec),
+        pytorchjob,
+        *([appwrapper] if dispatcher == "appwrapper" else []),
+        build_sample(
+            "jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"name": "node", "template": job_spec}]}
+        ),
     ]
 
 
-def sample(version: str, kind: str, spec: Object | None = None, name: str = "sample") -> Object:
-    named = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": "default"}}
-    return named | ({"spec": spec} if spec else {})
+def build_sample(api_version: str, kind: str, spec: Object | None = None, name: str = "sample") -> Object:
+    obj = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": "default"}}
+    return obj | ({"spec": spec} if spec else {})
 
 
-def admitted(api: Api, thing: Object) -> bool:
+def is_admitted(api: Api, obj: Object) -> bool:
     """Whether a dry run passes; until the webhook is up, the API server answers 500."""
     try:
-        api.dry_run(thing)
+        api.dry_run(obj)
     except ApiError as error:
         if error.status < 500:
-            raise ClusterError(f"a sample {thing['kind']} is refused: {error.message}") from error
+            raise ClusterError(f"a sample {obj['kind']} is refused: {error.message}") from error
         return False
     return True
 
 
-def exists(api: Api, thing: Object) -> bool:
+def object_exists(api: Api, obj: Object) -> bool:
     try:
-        api.get(thing)
+        api.get(obj)
     except ApiError as error:
         if error.status != 404:
             raise
@@ -80,7 +87,7 @@ def exists(api: Api, thing: Object) -> bool:
     return True
 
 
-def queue_state(api: Api) -> str:
+def read_queue_state(api: Api) -> str:
     queue = api.call("GET", "/apis/scheduling.volcano.sh/v1beta1/queues/default")
     return str(queue.get("status", {}).get("state", ""))
 
@@ -89,15 +96,15 @@ def is_available(api: Api, deployment: Object) -> bool:
     return bool(api.get(deployment).get("status", {}).get("availableReplicas"))
 
 
-def has_condition(thing: Object, kind: str) -> bool:
-    conditions = thing.get("status", {}).get("conditions") or []
-    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+def has_condition(obj: Object, kind: str) -> bool:
+    conditions = obj.get("status", {}).get("conditions") or []
+    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 
 
-def answers(url: str) -> bool:
+def responds_ok(url: str) -> bool:
     """Whether an address answers 200; certificates are not verified."""
     try:
-        with urllib.request.urlopen(url, timeout=2, context=ssl._create_unverified_context()) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(url, timeout=2, context=ssl._create_unverified_context()) as response:
+            return bool(response.status == 200)
     except (urllib.error.URLError, OSError, http.client.HTTPException):
         return False

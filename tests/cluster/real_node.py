@@ -18,7 +18,7 @@ from tests.cluster.plane import PODS_GATEWAY, Plane
 HERE = Path(__file__).resolve().parent / "node"
 DNS = "10.96.0.10"  # in SERVICES; no Service gets it by chance, because the first 256 are assigned last
 DOMAIN = "cluster.local"
-CNI = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))  # the distribution's, and the usual one
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))  # the distribution's, and the usual one
 LABELS = {"torchyard/node": "real", "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
 
 
@@ -37,50 +37,52 @@ class Node:
         return str(ipaddress.ip_network(f"{PODS_GATEWAY}/24", strict=False)[10 + self.number])
 
     @property
-    def pods(self) -> str:
+    def pod_network(self) -> str:
         return f"10.31.{self.number}.0/24"
 
 
 NODES = (Node(1), Node(2))
 
 
-def furnish(plane: Plane, node: Node, userland: Path) -> Path:
+def write_node_files(plane: Plane, node: Node, userland: Path) -> Path:
     """Write every file that a node's programs read, and return the folder; they write their data there too."""
-    folder = home(plane, node)
+    folder = get_node_folder(plane, node)
     for name in ("log", "kubelet", "cni", "net.d", "containerd"):
         (folder / name).mkdir(parents=True)
-    plane.kubeconfig(folder / "kubeconfig", node.name, ["system:masters"], PODS_GATEWAY)
-    known = "".join(f"{one.address} {one.name}\n" for one in NODES)
-    (folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
+    plane.write_kubeconfig(folder / "kubeconfig", node.name, ["system:masters"], PODS_GATEWAY)
+    host_lines = "".join(f"{other.address} {other.name}\n" for other in NODES)
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{host_lines}")
     (folder / "resolv.conf").write_text(f"nameserver {DNS}\n")
-    (folder / "containerd.toml").write_text(containerd(folder))
-    (folder / "spec.json").write_text(json.dumps(container_spec(userland)))
-    (folder / "net.d" / "10-bridge.conf").write_text(json.dumps(bridge(node)))
-    (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet(plane, node)))
-    (folder / "kube-proxy.yaml").write_text(yaml.safe_dump(kube_proxy(folder, node)))
-    (folder / "Corefile").write_text(corefile(folder))
-    (folder / "node.env").write_text(environment(plane, node))
+    (folder / "containerd.toml").write_text(render_containerd_config(folder))
+    (folder / "spec.json").write_text(json.dumps(build_container_spec(userland)))
+    (folder / "net.d" / "10-bridge.conf").write_text(json.dumps(build_bridge_config(node)))
+    (folder / "kubelet.yaml").write_text(yaml.safe_dump(build_kubelet_config(plane, node)))
+    (folder / "kube-proxy.yaml").write_text(yaml.safe_dump(build_kube_proxy_config(folder, node)))
+    (folder / "Corefile").write_text(render_corefile(folder))
+    (folder / "node.env").write_text(render_environment(plane, node))
     return folder
 
 
-def home(plane: Plane, node: Node) -> Path:
-    return plane.state / "nodes" / node.name
+def get_node_folder(plane: Plane, node: Node) -> Path:
+    return plane.state_folder / "nodes" / node.name
 
 
-def environment(plane: Plane, node: Node) -> str:
+def render_environment(plane: Plane, node: Node) -> str:
     """The variables of boot.sh, as shell assignments."""
-    known: dict[str, object] = {"NAME": node.name, "ADDRESS": node.address, "LOGS": plane.logs}
-    known["LABELS"] = ",".join(f"{key}={value}" for key, value in LABELS.items())
-    known["IMAGES"] = plane.state / "nodes" / "images.tar"
-    known |= {name.upper().replace("-", "_"): plane.program(name) for name in ("kubelet", "kube-proxy", "coredns")}
-    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in known.items())
+    variables: dict[str, object] = {"NAME": node.name, "ADDRESS": node.address, "LOGS": plane.log_folder}
+    variables["LABELS"] = ",".join(f"{key}={value}" for key, value in LABELS.items())
+    variables["IMAGES"] = plane.state_folder / "nodes" / "images.tar"
+    variables |= {
+        name.upper().replace("-", "_"): plane.get_program_path(name) for name in ("kubelet", "kube-proxy", "coredns")
+    }
+    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items())
 
 
-def containerd(folder: Path) -> str:
+def render_containerd_config(folder: Path) -> str:
     """containerd's configuration, in version 2, which both 1.x and 2.x read."""
-    plugins = next((path for path in CNI if path.is_dir()), CNI[0])
+    plugins = next((path for path in CNI_FOLDERS if path.is_dir()), CNI_FOLDERS[0])
     unused = ["snapshotter.v1." + name for name in ("aufs", "btrfs", "devmapper", "zfs")]
-    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    cri_plugin = 'plugins."io.containerd.grpc.v1.cri"'
     # If root may not lower a process's OOM score, no sandbox starts unless containerd restricts the scores it sets.
     return f"""version = 2
 root = "{folder}/containerd"
@@ -88,35 +90,35 @@ state = "/run/containerd"
 disabled_plugins = {json.dumps([f"io.containerd.{name}" for name in unused])}
 [plugins."io.containerd.internal.v1.opt"]
 path = "{folder}/containerd/opt"
-[{cri}]
+[{cri_plugin}]
 sandbox_image = "{images.PAUSE}"
 restrict_oom_score_adj = true
-[{cri}.cni]
+[{cri_plugin}.cni]
 bin_dir = "{plugins}"
 conf_dir = "{folder}/net.d"
-[{cri}.containerd.runtimes.runc]
+[{cri_plugin}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 base_runtime_spec = "{folder}/spec.json"
-[{cri}.containerd.runtimes.runc.options]
+[{cri_plugin}.containerd.runtimes.runc.options]
 SystemdCgroup = false
 """
 
 
-def container_spec(userland: Path) -> dict[str, Any]:
+def build_container_spec(userland: Path) -> dict[str, Any]:
     """containerd's default container spec, plus the hook that mounts the machine's userland."""
-    made = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True).stdout
     hook = {
         "path": shutil.which("sh"),
         "args": ["sh", str(HERE / "userland.sh"), str(userland)],
         "env": [f"PATH={os.environ['PATH']}"],  # without it the hook would get the image's PATH
     }
-    spec: dict[str, Any] = json.loads(made)
+    spec: dict[str, Any] = json.loads(output)
     return spec | {"hooks": {"createContainer": [hook]}}
 
 
-def bridge(node: Node) -> dict[str, Any]:
+def build_bridge_config(node: Node) -> dict[str, Any]:
     """The node's bridge for its pods; routes lead to other nodes' pods, so nothing is masqueraded."""
-    ipam = {"type": "host-local", "ranges": [[{"subnet": node.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    ipam = {"type": "host-local", "ranges": [[{"subnet": node.pod_network}]], "routes": [{"dst": "0.0.0.0/0"}]}
     return {
         "cniVersion": "0.4.0",
         "name": "pods",
@@ -128,9 +130,9 @@ def bridge(node: Node) -> dict[str, Any]:
     }
 
 
-def kubelet(plane: Plane, node: Node) -> dict[str, Any]:
+def build_kubelet_config(plane: Plane, node: Node) -> dict[str, Any]:
     """The kubelet's configuration; it never evicts, because others may fill the shared machine's disk or memory."""
-    folder = home(plane, node)
+    folder = get_node_folder(plane, node)
     shared = dict.fromkeys(("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%")
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -138,7 +140,7 @@ def kubelet(plane: Plane, node: Node) -> dict[str, Any]:
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": False},
-            "x509": {"clientCAFile": str(plane.authority)},
+            "x509": {"clientCAFile": str(plane.ca_path)},
         },
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
@@ -156,7 +158,7 @@ def kubelet(plane: Plane, node: Node) -> dict[str, Any]:
     }
 
 
-def kube_proxy(folder: Path, node: Node) -> dict[str, Any]:
+def build_kube_proxy_config(folder: Path, node: Node) -> dict[str, Any]:
     """kube-proxy's configuration; it masquerades all traffic, else replies on one bridge would bypass the node."""
     # These settings belong to the machine, not to the node.
     untouched = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
@@ -172,7 +174,7 @@ def kube_proxy(folder: Path, node: Node) -> dict[str, Any]:
     }
 
 
-def corefile(folder: Path) -> str:
+def render_corefile(folder: Path) -> str:
     """Resolves the cluster's names and answers NXDOMAIN to others: nodes and pods reach nothing off this machine."""
     zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
     return f"""{zones} {{

@@ -22,27 +22,27 @@ from torchyard.model.run import Run
 from torchyard.pods.template import merge_pod_settings
 
 Overrides = dict[str, Any]
-ALIKE: Overrides = json.loads((ROOT / "docs" / "small.json").read_text())
-REAL = {"torchyard/node": "real"}
-DIGITS = ("digits.py", ["--epochs=6"])
-TWINS = {
+COMMON_OVERRIDES: Overrides = json.loads((ROOT / "docs" / "small.json").read_text())
+REAL_NODES = {"torchyard/node": "real"}
+DEFAULT_PROGRAM = ("digits.py", ["--epochs=6"])
+REPLACEMENTS = {
     "my_first_distributed_app.py": ("pi.py", ["--trials=2"]),
     "helloworld.py": ("pi.py", ["--trials=2"]),
     **dict.fromkeys(("all_reduce_bench.py", "allreduce.py"), ("allreduce.py", ["--max-size=1M", "--trials=5"])),
 }
-NOWHERE = dict.fromkeys(("claim", "config_map", "secret", "scratch", "ephemeral", "storage_class"))
+NO_SOURCE = dict.fromkeys(("claim", "config_map", "secret", "scratch", "ephemeral", "storage_class"))
 OPTIONS: dict[str, Overrides] = {"appwrapper": {"queue": None}, "runai": {"through": "kubernetes"}}
-ELSEWHERE = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}
+NEEDS_MCAD = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}
 
 
-def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
+def build_small_overrides(name: str, nodes: dict[str, str] | None = None) -> Overrides:
     """Overrides for a profile in pods, on nodes with these labels (default: the real nodes)."""
     profile = load_profile(name)
     changes = {
-        **started(profile),
-        **smaller(profile),
-        "mounts": {path: {**NOWHERE, "host": "/tmp"} for path in profile.mounts},
-        "resources": {each: "0" for each in profile.resources if each not in _PLAIN_RESOURCES},
+        **choose_program(profile),
+        **choose_size(profile),
+        "mounts": {path: {**NO_SOURCE, "host": "/tmp"} for path in profile.mounts},
+        "resources": {resource: "0" for resource in profile.resources if resource not in _PLAIN_RESOURCES},
         "options": OPTIONS.get(profile.launcher, {}),
         "cluster": {"namespace": None},
         "pod": {
@@ -51,53 +51,55 @@ def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
             **dict.fromkeys(("priority_class", "service_account", "scheduler")),
         },
     }
-    alike = {**ALIKE, "pod": {**ALIKE["pod"], "node_selector": nodes or REAL}}
-    return merge_overrides(alike, {**changes, **({"hardware": None, "fabric": None} if special(profile) else {})})
+    common = {**COMMON_OVERRIDES, "pod": {**COMMON_OVERRIDES["pod"], "node_selector": nodes or REAL_NODES}}
+    return merge_overrides(
+        common, {**changes, **({"hardware": None, "fabric": None} if needs_special_network(profile) else {})}
+    )
 
 
-def started(profile: Profile) -> Overrides:
+def choose_program(profile: Profile) -> Overrides:
     """Our program with the guide's rendezvous; a program that is not Python stays."""
     if not str(profile.program).endswith(".py"):
         return {"program": profile.program, "args": ["20"], "metrics": "none"}
-    twin, args = TWINS.get(Path(str(profile.program)).name, DIGITS)
+    program, args = REPLACEMENTS.get(Path(str(profile.program)).name, DEFAULT_PROGRAM)
     if profile.program in profile.files:  # ours already, and from this machine
         return {"program": profile.program, "args": args}
-    meets = ["--init-method={rendezvous}"] if any("{rendezvous}" in each for each in profile.args) else []
-    return {"program": f"/opt/torchyard/programs/{twin}", "args": [*args, *meets]}
+    rendezvous_args = ["--init-method={rendezvous}"] if any("{rendezvous}" in arg for arg in profile.args) else []
+    return {"program": f"/opt/torchyard/programs/{program}", "args": [*args, *rendezvous_args]}
 
 
-def smaller(profile: Profile) -> Overrides:
+def choose_size(profile: Profile) -> Overrides:
     """At most two pods per node and two processes per pod; one without an agent, as our programs start none."""
-    pods = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread or profile.values else 4)
-    return {"nodes": pods, "processes": 1 if profile.resolved_agent == "none" else min(profile.processes, 2)}
+    pod_count = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread or profile.values else 4)
+    return {"nodes": pod_count, "processes": 1 if profile.resolved_agent == "none" else min(profile.processes, 2)}
 
 
-def special(profile: Profile) -> bool:
+def needs_special_network(profile: Profile) -> bool:
     """Whether the fabric needs things that only clusters with such a network have."""
     fabric = profile.network
     return bool(fabric and (fabric.pod.networks or fabric.pod.resources or fabric.pod.env_from or fabric.mounts))
 
 
-def in_pods() -> Iterator[str]:
+def list_pod_profiles() -> Iterator[str]:
     """Every shipped profile that the test cluster can run in its small form."""
-    for name in sorted(list_profiles().keys() - set(ELSEWHERE)):
+    for name in sorted(list_profiles().keys() - set(NEEDS_MCAD)):
         try:
-            chosen = load_profile(name, small(name))
-            plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+            loaded = load_profile(name, build_small_overrides(name))
+            plan = registry.load_launcher(loaded.launcher).plan(loaded, Run(id="0" * 8, attempt=1, folder="/runs"))
         except ProfileError:  # baremetal has no pods
             continue
         if isinstance(plan, ManifestPlan):
             yield name
 
 
-def one_a_way(names: Iterable[str]) -> list[str]:
+def pick_one_per_kind(names: Iterable[str]) -> list[str]:
     """The first profile of each combination of launcher, rendezvous and agent."""
-    ways: dict[tuple[str, str, str], str] = {}
+    by_kind: dict[tuple[str, str, str], str] = {}
     for name in names:
         profile = load_profile(name)
-        ways.setdefault((profile.launcher, profile.rendezvous, profile.resolved_agent), name)
-    return list(ways.values())
+        by_kind.setdefault((profile.launcher, profile.rendezvous, profile.resolved_agent), name)
+    return list(by_kind.values())
 
 
 if __name__ == "__main__":
-    print(json.dumps(small(sys.argv[1])))
+    print(json.dumps(build_small_overrides(sys.argv[1])))

@@ -11,5 +11,5 @@ class TestRealApi(ApiContract):
     """The contract tests on the cluster's own API server."""
 
     @pytest.fixture
-    def server(self, namespace: str) -> Client:
+    def client(self, namespace: str) -> Client:
         return Client(Cluster(namespace=namespace))

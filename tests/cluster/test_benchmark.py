@@ -32,19 +32,26 @@ fabrics:
 
 
 @pytest.fixture
-def overrides(plane: Client, user: dict[str, Any], namespace: str, tmp_path: Path) -> dict[str, Any]:
+def overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str, tmp_path: Path) -> dict[str, Any]:
     """Overrides that run a small all-reduce of a profile on the two real nodes, with two fabrics."""
-    if len(plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
+    if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    shape = tmp_path / "hardware" / "lab" / "real.yaml"
-    shape.parent.mkdir(parents=True)
-    shape.write_text(SHAPE)
+    hardware_file = tmp_path / "hardware" / "lab" / "real.yaml"
+    hardware_file.parent.mkdir(parents=True)
+    hardware_file.write_text(SHAPE)
     os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
     program = {
         "program": "/opt/torchyard/programs/allreduce.py",
         "args": ["--min-size=64K", "--max-size=256K", "--trials=3"],
     }
-    return {**SMALL, **user, **program, "cluster.namespace": namespace, "hardware": "lab/real", "fabric": "one"}
+    return {
+        **SMALL,
+        **user_overrides,
+        **program,
+        "cluster.namespace": namespace,
+        "hardware": "lab/real",
+        "fabric": "one",
+    }
 
 
 def run_here(profile: Profile, _: dict[str, Any]) -> Report:
@@ -62,17 +69,17 @@ def test_fabrics_are_compared_on_the_same_nodes(overrides: dict[str, Any], profi
     """Both runs measure three sizes between the same two nodes, and nothing of them is left."""
     reports: list[Report] = []
 
-    def run_one(chosen: Profile, changes: dict[str, Any]) -> Report:
-        reports.append(run_here(chosen, changes))
+    def run_one(loaded: Profile, changes: dict[str, Any]) -> Report:
+        reports.append(run_here(loaded, changes))
         return reports[-1]
 
-    found = run_benchmark(profile, overrides, ["one", "two"], run_one)
-    assert find_failure(found) == ""
-    assert [(curve.nodes, curve.ranks, len(curve.points)) for curve in found.curves] == [(2, 2, 3)] * 2
-    assert found.curves[0].machines == found.curves[1].machines
+    benchmark = run_benchmark(profile, overrides, ["one", "two"], run_one)
+    assert find_failure(benchmark) == ""
+    assert [(curve.nodes, curve.ranks, len(curve.points)) for curve in benchmark.curves] == [(2, 2, 3)] * 2
+    assert benchmark.curves[0].machines == benchmark.curves[1].machines
     assert [report.leftovers for report in reports] == [(), ()]
-    ((head, *rows),) = build_tables(found).values()
-    assert (head[-3:], [row[0] for row in rows]) == (
+    ((header, *rows),) = build_tables(benchmark).values()
+    assert (header[-3:], [row[0] for row in rows]) == (
         ["one / two", "of line rate", "least on wire"],
         ["64 KiB", "128 KiB", "256 KiB"],
     )

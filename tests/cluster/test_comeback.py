@@ -12,9 +12,9 @@ import yaml
 
 from flows.sweep import sweep
 from tests.cluster.jobs import ANNOTATION, Jobs, until
-from tests.cluster.test_logs import Said
-from tests.flow_processes import Carried
-from torchyard.common.log_lines import read_line, read_new_lines
+from tests.cluster.test_logs import FakeLog
+from tests.flow_processes import FlowRunProcesses
+from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Report
@@ -28,107 +28,114 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 class Training:
     """One run with two fake pods, and the launcher processes that own it."""
 
-    def __init__(self, jobs: Jobs, path: Path, said: Said) -> None:
-        self.jobs, self.said = jobs, said
-        self.carried = Carried(path)
+    def __init__(self, jobs: Jobs, path: Path, log: FakeLog) -> None:
+        self.jobs, self.log = jobs, log
+        self.flow_run = FlowRunProcesses(path)
 
     @property
     def plan(self) -> ManifestPlan:
-        intent = self.carried.folder.attempt_plan(1)
-        assert intent
-        assert isinstance(intent.plan, ManifestPlan)
-        return intent.plan
+        attempt_plan = self.flow_run.folder.attempt_plan(1)
+        assert attempt_plan
+        assert isinstance(attempt_plan.plan, ManifestPlan)
+        return attempt_plan.plan
 
     @property
     def report(self) -> Report:
-        found = self.carried.folder.report()
-        assert found
-        return found
+        report = self.flow_run.folder.report()
+        assert report
+        return report
 
-    def begin(self) -> "subprocess.Popen[str]":
+    def start(self) -> "subprocess.Popen[str]":
         """Start a launcher and wait until it follows both pods."""
-        process = self.carried.process()
-        until(lambda: all(self.texts(node) == self.said.lines for node in ("worker-0", "worker-1")), 60)
+        process = self.flow_run.start_process()
+        until(lambda: all(self.read_texts(node) == self.log.lines for node in ("worker-0", "worker-1")), 60)
         return process
 
-    def lose(self) -> None:
-        process = self.begin()
+    def kill_launcher(self) -> None:
+        process = self.start()
         process.kill()
         process.communicate()
 
-    def texts(self, node: str) -> list[str]:
+    def read_texts(self, node: str) -> list[str]:
         path = next(self.jobs.folder.glob(f"runs/*/attempt-1/{node}/log"), None)
-        return [read_line(text, node).text for text, _ in read_new_lines(path, 0)] if path else []
+        return [parse_log_line(text, node).text for text, _ in read_new_lines(path, 0)] if path else []
 
-    def there(self) -> list[str]:
+    def list_job_uids(self) -> list[str]:
         """The uid of every job of the run."""
         main = self.plan.main
-        return [each["metadata"]["uid"] for each in self.jobs.labelled(self.plan, main["apiVersion"], main["kind"])]
+        return [job["metadata"]["uid"] for job in self.jobs.list_labelled(self.plan, main["apiVersion"], main["kind"])]
 
-    def pods(self) -> list[str]:
-        return [pod["status"]["phase"] for pod in self.jobs.labelled(self.plan, "v1", "Pod")]
+    def read_pod_phases(self) -> list[str]:
+        return [pod["status"]["phase"] for pod in self.jobs.list_labelled(self.plan, "v1", "Pod")]
 
 
 @pytest.fixture
-def training(jobs: Jobs, fake: dict[str, Any], tmp_path: Path) -> Iterator[Training]:
-    said = Said(tmp_path / "said.log")
-    said.say("epoch 0")
+def training(jobs: Jobs, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[Training]:
+    log = FakeLog(tmp_path / "said.log")
+    log.append("epoch 0")
     document = yaml.safe_load((ROOT / "profiles" / "yolov5-volcano.yaml").read_text())
-    document["pod"] |= {"annotations": {f"{ANNOTATION}log": str(said.path)}, "node_selector": fake["pod.node_selector"]}
+    document["pod"] |= {
+        "annotations": {f"{ANNOTATION}log": str(log.path)},
+        "node_selector": fake_overrides["pod.node_selector"],
+    }
     document |= {"cluster": {"namespace": jobs.namespace}, "attempts": 1, "metrics": "none"}
     path = tmp_path / "training.yaml"
     path.write_text(yaml.safe_dump(document))
-    yield Training(jobs, path, said)
+    yield Training(jobs, path, log)
     for folder in list_run_folders():
         sweep_run(folder, "test", "the test is over", report_end)
 
 
-def test_lost_run_is_attached_to(training: Training) -> None:
+def test_lost_run_is_resumed(training: Training) -> None:
     """After a SIGKILL the job runs on; the resumed run ends Completed, with one job and complete logs."""
-    training.lose()
-    before = training.there()
-    training.said.say("epoch 1", "epoch 2")
-    assert training.pods() == ["Running", "Running"]
-    second = training.carried.process()
-    until(lambda: training.texts("worker-0") == training.said.lines, 60)
-    assert training.there() == before
+    training.kill_launcher()
+    job_uids = training.list_job_uids()
+    training.log.append("epoch 1", "epoch 2")
+    assert training.read_pod_phases() == ["Running", "Running"]
+    process = training.flow_run.start_process()
+    until(lambda: training.read_texts("worker-0") == training.log.lines, 60)
+    assert training.list_job_uids() == job_uids
     training.jobs.end(training.plan)
-    second.communicate(timeout=60)
-    assert (training.carried.state().name, training.report.leftovers) == ("Completed", ())
+    process.communicate(timeout=60)
+    assert (training.flow_run.read_state().name, training.report.leftovers) == ("Completed", ())
     logs = training.report.attempts[0].collected.logs
     assert [(log.node, log.lines, log.lost) for log in logs] == [("worker-0", 3, ""), ("worker-1", 3, "")]
 
 
-def test_job_that_ended_alone_is_read(training: Training) -> None:
+def test_job_that_ended_without_a_launcher_is_read(training: Training) -> None:
     """The next launcher reads the end and the logs of a job that ended while no process owned its run."""
-    training.lose()
-    training.said.say("epoch 1")
+    training.kill_launcher()
+    training.log.append("epoch 1")
     training.jobs.end(training.plan)
-    until(lambda: training.pods() == ["Succeeded", "Succeeded"])
-    training.carried.process().communicate(timeout=60)
-    assert training.carried.state().name == "Completed"
-    assert training.texts("worker-0") == training.texts("worker-1") == training.said.lines
+    until(lambda: training.read_pod_phases() == ["Succeeded", "Succeeded"])
+    training.flow_run.start_process().communicate(timeout=60)
+    assert training.flow_run.read_state().name == "Completed"
+    assert training.read_texts("worker-0") == training.read_texts("worker-1") == training.log.lines
 
 
-def test_sweep_takes_a_lost_job_away(training: Training) -> None:
+def test_sweep_removes_a_lost_job(training: Training) -> None:
     """`sweep --run NAME` removes every object of a run that no process owns, even before its lease has ended."""
-    training.lose()
-    assert training.there()
+    training.kill_launcher()
+    assert training.list_job_uids()
     assert sweep(runs=[training.plan.run], return_state=True).is_completed()
-    assert (training.there(), training.pods(), training.carried.state().name) == ([], [], "Swept")
+    assert (training.list_job_uids(), training.read_pod_phases(), training.flow_run.read_state().name) == (
+        [],
+        [],
+        "Swept",
+    )
 
 
-@pytest.mark.parametrize("how", ["stop", "cancel"])
-def test_meant_end_takes_the_job_away(training: Training, how: str) -> None:
+@pytest.mark.parametrize("way", ["stop", "cancel"])
+def test_intended_end_removes_the_job(training: Training, way: str) -> None:
     """SIGTERM, or a cancel through Prefect, tears everything down within 30 s, and the report says which it was."""
-    process = training.begin()
-    began = time.monotonic()
-    if how == "stop":
+    process = training.start()
+    started_at = time.monotonic()
+    if way == "stop":
         process.send_signal(signal.SIGTERM)
     else:
-        training.carried.cancel()
+        training.flow_run.cancel()
     process.communicate(timeout=30)
-    assert time.monotonic() - began < 30
-    assert (training.there(), training.pods(), training.report.leftovers) == ([], [], ())
-    assert training.report.end == ("stopped" if how == "stop" else "cancelled")
+    assert time.monotonic() - started_at < 30
+    assert (training.list_job_uids(), training.read_pod_phases(), training.report.leftovers) == ([], [], ())
+    assert training.report.end == ("stopped" if way == "stop" else "cancelled")
     assert [log.lost for log in training.report.attempts[0].collected.logs] == ["", ""]

@@ -9,44 +9,53 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tests.cluster.carried import reported
+from tests.cluster.carried import read_report
 from tests.cluster.jobs import ANNOTATION, until
-from tests.cluster.test_logs import Said
-from tests.nccl_lines import socket_node
+from tests.cluster.test_logs import FakeLog
+from tests.nccl_lines import list_socket_lines
 from torchyard.run.folder import list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
-def test_run_on_the_wrong_network_is_ended_while_it_trains(
-    fake: dict[str, Any], namespace: str, tmp_path: Path, record_property: Callable[[str, object], None]
+def test_run_on_the_wrong_network_is_stopped_while_it_trains(
+    fake_overrides: dict[str, Any], namespace: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Pods that log TCP where RDMA was promised are ended at once; their own end would come ten minutes later."""
-    said, spoken = Said(tmp_path / "said.log"), list[float]()
-    said.say("start")
+    log, written_at = FakeLog(tmp_path / "said.log"), list[float]()
+    log.append("start")
     overrides = {
-        **fake,
+        **fake_overrides,
         "cluster.namespace": namespace,
-        "pod.annotations": {f"{ANNOTATION}log": str(said.path), f"{ANNOTATION}end-after": "600"},
+        "pod.annotations": {f"{ANNOTATION}log": str(log.path), f"{ANNOTATION}end-after": "600"},
         "on_fabric": "fail",
         "attempts": 1,
     }
 
-    def speak() -> None:
-        until(lambda: [path for each in list_run_folders() for path in each.path.glob("attempt-1/*/log")], 60)
+    def write_lines() -> None:
+        until(
+            lambda: [
+                path for folder_of_run in list_run_folders() for path in folder_of_run.path.glob("attempt-1/*/log")
+            ],
+            60,
+        )
         time.sleep(1.0)
-        said.say(*socket_node("gpu-1"))
-        spoken.append(time.time())
+        log.append(*list_socket_lines("gpu-1"))
+        written_at.append(time.time())
 
-    speaker = threading.Thread(target=speak)
-    speaker.start()
-    end = train("yolov5-volcano", overrides, return_state=True)
-    speaker.join()
+    writer = threading.Thread(target=write_lines)
+    writer.start()
+    state = train("yolov5-volcano", overrides, return_state=True)
+    writer.join()
     (folder,) = list_run_folders()
-    told = next(each["at"] for each in folder.events() if each["event"] == "did" and each["name"] == "wait")
-    print(f"verdict after {told - spoken[0]:.2f} s")
-    record_property("verdict_s", told - spoken[0])
-    failure = reported().attempts[0].collected.failure
+    verdict_at = next(
+        folder_of_run["at"]
+        for folder_of_run in folder.events()
+        if folder_of_run["event"] == "step-end" and folder_of_run["name"] == "wait"
+    )
+    print(f"verdict after {verdict_at - written_at[0]:.2f} s")
+    record_property("verdict_s", verdict_at - written_at[0])
+    failure = read_report().attempts[0].collected.failure
     assert failure
-    assert (end.name, failure.cause) == ("Failed", "fabric-not-rdma")
+    assert (state.name, failure.cause) == ("Failed", "fabric-not-rdma")
     assert "NET/Socket" in str(failure.line)

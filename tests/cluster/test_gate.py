@@ -11,66 +11,70 @@ import pytest
 from tests.cluster.gate import Fault, Gate
 from tests.cluster.jobs import until
 
-pytestmark = pytest.mark.usefixtures("plane")
+pytestmark = pytest.mark.usefixtures("admin_client")
 
 
 @pytest.fixture
-def gate(plane: Any, tmp_path: Path) -> Iterator[Gate]:
-    made = Gate(tmp_path, None)
-    yield made
-    made.close()
+def gate(admin_client: Any, tmp_path: Path) -> Iterator[Gate]:
+    created = Gate(tmp_path, None)
+    yield created
+    created.close()
 
 
-class Client:
+class HeldClient:
     """A client that creates a ConfigMap through the gate; `told` is the answer's status, 0 if there was none."""
 
-    def __init__(self, gate: Gate, server: Any, namespace: str) -> None:
-        self._server, self._namespace, self.name = server, namespace, f"held-{gate.port}"
+    def __init__(self, gate: Gate, admin_client: Any, namespace: str) -> None:
+        self._server, self._namespace, self.name = admin_client, namespace, f"held-{gate.port}"
         self._path = f"{gate.address}/api/v1/namespaces/{namespace}/configmaps"
-        self.told: int | None = None
+        self.status: int | None = None
         self._thread = threading.Thread(target=self._create)
 
-    def create(self, gate: Gate, answered: bool) -> None:
+    def create(self, gate: Gate, hold_response: bool) -> None:
         """Send the request, and wait until the gate holds it."""
-        gate.hold(lambda request: request.startswith("POST"), answered)
+        gate.hold(lambda request: request.startswith("POST"), hold_response)
         self._thread.start()
-        until(gate.held.is_set)
+        until(gate.request_held.is_set)
 
     def _create(self) -> None:
         body = {"metadata": {"name": self.name}}
         try:
-            self.told = httpx.post(self._path, json=body, timeout=3, trust_env=False).status_code
+            self.status = httpx.post(self._path, json=body, timeout=3, trust_env=False).status_code
         except httpx.HTTPError:
-            self.told = 0
+            self.status = 0
 
-    def made(self) -> bool:
+    def has_created(self) -> bool:
         return self._server.get("v1", "ConfigMap", self.name, self._namespace) is not None
 
-    def hear(self) -> int | None:
+    def wait_for_status(self) -> int | None:
         self._thread.join()
-        return self.told
+        return self.status
 
 
 @pytest.fixture
-def client(gate: Gate, plane: Any, namespace: str) -> Client:
-    return Client(gate, plane, namespace)
+def client(gate: Gate, admin_client: Any, namespace: str) -> HeldClient:
+    return HeldClient(gate, admin_client, namespace)
 
 
-@pytest.mark.parametrize("answered", [True, False])
-def test_held_request_is_made_or_not(gate: Gate, client: Client, answered: bool) -> None:
+@pytest.mark.parametrize("hold_response", [True, False])
+def test_held_request_has_created_its_object_only_if_held_after_the_response(
+    gate: Gate, client: HeldClient, hold_response: bool
+) -> None:
     """A request held after its answer has created its object, unknown to the client; one held before has not."""
-    client.create(gate, answered)
-    assert (client.made(), client.told) == (answered, None)
+    client.create(gate, hold_response)
+    assert (client.has_created(), client.status) == (hold_response, None)
     gate.release()
-    assert client.hear() == 201
+    assert client.wait_for_status() == 201
 
 
-@pytest.mark.parametrize(("fault", "told"), [("500", 500), ("429", 429), ("401", 401), ("reset", 0), ("black hole", 0)])
-def test_held_answer_is_replaced(gate: Gate, client: Client, fault: Fault, told: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "status"), [("500", 500), ("429", 429), ("401", 401), ("reset", 0), ("black hole", 0)]
+)
+def test_held_response_is_replaced(gate: Gate, client: HeldClient, fault: Fault, status: int) -> None:
     """The client gets the fault instead of the held answer, although its object was created."""
-    client.create(gate, answered=True)
+    client.create(gate, hold_response=True)
     gate.fail(fault, 5)
-    assert (client.hear(), client.made()) == (told, True)
+    assert (client.wait_for_status(), client.has_created()) == (status, True)
 
 
 def test_burst_ends(gate: Gate) -> None:

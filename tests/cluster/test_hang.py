@@ -5,21 +5,28 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.carried import completed
-from tests.cluster.test_real import small
-from tests.hanging import NAME, PROGRAM, check_hang
+from tests.cluster.carried import run_to_completion
+from tests.cluster.test_real import small_overrides
+from tests.hanging_program import NAME, PROGRAM, check_hang
 
-__all__ = ["small"]
+__all__ = ["small_overrides"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 @pytest.mark.parametrize("profile", ["yolov5-volcano", "yolov5-pytorchjob"])
-def test_hanging_rank_in_a_pod_is_named_and_trained_again(small: dict[str, Any], tmp_path: Path, profile: str) -> None:
+def test_hanging_rank_in_a_pod_is_reported_and_the_job_restarted(
+    small_overrides: dict[str, Any], tmp_path: Path, profile: str
+) -> None:
     """The image knows nothing of the black box; the rank and its line are told, and the next attempt succeeds."""
     program = tmp_path / f"{NAME}.py"
     program.write_text(PROGRAM)
-    there = f"/opt/hanging/{NAME}.py"
-    own = {"program": there, "files": {there: str(program)}, "args": [], "metrics": "none"}
-    report = completed(profile, {**small, **own, "on_hang": "restart", "attempts": 2})
+    container_path = f"/opt/hanging/{NAME}.py"
+    program_overrides = {
+        "program": container_path,
+        "files": {container_path: str(program)},
+        "args": [],
+        "metrics": "none",
+    }
+    report = run_to_completion(profile, {**small_overrides, **program_overrides, "on_hang": "restart", "attempts": 2})
     assert len(report.attempts) == 2
     check_hang(report.attempts[0])

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.cluster import launcher_image
-from tests.cluster.plane import Plane, environments
+from tests.cluster.plane import Plane, iter_process_environments
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
@@ -25,27 +25,27 @@ from torchyard.model.profile import Cluster
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
-REAL = {"torchyard/node": "real"}
+REAL_NODES = {"torchyard/node": "real"}
 PASSWORD = "0123456789abcdef0123456789abcdef"
-PATIENCE_S = 300.0  # for a pod that starts Python on a busy machine
+TIMEOUT_S = 300.0  # for a pod that starts Python on a busy machine
 SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
 RUN_LABEL = "prefect.io/flow-run-id"
 Object = dict[str, Any]
 
 
-def render(folder: Path) -> list[Object]:
+def render_kustomization(folder: Path) -> list[Object]:
     """The manifests of a kustomization, by the real kubectl."""
-    words = [str(Plane.current().program("kubectl")), "kustomize", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    argv = [str(Plane.current().get_program_path("kubectl")), "kustomize", str(folder)]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
 
 
 def write_overlay(folder: Path, namespace: str, *components: str) -> Path:
     """An overlay as a user writes it; what it adds is the nodes, and volumes for a cluster without storage."""
     base = os.path.relpath(DEPLOY, folder)
-    (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodeSelector": REAL}))
-    patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": REAL}]
+    (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodeSelector": REAL_NODES}))
+    patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": REAL_NODES}]
     overlay = {
         "namespace": namespace,
         "resources": [base],
@@ -58,17 +58,17 @@ def write_overlay(folder: Path, namespace: str, *components: str) -> Path:
     return folder
 
 
-def find_path(server: Client, thing: Object) -> str:
+def get_collection_path(client: Client, obj: Object) -> str:
     """Where objects of this kind are created."""
-    everywhere = thing["kind"].startswith("Cluster") or thing["kind"] == "PersistentVolume"
-    return server.path(
-        thing["apiVersion"], thing["kind"], namespace=None if everywhere else thing["metadata"]["namespace"]
+    is_cluster_wide = obj["kind"].startswith("Cluster") or obj["kind"] == "PersistentVolume"
+    return client.path(
+        obj["apiVersion"], obj["kind"], namespace=None if is_cluster_wide else obj["metadata"]["namespace"]
     )
 
 
-def create(server: Client, thing: Object, **query: str) -> Object:
+def create(client: Client, obj: Object, **query: str) -> Object:
     """Create any object; unknown fields are refused."""
-    return server.request("POST", find_path(server, thing), {"fieldValidation": "Strict", **query}, thing)
+    return client.request("POST", get_collection_path(client, obj), {"fieldValidation": "Strict", **query}, obj)
 
 
 def build_volume(claim: Object, namespace: str, folder: Path) -> Object:
@@ -93,148 +93,148 @@ def build_volume(claim: Object, namespace: str, folder: Path) -> Object:
 class Installation:
     """What an overlay has created in a namespace, and its Prefect server's API."""
 
-    def __init__(self, server: Client, namespace: str) -> None:
-        self.server, self.namespace = server, namespace
-        self.api = httpx.Client(timeout=30)
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
+        self.prefect_api = httpx.Client(timeout=30)
 
     def await_available(self, name: str) -> None:
         def is_available() -> bool:
-            found = self.server.get("apps/v1", "Deployment", name)
-            return bool(found and found["status"].get("availableReplicas"))
+            deployment = self.client.get("apps/v1", "Deployment", name)
+            return bool(deployment and deployment["status"].get("availableReplicas"))
 
-        until_slowly(is_available, lambda: self.describe_pods({"labelSelector": f"app={name}"}))
+        wait_until(is_available, lambda: self.describe_pods({"labelSelector": f"app={name}"}))
 
     def describe_pods(self, query: dict[str, str]) -> str:
         """What its pods say, for a test that fails."""
-        told = []
-        for pod in self.server.list("v1", "Pod", query):
-            path = f"{self.server.path('v1', 'Pod', pod['metadata']['name'])}/log"
-            told.append(json.dumps(pod["status"])[-3000:])
+        lines = []
+        for pod in self.client.list("v1", "Pod", query):
+            path = f"{self.client.path('v1', 'Pod', pod['metadata']['name'])}/log"
+            lines.append(json.dumps(pod["status"])[-3000:])
             for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
                 try:
-                    said = self.server.stream_lines(path, {"container": container["name"], "tailLines": "60"}, 10)
-                    told.append("".join(line.decode() for line in said))
+                    log_lines = self.client.stream_lines(path, {"container": container["name"], "tailLines": "60"}, 10)
+                    lines.append("".join(line.decode() for line in log_lines))
                 except ClusterError as error:
-                    told.append(str(error))
-        return "\n".join(told)
+                    lines.append(str(error))
+        return "\n".join(lines)
 
     def connect(self) -> None:
         """Open the API of its Prefect server, at the pod's own address."""
-        (pod,) = self.server.list("v1", "Pod", {"labelSelector": "app=torchyard-server"})
+        (pod,) = self.client.list("v1", "Pod", {"labelSelector": "app=torchyard-server"})
         token = b64encode(PASSWORD.encode()).decode()
-        self.api = httpx.Client(
+        self.prefect_api = httpx.Client(
             base_url=f"http://{pod['status']['podIP']}:4200/api",
             headers={"Authorization": f"Basic {token}"},
             timeout=30,
         )
 
     def call(self, method: str, path: str, body: Object | None = None) -> Any:
-        answer = self.api.request(method, path, json=body)
-        answer.raise_for_status()
-        return answer.json()
+        response = self.prefect_api.request(method, path, json=body)
+        response.raise_for_status()
+        return response.json()
 
-    def run(self, deployment: str, parameters: Object) -> str:
+    def start_flow_run(self, deployment: str, parameters: Object) -> str:
         """Start a flow run as the UI does; its id."""
-        found = self.call("GET", f"/deployments/name/{deployment}")
-        made = self.call("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
-        return str(made["id"])
+        details = self.call("GET", f"/deployments/name/{deployment}")
+        flow_run = self.call("POST", f"/deployments/{details['id']}/create_flow_run", {"parameters": parameters})
+        return str(flow_run["id"])
 
-    def state(self, run: str) -> Object:
-        found: Object = self.call("GET", f"/flow_runs/{run}")["state"]
-        return found
+    def read_state(self, run: str) -> Object:
+        state: Object = self.call("GET", f"/flow_runs/{run}")["state"]
+        return state
 
     def list_run_pods(self, run: str) -> list[Object]:
         """The pods of a flow run, the newest first."""
-        pods = self.server.list("v1", "Pod", {"labelSelector": f"{RUN_LABEL}={run}"})
+        pods = self.client.list("v1", "Pod", {"labelSelector": f"{RUN_LABEL}={run}"})
         return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
 
     def await_end(self, run: str) -> Object:
-        def ended() -> Object | None:
-            state = self.state(run)
+        def find_end() -> Object | None:
+            state = self.read_state(run)
             return state if state["type"] in ("COMPLETED", "FAILED", "CANCELLED") else None
 
-        found: Object = until_slowly(ended, lambda: self.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}))
-        return found
+        final_state: Object = wait_until(find_end, lambda: self.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}))
+        return final_state
 
     def await_completed(self, run: str) -> str:
         """Wait for the end of a run, which must be Completed with nothing left; its report."""
-        end = self.await_end(run)
-        assert (end["name"], self.read_job(run)) == ("Completed", {}), end
+        state = self.await_end(run)
+        assert (state["name"], self.read_job(run)) == ("Completed", {}), state
         return self.read_report(run)
 
     def read_job(self, run: str) -> Object:
         """The run's Volcano job; empty if there is none."""
-        found = self.server.list("batch.volcano.sh/v1alpha1", "Job")
-        return next((each for each in found if f"-{run[-8:]}-" in each["metadata"]["name"]), {})
+        jobs = self.client.list("batch.volcano.sh/v1alpha1", "Job")
+        return next((job for job in jobs if f"-{run[-8:]}-" in job["metadata"]["name"]), {})
 
     def read_log(self, run: str) -> str:
         """What the job's pods have printed so far."""
-        told = []
-        for pod in self.server.list("v1", "Pod", {"labelSelector": f"torchyard/run=yolov5-volcano-{run[-8:]}"}):
-            path = f"{self.server.path('v1', 'Pod', pod['metadata']['name'])}/log"
+        logs = []
+        for pod in self.client.list("v1", "Pod", {"labelSelector": f"torchyard/run=yolov5-volcano-{run[-8:]}"}):
+            path = f"{self.client.path('v1', 'Pod', pod['metadata']['name'])}/log"
             try:
-                told.append(b"".join(self.server.stream_lines(path, {}, 10)).decode())
+                logs.append(b"".join(self.client.stream_lines(path, {}, 10)).decode())
             except ClusterError:  # it has not started
-                told.append("")
-        return "\n".join(told)
+                logs.append("")
+        return "\n".join(logs)
 
     def read_report(self, run: str) -> str:
         flow_run = {"flow_runs": {"id": {"any_": [run]}}}
-        found = self.call("POST", "/artifacts/filter", {**flow_run, "sort": "CREATED_DESC"})
-        return "\n".join(str(each["data"]) for each in found if str(each["key"]).startswith("report-"))
+        artifacts = self.call("POST", "/artifacts/filter", {**flow_run, "sort": "CREATED_DESC"})
+        return "\n".join(str(artifact["data"]) for artifact in artifacts if str(artifact["key"]).startswith("report-"))
 
 
-def until_slowly(found: Any, describe: Any) -> Any:
+def wait_until(condition: Any, describe: Any) -> Any:
     """As `until`, once a second; a failure says what the pods say."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (something := found()):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (result := condition()):
         assert time.monotonic() < deadline, describe()
         time.sleep(1)
-    return something
+    return result
 
 
 @pytest.fixture(scope="module")
-def nodes(plane: Client) -> list[str]:
+def nodes(admin_client: Client) -> list[str]:
     """The names of the two real nodes, which have the launcher's image."""
-    found = plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
-    if len(found) < 2:
+    real_nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
+    if len(real_nodes) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    if lacking := launcher_image.why_not():
-        pytest.skip(lacking)
-    return [each["metadata"]["name"] for each in found]
+    if obstacle := launcher_image.describe_obstacle():
+        pytest.skip(obstacle)
+    return [node["metadata"]["name"] for node in real_nodes]
 
 
 @pytest.fixture(scope="module")
-def installed(
-    plane: Client, nodes: list[str], namespace: str, tmp_path_factory: pytest.TempPathFactory
+def installation(
+    admin_client: Client, nodes: list[str], namespace: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
     """A running installation of this checkout."""
     folder = tmp_path_factory.mktemp("deploy")
     launcher_image.load_image(Plane.current(), launcher_image.build_image(folder))
-    here = Client(Cluster(namespace=namespace))
+    client = Client(Cluster(namespace=namespace))
     secret = {"metadata": {"name": "torchyard-prefect"}, "stringData": {"PREFECT_API_AUTH_STRING": PASSWORD}}
-    here.create({"apiVersion": "v1", "kind": "Secret", **secret})
-    made = list[Object]()
+    client.create({"apiVersion": "v1", "kind": "Secret", **secret})
+    created = list[Object]()
     try:
-        yield install(plane, here, folder, made)
+        yield install(admin_client, client, folder, created)
     finally:
-        for each in made:
-            if "namespace" not in each["metadata"]:
-                plane.request("DELETE", f"{find_path(plane, each)}/{each['metadata']['name']}")
+        for obj in created:
+            if "namespace" not in obj["metadata"]:
+                admin_client.request("DELETE", f"{get_collection_path(admin_client, obj)}/{obj['metadata']['name']}")
 
 
-def install(plane: Client, here: Client, folder: Path, made: list[Object]) -> Installation:
+def install(admin_client: Client, client: Client, folder: Path, created: list[Object]) -> Installation:
     """Create everything and wait until it works; `made` gets each object."""
-    namespace = here.namespace
-    for each in render(write_overlay(folder, namespace, "server")):
-        if each["kind"] == "ClusterRole":
+    namespace = client.namespace
+    for obj in render_kustomization(write_overlay(folder, namespace, "server")):
+        if obj["kind"] == "ClusterRole":
             continue  # those of the test cluster
-        if each["kind"] == "ClusterRoleBinding":
-            each["metadata"]["name"] += f"-{namespace}"
-        if each["kind"] == "PersistentVolumeClaim":
-            made.append(create(plane, build_volume(each, namespace, folder)))
-        made.append(create(plane, each))
-    installation = Installation(here, namespace)
+        if obj["kind"] == "ClusterRoleBinding":
+            obj["metadata"]["name"] += f"-{namespace}"
+        if obj["kind"] == "PersistentVolumeClaim":
+            created.append(create(admin_client, build_volume(obj, namespace, folder)))
+        created.append(create(admin_client, obj))
+    installation = Installation(client, namespace)
     installation.await_available("torchyard-server")
     installation.await_available("torchyard-worker")
     installation.connect()
@@ -242,81 +242,84 @@ def install(plane: Client, here: Client, folder: Path, made: list[Object]) -> In
 
 
 @pytest.fixture
-def cordon(plane: Client, nodes: list[str]) -> Iterator[Any]:
+def cordon(admin_client: Client, nodes: list[str]) -> Iterator[Any]:
     """Keeps new pods off a node for the length of a test."""
 
-    def keep_off(name: str, off: bool = True) -> None:
-        plane.request("PATCH", plane.path("v1", "Node", name, namespace=None), body={"spec": {"unschedulable": off}})
+    def keep_off(name: str, is_off: bool = True) -> None:
+        admin_client.request(
+            "PATCH", admin_client.path("v1", "Node", name, namespace=None), body={"spec": {"unschedulable": is_off}}
+        )
 
     yield keep_off
     for name in nodes:
         keep_off(name, False)
 
 
-def test_every_manifest_is_accepted(plane: Client, namespace: str, tmp_path: Path) -> None:
+def test_every_manifest_is_accepted(admin_client: Client, namespace: str, tmp_path: Path) -> None:
     """The API server takes every object of the base and of both components, and knows all of their fields."""
-    found = render(write_overlay(tmp_path, namespace, "server", "claim"))
-    for each in found:
-        each["metadata"]["name"] += "-strict"
-        create(plane, each, dryRun="All")
-    assert {"Deployment", "PersistentVolumeClaim", "Role", "ConfigMap"} <= {each["kind"] for each in found}
+    manifests = render_kustomization(write_overlay(tmp_path, namespace, "server", "claim"))
+    for manifest in manifests:
+        manifest["metadata"]["name"] += "-strict"
+        create(admin_client, manifest, dryRun="All")
+    assert {"Deployment", "PersistentVolumeClaim", "Role", "ConfigMap"} <= {manifest["kind"] for manifest in manifests}
 
 
-def carry_fake_job(installed: Installation, seconds: str) -> str:
+def start_fake_job(installation: Installation, seconds: str) -> str:
     """Start a run whose job's pods are fake and end after some seconds, and wait until it watches them; its id."""
     pod = {"pod.node_selector": {"type": "kwok"}, "pod.annotations": {"torchyard.test/end-after": seconds}}
-    run = installed.run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": pod})
-    until_slowly(
-        lambda: installed.read_job(run).get("status", {}).get("state", {}).get("phase") == "Running",
-        lambda: installed.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
+    run = installation.start_flow_run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": pod})
+    wait_until(
+        lambda: installation.read_job(run).get("status", {}).get("state", {}).get("phase") == "Running",
+        lambda: installation.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
     )
     return run
 
 
 @pytest.fixture(scope="module")
-def killed(installed: Installation) -> str:
+def killed_run(installation: Installation) -> str:
     """A run whose processes were killed while its job trains, as by a node's lack of memory."""
-    run = carry_fake_job(installed, "150")
-    mark = f"PREFECT__FLOW_RUN_ID={run}".encode()
-    for words, process in environments():
-        if mark in words:
+    run = start_fake_job(installation, "150")
+    variable = f"PREFECT__FLOW_RUN_ID={run}".encode()
+    for environment, process in iter_process_environments():
+        if variable in environment:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
     return run
 
 
-@pytest.mark.usefixtures("killed")  # it comes back meanwhile
-def test_a_run_outlives_its_pod(installed: Installation, cordon: Any) -> None:
+@pytest.mark.usefixtures("killed_run")  # it comes back meanwhile
+def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
     """A flow's pod is deleted while its job trains: the run goes on in a pod on the other node, with the same job."""
     overrides = {**SMALL, "args": ["--epochs=30", "--pause=2"]}
-    run = installed.run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": overrides})
-    until_slowly(
-        lambda: '"epoch": 2' in installed.read_log(run),
-        lambda: installed.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
+    run = installation.start_flow_run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": overrides})
+    wait_until(
+        lambda: '"epoch": 2' in installation.read_log(run),
+        lambda: installation.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
     )
-    (first,), before = installed.list_run_pods(run), installed.read_job(run)["metadata"]["uid"]
-    cordon(first["spec"]["nodeName"])
-    installed.server.delete("v1", "Pod", first["metadata"]["name"])
-    until_slowly(
+    (pod_of_run,), job_uid = installation.list_run_pods(run), installation.read_job(run)["metadata"]["uid"]
+    cordon(pod_of_run["spec"]["nodeName"])
+    installation.client.delete("v1", "Pod", pod_of_run["metadata"]["name"])
+    wait_until(
         lambda: (
-            {pod["spec"].get("nodeName") for pod in installed.list_run_pods(run)} - {None, first["spec"]["nodeName"]}
+            {pod["spec"].get("nodeName") for pod in installation.list_run_pods(run)}
+            - {None, pod_of_run["spec"]["nodeName"]}
         ),
-        lambda: installed.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
+        lambda: installation.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
     )
-    assert installed.read_job(run)["metadata"]["uid"] == before
-    report = installed.await_completed(run)
+    assert installation.read_job(run)["metadata"]["uid"] == job_uid
+    report = installation.await_completed(run)
     assert "handed the run over" in report
     assert [f"| {epoch} |" in report for epoch in (1, 15, 30)] == [True] * 3
 
 
-def test_a_cancelled_run_is_torn_down(installed: Installation) -> None:
+def test_a_cancelled_run_is_torn_down(installation: Installation) -> None:
     """A run that is cancelled in Prefect removes its job, and starts no other pod."""
-    run = carry_fake_job(installed, "600")
-    installed.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
-    assert installed.await_end(run)["name"] == "Cancelled"
-    assert (installed.read_job(run), len(installed.list_run_pods(run)) <= 1) == ({}, True)
+    run = start_fake_job(installation, "600")
+    installation.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    assert installation.await_end(run)["name"] == "Cancelled"
+    assert (installation.read_job(run), len(installation.list_run_pods(run)) <= 1) == ({}, True)
 
 
-def test_a_killed_run_comes_back(installed: Installation, killed: str) -> None:
+def test_killed_run_resumes(installation: Installation, killed_run: str) -> None:
     """After SIGKILL another pod takes the run over from its Lease, once that was not renewed for long enough."""
-    assert "was lost" in installed.await_completed(killed)
+    assert "was lost" in installation.await_completed(killed_run)

@@ -12,9 +12,9 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.train import train
-from tests.cluster.carried import reported
-from tests.cluster.provide import Home, at_home
-from tests.cluster.small import ELSEWHERE, in_pods, one_a_way
+from tests.cluster.carried import read_report
+from tests.cluster.provide import ProvidedObjects, build_local_overrides
+from tests.cluster.small import NEEDS_MCAD, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client
 from torchyard.launchers import jobset, pytorchjob, registry, volcano
 from torchyard.loading.profile import load_profile
@@ -25,12 +25,12 @@ from torchyard.model.requirements import Capacity
 from torchyard.model.run import Report, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
-PROFILES = (*in_pods(), *ELSEWHERE)
-ALL = pytest.mark.parametrize("profile", PROFILES)
-EACH_WAY = pytest.mark.parametrize("profile", [*one_a_way(in_pods()), *ELSEWHERE])
-ENDS = {"torchyard.test/end-after": "1"}
-QUICK = {"attempts": 1, "deadlines.start": "30s"}
-BUSY = "torchyard.test/busy"
+PROFILES = (*list_pod_profiles(), *NEEDS_MCAD)
+ALL_PROFILES = pytest.mark.parametrize("profile", PROFILES)
+ONE_PER_KIND = pytest.mark.parametrize("profile", [*pick_one_per_kind(list_pod_profiles()), *NEEDS_MCAD])
+END_AFTER_1_S = {"torchyard.test/end-after": "1"}
+SHORT_LIMITS = {"attempts": 1, "deadlines.start": "30s"}
+BUSY_LABEL = "torchyard.test/busy"
 KINDS = (
     ("batch.volcano.sh/v1alpha1", "Job"),
     ("kubeflow.org/v1", "PyTorchJob"),
@@ -42,47 +42,58 @@ KINDS = (
     ("v1", "Service"),
     ("v1", "ConfigMap"),
 )
-Carry = Callable[..., tuple[State[Any], Report]]
+RunProfile = Callable[..., tuple[State[Any], Report]]
 
 
 @pytest.fixture(scope="module")
-def home(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    made = Home(namespace, tmp_path_factory.mktemp("claims"))
-    yield made
-    made.clear()
+def provided(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProvidedObjects]:
+    provided = ProvidedObjects(namespace, tmp_path_factory.mktemp("claims"))
+    yield provided
+    provided.clear()
 
 
 @pytest.fixture
-def carry(namespace: str, fake: dict[str, Any], home: Home, record_property: Callable[[str, object], None]) -> Carry:
+def run_profile(
+    namespace: str,
+    fake_overrides: dict[str, Any],
+    provided: ProvidedObjects,
+    record_property: Callable[[str, object], None],
+) -> RunProfile:
     """Runs a profile with these pod annotations and other overrides, and returns its state and report."""
 
     def carried(cell: tuple[str, str], annotations: dict[str, str], **overrides: Any) -> tuple[State[Any], Report]:
         record_property("cell", cell)
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-        whole = {**at_home(cell[0], namespace), **QUICK, **fake, "pod.annotations": annotations, **dotted}
-        plan = sketch(cell[0], whole)
-        skip_unserved(Client(Cluster(namespace=namespace)), plan)
-        home.provide(plan)
-        end = train(cell[0], whole, return_state=True)
-        report = reported()
-        assert labelled(namespace, report) == []
-        return end, report
+        all_overrides = {
+            **build_local_overrides(cell[0], namespace),
+            **SHORT_LIMITS,
+            **fake_overrides,
+            "pod.annotations": annotations,
+            **dotted,
+        }
+        plan = build_plan(cell[0], all_overrides)
+        skip_if_not_served(Client(Cluster(namespace=namespace)), plan)
+        provided.provide(plan)
+        state = train(cell[0], all_overrides, return_state=True)
+        report = read_report()
+        assert list_labelled(namespace, report) == []
+        return state, report
 
     return carried
 
 
-def sketch(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
+def build_plan(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
     """The plan of a profile, for a run that does not exist."""
-    chosen = load_profile(profile, overrides)
-    plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+    loaded = load_profile(profile, overrides)
+    plan = registry.load_launcher(loaded.launcher).plan(loaded, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
     return plan
 
 
-def skip_unserved(here: Client, plan: ManifestPlan) -> None:
+def skip_if_not_served(client: Client, plan: ManifestPlan) -> None:
     """Skip a job whose kind is not served: the two controllers of AppWrappers cannot share a cluster."""
     try:
-        here.request("GET", f"/apis/{plan.watch[0].api}")
+        client.request("GET", f"/apis/{plan.watch[0].api}")
     except ClusterError as error:
         if error.status != 404:
             raise
@@ -91,91 +102,95 @@ def skip_unserved(here: Client, plan: ManifestPlan) -> None:
         )
 
 
-def labelled(namespace: str, report: Report) -> list[str]:
+def list_labelled(namespace: str, report: Report) -> list[str]:
     """The name of every object in the namespace that still has the run's label."""
-    here = Client(Cluster(namespace=namespace))
-    which = {"labelSelector": f"torchyard/run={report.run}"}
-    return [thing["metadata"]["name"] for kind in KINDS for thing in here.list(*kind, which)]
+    client = Client(Cluster(namespace=namespace))
+    selector = {"labelSelector": f"torchyard/run={report.run}"}
+    return [obj["metadata"]["name"] for kind in KINDS for obj in client.list(*kind, selector)]
 
 
-@ALL
-def test_success(carry: Carry, namespace: str, profile: str) -> None:
+@ALL_PROFILES
+def test_success(run_profile: RunProfile, namespace: str, profile: str) -> None:
     """If all pods end with exit code 0, the run is Completed, its logs are complete and nothing is left over."""
-    end, report = carry((profile, "success"), ENDS)
-    assert (end.name, report.leftovers) == ("Completed", ()), report.sentence
+    state, report = run_profile((profile, "success"), END_AFTER_1_S)
+    assert (state.name, report.leftovers) == ("Completed", ()), report.sentence
     assert report.collected
     logs = {log.node: log for log in report.collected.logs if log.node != "etcd"}
     assert {node: log.lost for node, log in logs.items()} == dict.fromkeys(
-        sketch(profile, at_home(profile, namespace)).nodes, ""
+        build_plan(profile, build_local_overrides(profile, namespace)).nodes, ""
     )
     assert all("Rendezvous complete" in Path(log.path).read_text() for log in logs.values())
 
 
-@ALL
-def test_a_pod_fails(carry: Carry, profile: str) -> None:
+@ALL_PROFILES
+def test_a_pod_fails(run_profile: RunProfile, profile: str) -> None:
     """If a pod fails, the run is Failed with the pod's exit code, and the other pods are stopped."""
-    end, report = carry((profile, "pod fails"), {**ENDS, "torchyard.test/exit": "7"})
-    assert (end.name, report.leftovers) == ("Failed", ())
+    state, report = run_profile((profile, "pod fails"), {**END_AFTER_1_S, "torchyard.test/exit": "7"})
+    assert (state.name, report.leftovers) == ("Failed", ())
     assert "exit code 7" in report.sentence
 
 
-@EACH_WAY
-def test_never_fits(carry: Carry, busy: dict[str, Any], profile: str) -> None:
+@ONE_PER_KIND
+def test_pods_that_never_fit(run_profile: RunProfile, busy_nodes: dict[str, Any], profile: str) -> None:
     """If no node has room for the pods, the run fails at its start deadline with the scheduler's reason."""
-    more = {"pod__node_selector": busy, "resources__cpu": "100", "deadlines__start": "4s"}
-    end, report = carry((profile, "never fits"), ENDS, **more)
-    assert (end.name, report.leftovers) == ("Failed", ())
+    overrides = {"pod__node_selector": busy_nodes, "resources__cpu": "100", "deadlines__start": "4s"}
+    state, report = run_profile((profile, "never fits"), END_AFTER_1_S, **overrides)
+    assert (state.name, report.leftovers) == ("Failed", ())
     assert re.search(r"not started within 4 s .*: .*waits for .*cpu", report.sentence), report.sentence
 
 
 @pytest.fixture
-def busy(namespace: str, fake: dict[str, Any], profile: str) -> Iterator[dict[str, str]]:
+def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> Iterator[dict[str, str]]:
     """The labels of fake nodes that could take the profile's pods, but have most of their CPUs in use."""
-    here = Client(Cluster(namespace=namespace))
-    (room,) = (need for need in sketch(profile, at_home(profile, namespace)).requires if isinstance(need, Capacity))
-    labels = ",".join(f"{key}={value}" for key, value in {"type": "kwok", **room.labels}.items())
-    nodes = here.list("v1", "Node", {"labelSelector": labels}, everywhere=True)
-    nodes = [node for node in nodes if room.resources.keys() <= node["status"]["allocatable"].keys()][:8]
+    client = Client(Cluster(namespace=namespace))
+    (capacity,) = (
+        requirement
+        for requirement in build_plan(profile, build_local_overrides(profile, namespace)).requires
+        if isinstance(requirement, Capacity)
+    )
+    labels = ",".join(f"{key}={value}" for key, value in {"type": "kwok", **capacity.labels}.items())
+    nodes = client.list("v1", "Node", {"labelSelector": labels}, everywhere=True)
+    nodes = [node for node in nodes if capacity.resources.keys() <= node["status"]["allocatable"].keys()][:8]
     pods = []
     for node in nodes:
-        mark(here, node, "yes")
-        takes = {"name": "all", "image": "none:1", "resources": {"requests": {"cpu": "100"}}}
-        about = {"name": f"busy-{uuid.uuid4().hex[:8]}"}
-        spec = {"nodeName": node["metadata"]["name"], "containers": [takes]}
-        pods.append(here.create({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}))
-    yield {"type": "kwok", BUSY: "yes"}
+        label_node(client, node, "yes")
+        container = {"name": "all", "image": "none:1", "resources": {"requests": {"cpu": "100"}}}
+        metadata = {"name": f"busy-{uuid.uuid4().hex[:8]}"}
+        spec = {"nodeName": node["metadata"]["name"], "containers": [container]}
+        pods.append(client.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
+    yield {"type": "kwok", BUSY_LABEL: "yes"}
     for pod in pods:
-        here.delete("v1", "Pod", pod["metadata"]["name"])
+        client.delete("v1", "Pod", pod["metadata"]["name"])
     for node in nodes:
-        mark(here, node, None)
+        label_node(client, node, None)
 
 
-def mark(here: Client, node: dict[str, Any], value: str | None) -> None:
-    path = here.path("v1", "Node", node["metadata"]["name"], None)
-    here.request("PATCH", path, body={"metadata": {"labels": {BUSY: value}}})
+def label_node(client: Client, node: dict[str, Any], value: str | None) -> None:
+    path = client.path("v1", "Node", node["metadata"]["name"], None)
+    client.request("PATCH", path, body={"metadata": {"labels": {BUSY_LABEL: value}}})
 
 
-@EACH_WAY
-def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
+@ONE_PER_KIND
+def test_deleted_by_another(run_profile: RunProfile, namespace: str, profile: str) -> None:
     """If another user deletes the job, the run fails with that as its cause, and not with a failed pod."""
-    here = Client(Cluster(namespace=namespace))
-    job = sketch(profile, at_home(profile, namespace)).main
-    which = (job["apiVersion"], job["kind"])
+    client = Client(Cluster(namespace=namespace))
+    job = build_plan(profile, build_local_overrides(profile, namespace)).main
+    kind = (job["apiVersion"], job["kind"])
 
     def delete_when_running() -> None:
         for _ in range(200):
             time.sleep(0.1)
-            pods = here.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
+            pods = client.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
             if pods and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
-                for each in here.list(*which):
-                    here.delete(*which, each["metadata"]["name"])
+                for job_of_run in client.list(*kind):
+                    client.delete(*kind, job_of_run["metadata"]["name"])
                 return
 
-    other = threading.Thread(target=delete_when_running)
-    other.start()
-    end, report = carry((profile, "deleted by another"), {})
-    other.join()
-    assert (end.name, report.leftovers) == ("Failed", ())
+    deleter = threading.Thread(target=delete_when_running)
+    deleter.start()
+    state, report = run_profile((profile, "deleted by another"), {})
+    deleter.join()
+    assert (state.name, report.leftovers) == ("Failed", ())
     assert "was deleted by somebody else" in report.sentence
 
 
@@ -189,18 +204,18 @@ REFUSED: dict[str, tuple[object, str, str, str]] = {
 }
 
 
-@EACH_WAY
-def test_refused(carry: Carry, monkeypatch: pytest.MonkeyPatch, profile: str) -> None:
+@ONE_PER_KIND
+def test_refused(run_profile: RunProfile, monkeypatch: pytest.MonkeyPatch, profile: str) -> None:
     """A refusal by a webhook or the API server is reported in its own words, and nothing is created."""
-    module, name, value, said = REFUSED[load_profile(profile).launcher]
+    module, name, value, message = REFUSED[load_profile(profile).launcher]
     monkeypatch.setattr(module, name, value)
-    end, report = carry((profile, "refused"), ENDS)
-    assert (end.name, report.leftovers, report.attempts) == ("Failed", (), ())
-    assert said in report.sentence
+    state, report = run_profile((profile, "refused"), END_AFTER_1_S)
+    assert (state.name, report.leftovers, report.attempts) == ("Failed", (), ())
+    assert message in report.sentence
 
 
-def test_refused_by_a_queue(carry: Carry) -> None:
+def test_refused_by_a_queue(run_profile: RunProfile) -> None:
     """Volcano's root queue accepts no jobs; its webhook refuses the job before anything is created."""
-    end, report = carry(("yolov5-volcano", "refused"), ENDS, nodes=1, options__queue="root")
-    assert (end.name, report.leftovers, report.attempts) == ("Failed", (), ())
+    state, report = run_profile(("yolov5-volcano", "refused"), END_AFTER_1_S, nodes=1, options__queue="root")
+    assert (state.name, report.leftovers, report.attempts) == ("Failed", (), ())
     assert "can not submit job to root queue" in report.sentence

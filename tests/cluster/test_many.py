@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> ModuleType:
+def documented_flow(tmp_path: Path) -> ModuleType:
     """The documented flow, as a module."""
     section = (ROOT / "docs" / "kubernetes.md").read_text().partition("## Many runs from one process")[2]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
@@ -34,29 +34,33 @@ def shown(tmp_path: Path) -> ModuleType:
 
 
 @pytest.fixture
-def values(namespace: str, fake: dict[str, Any]) -> list[dict[str, Any]]:
+def run_overrides(namespace: str, fake_overrides: dict[str, Any]) -> list[dict[str, Any]]:
     """The overrides of three runs; the second one fails."""
-    ends = [{"torchyard.test/end-after": "1", "torchyard.test/exit": code} for code in ("0", "7", "0")]
+    annotations = [{"torchyard.test/end-after": "1", "torchyard.test/exit": code} for code in ("0", "7", "0")]
     return [
-        {**fake, "cluster.namespace": namespace, "pod.annotations": each, "args": [str(place)]}
-        for place, each in enumerate(ends)
+        {**fake_overrides, "cluster.namespace": namespace, "pod.annotations": pod_annotations, "args": [str(index)]}
+        for index, pod_annotations in enumerate(annotations)
     ]
 
 
-def test_runs_of_one_flow_do_not_disturb_each_other(shown: ModuleType, values: list[dict[str, Any]]) -> None:
+def test_runs_of_one_flow_do_not_disturb_each_other(
+    documented_flow: ModuleType, run_overrides: list[dict[str, Any]]
+) -> None:
     """Prefect's task threads wait for three jobs at once, and the end of each is reported."""
-    ends = shown.search("yolov5-volcano", values)
-    assert ["exit code 7" in each for each in ends] == [False, True, False]
-    assert all("succeeded" in ends[place] for place in (0, 2))
+    ends = documented_flow.search("yolov5-volcano", run_overrides)
+    assert ["exit code 7" in end for end in ends] == [False, True, False]
+    assert all("succeeded" in ends[index] for index in (0, 2))
 
 
-def test_nothing_of_many_runs_is_left(shown: ModuleType, values: list[dict[str, Any]], jobs: Jobs) -> None:
+def test_many_runs_leave_no_objects(
+    documented_flow: ModuleType, run_overrides: list[dict[str, Any]], jobs: Jobs
+) -> None:
     """After the last step no job and no Lease exists."""
-    shown.search("yolov5-volcano", values)
-    here = Client(Cluster(namespace=jobs.namespace))
+    documented_flow.search("yolov5-volcano", run_overrides)
+    client = Client(Cluster(namespace=jobs.namespace))
     assert (
         _list_visible_objects(
-            here, [*list_kinds(here), (lease_record.LEASE_API, lease_record.LEASE_KIND)], {"torchyard/run": ""}
+            client, [*list_kinds(client), (lease_record.LEASE_API, lease_record.LEASE_KIND)], {"torchyard/run": ""}
         )
         == []
     )

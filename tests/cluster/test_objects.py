@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.wire import Wire
+from tests.cluster.wire import FaultProxy
 from torchyard.backend import backend_of
 from torchyard.cluster import create as objects
 from torchyard.cluster import delete
@@ -26,27 +26,27 @@ from torchyard.model.run import Handle
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
-ETCD = "yolov5-volcano-etcd"
-SUBMIT = """
+ETCD_PROFILE = "yolov5-volcano-etcd"
+SUBMIT_SCRIPT = """
 import sys
 from pathlib import Path
 from torchyard.model.plan import ManifestPlan
 from torchyard.cluster.create import create_job
 print(create_job(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """
-CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
+CONFIG_MAP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
 
 
-def config_map(name: str, **about: Any) -> dict[str, Any]:
-    return {**CONFIG, "metadata": {"name": name, **about}}
+def build_config_map(name: str, **metadata: Any) -> dict[str, Any]:
+    return {**CONFIG_MAP, "metadata": {"name": name, **metadata}}
 
 
-def jobs_of(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
-    return jobs.labelled(plan, plan.main["apiVersion"], plan.main["kind"])
+def list_jobs(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
+    return jobs.list_labelled(plan, plan.main["apiVersion"], plan.main["kind"])
 
 
-def running(jobs: Jobs, plan: ManifestPlan) -> bool:
-    pods = jobs.labelled(plan, "v1", "Pod")
+def is_running(jobs: Jobs, plan: ManifestPlan) -> bool:
+    pods = jobs.list_labelled(plan, "v1", "Pod")
     return len(pods) == 2 and all(pod_facts.get_pod_phase(pod) == "Running" for pod in pods)
 
 
@@ -56,68 +56,68 @@ def running(jobs: Jobs, plan: ManifestPlan) -> bool:
 def test_second_submit_adopts(jobs: Jobs) -> None:
     """A second submit of the same plan finds its job, and says that it created nothing."""
     plan = jobs.plan()
-    made = [submit(plan, Deadlines()) for _ in range(2)]
-    assert [handle.created for handle in made] == [True, False]
-    assert made[0].submitted_at == made[1].submitted_at
-    assert len(jobs_of(jobs, plan)) == 1
+    handles = [submit(plan, Deadlines()) for _ in range(2)]
+    assert [handle.created for handle in handles] == [True, False]
+    assert handles[0].submitted_at == handles[1].submitted_at
+    assert len(list_jobs(jobs, plan)) == 1
 
 
 def test_another_process_adopts(jobs: Jobs, tmp_path: Path) -> None:
     """A stored plan is enough for another process to find the job."""
     plan = jobs.start()
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
-    command = [sys.executable, "-c", SUBMIT, str(tmp_path / "plan.json")]
+    command = [sys.executable, "-c", SUBMIT_SCRIPT, str(tmp_path / "plan.json")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_two_submits_at_once_make_one_job(jobs: Jobs) -> None:
+def test_two_submits_at_once_create_one_job(jobs: Jobs) -> None:
     """If two threads submit at the same moment, one creates the job, and both get it."""
-    plan, made = jobs.plan(), list[tuple[str, bool]]()
+    plan, results = jobs.plan(), list[tuple[str, bool]]()
 
     def create() -> None:
         job, created = objects.create_job(plan)
-        made.append((job["metadata"]["uid"], created))
+        results.append((job["metadata"]["uid"], created))
 
-    both = [threading.Thread(target=create) for _ in range(2)]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join()
-    assert sorted(created for _, created in made) == [False, True]
-    assert len({uid for uid, _ in made}) == 1
+    threads = [threading.Thread(target=create) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(created for _, created in results) == [False, True]
+    assert len({uid for uid, _ in results}) == 1
 
 
-def test_submit_whose_answer_was_lost_adopts(jobs: Jobs, wire: Wire) -> None:
+def test_submit_whose_response_was_lost_adopts(jobs: Jobs, proxy: FaultProxy) -> None:
     """If the connection breaks after the job is created and before the answer arrives, there is still one job."""
-    plan = jobs.plan(wire)
-    wire.cut_after("/jobs?fieldValidation=Strict", -1)
-    server = Client(plan.cluster)
-    job, _ = objects._adopt_or_create(server, plan, plan.main)
-    assert wire.count("POST ") == 2
-    assert [each["metadata"]["uid"] for each in jobs_of(jobs, plan)] == [job["metadata"]["uid"]]
+    plan = jobs.plan(proxy)
+    proxy.cut_after("/jobs?fieldValidation=Strict", -1)
+    client = Client(plan.cluster)
+    job, _ = objects._adopt_or_create(client, plan, plan.main)
+    assert proxy.count_requests("POST ") == 2
+    assert [existing["metadata"]["uid"] for existing in list_jobs(jobs, plan)] == [job["metadata"]["uid"]]
 
 
 def test_taken_name_is_refused(jobs: Jobs) -> None:
     """If another job has the same name, submit fails with a sentence that says so, and creates nothing."""
     plan = jobs.plan()
-    theirs = copy.deepcopy(plan.main)
-    theirs["metadata"]["labels"] = {"team": "other"}
-    jobs.server.create(theirs)
+    foreign_job = copy.deepcopy(plan.main)
+    foreign_job["metadata"]["labels"] = {"team": "other"}
+    jobs.client.create(foreign_job)
     with pytest.raises(ClusterError, match=f"create Job {plan.job}: it exists and does not belong to this run"):
         submit(plan, Deadlines())
-    assert jobs_of(jobs, plan) == []
+    assert list_jobs(jobs, plan) == []
 
 
-def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
+def test_nothing_is_created_if_one_object_is_refused(jobs: Jobs) -> None:
     """If a webhook refuses the job, no other object of the plan is created, because dry runs of all come first."""
     plan = jobs.plan()
     refused = copy.deepcopy(plan.main)
     refused["spec"]["queue"] = "no-such-queue"
-    about = {"name": f"{plan.job}-first", "labels": plan.labels}
-    before = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 80}]}}
+    metadata = {"name": f"{plan.job}-first", "labels": plan.labels}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
-        objects.create_job(plan.model_copy(update={"objects": (before, refused)}))
-    assert delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == []
+        objects.create_job(plan.model_copy(update={"objects": (service, refused)}))
+    assert delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == []
 
 
 def test_unknown_field_is_refused(jobs: Jobs) -> None:
@@ -128,11 +128,11 @@ def test_unknown_field_is_refused(jobs: Jobs) -> None:
         objects.create_job(plan)
 
 
-def test_dry_run_makes_nothing(jobs: Jobs) -> None:
+def test_dry_run_creates_nothing(jobs: Jobs) -> None:
     """A dry run has the API server check a job without creating it."""
     plan = jobs.plan()
-    assert jobs.server.create(plan.main, dry_run=True)["metadata"]["uid"]
-    assert jobs_of(jobs, plan) == []
+    assert jobs.client.create(plan.main, dry_run=True)["metadata"]["uid"]
+    assert list_jobs(jobs, plan) == []
 
 
 # --- the store
@@ -140,20 +140,20 @@ def test_dry_run_makes_nothing(jobs: Jobs) -> None:
 
 def test_store_serves_before_the_job(jobs: Jobs) -> None:
     """create_store returns when the run's store is running, and a second call finds the same store."""
-    plan = jobs.plan(profile=ETCD)
+    plan = jobs.plan(profile=ETCD_PROFILE)
     for _ in range(2):
         objects.create_store(plan)
-    (pod,) = jobs.labelled(plan, "v1", "Pod")
+    (pod,) = jobs.list_labelled(plan, "v1", "Pod")
     assert pod_facts.get_pod_phase(pod) == "Running"
 
 
-def test_store_goes_with_the_job(jobs: Jobs) -> None:
+def test_store_is_deleted_with_the_job(jobs: Jobs) -> None:
     """When a user deletes the job, the store is deleted with it."""
-    plan = jobs.plan(profile=ETCD)
+    plan = jobs.plan(profile=ETCD_PROFILE)
     objects.create_store(plan)
     objects.create_job(plan)
-    jobs.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == [])
+    jobs.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+    until(lambda: delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == [])
 
 
 # --- removing
@@ -165,9 +165,9 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     plan = jobs.plan(profile=profile)
     objects.create_store(plan)
     objects.create_job(plan)
-    until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
+    until(lambda: len(jobs.list_labelled(plan, "v1", "Pod")) == 3)
     assert teardown(plan) == ()
-    assert delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == []
+    assert delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
@@ -179,144 +179,148 @@ def test_teardown_can_be_repeated(jobs: Jobs) -> None:
 
 def test_two_teardowns_at_once(jobs: Jobs) -> None:
     """Two teardowns of a job at the same time, such as a sweep's and the run's own, both succeed."""
-    plan, told = jobs.start(), list[tuple[str, ...]]()
-    both = [threading.Thread(target=lambda: told.append(teardown(plan))) for _ in range(2)]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join()
-    assert told == [(), ()]
+    plan, leftovers = jobs.start(), list[tuple[str, ...]]()
+    threads = [threading.Thread(target=lambda: leftovers.append(teardown(plan))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert leftovers == [(), ()]
 
 
 @pytest.mark.parametrize("moment", ["created", "has pods", "runs"])
 def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
     """A job that is torn down at any moment of its start leaves no pod."""
     plan = jobs.start()
-    pods = {"created": lambda: True, "has pods": lambda: jobs.labelled(plan, "v1", "Pod"), "runs": None}[moment]
-    until(pods or (lambda: running(jobs, plan)))
+    condition = {"created": lambda: True, "has pods": lambda: jobs.list_labelled(plan, "v1", "Pod"), "runs": None}[
+        moment
+    ]
+    until(condition or (lambda: is_running(jobs, plan)))
     assert teardown(plan) == ()
 
 
-def test_job_goes_after_its_pods(jobs: Jobs) -> None:
+def test_job_is_deleted_after_its_pods(jobs: Jobs) -> None:
     """A stopped job stays until its pods are gone (foreground deletion), so its absence proves theirs."""
     plan = jobs.start()
-    until(lambda: running(jobs, plan))
+    until(lambda: is_running(jobs, plan))
     backend_of(plan).stop()
-    (job,) = jobs_of(jobs, plan)
+    (job,) = list_jobs(jobs, plan)
     assert "foregroundDeletion" in job["metadata"]["finalizers"]
-    until(lambda: not jobs_of(jobs, plan))
-    assert jobs.labelled(plan, "v1", "Pod") == []
+    until(lambda: not list_jobs(jobs, plan))
+    assert jobs.list_labelled(plan, "v1", "Pod") == []
 
 
 @pytest.fixture
-def held(jobs: Jobs) -> Iterator[ManifestPlan]:
+def held_job(jobs: Jobs) -> Iterator[ManifestPlan]:
     """A running job with a pod that has another user's finalizer."""
     plan = jobs.start()
-    until(lambda: running(jobs, plan))
-    pod = jobs.named(plan, "worker-0")
-    jobs.server.patch(pod, {"metadata": {"finalizers": ["torchyard.test/held"]}})
+    until(lambda: is_running(jobs, plan))
+    pod = jobs.get_pod(plan, "worker-0")
+    jobs.client.patch(pod, {"metadata": {"finalizers": ["torchyard.test/held"]}})
     yield plan
-    jobs.server.patch(pod, {"metadata": {"finalizers": None}})
-    until(lambda: not jobs.labelled(plan, "v1", "Pod"))
+    jobs.client.patch(pod, {"metadata": {"finalizers": None}})
+    until(lambda: not jobs.list_labelled(plan, "v1", "Pod"))
 
 
-def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stuck_pod_is_reported(jobs: Jobs, held_job: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teardown reports a stuck pod and the finalizer that holds it, after the grace and a bounded time."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)
-    pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
-    assert any(left.startswith(pod) for left in teardown(held))
+    message = f"Pod {jobs.namespace}/{held_job.job}-worker-0: its finalizer torchyard.test/held holds it"
+    assert any(leftover.startswith(message) for leftover in teardown(held_job))
 
 
 @pytest.fixture
-def deserted(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
+def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
     """Starts a job of one pod on a node that then stops answering."""
     name = f"dead-{uuid.uuid4().hex[:6]}"
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"dead": name}}}
-    path = jobs.server.path("v1", "Node", name, namespace=None)
-    jobs.server.request("POST", jobs.server.path("v1", "Node", namespace=None), body=node)
-    room = {"cpu": "100", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": "8", "pods": "10"}
-    report(jobs, path, "True", {"capacity": room, "allocatable": room})
+    path = jobs.client.path("v1", "Node", name, namespace=None)
+    jobs.client.request("POST", jobs.client.path("v1", "Node", namespace=None), body=node)
+    capacity = {"cpu": "100", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": "8", "pods": "10"}
+    patch_node_status(jobs, path, "True", {"capacity": capacity, "allocatable": capacity})
 
-    def start(**keys: Any) -> ManifestPlan:
-        jobs.more = {"nodes": 1, "hardware": None, "fabric": None, **keys}
-        jobs.more["pod.node_selector"] = {"dead": name}
-        made = jobs.plan()
-        objects.create_job(made)
-        until(lambda: [pod for pod in jobs.labelled(made, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
-        report(jobs, path, "False", {})
-        return made
+    def start(**overrides: Any) -> ManifestPlan:
+        jobs.extra_overrides = {"nodes": 1, "hardware": None, "fabric": None, **overrides}
+        jobs.extra_overrides["pod.node_selector"] = {"dead": name}
+        plan = jobs.plan()
+        objects.create_job(plan)
+        until(lambda: [pod for pod in jobs.list_labelled(plan, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
+        patch_node_status(jobs, path, "False", {})
+        return plan
 
     yield start
-    jobs.server.request("DELETE", path)
+    jobs.client.request("DELETE", path)
 
 
-def report(jobs: Jobs, node: str, ready: str, status: dict[str, Any]) -> None:
+def patch_node_status(jobs: Jobs, node: str, ready: str, status: dict[str, Any]) -> None:
     """Write a node's status as its kubelet would."""
     condition = {"type": "Ready", "status": ready, "reason": "Test", "lastHeartbeatTime": None}
-    jobs.server.request("PATCH", f"{node}/status", body={"status": {**status, "conditions": [condition]}})
+    jobs.client.request("PATCH", f"{node}/status", body={"status": {**status, "conditions": [condition]}})
 
 
-def test_pod_on_a_dead_node_is_told(
-    jobs: Jobs, deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
+def test_pod_on_a_dead_node_is_reported(
+    jobs: Jobs, start_on_dead_node: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod whose node does not confirm its end is reported with its node, and left as it is."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
-    plan = deserted()
-    (pod, *_) = sorted(teardown(plan), key=lambda each: not each.startswith("Pod"))
-    assert "does not confirm its end" in pod
-    jobs.server.delete("v1", "Pod", f"{plan.job}-worker-0", force=True)
+    plan = start_on_dead_node()
+    (message, *_) = sorted(teardown(plan), key=lambda leftover: not leftover.startswith("Pod"))
+    assert "does not confirm that the pod has ended" in message
+    jobs.client.delete("v1", "Pod", f"{plan.job}-worker-0", force=True)
     assert teardown(plan) == ()
 
 
-def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_on_a_dead_node_is_deleted_by_force(
+    start_on_dead_node: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `on_stuck_pod: force`, a pod on a node that is known to be dead is deleted by force."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
-    assert teardown(deserted(on_stuck_pod="force")) == ()
+    assert teardown(start_on_dead_node(on_stuck_pod="force")) == ()
 
 
-def test_what_others_labelled_is_told(jobs: Jobs) -> None:
+def test_foreign_object_with_our_labels_is_reported(jobs: Jobs) -> None:
     """A ConfigMap to which a user gave the run's labels is reported as left over at once, and is not deleted."""
     plan = jobs.start()
-    jobs.server.create(config_map("notes", labels=plan.labels))
+    jobs.client.create(build_config_map("notes", labels=plan.labels))
     assert teardown(plan) == (f"ConfigMap {jobs.namespace}/notes",)
-    assert jobs.server.delete("v1", "ConfigMap", "notes")
+    assert jobs.client.delete("v1", "ConfigMap", "notes")
 
 
-def test_what_others_named_alike_is_left_alone(jobs: Jobs) -> None:
+def test_foreign_job_with_our_name_is_kept(jobs: Jobs) -> None:
     """Stop and teardown do not touch a job that has the run's name but not its labels."""
     plan = jobs.plan()
-    theirs = copy.deepcopy(plan.main)
-    theirs["metadata"]["labels"] = {"team": "other"}
-    jobs.server.create(theirs)
+    foreign_job = copy.deepcopy(plan.main)
+    foreign_job["metadata"]["labels"] = {"team": "other"}
+    jobs.client.create(foreign_job)
     backend_of(plan).stop()
-    left = teardown(plan)  # its pods have our labels: they are reported, and stay as well
-    assert [each for each in left if not each.startswith("Pod ")] == []
-    there = jobs.server.get(theirs["apiVersion"], "Job", plan.job)
-    assert there
-    assert "deletionTimestamp" not in there["metadata"]
+    leftovers = teardown(plan)  # its pods have our labels: they are reported, and stay as well
+    assert [leftover for leftover in leftovers if not leftover.startswith("Pod ")] == []
+    existing = jobs.client.get(foreign_job["apiVersion"], "Job", plan.job)
+    assert existing
+    assert "deletionTimestamp" not in existing["metadata"]
 
 
-def test_teardown_outlasts_an_outage(jobs: Jobs, wire: Wire) -> None:
+def test_teardown_outlasts_an_outage(jobs: Jobs, proxy: FaultProxy) -> None:
     """A teardown waits for an API server that is down for a moment."""
-    plan = jobs.start(wire)
-    until(lambda: running(jobs, plan))
-    other = threading.Timer(0.3, wire.leave, [2.0])
-    other.start()
+    plan = jobs.start(proxy)
+    until(lambda: is_running(jobs, plan))
+    outage = threading.Timer(0.3, proxy.interrupt, [2.0])
+    outage.start()
     assert teardown(plan) == ()
-    other.join()
+    outage.join()
 
 
-def test_one_kind_that_cannot_be_listed_holds_nothing_up(jobs: Jobs, wire: Wire) -> None:
+def test_kind_that_cannot_be_listed_delays_nothing(jobs: Jobs, proxy: FaultProxy) -> None:
     """An API whose own server is down, such as a metrics server's, does not delay the check for leftovers."""
-    plan = jobs.start(wire)
-    down = {"kind": "Status", "message": "the server is currently unable to handle the request"}
-    wire.answer("GET /apis/apps/v1", 503, down, times=1000)
-    began = time.monotonic()
+    plan = jobs.start(proxy)
+    error_body = {"kind": "Status", "message": "the server is currently unable to handle the request"}
+    proxy.respond("GET /apis/apps/v1", 503, error_body, times=1000)
+    started_at = time.monotonic()
     assert teardown(plan) == ()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started_at < 10
 
 
-def test_handle_is_enough(jobs: Jobs) -> None:
+def test_handle_survives_json(jobs: Jobs) -> None:
     """The handle that submit returns can be stored as JSON and read by another process."""
     handle = submit(jobs.plan(), Deadlines())
     assert Handle.model_validate_json(handle.model_dump_json()) == handle

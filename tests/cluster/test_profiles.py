@@ -6,31 +6,33 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.carried import completed
-from tests.cluster.provide import at_home
-from tests.cluster.small import in_pods, one_a_way, small
+from tests.cluster.carried import run_to_completion
+from tests.cluster.provide import build_local_overrides
+from tests.cluster.small import build_small_overrides, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
-SEEN = {"digits.py": "accuracy", "pi.py": "pi", "allreduce.py": "busbw"}
-Record = Callable[[str, object], None]
-PROFILES = one_a_way(name for name in in_pods() if not name.startswith("yolov5"))
+METRICS = {"digits.py": "accuracy", "pi.py": "pi", "allreduce.py": "busbw"}
+RecordProperty = Callable[[str, object], None]
+PROFILES = pick_one_per_kind(name for name in list_pod_profiles() if not name.startswith("yolov5"))
 
 
 @pytest.fixture
-def real(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
+def real_overrides(admin_client: Client, user_overrides: dict[str, Any]) -> dict[str, Any]:
     """Overrides for a job on the two real nodes."""
-    if len(plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
+    if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    return user
+    return user_overrides
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_real_pods_carry_every_way(name: str, namespace: str, real: dict[str, Any], record_property: Record) -> None:
+def test_profile_trains_in_real_pods(
+    name: str, namespace: str, real_overrides: dict[str, Any], record_property: RecordProperty
+) -> None:
     """A profile's pods find each other as it says, and rank 0 prints the metrics of our program."""
     record_property("cell", (name, "real"))
-    overrides = {**small(name), **real, **at_home(name, namespace)}
-    report = completed(name, overrides)
+    overrides = {**build_small_overrides(name), **real_overrides, **build_local_overrides(name, namespace)}
+    report = run_to_completion(name, overrides)
     assert report.collected
-    if wanted := SEEN.get(Path(str(overrides["program"])).name):
-        assert any(wanted in row for row in report.collected.metrics.rows)
+    if metric := METRICS.get(Path(str(overrides["program"])).name):
+        assert any(metric in row for row in report.collected.metrics.rows)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tests.cluster.carried import completed, reported
+from tests.cluster.carried import read_report, run_to_completion
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
@@ -24,39 +24,41 @@ SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
 
 
 @pytest.fixture
-def small(plane: Client, user: dict[str, Any], namespace: str) -> dict[str, Any]:
+def small_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """Overrides that run a small form of a profile on the two real nodes."""
-    nodes = plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
+    nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
     if len(nodes) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    return {**SMALL, **user, "cluster.namespace": namespace}
+    return {**SMALL, **user_overrides, "cluster.namespace": namespace}
 
 
-def read(report: Report, attempt: int = 1) -> dict[str, str]:
+def read_logs(report: Report, attempt: int = 1) -> dict[str, str]:
     """Each node's log."""
-    found = Path(report.folder, f"attempt-{attempt}").glob("worker-*/log")
-    return {path.parent.name: path.read_text() for path in found}
+    log_paths = Path(report.folder, f"attempt-{attempt}").glob("worker-*/log")
+    return {path.parent.name: path.read_text() for path in log_paths}
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_two_nodes_train(small: dict[str, Any], record_property: Callable[[str, object], None], profile: str) -> None:
+def test_two_nodes_train(
+    small_overrides: dict[str, Any], record_property: Callable[[str, object], None], profile: str
+) -> None:
     """Two pods on two hosts train with a world size of two, and the report has both complete logs."""
     record_property("cell", (profile, "real training"))
-    report = completed(profile, small)
+    report = run_to_completion(profile, small_overrides)
     assert report.collected
     accuracy = [float(str(row["accuracy"])) for row in report.collected.metrics.rows]
     assert (len(accuracy), accuracy[-1] > accuracy[0], accuracy[-1] > 0.9) == (6, True, True)
-    logs = read(report)
+    logs = read_logs(report)
     hosts = {re.findall(r"rank \d+ of (\d+).* on (\S+)", text)[0] for text in logs.values()}
     assert (len(hosts), {world for world, _ in hosts}) == (2, {"2"})
 
 
 def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
-    small: dict[str, Any], namespace: str, record_property: Callable[[str, object], None]
+    small_overrides: dict[str, Any], namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
     """If a user deletes a pod, the attempt fails with that as its cause, and the next one trains to the end."""
     record_property("cell", ("yolov5-volcano", "pod killed"))
-    here = Client(Cluster(namespace=namespace))
+    client = Client(Cluster(namespace=namespace))
 
     def kill_one() -> None:
         for _ in range(600):
@@ -67,16 +69,16 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
                 else []
             )
             if any('"epoch": 2' in path.read_text() for path in logs):
-                pods = here.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
-                here.delete("v1", "Pod", pods[1]["metadata"]["name"])
+                pods = client.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
+                client.delete("v1", "Pod", pods[1]["metadata"]["name"])
                 return
 
-    other = threading.Thread(target=kill_one)
-    other.start()
-    end = train("yolov5-volcano", {**small, "args": ["--epochs=6", "--pause=1"]}, return_state=True)
-    other.join()
-    report = reported()
-    assert (end.name, len(report.attempts)) == ("Completed", 2), report.sentence
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    state = train("yolov5-volcano", {**small_overrides, "args": ["--epochs=6", "--pause=1"]}, return_state=True)
+    killer.join()
+    report = read_report()
+    assert (state.name, len(report.attempts)) == ("Completed", 2), report.sentence
     first, second = report.attempts
     assert first.collected.failure
     assert "deleted" in first.collected.failure.sentence

@@ -8,29 +8,29 @@ from typing import NamedTuple
 import pytest
 
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.lives import Bare, begin_again
+from tests.cluster.lives import BarePod, write_restart
 from torchyard.cluster.log_follower import _RESTARTED, _ROTATED
 from torchyard.cluster.pod_logs import PodLogs
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 
-LOST = _RESTARTED.format(1)
+LOST_RESTART = _RESTARTED.format(1)
 
 
 @pytest.fixture
-def bares(fake: object, namespace: str, tmp_path: Path) -> Iterator[list[Bare]]:
+def pods(fake_overrides: object, namespace: str, tmp_path: Path) -> Iterator[list[BarePod]]:
     """Two fake pods whose containers a test can restart."""
-    server = Client(Cluster(namespace=namespace))
-    made = [Bare(server, f"bare-{uuid.uuid4().hex[:8]}", {"type": "kwok"}, tmp_path) for _ in range(2)]
-    yield made
-    for each in made:
-        each.delete()
+    client = Client(Cluster(namespace=namespace))
+    pods = [BarePod(client, f"bare-{uuid.uuid4().hex[:8]}", {"type": "kwok"}, tmp_path) for _ in range(2)]
+    yield pods
+    for pod in pods:
+        pod.delete()
 
 
 @pytest.fixture
-def bare(bares: list[Bare]) -> Bare:
-    return bares[0]
+def pod(pods: list[BarePod]) -> BarePod:
+    return pods[0]
 
 
 @pytest.fixture
@@ -38,81 +38,83 @@ def plan(jobs: Jobs) -> ManifestPlan:
     return jobs.plan().model_copy(update={"container": "main"})
 
 
-def texts(plan: ManifestPlan) -> list[str]:
-    path = Path(plan.nodes["worker-0"])
-    return [line.partition(" | ")[2] for line in path.read_text().splitlines()] if path.exists() else []
+def read_texts(plan: ManifestPlan) -> list[str]:
+    log_path = Path(plan.nodes["worker-0"])
+    return [line.partition(" | ")[2] for line in log_path.read_text().splitlines()] if log_path.exists() else []
 
 
-def known(plan: ManifestPlan, *lines: str) -> None:
+def write_earlier_lines(plan: ManifestPlan, *lines: str) -> None:
     """Write the lines of an earlier process to the log file."""
-    path = Path(plan.nodes["worker-0"])
-    stamp = "2026-01-01T00:00:{:02d}.500000000Z worker-0 | {}\n"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(stamp.format(number, line) for number, line in enumerate(lines)))
+    log_path = Path(plan.nodes["worker-0"])
+    line_format = "2026-01-01T00:00:{:02d}.500000000Z worker-0 | {}\n"
+    log_path.parent.mkdir(parents=True)
+    log_path.write_text("".join(line_format.format(second, line) for second, line in enumerate(lines)))
 
 
-def followed(bare: Bare, plan: ManifestPlan, count: int) -> PodLogs:
+def follow_to_end(pod: BarePod, plan: ManifestPlan, count: int) -> PodLogs:
     """Follow the logs as a new process, until this many lines are on disk and the pod has ended."""
-    pumps = PodLogs(bare.server, plan)
-    pumps.update_pod("worker-0", bare.name, bare.now())
-    until(lambda: len(texts(plan)) >= count)
-    bare.end()
-    bare.until("Succeeded")
-    pumps.update_pod("worker-0", bare.name, bare.now())
-    until(lambda: not pumps.is_unfinished())
-    return pumps
+    pod_logs = PodLogs(pod.client, plan)
+    pod_logs.update_pod("worker-0", pod.name, pod.read())
+    until(lambda: len(read_texts(plan)) >= count)
+    pod.succeed()
+    pod.wait_for_phase("Succeeded")
+    pod_logs.update_pod("worker-0", pod.name, pod.read())
+    until(lambda: not pod_logs.is_unfinished())
+    return pod_logs
 
 
 class Case(NamedTuple):
     """The file before, the lines of each start of the container, the file afterwards, and what is reported as lost."""
 
-    written: str
-    lives: tuple[str, ...]
-    found: str
+    earlier: str
+    starts: tuple[str, ...]
+    expected: str
     lost: str = ""
 
 
 CASES = (
     Case("", ("one two", "three"), "one two three"),
-    Case("", ("one", "two", "three"), "two three", LOST),
-    Case("", ("", "two"), "two", LOST),
+    Case("", ("one", "two", "three"), "two three", LOST_RESTART),
+    Case("", ("", "two"), "two", LOST_RESTART),
     Case("one", ("one two", "three"), "one two three"),
-    Case("one", ("one", "two", "three"), "one two three", LOST),
-    Case("one", ("", "three"), "one three", LOST),
+    Case("one", ("one", "two", "three"), "one two three", LOST_RESTART),
+    Case("one", ("", "three"), "one three", LOST_RESTART),
     Case("one two", ("", "one two three"), "one two three"),
     Case("one", ("one two",), "one two"),
     Case("one", ("two three",), "one two three", _ROTATED),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.written} of {' + '.join(case.lives)}")
-def test_what_was_said_meanwhile(bare: Bare, plan: ManifestPlan, case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.earlier} of {' + '.join(case.starts)}")
+def test_lines_written_meanwhile_are_read(pod: BarePod, plan: ManifestPlan, case: Case) -> None:
     """A process that attaches after restarts reads the remaining lines in order, and reports what may be missing."""
-    for restart, said in enumerate(case.lives):
-        if said:  # else the kubelet has removed it
-            bare.say(*said.split(), restart=restart, at=0 if said.startswith("one") else 10 + 10 * restart)
-    known(plan, *case.written.split())
-    bare.start("")
-    bare.until("Running")
-    if len(case.lives) > 1:
-        begin_again(bare.server, bare.now(), len(case.lives) - 1)
-    pumps = followed(bare, plan, len(case.found.split()))
-    assert (texts(plan), pumps.lost_logs().get("worker-0", "")) == (case.found.split(), case.lost)
+    for restart, text in enumerate(case.starts):
+        if text:  # else the kubelet has removed it
+            pod.append_log(
+                *text.split(), restart=restart, first_second=0 if text.startswith("one") else 10 + 10 * restart
+            )
+    write_earlier_lines(plan, *case.earlier.split())
+    pod.start("")
+    pod.wait_for_phase("Running")
+    if len(case.starts) > 1:
+        write_restart(pod.client, pod.read(), len(case.starts) - 1)
+    pod_logs = follow_to_end(pod, plan, len(case.expected.split()))
+    assert (read_texts(plan), pod_logs.lost_logs().get("worker-0", "")) == (case.expected.split(), case.lost)
 
 
-def test_pod_made_anew_goes_on_behind_the_one_before(bares: list[Bare], plan: ManifestPlan) -> None:
+def test_lines_of_a_replacement_pod_follow_its_predecessors(pods: list[BarePod], plan: ManifestPlan) -> None:
     """All lines of a pod come before those of the pod that replaces it, even if their clocks differ."""
-    pumps, names = PodLogs(bares[0].server, plan), [bare.name for bare in bares]
-    bares[0].say("one", "two", at=30)
-    bares[1].say("three", at=10)
-    for bare in bares:
-        bare.start("")
-        bare.until("Running")
-        pumps.update_pod("worker-0", bare.name, bare.now())
-    pumps.update_pod("worker-0", names[0], None)
-    until(lambda: len(texts(plan)) == 3)
-    bares[1].end()
-    bares[1].until("Succeeded")
-    pumps.update_pod("worker-0", names[1], bares[1].now())
-    until(lambda: not pumps.is_unfinished())
-    assert (texts(plan), pumps.lost_logs()) == (["one", "two", "three"], {})
+    pod_logs, pod_names = PodLogs(pods[0].client, plan), [pod.name for pod in pods]
+    pods[0].append_log("one", "two", first_second=30)
+    pods[1].append_log("three", first_second=10)
+    for pod in pods:
+        pod.start("")
+        pod.wait_for_phase("Running")
+        pod_logs.update_pod("worker-0", pod.name, pod.read())
+    pod_logs.update_pod("worker-0", pod_names[0], None)
+    until(lambda: len(read_texts(plan)) == 3)
+    pods[1].succeed()
+    pods[1].wait_for_phase("Succeeded")
+    pod_logs.update_pod("worker-0", pod_names[1], pods[1].read())
+    until(lambda: not pod_logs.is_unfinished())
+    assert (read_texts(plan), pod_logs.lost_logs()) == (["one", "two", "three"], {})

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from flows.train import train
-from tests.cluster.carried import reported
+from tests.cluster.carried import read_report
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 IMAGE = json.loads((ROOT / "docs" / "small.json").read_text())["image"]
-WORDS = "ValueError: the data set is empty"
+ERROR_LINE = "ValueError: the data set is empty"
 SCRIPT = """
 echo this try begins
 case "$(hostname)" in *-0) sleep 300;; esac
@@ -67,9 +67,9 @@ def describe_job(policy: Policy) -> dict[str, Any]:
             spec = {"minAvailable": 2, "schedulerName": "volcano", "plugins": plugins, **policy.keys, "tasks": [task]}
             return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec}
         case "jobset":
-            inner = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
-            part = {"name": "worker", "template": {"spec": {**inner, "template": describe_pod(policy)}}}
-            spec = {"failurePolicy": policy.keys, "replicatedJobs": [part]}
+            job_fields = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
+            replicated_job = {"name": "worker", "template": {"spec": {**job_fields, "template": describe_pod(policy)}}}
+            spec = {"failurePolicy": policy.keys, "replicatedJobs": [replicated_job]}
             return {
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
                 "kind": "JobSet",
@@ -79,13 +79,16 @@ def describe_job(policy: Policy) -> dict[str, Any]:
         case "appwrapper":
             job = describe_job(Policy("pytorchjob", {"restart": "Never"}))
             prefix = "workload.codeflare.dev.appwrapper/"
-            told = {f"{prefix}retryLimit": str(policy.keys["retries"]), f"{prefix}retryPausePeriodDuration": "1s"}
-            about = {"name": "own", "annotations": {**told, f"{prefix}failureGracePeriodDuration": "1s"}}
+            annotations = {
+                f"{prefix}retryLimit": str(policy.keys["retries"]),
+                f"{prefix}retryPausePeriodDuration": "1s",
+            }
+            metadata = {"name": "own", "annotations": {**annotations, f"{prefix}failureGracePeriodDuration": "1s"}}
             spec = {"components": [{"template": job}]}
             return {
                 "apiVersion": "workload.codeflare.dev/v1beta2",
                 "kind": "AppWrapper",
-                "metadata": about,
+                "metadata": metadata,
                 "spec": spec,
             }
         case _:
@@ -96,32 +99,34 @@ def describe_job(policy: Policy) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(plane: Client, user: dict[str, Any], namespace: str) -> dict[str, Any]:
+def place_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """The overrides that run a manifest in the namespace."""
-    if len(plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
+    if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    return {**user, "cluster.namespace": namespace}
+    return {**user_overrides, "cluster.namespace": namespace}
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_end_has_the_programs_words_and_the_number_of_retries(name: str, place: dict[str, Any], tmp_path: Path) -> None:
+def test_report_has_the_programs_error_and_the_number_of_retries(
+    name: str, place_overrides: dict[str, Any], tmp_path: Path
+) -> None:
     """A run whose controller retries in vain fails with the error of the program, and says how often it was tried."""
     policy = POLICIES[name]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(describe_job(policy)))
     profile = tmp_path / f"retry-{name}.yaml"
     profile.write_text(yaml.safe_dump({"about": "fails", "launcher": policy.launcher, "manifest": "job.yaml"}))
     deadlines = {"start": "3m", "run": "40s" if name in ENDLESS else "3m"}
-    end = train(str(profile), {**place, "deadlines": deadlines}, return_state=True)
-    report = reported()
-    tries = max(path.read_text().count("this try begins") for path in Path(report.folder).glob("attempt-1/*1/log"))
-    assert end.name == "Failed"
-    assert WORDS in report.sentence
-    assert tries > 1
-    told = re.search(r"after (\d+) retr(y|ies) ", report.sentence)
-    assert told, report.sentence
-    unheard = name in ENDLESS  # the deadline may cut a try off before its first line
-    assert tries - 1 <= int(told[1]) <= tries - 1 + unheard, report.sentence
+    state = train(str(profile), {**place_overrides, "deadlines": deadlines}, return_state=True)
+    report = read_report()
+    try_count = max(path.read_text().count("this try begins") for path in Path(report.folder).glob("attempt-1/*1/log"))
+    assert state.name == "Failed"
+    assert ERROR_LINE in report.sentence
+    assert try_count > 1
+    match = re.search(r"after (\d+) retr(y|ies) ", report.sentence)
+    assert match, report.sentence
+    may_miss_one = name in ENDLESS  # the deadline may cut a try off before its first line
+    assert try_count - 1 <= int(match[1]) <= try_count - 1 + may_miss_one, report.sentence
     assert report.leftovers == ()
-    endings = report.attempts[0].outcome.container_failures
-    assert {(each.node[-1], each.exit_code) for each in endings} == {("1", policy.code)}
-    assert len(endings) >= (1 if name in IN_PLACE else min(tries, 2))
+    container_failures = report.attempts[0].outcome.container_failures
+    assert {(failure.node[-1], failure.exit_code) for failure in container_failures} == {("1", policy.code)}
+    assert len(container_failures) >= (1 if name in IN_PLACE else min(try_count, 2))

@@ -1,7 +1,7 @@
 """The webhook configurations of the controllers, pointed at processes on loopback."""
 
 from tests.cluster.api import Object
-from tests.cluster.certificates import text
+from tests.cluster.certificates import encode_base64
 from tests.cluster.components import APPWRAPPER_PORT, VOLCANO_WEBHOOKS
 from tests.cluster.plane import Plane
 
@@ -15,71 +15,78 @@ RESOURCES = {  # of Volcano's webhooks: group and version, and the operations th
 KUBEBUILDER = (("Mutating", "mutate", ["CREATE"]), ("Validating", "validate", ["CREATE", "UPDATE"]))
 
 
-def webhooks(plane: Plane) -> list[Object]:
-    dispatcher = appwrapper(plane) if plane.dispatcher == "appwrapper" else []
-    return [*volcano(plane), training_operator(plane), *dispatcher, *jobset(plane)]
+def build_webhooks(plane: Plane) -> list[Object]:
+    dispatcher = build_appwrapper_webhooks(plane) if plane.dispatcher == "appwrapper" else []
+    return [
+        *build_volcano_webhooks(plane),
+        build_training_operator_webhook(plane),
+        *dispatcher,
+        *build_jobset_webhooks(plane),
+    ]
 
 
-def volcano(plane: Plane) -> list[Object]:
+def build_volcano_webhooks(plane: Plane) -> list[Object]:
     """One configuration for each path, under the name that the webhook manager looks for."""
-    base = f"https://127.0.0.1:{plane.facts['ports']['vc-webhook-manager']}"
-    found = []
+    base = f"https://127.0.0.1:{plane.record['ports']['vc-webhook-manager']}"
+    configurations = []
     for path in VOLCANO_WEBHOOKS:
         resource, verb = path.strip("/").split("/")
         version, operations = RESOURCES[resource]
-        rule = rule_for(version, resource, operations if verb == "validate" else ["CREATE"])
+        rule = build_rule(version, resource, operations if verb == "validate" else ["CREATE"])
         name = f"{verb}{resource.removesuffix('s')}.volcano.sh"
-        hook = webhook(name, base + path, plane.pair("ca").certificate, rule)
+        hook = build_webhook(name, base + path, plane.read_certificate("ca").certificate, rule)
         # As in the chart: Volcano's own namespace stays usable while its webhooks are down.
-        hidden = {
+        not_system = {
             "key": "kubernetes.io/metadata.name",
             "operator": "NotIn",
             "values": ["volcano-system", "kube-system"],
         }
-        hook["namespaceSelector"] = {"matchExpressions": [hidden]}
+        hook["namespaceSelector"] = {"matchExpressions": [not_system]}
         kind = "Mutating" if verb == "mutate" else "Validating"
-        found.append(configuration(kind, "volcano-admission-service" + path.replace("/", "-"), [hook]))
-    return found
+        configurations.append(build_configuration(kind, "volcano-admission-service" + path.replace("/", "-"), [hook]))
+    return configurations
 
 
-def training_operator(plane: Plane) -> Object:
-    base = f"https://127.0.0.1:{plane.facts['ports']['training-operator']}"
-    authority = plane.pair("training-operator-ca").certificate
-    hook = webhook(
+def build_training_operator_webhook(plane: Plane) -> Object:
+    base = f"https://127.0.0.1:{plane.record['ports']['training-operator']}"
+    authority = plane.read_certificate("training-operator-ca").certificate
+    hook = build_webhook(
         "validator.pytorchjob.training-operator.kubeflow.org",
         f"{base}/validate-kubeflow-org-v1-pytorchjob",
         authority,
-        rule_for("kubeflow.org/v1", "pytorchjobs", ["CREATE", "UPDATE"]),
+        build_rule("kubeflow.org/v1", "pytorchjobs", ["CREATE", "UPDATE"]),
     )
-    return configuration("Validating", "validator.training-operator.kubeflow.org", [hook])
+    return build_configuration("Validating", "validator.training-operator.kubeflow.org", [hook])
 
 
-def appwrapper(plane: Plane) -> list[Object]:
-    found = []
+def build_appwrapper_webhooks(plane: Plane) -> list[Object]:
+    configurations = []
     for kind, verb, operations in KUBEBUILDER:
-        rule = rule_for("workload.codeflare.dev/v1beta2", "appwrappers", operations)
+        rule = build_rule("workload.codeflare.dev/v1beta2", "appwrappers", operations)
         url = f"https://127.0.0.1:{APPWRAPPER_PORT}/{verb}-workload-codeflare-dev-v1beta2-appwrapper"
-        hook = webhook(f"{verb[0]}appwrapper.kb.io", url, plane.pair("appwrapper-ca").certificate, rule)
-        found.append(configuration(kind, f"appwrapper-{kind.lower()}-webhook-configuration", [hook]))
-    return found
+        hook = build_webhook(
+            f"{verb[0]}appwrapper.kb.io", url, plane.read_certificate("appwrapper-ca").certificate, rule
+        )
+        configurations.append(build_configuration(kind, f"appwrapper-{kind.lower()}-webhook-configuration", [hook]))
+    return configurations
 
 
-def jobset(plane: Plane) -> list[Object]:
+def build_jobset_webhooks(plane: Plane) -> list[Object]:
     """The webhooks of JobSets, and of the pods that belong to one."""
-    base, authority = f"https://127.0.0.1:{plane.facts['ports']['jobset']}", plane.pair("ca").certificate
-    pods = rule_for("v1", "pods", ["CREATE"])
-    member = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
-    found = []
+    base, authority = f"https://127.0.0.1:{plane.record['ports']['jobset']}", plane.read_certificate("ca").certificate
+    pods = build_rule("v1", "pods", ["CREATE"])
+    of_jobset = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+    configurations = []
     for kind, verb, operations in KUBEBUILDER:
-        rule = rule_for("jobset.x-k8s.io/v1alpha2", "jobsets", operations)
-        job = webhook(f"{verb[0]}jobset.kb.io", f"{base}/{verb}-jobset-x-k8s-io-v1alpha2-jobset", authority, rule)
-        pod = webhook(f"{verb[0]}pod.kb.io", f"{base}/{verb}--v1-pod", authority, pods)
-        hooks = [job, pod | {"objectSelector": member}]
-        found.append(configuration(kind, f"jobset-{kind.lower()}-webhook-configuration", hooks))
-    return found
+        rule = build_rule("jobset.x-k8s.io/v1alpha2", "jobsets", operations)
+        job = build_webhook(f"{verb[0]}jobset.kb.io", f"{base}/{verb}-jobset-x-k8s-io-v1alpha2-jobset", authority, rule)
+        pod = build_webhook(f"{verb[0]}pod.kb.io", f"{base}/{verb}--v1-pod", authority, pods)
+        hooks = [job, pod | {"objectSelector": of_jobset}]
+        configurations.append(build_configuration(kind, f"jobset-{kind.lower()}-webhook-configuration", hooks))
+    return configurations
 
 
-def configuration(kind: str, name: str, hooks: list[Object]) -> Object:
+def build_configuration(kind: str, name: str, hooks: list[Object]) -> Object:
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": f"{kind}WebhookConfiguration",
@@ -88,10 +95,10 @@ def configuration(kind: str, name: str, hooks: list[Object]) -> Object:
     }
 
 
-def webhook(name: str, url: str, authority: bytes, rule: Object) -> Object:
+def build_webhook(name: str, url: str, authority: bytes, rule: Object) -> Object:
     return {
         "name": name,
-        "clientConfig": {"url": url, "caBundle": text(authority)},
+        "clientConfig": {"url": url, "caBundle": encode_base64(authority)},
         "rules": [rule],
         "admissionReviewVersions": ["v1"],
         "failurePolicy": "Fail",
@@ -100,6 +107,6 @@ def webhook(name: str, url: str, authority: bytes, rule: Object) -> Object:
     }
 
 
-def rule_for(version: str, resource: str, operations: list[str]) -> Object:
-    group, _, number = version.rpartition("/")
-    return {"apiGroups": [group], "apiVersions": [number], "resources": [resource], "operations": operations}
+def build_rule(api_version: str, resource: str, operations: list[str]) -> Object:
+    group, _, version = api_version.rpartition("/")
+    return {"apiGroups": [group], "apiVersions": [version], "resources": [resource], "operations": operations}

@@ -4,26 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.small import ELSEWHERE, in_pods, small
+from tests.cluster.small import NEEDS_MCAD, build_small_overrides, list_pod_profiles
 from tests.conftest import manifest_plan_of
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.requirements import ReferencedObject
 
-NAMES = tuple(in_pods())
+NAMES = tuple(list_pod_profiles())
 OF_MACHINES = {name for name in list_profiles() if load_profile(name).launcher == "baremetal"}
 over_all = pytest.mark.parametrize("name", NAMES)
 
 
 def test_every_profile_has_its_place() -> None:
     """A profile is for machines, runs small in pods, or is listed with why the test cluster cannot run it."""
-    assert {*NAMES, *ELSEWHERE, *OF_MACHINES} == set(list_profiles())
+    assert {*NAMES, *NEEDS_MCAD, *OF_MACHINES} == set(list_profiles())
 
 
 @over_all
 def test_small_needs_nothing_of_the_guides_cluster(name: str, tmp_path: Path) -> None:
     """A small profile needs no claim, network, queue or secret, and no device except for fake GPUs."""
-    plan = manifest_plan_of(load_profile(name, small(name)), tmp_path)
+    plan = manifest_plan_of(load_profile(name, build_small_overrides(name)), tmp_path)
     assert not [requirement for requirement in plan.requires if isinstance(requirement, ReferencedObject)]
     requests = plan.pod["spec"]["containers"][0]["resources"]["requests"]
     assert requests.keys() - {"nvidia.com/gpu"} == {"cpu", "memory", "ephemeral-storage"}
@@ -32,22 +32,24 @@ def test_small_needs_nothing_of_the_guides_cluster(name: str, tmp_path: Path) ->
 @over_all
 def test_small_runs_a_program_of_ours(name: str) -> None:
     """A small profile runs a program in the test cluster's image; one without a Python file keeps its own."""
-    program = Path(str(load_profile(name, small(name)).program))
+    program = Path(str(load_profile(name, build_small_overrides(name)).program))
     assert (ROOT / "programs" / program.name).exists() or load_profile(name).program == str(program)
 
 
 @over_all
 def test_small_keeps_what_a_profile_is_about(name: str) -> None:
     """A small profile keeps launcher, rendezvous and agent, and more than one node if the profile has that."""
-    whole, less = load_profile(name), load_profile(name, small(name))
-    assert (less.launcher, less.rendezvous, less.resolved_agent) == (
-        whole.launcher,
-        whole.rendezvous,
-        whole.resolved_agent,
+    full_profile, small_profile = load_profile(name), load_profile(name, build_small_overrides(name))
+    assert (small_profile.launcher, small_profile.rendezvous, small_profile.resolved_agent) == (
+        full_profile.launcher,
+        full_profile.rendezvous,
+        full_profile.resolved_agent,
     )
-    assert (less.nodes.max > 1) == (whole.nodes.max > 1)
+    assert (small_profile.nodes.max > 1) == (full_profile.nodes.max > 1)
 
 
 def test_small_goes_where_it_is_told() -> None:
     """On fake nodes a small profile keeps no label of the real ones."""
-    assert load_profile("mnist-2x4", small("mnist-2x4", {"type": "kwok"})).pod.node_selector == {"type": "kwok"}
+    assert load_profile("mnist-2x4", build_small_overrides("mnist-2x4", {"type": "kwok"})).pod.node_selector == {
+        "type": "kwok"
+    }

@@ -189,18 +189,18 @@ def test_promise_makes_sense(expected: dict[str, Any]) -> None:
 def test_fake_nodes_have_what_a_fabric_asks_for(name: str) -> None:
     """On the test cluster every shape has nodes with its labels, its GPUs and its fabrics' devices."""
     shape = SHAPES[name.partition(":")[0]]
-    requests = {key: value for key, value in FABRICS[name].pod.resources.items() if key not in fake.SIZE}
-    expected = {shape.gpus.resource: str(shape.gpus.per_node or fake.GPUS), **requests}
+    requests = {key: value for key, value in FABRICS[name].pod.resources.items() if key not in fake.NODE_SIZE}
+    expected = {shape.gpus.resource: str(shape.gpus.per_node or fake.DEFAULT_GPUS), **requests}
     label = name.partition(":")[0].replace("/", "-")
-    nodes = [node for node in fake.nodes() if node["metadata"]["name"].startswith(f"{label}-")]
+    nodes = [node for node in fake.build_nodes() if node["metadata"]["name"].startswith(f"{label}-")]
     fit = [node for node in nodes if expected.items() <= node["status"]["allocatable"].items()]
-    assert len(fit) == fake.PER_SHAPE
+    assert len(fit) == fake.NODES_PER_SHAPE
     assert all(shape.match.items() <= node["metadata"]["labels"].items() for node in fit)
 
 
 def test_fake_networks_are_those_that_pods_name() -> None:
     """The test cluster has every secondary network of a fabric, in its namespace."""
-    existing = {f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in objects.networks()}
+    existing = {f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in objects.build_networks()}
     networks = [
         name if "/" in name else f"default/{name}" for fabric in FABRICS.values() for name in fabric.pod.networks
     ]
