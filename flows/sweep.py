@@ -257,7 +257,7 @@ def _remove_orphan(orphan: Any) -> list[str] | None:
     flow_run_id = confirm_flow_run(orphan.lease) if orphan.lease else ""
     leftovers = orphans.remove_orphan(orphan)
     if flow_run_id and leftovers is not None:
-        report_state(flow_run_id, build_final_state("swept", f"no launcher owned it, and {orphan.why}"))
+        report_state(flow_run_id, build_final_state("swept", f"no launcher owned it, and {orphan.reason}"))
     return leftovers
 
 

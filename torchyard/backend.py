@@ -1,7 +1,7 @@
-"""The seam between a run and the world: backends carry plans out.
+"""The interface between a run and the outside: a backend carries out a plan.
 
-The backend of a ManifestPlan is a cluster, that of a CommandPlan is machines. A step calls `backend_of` once, and does
-not know which one it got. Another kind of plan needs a class with these methods and a case in `backend_of`.
+The backend of a ManifestPlan is a cluster, that of a CommandPlan is machines. A step calls `backend_of` once and does
+not depend on the kind of backend. Another kind of plan needs a class with these methods and a case in `backend_of`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +17,35 @@ PollCallback = Callable[[], object]
 
 
 class JobWatch(Protocol):
-    """Observes a job, wherever it runs. `states` is current after each `poll`.
+    """Observes a job, in a cluster or on machines: its states, its exit codes, and its logs, which are copied to disk.
 
-    `await_exit_codes` waits until the ends of the job's processes, which its own end follows from, are in `states`.
+    Order of calls. Enter the watch; `poll` repeatedly; once the job has ended, `await_exit_codes`, `drain_ended_logs`
+    before the job is stopped and `drain_logs` after it; leave the watch. One thread makes all calls. `states` and the
+    methods without I/O show the job as of the last `poll`.
+
+    states: see Observation.states.
+    poll: wait for changes, at most `timeout_s` seconds; return whether there were any.
+    await_exit_codes: wait until `states` has the exit codes that the job's end follows from, at most `timeout_s`.
+    exit_codes: by process or node; negative is a signal, None is unknown.
+    ended_at, started_at: seconds since the epoch by the clock of the node or host; None and 0 if that has not happened.
+    losing_logs, lost_logs: what a log lacks, by process or node; so far, and permanently.
+    diagnose: why the job makes no progress; None if it does. `is_last`: query again before the job is given up.
+    machines: the cluster node or host of each process.
+    container_failures: of containers that have failed so far, also of those that were restarted.
+    is_fully_observed: whether `states` is current.
+    is_disconnected: whether a log may grow unread.
+    drain_ended_logs, drain_logs: read logs to their end, until nothing has arrived for `idle_timeout_s`; `on_poll` is
+    called at each poll. `drain_logs` returns whether all logs are complete.
+
+    `poll` raises RunInUseError if another process has taken the run over.
     """
 
     states: dict[str, Mapping[str, Any]]
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
-    def poll(self, timeout_s: float) -> bool: ...
-    def await_exit_codes(self, timeout_s: float) -> None: ...
+    def poll(self, *, timeout_s: float) -> bool: ...
+    def await_exit_codes(self, *, timeout_s: float) -> None: ...
     def exit_codes(self) -> dict[str, int | None]: ...
     def ended_at(self) -> float | None: ...
     def started_at(self) -> float: ...
@@ -39,14 +57,16 @@ class JobWatch(Protocol):
     def is_fully_observed(self) -> bool: ...
     def is_disconnected(self) -> bool: ...
     def record_outcome(self, outcome: Outcome) -> None: ...
-    def drain_ended_logs(self, idle_timeout_s: float, on_poll: PollCallback) -> None: ...
-    def drain_logs(self, idle_timeout_s: float, on_poll: PollCallback = ...) -> bool: ...
+    def drain_ended_logs(self, on_poll: PollCallback, *, idle_timeout_s: float) -> None: ...
+    def drain_logs(self, on_poll: PollCallback | None = None, *, idle_timeout_s: float) -> bool: ...
 
 
 class RemoteAttempt(NamedTuple):
-    """What another machine has done for a run: its latest attempt, and how that ended, if it has.
+    """The latest attempt of a run on another machine.
 
-    `journal_fields` are journalled with the start of the run here.
+    journal_fields: for this machine's journal, in the event of the run's start.
+    outcome: of the attempt; None if it has not ended.
+    ending: the end that the run was coming to, and its sentence; None if none is recorded.
     """
 
     number: int
@@ -57,23 +77,24 @@ class RemoteAttempt(NamedTuple):
 
 
 class Backend(Protocol):
-    """Carries one plan out. Every method can be called again, by this process or by the next one.
+    """Carries out one plan. Every method can be called again, by this process or by the next one.
 
     before the job      locate, reach, check, prepare
     the job             start_store, submit, watch, stop, stop_unwatched, remove
     who owns the run    take_over, check_owner, check_not_owned_elsewhere, record_ending, abandon_lease, hand_over,
                         release
 
-    HostError or ClusterError if a host or the API server refuses; RunInUseError if another living process owns the run.
+    Raises HostError or ClusterError if a host or the API server refuses a request, RunInUseError if another living
+    process owns the run.
 
     Example: `handle = backend_of(plan).submit(deadlines, submitted_at=None)`
     """
 
     def locate(self) -> Plan:
-        """The plan, tied to where it will run: the next process must find the job there."""
+        """The plan with the place where it will run, so that the next process finds the job there."""
 
     def reach(self) -> None:
-        """Wait a while for hosts or an API server that cannot be reached; `check` reports what stays unreachable."""
+        """Wait a while for unreachable hosts or an unreachable API server; `check` reports those that stay away."""
 
     def check(self) -> tuple[Check, ...]:
         """One finding for each requirement of the plan."""
@@ -82,50 +103,55 @@ class Backend(Protocol):
         """The plan without optional parts that this user may not create."""
 
     def start_store(self) -> None:
-        """Start the rendezvous store if it is the run's own, and prove that it serves. RendezvousError if not."""
+        """Start the run's rendezvous store, if it has one. Raises RendezvousError if the store does not respond."""
 
     def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
-        """Start or adopt the job. `submitted_at`: when an earlier process submitted it; it is only attached to then."""
+        """Start the job, or attach to it if it exists.
+
+        `submitted_at`: when an earlier process submitted it, in seconds since the epoch; then no job is started. None
+        if no process has.
+        """
 
     def watch(self, on_poll: PollCallback) -> JobWatch:
-        """The watch of the job; it is current once it is entered, and calls `on_poll` until then."""
+        """The watch of the job. Entering it waits for the first states, and calls `on_poll` meanwhile."""
 
     def stop(self) -> None:
-        """Stop only the job: what it leaves is read before the rest is removed."""
+        """Stop the job. Its store and files stay until `remove`, because its logs are read first."""
 
     def stop_unwatched(self) -> dict[str, str]:
-        """Stop the job if nobody waits for it, and read what it prints until its end; returns what its logs lack."""
+        """Stop a job that no process waits for, and read its logs to their end; return what they lack, by node."""
 
     def remove(self) -> list[str]:
-        """Remove everything of the plan, the store last; returns what could not be removed."""
+        """Remove all objects or processes of the plan, the store last; return a description of each leftover."""
 
     def release(self) -> None:
-        """Give up ownership of a run that has left nothing behind."""
+        """Give up the ownership of a run that has no leftovers."""
 
     def check_owner(self) -> None:
-        """Raise RunInUseError if another process has taken the run over since."""
+        """Raise RunInUseError if another process has taken the run over from this one."""
 
     def check_not_owned_elsewhere(self) -> None:
         """Raise RunInUseError if another machine may still own the run."""
 
     def abandon_lease(self) -> None:
-        """Stop renewing the lease: anything that is left is for the sweep."""
+        """Stop renewing the lease. Once it has expired, a sweep removes the leftovers."""
 
     def hand_over(self) -> None:
-        """Leave a run that goes on to its next process, which is about to start."""
+        """Release a run that continues in its next process, which then need not wait for the lease to expire."""
 
     def record_ending(self, end: End, sentence: str) -> None:
-        """Record which end the run is coming to, where another machine will read it."""
+        """Record the end that the run is coming to, where another machine can read it."""
 
     def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
-        """Take the run over from another machine; returns what that one did, None if this machine knows it all.
+        """Take the run over from another machine, and return the attempt of that machine.
 
-        `build_plan` returns the plan of an attempt; `started_attempts` are the attempts that are known here.
+        None if this machine has the latest attempt, or no machine has started one. `build_plan` returns the plan of an
+        attempt, by its number; `started_attempts`: the numbers of the attempts that this machine has recorded.
         """
 
 
 def backend_of(plan: Plan) -> Backend:
-    """The backend of a plan. It is imported only here, so a run on this machine loads no Kubernetes client."""
+    """The backend of a plan. Its module is imported only here, so a run on this machine loads no Kubernetes client."""
     match plan:
         case CommandPlan():
             from torchyard.machines.backend import MachinesBackend

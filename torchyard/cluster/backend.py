@@ -22,7 +22,12 @@ from torchyard.model.run import End, Handle
 
 
 class ClusterBackend:
-    """The `Backend` of a cluster. The run's Lease owns its objects, and records what a successor needs to continue."""
+    """The `Backend` of a cluster; see its docstring for the methods.
+
+    The run's Lease owns the run's objects, and records what the next process of the run needs to continue. All objects
+    are found by name and label: nothing is stored in this process except the renewal of the Lease, which threads of
+    `lease_renewal` do from `start_store` or `submit` on, until `abandon_lease`, `hand_over` or `release`.
+    """
 
     def __init__(self, plan: ManifestPlan) -> None:
         self._plan = plan
@@ -36,7 +41,7 @@ class ClusterBackend:
     def check(self) -> tuple[Check, ...]:
         checks = []
         for requirement in self._plan.requires:
-            if isinstance(requirement, WritableFolder):  # a folder of this machine; the others are the cluster's
+            if isinstance(requirement, WritableFolder):  # a folder of this machine; check_cluster has the others
                 probe = PROBES[requirement.kind](requirement.model_dump())
                 checks.append(check_requirement(requirement, probe))
         return (*checks, *check_cluster(self._plan))
@@ -49,12 +54,13 @@ class ClusterBackend:
 
     def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
         plan = self._plan
-        # A job that exists already must not be given up because it cannot be read for a while.
+        # Without a time limit for a job that exists: giving up would end a job that runs well during an outage.
         job, created = retry_step(OUTAGE_TIMEOUT_S if submitted_at is None else None)(create.create_job)(plan)
         action = "created" if created else "attached to"
         kind = plan.main["kind"]
         get_log().info("%s %s %s/%s: %d pods", action, kind, plan.cluster.namespace, plan.job, len(plan.nodes))
-        created_at = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()  # a job that is gone
+        # A job that is gone is returned as planned, without a time stamp.
+        created_at = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()
         age_s = 0.0 if created else max(time.time() - (submitted_at or created_at), 0.0)
         return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=created_at, age_s=age_s)
 
@@ -93,8 +99,8 @@ class ClusterBackend:
         self.abandon_lease()
         try:
             lease.hand_lease_over(self._plan)
-        except TorchyardError as error:  # the next process waits until the Lease is old enough
-            get_log().debug("the Lease of %s is not handed over: %s", self._plan.run, error)
+        except TorchyardError as error:  # the next process then waits until the Lease has expired
+            get_log().debug("cannot hand over the Lease of %s: %s", self._plan.run, error)
 
     def record_ending(self, end: End, sentence: str) -> None:
         try:
@@ -102,7 +108,7 @@ class ClusterBackend:
         except RunInUseError:
             raise
         except TorchyardError as error:
-            get_log().debug("the Lease does not record how the run ends: %s", error)
+            get_log().debug("cannot record on the Lease how the run ends: %s", error)
 
     def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
         return takeover.take_over_run(self._plan, build_plan, started_attempts)

@@ -1,6 +1,7 @@
 """Creates a plan's objects in a cluster, or adopts existing ones by name."""
 
 import time
+from http import HTTPStatus
 
 from torchyard.cluster import lease
 from torchyard.cluster.checks.permissions import is_allowed
@@ -19,17 +20,17 @@ _STORE_READY_TIMEOUT_S = 300.0  # seconds, including the pull of its image
 _STORE_POLL_INTERVAL_S = 0.25
 _STORE_LOG_TIMEOUT_S = 2.0
 _NETWORK_POLICIES = "networkpolicies.networking.k8s.io"
-_NO_POLICY = "this user may not create one; role torchyard-policy of deploy/kubernetes/rbac.yaml allows it"
+_NO_POLICY = "this user may not create one; role torchyard-policy of deploy/kubernetes/rbac.yaml grants it"
 
 
 def resolve_cluster(plan: ManifestPlan) -> ManifestPlan:
-    """The plan with the cluster and namespace that the kubeconfig names now, for later processes."""
+    """The plan with the cluster and namespace that the kubeconfig selects now, so that later processes use the same."""
     return plan.model_copy(update={"cluster": get_cluster_client(plan.cluster).cluster})
 
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
-    """The plan without optional objects that this user may not create: no later step looks for them."""
+    """The plan without optional objects that this user may not create, so that no later step expects them."""
     client = get_cluster_client(plan.cluster)
     optional = [obj for obj in plan.store if etcd.is_optional_object(obj)]
     if not optional or all(is_allowed(client, verb, _NETWORK_POLICIES) for verb in etcd.PERMISSION_VERBS):
@@ -42,10 +43,12 @@ def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
 
 
 def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
-    """The job, and whether it is new. Nothing is created if the API server would refuse a part of it.
+    """Create the job or find it; return it, and whether it is new.
 
-    A job that this run created before, and that is gone, is not created again. Raises RunInUseError if another living
-    process owns the run.
+    A dry run of all objects comes first, so nothing is created if the API server would refuse one of them. A job that
+    this run has submitted before and that is gone is not created again: another user has deleted it.
+
+    Raises RunInUseError if another living process owns the run, ClusterError if an object is refused.
     """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
@@ -62,33 +65,35 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
 
 
 def _add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:
-    """The object, owned by the run's Lease if it is the run's; objects that hold data get no owner."""
+    """The object with the run's Lease as its owner; unchanged if it is not the run's, such as one that holds data."""
     if RUN_LABEL not in (obj["metadata"].get("labels") or {}):
         return obj
-    return {**obj, "metadata": {**obj["metadata"], "ownerReferences": [lease_record.owner_reference(run_lease)]}}
+    metadata = obj["metadata"] | {"ownerReferences": [lease_record.owner_reference(run_lease)]}
+    return obj | {"metadata": metadata}
 
 
 def _adopt_or_create(
     client: Client, plan: ManifestPlan, obj: KubeObject, *, dry_run: bool = False
 ) -> tuple[KubeObject, bool]:
-    """The object, and whether it is new. Raises ClusterError if the name is taken, or the server refuses the object.
+    """Create an object or find it; return it, and whether it is new.
 
-    A companion of a manifest is used as it is, whoever created it: a claim may be older than the run.
+    A companion of a manifest is used unchanged, also one of another owner: a claim may be older than the run. Raises
+    ClusterError if the name belongs to another run, or the server refuses the object.
     """
     metadata = obj["metadata"]
     for is_last_try in (False, True):
         try:
             return client.create(obj, dry_run=dry_run), True
         except ClusterError as error:
-            if error.status != 409:
+            if error.status != HTTPStatus.CONFLICT:
                 raise
         existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
         if existing and (is_own_object(plan, existing) or etcd.is_companion_object(obj)):
             return existing, False
-        if existing or is_last_try:  # otherwise it was deleted in the meantime, and the name is free
+        if existing or is_last_try:  # otherwise it was deleted after the refusal: the name is free, so try again
             break
     message = "it exists and does not belong to this run"
-    raise ClusterError(client.host, f"create {obj['kind']} {metadata['name']}", message, 409)
+    raise ClusterError(client.host, f"create {obj['kind']} {metadata['name']}", message, HTTPStatus.CONFLICT)
 
 
 def is_own_object(plan: ManifestPlan, obj: KubeObject) -> bool:
@@ -107,21 +112,27 @@ def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> No
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def create_store(plan: ManifestPlan) -> None:
-    """Create the rendezvous store and wait until it is ready. RendezvousError if it does not become ready."""
+    """Create the rendezvous store and wait until it is ready.
+
+    Raises RendezvousError if it is not ready within `_STORE_READY_TIMEOUT_S`, has ended, or cannot start.
+    """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
     for obj in plan.store:
         _, created = _adopt_or_create(client, plan, _add_owner(obj, run_lease))
         if not created:
-            get_log().info("%s %s already exists, and is used", obj["kind"], obj["metadata"]["name"])
-    pods = {obj["metadata"]["name"] for obj in plan.store if obj["kind"] == "Pod"}
+            get_log().info("using existing %s %s", obj["kind"], obj["metadata"]["name"])
+    pod_names = {obj["metadata"]["name"] for obj in plan.store if obj["kind"] == "Pod"}
     deadline = time.monotonic() + _STORE_READY_TIMEOUT_S
     with ClusterWatch(plan) as watch:
-        while waiting := [name for name in pods if not _is_pod_ready(plan, watch, name)]:
+        while True:
+            waiting = [name for name in pod_names if not _is_pod_ready(plan, watch, name)]
+            if not waiting:
+                return
             if time.monotonic() > deadline:
                 message = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
                 raise RendezvousError(str(plan.probe), message, f"kubectl describe pod {waiting[0]}", retry=True)
-            watch.poll(_STORE_POLL_INTERVAL_S)
+            watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
 
 
 def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
@@ -133,19 +144,23 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     failure = pod_reasons.find_pod_failure({node: pod}, time.time())
     exit_code = pod_facts.get_pod_exit_code(pod)
     if failure or exit_code is not None:
-        last_line = _read_last_line(watch, node)
         sentence = failure.sentence if failure else f"{node} {pod_facts.describe_exit(exit_code)}"
+        last_line = _read_last_line(watch, node)
+        log_text = f"last line of its log: {last_line}" if last_line else "its log is empty"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
         is_retryable = failure.retry if failure else (exit_code or 0) > 128  # a signal ended it
-        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {last_line}", remedy, retry=is_retryable)
+        raise RendezvousError(str(plan.probe), f"{sentence}; {log_text}", remedy, retry=is_retryable)
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _read_last_line(watch: ClusterWatch, node: str) -> str:
-    """The last line of a pod that has ended, whose log may still arrive; `nothing` if it has none."""
+    """The last line that a pod of the store has logged; empty if none arrives within `_STORE_LOG_TIMEOUT_S`.
+
+    The pod has ended, but its log may still arrive.
+    """
     deadline = time.monotonic() + _STORE_LOG_TIMEOUT_S
     while not watch.last_line(node) and time.monotonic() < deadline:
-        watch.poll(_STORE_POLL_INTERVAL_S)
-    watch.poll(_STORE_POLL_INTERVAL_S)
-    return watch.last_line(node) or "nothing"
+        watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
+    watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
+    return watch.last_line(node)

@@ -1,8 +1,9 @@
-"""Deletes a plan's objects from a cluster, waits until they are gone, and proves that nothing is left."""
+"""Deletes a plan's objects from a cluster, waits until they are gone, and reports leftovers."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from torchyard.cluster.create import is_own_object
@@ -21,17 +22,18 @@ _MAX_PARALLEL_REQUESTS = 8
 REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own grace period
 _REMOVAL_POLL_INTERVAL_S = 0.25
 _CONTROLLER_KINDS = (("v1", "Service"), ("v1", "ConfigMap"))  # what controllers create beside the pods
-_PROPAGATION_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
+_GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
 # The cluster's own records about objects, and not objects of the run: they disappear by themselves.
 _SKIPPED_RESOURCES = frozenset({"events", "endpoints", "endpointslices"})
 _DISCOVERED_KINDS: dict[Client, tuple[GroupVersionKind, ...]] = {}
 
 
 def delete_object(plan: ManifestPlan, obj: KubeObject) -> None:
-    """Request the deletion of an object of the plan; one of the same name that is not the run's stays."""
-    client, identity = get_cluster_client(plan.cluster), (obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+    """Request the deletion of an object of the plan. An object of that name that is not the run's is not deleted."""
+    client = get_cluster_client(plan.cluster)
+    identity = (obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
     existing = client.get(*identity)
-    if existing and is_own_object(plan, existing) and not has_protected_data({**obj, **existing}):
+    if existing and is_own_object(plan, existing) and not has_protected_data(obj | existing):
         client.delete(*identity)
 
 
@@ -42,113 +44,130 @@ def read_grace_period(plan: ManifestPlan) -> float:
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def delete_all_objects(plan: ManifestPlan) -> list[str]:
-    """Delete the job and, once its pods are gone, its store and files; return what is left with their labels.
+    """Delete the job and, once its pods are gone, its store and files; return a description of each leftover.
 
-    A kind that the run has created or watched, and that may not be listed, counts as left.
+    A leftover is an object with the run's labels, or a kind that the run has created or watched and that may not be
+    listed. Raises ClusterError if a request is refused for any other reason.
     """
     client = get_cluster_client(plan.cluster)
     for obj in plan.store:
-        disown_protected_data(client, client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"]), plan.labels)
+        existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+        disown_protected_data(client, existing, plan.labels)
     delete_object(plan, plan.main)
-    _await_removal(plan, lambda obj: ROLE_LABEL not in (obj["metadata"].get("labels") or {}))
+    _await_removal(plan, _is_part_of_job)
     for obj in plan.dependencies:
         delete_object(plan, obj)
-    _await_removal(plan, lambda obj: True)
+    _await_removal(plan)
     created_kinds = _list_created_kinds(plan)
     listing = list_labelled_objects(client, dict.fromkeys((*created_kinds, *list_kinds(client))), plan.labels)
-    unlisted = [
-        _describe_unlisted_kind(client, kind, listing.refusals[kind])
-        for kind in created_kinds
-        if kind in listing.refusals
-    ]
-    return [*(describe_leftover(obj) for obj in listing.objects), *unlisted]
+    leftovers = [describe_leftover(obj) for obj in listing.objects]
+    for kind in created_kinds:
+        if kind in listing.refusals:
+            leftovers.append(_describe_unlisted_kind(client, kind, listing.refusals[kind]))
+    return leftovers
+
+
+def _is_part_of_job(obj: KubeObject) -> bool:
+    """Whether an object belongs to the job itself; the store and the files have a role."""
+    return ROLE_LABEL not in (obj["metadata"].get("labels") or {})
 
 
 def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
-    """The kinds that a run has created or watched: each must be proven to be gone."""
-    objects = [obj for obj in plan.admitted_objects if is_own_object(plan, obj)]
-    return list(
-        dict.fromkeys(
-            [*((obj["apiVersion"], obj["kind"]) for obj in objects), *((obj.api, obj.kind) for obj in plan.watch)]
-        )
-    )
+    """The kinds that a run has created or watched, each once: their absence must be proven."""
+    kinds = [(obj["apiVersion"], obj["kind"]) for obj in plan.admitted_objects if is_own_object(plan, obj)]
+    kinds += [(watched.api, watched.kind) for watched in plan.watch]
+    return list(dict.fromkeys(kinds))
 
 
 def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
-    location = f"{kind[1]} in {client.namespace}"
-    return f"{location}: cannot be seen, so may be left: {reason}; deploy/kubernetes/rbac.yaml has the rights"
+    _, kind_name = kind
+    location = f"{kind_name} in {client.namespace}"
+    return f"{location}: cannot be listed, so objects may remain: {reason}; deploy/kubernetes/rbac.yaml has the rights"
 
 
 def disown_protected_data(client: Client, obj: KubeObject | None, labels: Mapping[str, str]) -> None:
-    """Remove the run's labels and owners from what holds data, so that neither we nor the garbage collector delete it.
+    """Remove the run's labels and owners from an object that holds data, if it has `labels`.
 
-    Only an earlier version has set them.
+    Otherwise teardown or the garbage collector would delete the data. Only an earlier version of torchyard has set
+    labels and owners of such objects.
     """
-    existing_labels = (obj or {}).get("metadata", {}).get("labels") or {}
-    if obj and has_protected_data(obj) and labels.items() <= existing_labels.items():
-        cleared_fields = {
-            "labels": {key: None for key in (RUN_LABEL, ATTEMPT_KEY, ROLE_LABEL) if key in existing_labels},
-            "ownerReferences": None,
-        }
-        client.patch(obj, {"metadata": cleared_fields})
+    if not obj or not has_protected_data(obj):
+        return
+    existing_labels = obj["metadata"].get("labels") or {}
+    if labels.items() <= existing_labels.items():
+        run_labels = [key for key in (RUN_LABEL, ATTEMPT_KEY, ROLE_LABEL) if key in existing_labels]
+        client.patch(obj, {"metadata": {"labels": dict.fromkeys(run_labels), "ownerReferences": None}})
 
 
-def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool]) -> None:
-    """Wait while an object of the plan that `counts` is terminating, at most for as long as removal may take."""
-    client, delay_s = get_cluster_client(plan.cluster), _REMOVAL_POLL_INTERVAL_S
-    kinds = {(watched.api, watched.kind): None for watched in plan.watch} | dict.fromkeys(_CONTROLLER_KINDS)
+def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] | None = None) -> None:
+    """Wait while objects of the plan are terminating, at most as long as their removal may take.
+
+    Only objects for which `is_awaited` returns True are waited for; all by default. Pods that remain on dead nodes are
+    then force-deleted, if the plan allows that.
+    """
+    client = get_cluster_client(plan.cluster)
+    kinds = dict.fromkeys([(watched.api, watched.kind) for watched in plan.watch])
+    kinds |= dict.fromkeys(_CONTROLLER_KINDS)
     deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
-    while terminating := [
-        obj for obj in _list_visible_objects(client, kinds, plan.labels) if is_awaited(obj) and _is_terminating(obj)
-    ]:
+    delay_s = _REMOVAL_POLL_INTERVAL_S
+    while True:
+        objects = _list_visible_objects(client, kinds, plan.labels)
+        terminating = [obj for obj in objects if _is_terminating(obj) and (is_awaited is None or is_awaited(obj))]
+        if not terminating:
+            return
         if time.monotonic() > deadline:
-            _force_delete_pods(client, terminating if plan.force_delete else [])
+            if plan.force_delete:
+                _force_delete_pods(client, terminating)
             return
         time.sleep(delay_s)
         delay_s = min(delay_s * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
 
 
 def _force_delete_pods(client: Client, objects: Iterable[KubeObject]) -> None:
-    """Force-delete pods whose dead node cannot confirm their end. A pod on a living node may still run: it stays."""
-    pods = [obj for obj in objects if obj["kind"] == "Pod"]
-    for pod in (pod for pod in pods if not _is_node_alive(client, pod["spec"].get("nodeName"))):
-        get_log().warning("pod %s is deleted by force: its node does not answer", pod["metadata"]["name"])
-        client.delete("v1", "Pod", pod["metadata"]["name"], force=True)
+    """Force-delete pods whose dead node cannot confirm their end. A pod on a live node may still run: it stays."""
+    for obj in objects:
+        if obj["kind"] != "Pod" or _is_node_alive(client, obj["spec"].get("nodeName")):
+            continue
+        name = obj["metadata"]["name"]
+        get_log().warning("pod %s is force-deleted: its node does not respond", name)
+        client.delete("v1", "Pod", name, force=True)
 
 
-def _is_node_alive(client: Client, node: str | None) -> bool:
-    """Whether a node is known to be Ready; nothing is known of one that this user may not read."""
+def _is_node_alive(client: Client, name: str | None) -> bool:
+    """Whether a node is known to be Ready; False for a node that does not exist or that this user may not read."""
+    if not name:
+        return False
     try:
-        obj = client.get("v1", "Node", node, namespace=None) if node else None
+        node = client.get("v1", "Node", name, namespace=None)
     except ClusterError as error:
-        if error.status != 403:
+        if error.status != HTTPStatus.FORBIDDEN:
             raise
         return False
-    conditions = pod_facts.get_mappings(obj, "status", "conditions")
+    conditions = pod_facts.get_mappings(node, "status", "conditions")
     return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
 def _is_terminating(obj: KubeObject) -> bool:
-    """Whether an object will go by itself: it is being deleted, or its owner is (but the Lease stays)."""
+    """Whether an object will disappear without a request: it is being deleted, or an owner other than the Lease is."""
+    if obj["metadata"].get("deletionTimestamp"):
+        return True
     owners = obj["metadata"].get("ownerReferences") or ()
-    return bool(
-        obj["metadata"].get("deletionTimestamp") or any(owner["kind"] != lease_record.LEASE_KIND for owner in owners)
-    )
+    return any(owner["kind"] != lease_record.LEASE_KIND for owner in owners)
 
 
 def describe_leftover(obj: KubeObject) -> str:
-    """What is left, and what to do about it."""
+    """Kind, namespace and name of an object that remains and, if it is being deleted, what holds it and the remedy."""
     metadata = obj["metadata"]
     name = f"{obj['kind']} {metadata.get('namespace')}/{metadata['name']}"
     if not metadata.get("deletionTimestamp"):
         return name
-    finalizers = [
-        finalizer for finalizer in metadata.get("finalizers") or () if finalizer not in _PROPAGATION_FINALIZERS
-    ]
+    finalizers = [finalizer for finalizer in metadata.get("finalizers") or () if finalizer not in _GC_FINALIZERS]
     if finalizers:
-        return f"{name}: its finalizer {', '.join(finalizers)} holds it; its controller must remove it"
-    if obj["kind"] == "Pod" and (node := obj["spec"].get("nodeName")):
-        return f"{name}: node {node} does not confirm its end; kubectl delete pod --force once the node is known dead"
+        return f"{name}: its finalizer {', '.join(finalizers)} holds it; its controller must remove the finalizer"
+    node = obj["spec"].get("nodeName") if obj["kind"] == "Pod" else None
+    if node:
+        remedy = "kubectl delete pod --force once the node is known to be dead"
+        return f"{name}: node {node} does not confirm that the pod has ended; {remedy}"
     return name
 
 
@@ -156,47 +175,56 @@ def describe_leftover(obj: KubeObject) -> str:
 
 
 class ListedObjects(NamedTuple):
-    """The objects that were found, and why some kinds could not be seen."""
+    """The objects that a list returned, and the API server's message for each kind that it refused to list."""
 
     objects: list[KubeObject]
     refusals: dict[GroupVersionKind, str]
 
 
 def list_labelled_objects(
-    client: Client, kinds: Iterable[GroupVersionKind], labels: Mapping[str, str], everywhere: bool = False
+    client: Client, kinds: Iterable[GroupVersionKind], labels: Mapping[str, str], *, everywhere: bool = False
 ) -> ListedObjects:
-    """Every object of some kinds that has the labels; an empty value matches any. A kind may be refused."""
+    """List the objects of some kinds that have `labels`; an empty value matches any.
+
+    `everywhere`: in all namespaces, not only in the client's. A refusal with 403 or 405 is returned in `refusals`;
+    ClusterError is raised for any other.
+    """
     selector = ",".join(f"{key}={value}" if value else key for key, value in labels.items())
+    params = {"labelSelector": selector}
 
-    def query(kind: GroupVersionKind) -> tuple[GroupVersionKind, list[KubeObject], str]:
+    def list_kind(kind: GroupVersionKind) -> list[KubeObject] | ClusterError:
         try:
-            return kind, client.list(*kind, {"labelSelector": selector}, everywhere=everywhere), ""
+            return client.list(*kind, params, everywhere=everywhere)
         except ClusterError as error:
-            if error.status in (403, 405):
-                return kind, [], error.message
-            raise
+            if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
+                raise
+            return error
 
+    requested_kinds = list(kinds)
+    listing = ListedObjects([], {})
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
-        responses = list(pool.map(query, kinds))
-    return ListedObjects(
-        [obj for _, objects, _ in responses for obj in objects],
-        {kind: reason for kind, _, reason in responses if reason},
-    )
+        for kind, response in zip(requested_kinds, pool.map(list_kind, requested_kinds), strict=True):
+            if isinstance(response, ClusterError):
+                listing.refusals[kind] = response.message
+            else:
+                listing.objects.extend(response)
+    return listing
 
 
 def _list_visible_objects(
     client: Client, kinds: Iterable[GroupVersionKind], labels: Mapping[str, str]
 ) -> list[KubeObject]:
-    """The objects that this user may see."""
+    """The objects that this user may list."""
     return list_labelled_objects(client, kinds, labels).objects
 
 
 def list_kinds(client: Client) -> tuple[GroupVersionKind, ...]:
     """Every namespaced kind that can be listed, in its preferred version.
 
-    Queried once per process, and again the next time if a part of the API did not answer.
+    Queried once per process, and again the next time if a part of the API did not respond.
     """
-    if cached := _DISCOVERED_KINDS.get(client):
+    cached = _DISCOVERED_KINDS.get(client)
+    if cached:
         return cached
     kinds, is_complete = _discover_kinds(client)
     if is_complete:
@@ -207,21 +235,31 @@ def list_kinds(client: Client) -> tuple[GroupVersionKind, ...]:
 def _discover_kinds(client: Client) -> tuple[tuple[GroupVersionKind, ...], bool]:
     """The kinds that the API server reports, and whether the list is complete."""
     groups = client.request("GET", "/apis")["groups"]
-    versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
+    versions = ["v1"]
+    versions += [group["preferredVersion"]["groupVersion"] for group in groups]
 
     def read_kinds(version: str) -> list[GroupVersionKind] | None:
+        """The kinds of one API version; None if an aggregated API does not respond."""
         path = f"/apis/{version}" if "/" in version else f"/api/{version}"
         try:
             resources: list[dict[str, Any]] = client.get_quick(path)["resources"]
         except ClusterError:
-            return None  # an aggregated API whose server is down lists nothing
+            return None
         return [(version, resource["kind"]) for resource in resources if _is_listable(resource)]
 
+    kinds: list[GroupVersionKind] = []
+    is_complete = True
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
-        responses = list(pool.map(read_kinds, versions))
-    return tuple(kind for kinds in responses for kind in kinds or ()), None not in responses
+        for version_kinds in pool.map(read_kinds, versions):
+            if version_kinds is None:
+                is_complete = False
+            else:
+                kinds += version_kinds
+    return tuple(kinds), is_complete
 
 
 def _is_listable(resource: dict[str, Any]) -> bool:
-    can_be_listed = resource["namespaced"] and "list" in resource["verbs"] and "/" not in resource["name"]
+    """Whether a resource of the API discovery is namespaced, can be listed, and may belong to a run."""
+    is_subresource = "/" in resource["name"]
+    can_be_listed = resource["namespaced"] and "list" in resource["verbs"] and not is_subresource
     return can_be_listed and resource["name"] not in _SKIPPED_RESOURCES

@@ -40,8 +40,8 @@ class ClusterWatch:
     """Observe a job in a cluster: its objects by watches, never by polling, and every pod's log to disk.
 
         with ClusterWatch(plan) as watch:   lists everything once
-            watch.poll(0.5)                 repeated by the caller: applies changes to `states`
-            watch.drain_logs(20.0)          at the end: reads every log, saves the objects
+            watch.poll(timeout_s=0.5)                 repeated by the caller: applies changes to `states`
+            watch.drain_logs(idle_timeout_s=20.0)          at the end: reads every log, saves the objects
 
     `states` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost by `Removed/node`.
 
@@ -109,7 +109,7 @@ class ClusterWatch:
         if reflector.refusal:
             raise reflector.refusal
 
-    def poll(self, timeout_s: float) -> bool:
+    def poll(self, *, timeout_s: float) -> bool:
         """Wait for changes, at most `timeout_s` seconds; return whether `states` has changed.
 
         Raises RunInUseError if another process has taken the run over.
@@ -187,7 +187,7 @@ class ClusterWatch:
 
     # --- the job's end
 
-    def await_exit_codes(self, timeout_s: float) -> None:
+    def await_exit_codes(self, *, timeout_s: float) -> None:
         """Wait until `states` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
 
         The job and its pods are watched by separate requests, so a job may be Failed here before the pod that failed
@@ -199,11 +199,11 @@ class ClusterWatch:
             if listed is None:
                 listed = self._list_pods()
             if listed is None:
-                self.poll(_LIST_POLL_INTERVAL_S)
+                self.poll(timeout_s=_LIST_POLL_INTERVAL_S)
             elif all(self._has_exit_code_of(node, pod) for node, pod in listed.items()):
                 return
             else:
-                self.poll(_LOG_POLL_INTERVAL_S)
+                self.poll(timeout_s=_LOG_POLL_INTERVAL_S)
 
     def _list_pods(self) -> dict[str, Mapping[str, Any]] | None:
         """The pods of the job by node, as the API server has them now; None if they cannot be read."""
@@ -273,11 +273,11 @@ class ClusterWatch:
         """The failures of the job's pods so far, in order of time, also of pods that were removed or restarted."""
         return tuple(sorted(self._failures.values(), key=lambda failure: failure.failed_at))
 
-    def drain_ended_logs(self, idle_timeout_s: float, on_poll: Callable[[], object]) -> None:
+    def drain_ended_logs(self, on_poll: Callable[[], object], *, idle_timeout_s: float) -> None:
         """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""
         self._read_logs(lambda: self._logs.is_unfinished(only_terminated=True), idle_timeout_s, on_poll)
 
-    def drain_logs(self, idle_timeout_s: float, on_poll: Callable[[], object] | None = None) -> bool:
+    def drain_logs(self, on_poll: Callable[[], object] | None = None, *, idle_timeout_s: float) -> bool:
         """Wait until every log is complete, or nothing has come for `idle_timeout_s`; return whether they are complete.
 
         While the API server is away, the seconds do not count. The objects as last seen are saved.
@@ -305,7 +305,7 @@ class ClusterWatch:
                 last_message_at = now
                 received_mib = self._logs.received_bytes >> 20
                 get_log().info("the job has ended, and its logs are still being read: %d MiB", received_mib)
-            self.poll(_LOG_POLL_INTERVAL_S)
+            self.poll(timeout_s=_LOG_POLL_INTERVAL_S)
             if on_poll:
                 on_poll()
         return True

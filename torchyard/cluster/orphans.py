@@ -1,13 +1,21 @@
-"""Finds what dead launchers left in a cluster, by their runs' Leases in all namespaces, and removes it.
+"""Finds the runs of dead launchers in a cluster, by their Leases in all namespaces, and removes their objects.
 
-Others may have written a Lease as well. It counts only for what it owns in its own namespace, and it is taken over
-before anything that it owns is deleted: a launcher that resumes at that moment finds it held.
+Order. `find_orphans` lists Leases and objects and returns the runs that no process owns. `remove_orphan` observes the
+Lease until a living holder would have renewed it, claims it, deletes what it owns, and deletes the Lease last. So a
+launcher that resumes meanwhile finds the Lease held, and the next sweep finds what this one could not remove.
+
+Proof. Any user may write a Lease or a label. A Lease therefore counts only for the objects that it owns, in its own
+namespace; a malformed one is reported and not removed. All ages are by the API server's clock. A list that is refused
+does not prove absence: it is raised, or its kind counts as not searched.
+
+Errors. ClusterError if Leases, or the pods of a run, may not be listed, or a request fails.
 """
 
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
 from typing import NamedTuple
 
 from torchyard.cluster.delete import (
@@ -40,15 +48,27 @@ _LEASE_OBSERVATION_S = 1.5 * RENEW_INTERVAL_S  # a living holder renews its Leas
 _REMOVAL_POLL_INTERVAL_S = 1.0
 _LEASE_KIND: GroupVersionKind = (lease_record.LEASE_API, lease_record.LEASE_KIND)
 _POD_KIND: GroupVersionKind = ("v1", "Pod")
-_SWEEP_ROLE_HINT = "deploy/kubernetes/rbac.yaml has it in role torchyard-sweep"
+_SWEEP_ROLE_HINT = "deploy/kubernetes/rbac.yaml grants it in role torchyard-sweep"
 LivenessCheck = Callable[[str], str]  # why a run may be alive; empty if it is not
 
 
-class SweepScope(NamedTuple):
-    """What a sweep may remove: runs whose Lease has expired; or `runs` alone, whose Lease is at least not renewed."""
+def _report_unchecked(_: str) -> str:
+    """The liveness of a run that no check was given for."""
+    return "cannot check whether it is alive"
 
-    check_alive: LivenessCheck  # of a flow run's id
-    check_alive_by_name: LivenessCheck = lambda _: "whether it is alive was not checked"  # of a run's name
+
+class SweepScope(NamedTuple):
+    """The runs that a sweep may remove.
+
+    Without `runs`: those whose Lease has expired. With `runs`: those alone, and only if their Lease is not renewed.
+
+    check_alive: receives a flow run's id.
+    check_alive_by_name: receives a run's name; for runs without a Lease, which have no id.
+    without_lease: remove objects without a Lease too.
+    """
+
+    check_alive: LivenessCheck
+    check_alive_by_name: LivenessCheck = _report_unchecked
     runs: frozenset[str] | None = None
     without_lease: bool = False
 
@@ -57,13 +77,20 @@ class SweepScope(NamedTuple):
 
 
 class Orphan(NamedTuple):
-    """A run that no process owns, and the proof; `kept` says why it is not removed nevertheless."""
+    """A run that no process owns.
+
+    client: for the run's namespace.
+    reason: why the run counts as abandoned.
+    kept_reason: why the sweep does not remove it nevertheless; empty if it does.
+    lease: the run's Lease as it was listed; None if there is none.
+    listed_at: when the Lease was listed, in monotonic seconds.
+    """
 
     client: Client
     run: str
     reason: str
     kept_reason: str = ""
-    lease: KubeObject | None = None  # as it was `at` that moment; None if there is none
+    lease: KubeObject | None = None
     listed_at: float = 0.0
 
     def __str__(self) -> str:
@@ -71,40 +98,46 @@ class Orphan(NamedTuple):
 
 
 def find_orphans(context: str | None, scope: SweepScope) -> Iterator[Orphan]:
-    """Every run that no process owns, in all namespaces that this user may see.
+    """Every run that no process owns, in all namespaces that this user may list.
 
-    Raises ClusterError if the cluster does not answer, or its Leases may not be listed.
+    Raises ClusterError if the API server does not respond, or its Leases may not be listed.
     """
     client = get_cluster_client(Cluster(context=context))
-    leases, now = _list_leases(client), client.now()
+    leases = _list_leases(client)
+    now = client.now()
     for lease in leases:
-        namespace_client = _get_namespace_client(client, lease)
-        if scope.covers(lease_record.read_lease_name(lease)) and (
-            orphan := _check_lease(namespace_client, lease, now, scope)
-        ):
+        if not scope.covers(lease_record.read_lease_name(lease)):
+            continue
+        orphan = _check_lease(_get_namespace_client(client, lease), lease, now, scope)
+        if orphan:
             yield orphan
+
     leased_runs = {(lease["metadata"]["namespace"], lease_record.read_lease_name(lease)) for lease in leases}
-    unleased_objects = [
-        obj
-        for obj in _list_run_objects(client)
-        if _get_run_key(obj) not in leased_runs and obj["kind"] != lease_record.LEASE_KIND
-    ]
+    unleased_objects = []
+    for obj in _list_run_objects(client):
+        if obj["kind"] != lease_record.LEASE_KIND and _get_run_key(obj) not in leased_runs:
+            unleased_objects.append(obj)
     for (_, run), objects in _group_by_run(unleased_objects).items():
-        if scope.covers(run):
-            yield from _check_unleased_run(_get_namespace_client(client, objects[0]), run, objects, scope)
+        if not scope.covers(run):
+            continue
+        orphan = _check_unleased_run(_get_namespace_client(client, objects[0]), run, objects, scope)
+        if orphan:
+            yield orphan
 
 
 def find_unrenewed_leases(context: str | None) -> list[KubeObject]:
-    """The unexpired Leases that no process renews: the launchers of their runs are lost."""
+    """The unexpired Leases that no process renews: the launchers of their runs are lost. Malformed ones are skipped."""
     client = get_cluster_client(Cluster(context=context))
     now = client.now()
-    valid_leases = [lease for lease in _list_leases(client) if not lease_record.list_lease_faults(lease, now)]
-    return [
-        lease
-        for lease in valid_leases
-        if (lease_record.measure_lease_age(lease, now) or 0.0) > HOLDER_DEAD_AFTER_S
-        and (lease_record.measure_time_left(lease, now) or 0.0) >= 0
-    ]
+    unrenewed = []
+    for lease in _list_leases(client):
+        if lease_record.list_lease_faults(lease, now):
+            continue
+        age_s = lease_record.measure_lease_age(lease, now) or 0.0
+        remaining_s = lease_record.measure_time_left(lease, now) or 0.0
+        if age_s > HOLDER_DEAD_AFTER_S and remaining_s >= 0:
+            unrenewed.append(lease)
+    return unrenewed
 
 
 def _list_leases(client: Client) -> list[KubeObject]:
@@ -116,69 +149,72 @@ def _list_leases(client: Client) -> list[KubeObject]:
     try:
         return client.list(*_LEASE_KIND, params, everywhere=True)
     except ClusterError as error:
-        if error.status != 403:
+        if error.status != HTTPStatus.FORBIDDEN:
             raise
     try:
         leases = client.list(*_LEASE_KIND, params)
     except ClusterError as error:
-        if error.status != 403:
+        if error.status != HTTPStatus.FORBIDDEN:
             raise
-        message = f"{error.message}; without `list leases` nothing can be swept, and nothing was: {_SWEEP_ROLE_HINT}"
+        message = f"{error.message}; nothing was swept, because a sweep needs `list leases`: {_SWEEP_ROLE_HINT}"
         raise ClusterError(error.host, error.action, message, error.status) from error
     get_log().warning(
-        "only namespace %s is searched: the Leases of all need `list leases`; %s", client.namespace, _SWEEP_ROLE_HINT
+        "only namespace %s is searched: searching all namespaces needs `list leases` in all of them; %s",
+        client.namespace,
+        _SWEEP_ROLE_HINT,
     )
     return leases
 
 
 def _check_lease(client: Client, lease: KubeObject, now: float, scope: SweepScope) -> Orphan | None:
-    """The run of a Lease, if it is abandoned or was named."""
-    run, is_named = lease_record.read_lease_name(lease), scope.runs is not None
-    orphan = Orphan(client, run, "its Lease has expired", "", lease, time.monotonic())
-    if faults := lease_record.list_lease_faults(lease, now):
-        remedy = f"kubectl delete lease -n {client.namespace} {run} removes what it owns"
-        return orphan._replace(reason="its Lease cannot be judged", kept_reason=f"{'; '.join(faults)}; {remedy}")
-    remaining_s, age_s = (
-        lease_record.measure_time_left(lease, now) or 0.0,
-        lease_record.measure_lease_age(lease, now) or 0.0,
-    )
-    if remaining_s >= 0 and not is_named:
-        return None
+    """The run of a Lease, if the Lease has expired, is malformed, or the sweep names the run.
+
+    None if the Lease protects the run, or the run may be alive. `now`: seconds of the API server's clock.
+    """
+    run = lease_record.read_lease_name(lease)
+    is_named = scope.runs is not None
+    orphan = Orphan(client, run, "its Lease has expired", lease=lease, listed_at=time.monotonic())
+    faults = lease_record.list_lease_faults(lease, now)
+    if faults:
+        remedy = f"`kubectl delete lease -n {client.namespace} {run}` also deletes the objects that it owns"
+        return orphan._replace(reason="its Lease is malformed", kept_reason=f"{'; '.join(faults)}; {remedy}")
+    age_s = lease_record.measure_lease_age(lease, now) or 0.0
+    remaining_s = lease_record.measure_time_left(lease, now) or 0.0
     if remaining_s >= 0:
+        if not is_named:
+            return None
         orphan = orphan._replace(reason="it was named, and its Lease is not renewed")
         if age_s < HOLDER_DEAD_AFTER_S:
             holder = lease_record.read_holder(lease)
-            kept_reason = f"{holder} renewed its Lease {age_s:.0f} s ago: cancel the run, or end that process"
-            return orphan._replace(kept_reason=kept_reason)
-    if liveness := scope.check_alive(lease_record.read_flow_run_id(lease)):
-        return orphan._replace(kept_reason=f"{liveness}: cancel it in Prefect first") if is_named else None
-    return orphan
+            remedy = "cancel the run, or stop that process"
+            return orphan._replace(kept_reason=f"{holder} renewed its Lease {age_s:.0f} s ago: {remedy}")
+    liveness = scope.check_alive(lease_record.read_flow_run_id(lease))
+    if not liveness:
+        return orphan
+    return orphan._replace(kept_reason=f"{liveness}: cancel it in Prefect first") if is_named else None
 
 
-def _check_unleased_run(client: Client, run: str, objects: list[KubeObject], scope: SweepScope) -> Iterator[Orphan]:
-    """The run of objects with its label but without a Lease among those listed, if it is abandoned."""
+def _check_unleased_run(client: Client, run: str, objects: list[KubeObject], scope: SweepScope) -> Orphan | None:
+    """The run of objects that no listed Lease belongs to; None if one of them is young, so that it may just start."""
     now = client.now()
-    if any(
-        now - pod_facts.parse_timestamp(obj["metadata"].get("creationTimestamp")) < _UNLEASED_ORPHAN_AFTER_S
-        for obj in objects
-    ):
-        return
+    for obj in objects:
+        age_s = now - pod_facts.parse_timestamp(obj["metadata"].get("creationTimestamp"))
+        if age_s < _UNLEASED_ORPHAN_AFTER_S:
+            return None
     orphan = Orphan(client, run, "it has no Lease")
-    lease = client.get(*_LEASE_KIND, run)  # the proof: 404 by name
-    if lease:
-        yield orphan._replace(reason="its Lease cannot be judged", kept_reason=f"it lacks the label {RUN_LABEL}")
-    elif not scope.without_lease:
-        yield orphan._replace(kept_reason="`--without-lease` removes it")
-    elif liveness := scope.check_alive_by_name(run):
-        yield orphan._replace(kept_reason=liveness)
-    else:
-        yield orphan
+    # A list proves nothing, because a Lease may have lost its label: only a 404 by name proves that there is none.
+    if client.get(*_LEASE_KIND, run):
+        return orphan._replace(reason="its Lease is malformed", kept_reason=f"it lacks the label {RUN_LABEL}")
+    if not scope.without_lease:
+        return orphan._replace(kept_reason="`--without-lease` removes it")
+    return orphan._replace(kept_reason=scope.check_alive_by_name(run))
 
 
 def _list_run_objects(client: Client) -> list[KubeObject]:
     """Objects with a run's label in all namespaces; kinds that may not be listed there, in the user's own."""
-    listing = list_labelled_objects(client, list_kinds(client), {RUN_LABEL: ""}, everywhere=True)
-    return [*listing.objects, *list_labelled_objects(client, list(listing.refusals), {RUN_LABEL: ""}).objects]
+    all_namespaces = list_labelled_objects(client, list_kinds(client), {RUN_LABEL: ""}, everywhere=True)
+    own_namespace = list_labelled_objects(client, all_namespaces.refusals, {RUN_LABEL: ""})
+    return all_namespaces.objects + own_namespace.objects
 
 
 def _get_namespace_client(client: Client, obj: KubeObject) -> Client:
@@ -187,7 +223,7 @@ def _get_namespace_client(client: Client, obj: KubeObject) -> Client:
 
 
 def _get_run_key(obj: KubeObject) -> tuple[str, str]:
-    """The namespace and the run of an object."""
+    """The namespace and the run of an object: two namespaces may have runs of one name."""
     return obj["metadata"]["namespace"], obj["metadata"]["labels"][RUN_LABEL]
 
 
@@ -202,68 +238,81 @@ def _group_by_run(objects: Iterable[KubeObject]) -> dict[tuple[str, str], list[K
 
 
 def remove_orphan(orphan: Orphan) -> list[str] | None:
-    """Delete the run's jobs, then its stores, then its Lease; return what is left, None if its Lease was renewed."""
+    """Delete the run's jobs, then its stores, then its Lease; return a description of each leftover.
+
+    None if the Lease was renewed meanwhile: nothing is deleted then. Raises ClusterError if pods may not be listed, or
+    a request is refused.
+    """
     labels = {RUN_LABEL: orphan.run}
     listing = _list_orphan_objects(orphan, labels)
     if _POD_KIND in listing.refusals:
-        remedy = "deploy/kubernetes/rbac.yaml has it in role torchyard"
-        message = f"{listing.refusals[_POD_KIND]}; what cannot be seen is not removed: {remedy}"
-        raise ClusterError(orphan.client.host, f"list pods in {orphan.client.namespace}", message, 403)
+        hint = "deploy/kubernetes/rbac.yaml grants it in role torchyard"
+        message = f"{listing.refusals[_POD_KIND]}; a run whose pods cannot be listed is not removed: {hint}"
+        raise ClusterError(orphan.client.host, f"list pods in {orphan.client.namespace}", message, HTTPStatus.FORBIDDEN)
     if orphan.lease and not _claim_lease(orphan, orphan.lease):
         return None
+
     owned = _select_owned(orphan, listing.objects)
     for obj in owned:
         disown_protected_data(orphan.client, obj, labels)
     deletable = [obj for obj in owned if not has_protected_data(obj)]
     _delete_and_await(orphan, [obj for obj in deletable if ROLE_LABEL not in obj["metadata"]["labels"]])
     _delete_and_await(orphan, deletable)
+
     remaining = _list_orphan_objects(orphan, labels).objects
     leftovers = _select_owned(orphan, remaining)
     if orphan.lease and not leftovers:
         orphan.client.delete_exact(orphan.lease, force=True)
     leftover_uids = {obj["metadata"]["uid"] for obj in leftovers}
-    foreign_objects = [obj for obj in remaining if obj["metadata"]["uid"] not in leftover_uids]
-    return [
-        *map(describe_leftover, leftovers),
-        *(
-            f"{describe_leftover(obj)}: it only carries the run's label, its Lease does not own it"
-            for obj in foreign_objects
-        ),
-    ]
+    messages = [describe_leftover(obj) for obj in leftovers]
+    for obj in remaining:
+        if obj["metadata"]["uid"] not in leftover_uids:
+            messages.append(f"{describe_leftover(obj)}: it only carries the run's label, its Lease does not own it")
+    return messages
 
 
 def _claim_lease(orphan: Orphan, lease: KubeObject) -> bool:
-    """Acquire the Lease; False if it was renewed while it was watched. A launcher that resumes now finds it held.
+    """Acquire the Lease; False if it was renewed or deleted while it was observed.
 
-    It lasts no longer than its holder counts as alive: the next sweep retries what this one cannot remove.
+    A launcher that resumes now finds the Lease held. It expires when its holder no longer counts as alive, so the next
+    sweep retries what this one cannot remove. Raises ClusterError if the API server refuses the change.
     """
     time.sleep(max(orphan.listed_at + _LEASE_OBSERVATION_S - time.monotonic(), 0.0))
     spec = {
         "holderIdentity": f"sweep:{socket.gethostname()}:{os.getpid()}",
         "renewTime": format_server_time(orphan.client),
+        "leaseDurationSeconds": int(HOLDER_DEAD_AFTER_S),
     }
     uid_test = {"op": "test", "path": "/metadata/uid", "value": lease["metadata"]["uid"]}
-    changes = build_spec_patch({**spec, "leaseDurationSeconds": int(HOLDER_DEAD_AFTER_S)})
+    unchanged_test = lease_record.build_unchanged_test(lease)
     try:
-        orphan.client.patch(lease, [uid_test, lease_record.build_unchanged_test(lease), *changes])
+        orphan.client.patch(lease, [uid_test, unchanged_test, *build_spec_patch(spec)])
     except ClusterError as error:
-        if error.status not in (404, TEST_FAILED_STATUS):
+        if error.status not in (HTTPStatus.NOT_FOUND, TEST_FAILED_STATUS):
             raise
         return False
     return True
 
 
 def _list_orphan_objects(orphan: Orphan, labels: dict[str, str]) -> ListedObjects:
-    """Everything that carries the run's label, except its Lease."""
-    listing = list_labelled_objects(orphan.client, dict.fromkeys((_POD_KIND, *list_kinds(orphan.client))), labels)
+    """All objects with the run's label in its namespace, except its Lease."""
+    kinds = dict.fromkeys((_POD_KIND, *list_kinds(orphan.client)))
+    listing = list_labelled_objects(orphan.client, kinds, labels)
     return listing._replace(objects=[obj for obj in listing.objects if obj["kind"] != lease_record.LEASE_KIND])
 
 
 def _select_owned(orphan: Orphan, objects: list[KubeObject]) -> list[KubeObject]:
-    """What the Lease owns, directly or through others; without a Lease, all. What holds data has no owner."""
-    owned_uids = {orphan.lease["metadata"]["uid"]} if orphan.lease else {obj["metadata"]["uid"] for obj in objects}
-    while next_uids := {obj["metadata"]["uid"] for obj in objects if _get_owner_uids(obj) & owned_uids} - owned_uids:
-        owned_uids |= next_uids
+    """The objects that the Lease owns, directly or through others; all if there is no Lease.
+
+    Objects that hold data have no owner, so they are never among those of a Lease.
+    """
+    if orphan.lease is None:
+        return list(objects)
+    owned_uids = {orphan.lease["metadata"]["uid"]}
+    next_uids = owned_uids
+    while next_uids:
+        next_uids = {obj["metadata"]["uid"] for obj in objects if _get_owner_uids(obj) & owned_uids} - owned_uids
+        owned_uids = owned_uids | next_uids
     return [obj for obj in objects if obj["metadata"]["uid"] in owned_uids]
 
 
@@ -272,23 +321,23 @@ def _get_owner_uids(obj: KubeObject) -> set[str]:
 
 
 def _delete_and_await(orphan: Orphan, objects: list[KubeObject]) -> None:
-    """Delete the objects that no other one owns, and wait until all are gone."""
-    labels, deadline = {RUN_LABEL: orphan.run}, time.monotonic() + REMOVAL_TIMEOUT_S
+    """Delete the objects that no other one owns, and wait until all are gone, at most for REMOVAL_TIMEOUT_S."""
+    labels = {RUN_LABEL: orphan.run}
+    deadline = time.monotonic() + REMOVAL_TIMEOUT_S
     uids = {obj["metadata"]["uid"] for obj in objects}
     for obj in objects:
         if not _get_owner_uids(obj) & uids:
             orphan.client.delete_exact(obj)
     kinds = {(obj["apiVersion"], obj["kind"]) for obj in objects}
     while time.monotonic() < deadline:
-        if not any(
-            obj["metadata"]["uid"] in uids for obj in list_labelled_objects(orphan.client, kinds, labels).objects
-        ):
+        remaining = list_labelled_objects(orphan.client, kinds, labels).objects
+        if not any(obj["metadata"]["uid"] in uids for obj in remaining):
             return
         time.sleep(_REMOVAL_POLL_INTERVAL_S)
 
 
 def has_cluster(context: str | None) -> bool:
-    """Whether there is a cluster to search; a context that is named must exist."""
+    """Whether there is a cluster to search. Raises ClusterError if a named context does not exist."""
     try:
         get_cluster_client(Cluster(context=context))
     except ClusterError:

@@ -32,11 +32,11 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
 
     watch = ClusterWatch(plan, check_outage)
     with watch:
-        watch.drain_ended_logs(_LOG_IDLE_TIMEOUT_S, check_outage)
+        watch.drain_ended_logs(check_outage, idle_timeout_s=_LOG_IDLE_TIMEOUT_S)
         delete_object(plan, plan.main)
         deadline = time.monotonic() + read_grace_period(plan) + _END_MARGIN_S
         while watch.has_pods() and time.monotonic() < deadline:
-            watch.poll(_POLL_INTERVAL_S)
+            watch.poll(timeout_s=_POLL_INTERVAL_S)
             check_outage()
-        watch.drain_ended_logs(_LOG_IDLE_TIMEOUT_S, check_outage)  # a pod that remains may still print
+        watch.drain_ended_logs(check_outage, idle_timeout_s=_LOG_IDLE_TIMEOUT_S)  # a pod that remains may still print
         return watch.lost_logs()

@@ -68,7 +68,7 @@ class ProcessWatch:
             stream.close()
         self._selector.close()
 
-    def poll(self, timeout_s: float) -> bool:
+    def poll(self, *, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds for output of any stream, and read it; True if there was some.
 
         Raises RunInUseError if another launcher has taken the run over.
@@ -102,7 +102,7 @@ class ProcessWatch:
         """Exit code by process; negative is a signal, None is unknown."""
         return {name: state.get("exit") for name, state in self.states.items()}
 
-    def await_exit_codes(self, timeout_s: float) -> None:
+    def await_exit_codes(self, *, timeout_s: float) -> None:
         """Nothing to wait for: the job's end is read from the ends of its processes."""
 
     def ended_at(self) -> float | None:
@@ -159,14 +159,14 @@ class ProcessWatch:
     def record_outcome(self, outcome: Outcome) -> None:
         """Nothing to do: the supervisors record how their processes ended."""
 
-    def drain_ended_logs(self, idle_timeout_s: float, on_poll: Callable[[], object]) -> None:
+    def drain_ended_logs(self, on_poll: Callable[[], object], *, idle_timeout_s: float) -> None:
         """Nothing to do: a log stays on its host when its process is stopped."""
 
-    def drain_logs(self, idle_timeout_s: float, on_poll: Callable[[], object] | None = None) -> bool:
+    def drain_logs(self, on_poll: Callable[[], object] | None = None, *, idle_timeout_s: float) -> bool:
         """Read what still arrives, until nothing has come for `idle_timeout_s`; True if the logs are complete."""
         arrival = ArrivalTimer(idle_timeout_s, time.monotonic())
         while self._is_unfinished() and not arrival.is_expired(time.monotonic(), self._received_bytes):
-            self.poll(_DRAIN_POLL_INTERVAL_S)
+            self.poll(timeout_s=_DRAIN_POLL_INTERVAL_S)
             if on_poll is not None:
                 on_poll()
         return not self._is_unfinished()

@@ -105,13 +105,13 @@ class _JobPoller:
     def poll(self) -> None:
         """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end."""
         with self._local_errors.tolerate("poll the job"):
-            self._watch.poll(0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
+            self._watch.poll(timeout_s=0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
             self._lost_line_reporter.report(self._watch.losing_logs())
             logs_current = self._read_logs() and not self._watch.is_disconnected()
             self._lost_worker_reporter.report(self._logs.lost_workers)
             status, diagnosis = self._read_status(logs_current)
             if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
-                self._watch.await_exit_codes(_ENDS_TIMEOUT_S)
+                self._watch.await_exit_codes(timeout_s=_ENDS_TIMEOUT_S)
                 status, diagnosis = self._read_status(logs_current)
             self._publish_status(status, diagnosis)
             self.outcome = self._find_outcome(status, logs_current)
@@ -331,12 +331,12 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callab
     is_stopped = True
     if outcome.status.state != "succeeded":
         get_log().warning("%s; stopping what still runs", outcome.status.reason)
-        watch.drain_ended_logs(_LOG_SILENCE_S, read_logs)
+        watch.drain_ended_logs(read_logs, idle_timeout_s=_LOG_SILENCE_S)
         is_stopped = _stop_job(plan)
     if is_stopped:
-        watch.drain_logs(_LOG_SILENCE_S, read_logs)
+        watch.drain_logs(read_logs, idle_timeout_s=_LOG_SILENCE_S)
     else:  # a process that could not be stopped may print forever
-        watch.drain_ended_logs(_LOG_SILENCE_S, read_logs)
+        watch.drain_ended_logs(read_logs, idle_timeout_s=_LOG_SILENCE_S)
     update = {
         "ended_at": ended_at,
         "lost": watch.lost_logs(),

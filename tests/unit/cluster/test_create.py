@@ -193,6 +193,6 @@ def test_store_that_has_ended_is_not_waited_for(
     }
     fake_api.put(failed_pod)
     fake_api.logs[pod["metadata"]["name"]] = build_lines(2)[0] + b"2026-01-01T00:00:01Z unknown flag: --enable-v2\n"
-    with pytest.raises(RendezvousError, match=f"{expected[0]}; it said: unknown flag: --enable-v2;") as caught:
+    with pytest.raises(RendezvousError, match=f"{expected[0]}; last line of its log: unknown flag: --enable-v2;") as caught:
         create.create_store(plan)
     assert caught.value.retry is expected[1]

@@ -39,7 +39,7 @@ def test_kind_that_may_not_be_seen_may_be_left(plan: ManifestPlan, fake_api: Fak
     """A kind that the run has created or watched but may not list is reported as possibly left over."""
     fake_api.fail("GET", rf"volcano.*/{kind}\?" if kind != "pods" else r"/pods\?", 403)
     (leftover,) = delete.delete_all_objects(plan)
-    assert "cannot be seen, so may be left: a fault of the test: 403" in leftover
+    assert "cannot be listed, so objects may remain: a fault of the test: 403" in leftover
 
 
 def test_failed_list_is_a_fault(plan: ManifestPlan, fake_api: FakeApi) -> None:
@@ -201,4 +201,4 @@ def test_files_that_may_not_be_seen_may_be_left(planned: Planned, fake_api: Fake
     create.create_job(plan)
     fake_api.fail("GET", r"/configmaps\?", 403)
     (leftover,) = delete.delete_all_objects(plan)
-    assert leftover.startswith("ConfigMap in default: cannot be seen, so may be left")
+    assert leftover.startswith("ConfigMap in default: cannot be listed, so objects may remain")

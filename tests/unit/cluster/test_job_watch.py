@@ -46,9 +46,9 @@ def test_outage_is_no_silence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None
         job.fake_api.fail("GET", ".", 0)
         job.fake_api.cut()
         job.end()
-        wait_until(lambda: watch.poll(0.01) is not None and not watch.is_fully_observed())
+        wait_until(lambda: watch.poll(timeout_s=0.01) is not None and not watch.is_fully_observed())
         run_later(1.3, job.fake_api.heal)
-        assert (watch.drain_logs(1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
+        assert (watch.drain_logs(idle_timeout_s=1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
 
 
 def test_person_may_end_the_reading(job: Job) -> None:
@@ -128,7 +128,7 @@ def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Client, pla
         fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}})
     watch = ClusterWatch(plan)
     with watch:
-        watch.drain_logs(0.0)
+        watch.drain_logs(idle_timeout_s=0.0)
     text = Path(plan.folder, "objects.json").read_text()
     assert json.loads(text) == watch.states
     assert len(text.splitlines()) == len(plan.nodes) + 2
@@ -153,7 +153,7 @@ def put_pod(fake_api: FakeApi, plan: ManifestPlan, name: str, phase: str = "Runn
 
 def read_name_suffixes(watch: ClusterWatch) -> dict[str, str]:
     """The last part of each object's name, by its place."""
-    watch.poll(0.05)
+    watch.poll(timeout_s=0.05)
     return {key: obj["metadata"]["name"].rpartition("-")[2] for key, obj in watch.states.items()}
 
 

@@ -127,7 +127,7 @@ def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> 
     """A run whose pods may not be listed is not deleted, as its removal could not be proven."""
     run = cast()
     fake_api.fail("GET", r"/pods\?", 403)
-    with pytest.raises(ClusterError, match="what cannot be seen is not removed"):
+    with pytest.raises(ClusterError, match="a run whose pods cannot be listed is not removed"):
         sweep()
     assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 

@@ -26,7 +26,7 @@ def profile(write: Write, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) ->
 def test_attempt_that_is_none_is_not_guessed(profile: Profile, fake_api: FakeApi, attempt: str) -> None:
     """A process that finds an invalid attempt ends with a sentence: a guess could submit a second job."""
     put_lease(fake_api, attempt=attempt)
-    with pytest.raises(ClusterError, match=r"torchyard/attempt is .*the job is left alone.*kubectl annotate"):
+    with pytest.raises(ClusterError, match=r"torchyard/attempt is .*the job is not changed.*kubectl annotate"):
         adopt_folder(profile)
     run_lease = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
     assert lease_record.read_holder(run_lease) == "elsewhere:/runs"
