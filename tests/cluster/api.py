@@ -112,7 +112,8 @@ class Api:
 
 def get_collection_path(obj: Object) -> str:
     """The API path of an object's kind, within its namespace if it has one."""
-    api_version, kind = obj["apiVersion"], obj["kind"]
+    api_version = obj["apiVersion"]
+    kind = obj["kind"]
     root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
     namespace = obj["metadata"].get("namespace")
     plural = IRREGULAR_PLURALS.get(kind) or (kind.lower() + ("es" if kind.endswith("s") else "s"))

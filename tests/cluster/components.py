@@ -112,7 +112,8 @@ def etcd(plane: Plane) -> Component:
 
 def kube_apiserver(plane: Plane) -> Component:
     """Listens on all addresses, for kubelets in network namespaces; reaches real kubelets by IP, kwok's by name."""
-    ports, pki = plane.record["ports"], plane.state_folder / "pki"
+    ports = plane.record["ports"]
+    pki = plane.state_folder / "pki"
     options = [
         f"--etcd-servers=http://127.0.0.1:{ports['etcd']}",
         "--bind-address=0.0.0.0",
@@ -137,7 +138,8 @@ def kube_apiserver(plane: Plane) -> Component:
 
 
 def kube_controller_manager(plane: Plane) -> Component:
-    port, pki = plane.record["ports"]["kube-controller-manager"], plane.state_folder / "pki"
+    port = plane.record["ports"]["kube-controller-manager"]
+    pki = plane.state_folder / "pki"
     options = [
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
@@ -183,7 +185,8 @@ def volcano(plane: Plane) -> list[Component]:
 
 
 def vc_webhook_manager(plane: Plane) -> Component:
-    ports, pki = plane.record["ports"], plane.state_folder / "pki"
+    ports = plane.record["ports"]
+    pki = plane.state_folder / "pki"
     options = [
         "--enabled-admission=" + ",".join(VOLCANO_WEBHOOKS),
         "--listen-address=127.0.0.1",

@@ -62,7 +62,7 @@ def fake_overrides(admin_client: Client, user_overrides: dict[str, Any]) -> dict
     """Overrides that put a job on fake nodes."""
     if not admin_client.list("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
         pytest.fail("this cluster has no fake nodes (label type=kwok)", pytrace=False)
-    return {**user_overrides, "pod.node_selector": {"type": "kwok"}}
+    return user_overrides | {"pod.node_selector": {"type": "kwok"}}
 
 
 @pytest.fixture(autouse=True)

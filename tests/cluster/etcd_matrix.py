@@ -171,7 +171,8 @@ def describe_rendezvous(version: str, store: StartedEtcd, folder: Path) -> tuple
     health, version_text = (get(store.endpoint, path)[1].strip() for path in ("/health", "/version"))
     result = run_agents(store.endpoint, "one", folder)
     if status == 200:
-        same_id, new_id = run_agents(store.endpoint, "one", folder), run_agents(store.endpoint, "two", folder)
+        same_id = run_agents(store.endpoint, "one", folder)
+        new_id = run_agents(store.endpoint, "two", folder)
         note = f"same id again: {same_id}; new id: {new_id}"
     else:
         note = f"`/health` returns `{health}`, the agents print `{result.errors[0] if result.errors else 'nothing'}`"

@@ -106,8 +106,10 @@ class ContainerStart(NamedTuple):
 
 def find_container_starts(status: Object) -> tuple[ContainerStart | None, ContainerStart | None]:
     """The containers whose log a kubelet serves as current and as previous; while one waits, both are the last."""
-    state, terminated = status.get("state", {}), status.get("lastState", {}).get("terminated")
-    current, restart_count = state.get("running") or state.get("terminated"), status.get("restartCount", 0)
+    state = status.get("state", {})
+    terminated = status.get("lastState", {}).get("terminated")
+    current = state.get("running") or state.get("terminated")
+    restart_count = status.get("restartCount", 0)
     previous = (
         ContainerStart(restart_count - 1 if current else restart_count, terminated["startedAt"]) if terminated else None
     )
@@ -122,9 +124,11 @@ class LogFile:
 
     def __init__(self, path: Path, started_at: str, since: bytes) -> None:
         """`since`: lines before this second are left out; if it is empty, none are."""
-        self.path, self.since = path, since
+        self.path = path
+        self.since = since
         self.started_at = datetime.datetime.fromisoformat(started_at)
-        self.offset, self.line_count = 0, 0
+        self.offset = 0
+        self.line_count = 0
         self.has_timestamps: bool | None = None
 
     def read(self) -> bytes:
@@ -234,7 +238,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def follow(self, log: LogFile, container_key: ContainerKey, query: dict[str, str]) -> None:
         """Send new lines until the container has ended; its last lines are read after its end was seen."""
-        followed, is_running = self.read_running_start(container_key), True
+        followed = self.read_running_start(container_key)
+        is_running = True
         while is_running:
             is_running = followed is not None and self.read_running_start(container_key) == followed
             self.send_lines(log.read(), query)

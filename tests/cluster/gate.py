@@ -45,11 +45,13 @@ class Gate(FaultProxy):
 
     def hold(self, matches: Callable[[str], bool], hold_response: bool) -> None:
         """Hold the first matching request, or the API server's answer to it, and then set the event `held`."""
-        self._matches, self._hold_response = matches, hold_response
+        self._matches = matches
+        self._hold_response = hold_response
 
     def fail(self, fault: Fault, duration_s: float) -> None:
         """Fail every request for some seconds, first the one that is held; open streams are broken off."""
-        self._fault, self._fault_until = fault, time.monotonic() + duration_s
+        self._fault = fault
+        self._fault_until = time.monotonic() + duration_s
         if fault == "black hole":
             self.stall()
         else:

@@ -88,7 +88,7 @@ def build_machine_image(name: str, extra_files: dict[str, bytes]) -> Image:
     texts = {name: content.encode() for name, content in TEXT_FILES.items()}
     if (linker_cache := Path("/etc/ld.so.cache")).exists():
         texts["etc/ld.so.cache"] = linker_cache.read_bytes()
-    return Image(name, build_layer(EMPTY_FOLDERS, links, {**texts, **extra_files}), ("python",), environment)
+    return Image(name, build_layer(EMPTY_FOLDERS, links, texts | extra_files), ("python",), environment)
 
 
 def build_pause_image() -> Image:
@@ -131,7 +131,8 @@ def add_files(tar: tarfile.TarFile, files: dict[str, bytes]) -> None:
 
 def build_entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     tar_info = tarfile.TarInfo(name)
-    tar_info.type, tar_info.mode = kind, mode
+    tar_info.type = kind
+    tar_info.mode = mode
     return tar_info
 
 
@@ -142,7 +143,8 @@ def write_archive(images: Iterable[Image], archive: Path) -> None:
         for image in images:
             digest = hashlib.sha256(image.layer).hexdigest()
             config = json.dumps(build_config(image, digest)).encode()
-            config_name, layer_name = f"{hashlib.sha256(config).hexdigest()}.json", f"{digest}.tar"
+            config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+            layer_name = f"{digest}.tar"
             add_files(tar, {config_name: config, layer_name: image.layer})
             manifest.append({"Config": config_name, "Layers": [layer_name], "RepoTags": [image.name]})
         add_files(tar, {"manifest.json": json.dumps(manifest).encode()})

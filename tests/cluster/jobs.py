@@ -49,9 +49,10 @@ class Jobs:
     """Jobs of two fake pods in one namespace, which run until a test ends them."""
 
     def __init__(self, namespace: str, fake: dict[str, Any], folder: Path) -> None:
-        self.namespace, self.folder = namespace, folder
+        self.namespace = namespace
+        self.folder = folder
         self.client = Client(Cluster(namespace=namespace))
-        self._overrides = {**fake, "cluster.namespace": namespace}
+        self._overrides = fake | {"cluster.namespace": namespace}
         self.extra_overrides: dict[str, Any] = {}
         self._plans: list[ManifestPlan] = []
 
@@ -83,7 +84,7 @@ class Jobs:
         """The current state of a node's pod."""
         pod = self.client.get("v1", "Pod", f"{plan.job}-{node}")
         assert pod
-        return {"apiVersion": "v1", "kind": "Pod", **pod}
+        return {"apiVersion": "v1", "kind": "Pod"} | pod
 
     def annotate(self, plan: ManifestPlan, node: str, **annotations: str) -> None:
         pod_annotations = {f"{ANNOTATION}{key.replace('_', '-')}": value for key, value in annotations.items()}

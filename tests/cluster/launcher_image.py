@@ -58,7 +58,7 @@ def _build_base_image() -> images.Image:
     files = {name: text.encode() for name, text in images.TEXT_FILES.items()}
     files["etc/ld.so.cache"] = Path("/etc/ld.so.cache").read_bytes()
     search_path = f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-    folders = {**images.EMPTY_FOLDERS, "root": 0o755, "srv": 0o755}
+    folders = images.EMPTY_FOLDERS | {"root": 0o755, "srv": 0o755}
     return images.Image(BASE, images.build_layer(folders, links, files), ("python3",), {"PATH": search_path})
 
 

@@ -18,8 +18,11 @@ class BarePod:
     """A pod without a job; on a fake node its log is in files, one for each start of its container."""
 
     def __init__(self, client: Client, name: str, node: dict[str, str], folder: Path) -> None:
-        self.client, self.name, self.is_fake = client, name, "type" in node
-        self._node, self._folder = node, folder
+        self.client = client
+        self.name = name
+        self.is_fake = "type" in node
+        self._node = node
+        self._folder = folder
 
     @property
     def log_path(self) -> str:
@@ -70,7 +73,7 @@ class BarePod:
     def succeed(self) -> None:
         """Let the fake container succeed."""
         change = {"metadata": {"annotations": {f"{ANNOTATION}end-now": "0"}}}
-        self.client.patch({"apiVersion": "v1", "kind": "Pod", **self.read()}, change)
+        self.client.patch({"apiVersion": "v1", "kind": "Pod"} | self.read(), change)
 
     def delete(self) -> None:
         self.client.delete("v1", "Pod", self.name)
@@ -87,7 +90,7 @@ def write_restart(client: Client, pod: Object, times: int = 1) -> None:
         "finishedAt": started_at,
         "containerID": "kwok://before",
     }
-    status = {**current, "restartCount": current["restartCount"] + times, "lastState": {"terminated": terminated}}
+    status = current | {"restartCount": current["restartCount"] + times, "lastState": {"terminated": terminated}}
     path = client.path("v1", "Pod", pod["metadata"]["name"])
     client.request("PATCH", f"{path}/status", body={"status": {"containerStatuses": [status]}})
     until(lambda: has_previous_log(client, f"{path}/log"))

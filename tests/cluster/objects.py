@@ -92,7 +92,8 @@ def build_operator_secrets(plane: Plane) -> list[Object]:
     names = {"training-operator": "training-operator-webhook-cert", "appwrapper": "appwrapper-webhook-server-cert"}
     secrets = []
     for operator, name in names.items():
-        authority, certificate = plane.read_certificate(f"{operator}-ca"), plane.read_certificate(operator)
+        authority = plane.read_certificate(f"{operator}-ca")
+        certificate = plane.read_certificate(operator)
         data = {"ca.crt": authority.certificate, "ca.key": authority.key}
         data |= {"tls.crt": certificate.certificate, "tls.key": certificate.key}
         secrets.append(
@@ -175,7 +176,8 @@ def build_deployments(dispatcher: str) -> list[Object]:
 
 
 def build_deployment(full_name: str, label: str, image: str, args: list[str] | None = None) -> Object:
-    (namespace, _, name), (key, _, value) = full_name.partition("/"), label.partition("=")
+    (namespace, _, name) = full_name.partition("/")
+    (key, _, value) = label.partition("=")
     container: Object = {"name": name, "image": image} | ({"args": args} if args else {})
     template = {
         "metadata": {"labels": {key: value}},

@@ -23,7 +23,8 @@ from tests.cluster import build
 from tests.cluster.api import Api
 from tests.cluster.certificates import CertificatePair, issue_certificate, render_kubeconfig
 
-CLUSTER_VARIABLE, COMPONENT_VARIABLE = "TORCHYARD_CLUSTER", "TORCHYARD_COMPONENT"
+CLUSTER_VARIABLE = "TORCHYARD_CLUSTER"
+COMPONENT_VARIABLE = "TORCHYARD_COMPONENT"
 LOCK_ADDRESS = "\0torchyard-cluster"
 GOGC = "50"  # for a mostly idle cluster: saves a third of the memory, costs a few percent of a core
 PODS_GATEWAY = "10.30.0.1"  # the machine's address as real nodes in network namespaces see it

@@ -30,14 +30,15 @@ def build_local_overrides(profile: str, namespace: str) -> Manifest:
             overrides = {"options.through": "kubernetes", "options.project": project, "pod.scheduler": "volcano"}
         case _:
             overrides = {}
-    return {"cluster.namespace": namespace, **overrides}
+    return {"cluster.namespace": namespace} | overrides
 
 
 class ProvidedObjects:
     """Every object that pods refer to, in one namespace: claims share a folder of this machine, others are dummies."""
 
     def __init__(self, namespace: str, folder: Path) -> None:
-        self._client, self._folder = Client(Cluster(namespace=namespace)), folder
+        self._client = Client(Cluster(namespace=namespace))
+        self._folder = folder
         self._created: list[Manifest] = []
 
     def provide(self, plan: ManifestPlan) -> None:
@@ -79,9 +80,9 @@ def build_objects(client: Client, requirement: ReferencedObject, folder: Path) -
     metadata: Manifest = {"metadata": {"name": requirement.name, "namespace": namespace}}
     data = dict.fromkeys(requirement.required_entries, "torchyard")
     makers: dict[str, Callable[[], list[Manifest]]] = {
-        "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data, **metadata}],
-        "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data, **metadata}],
-        "ServiceAccount": lambda: [{"apiVersion": "v1", "kind": "ServiceAccount", **metadata}],
+        "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data} | metadata],
+        "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data} | metadata],
+        "ServiceAccount": lambda: [{"apiVersion": "v1", "kind": "ServiceAccount"} | metadata],
         "NetworkAttachmentDefinition": lambda: [build_network(namespace, requirement.name)],
         "PersistentVolumeClaim": lambda: build_volume(requirement.name, namespace, folder),
         "PriorityClass": lambda: [build_priority_class(requirement.name)],
@@ -92,15 +93,15 @@ def build_objects(client: Client, requirement: ReferencedObject, folder: Path) -
 def build_volume(name: str, namespace: str, folder: Path) -> list[Manifest]:
     """A claim, and the volume that is bound to it."""
     storage = {"storage": "1Gi"}
-    spec = {**SHARED_CLAIM, "capacity": storage, "hostPath": {"path": str(folder), "type": "DirectoryOrCreate"}}
+    spec = SHARED_CLAIM | {"capacity": storage, "hostPath": {"path": str(folder), "type": "DirectoryOrCreate"}}
     volume_name = f"{namespace}-{name}"
-    claim = {**SHARED_CLAIM, "volumeName": volume_name, "resources": {"requests": storage}}
+    claim = SHARED_CLAIM | {"volumeName": volume_name, "resources": {"requests": storage}}
     return [
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
             "metadata": {"name": volume_name},
-            "spec": {**spec, "claimRef": {"namespace": namespace, "name": name}},
+            "spec": spec | {"claimRef": {"namespace": namespace, "name": name}},
         },
         {
             "apiVersion": "v1",

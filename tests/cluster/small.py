@@ -28,8 +28,7 @@ DEFAULT_PROGRAM = ("digits.py", ["--epochs=6"])
 REPLACEMENTS = {
     "my_first_distributed_app.py": ("pi.py", ["--trials=2"]),
     "helloworld.py": ("pi.py", ["--trials=2"]),
-    **dict.fromkeys(("all_reduce_bench.py", "allreduce.py"), ("allreduce.py", ["--max-size=1M", "--trials=5"])),
-}
+} | dict.fromkeys(("all_reduce_bench.py", "allreduce.py"), ("allreduce.py", ["--max-size=1M", "--trials=5"]))
 NO_SOURCE = dict.fromkeys(("claim", "config_map", "secret", "scratch", "ephemeral", "storage_class"))
 OPTIONS: dict[str, Overrides] = {"appwrapper": {"queue": None}, "runai": {"through": "kubernetes"}}
 NEEDS_MCAD = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}
@@ -38,20 +37,22 @@ NEEDS_MCAD = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}
 def build_small_overrides(name: str, nodes: dict[str, str] | None = None) -> Overrides:
     """Overrides for a profile in pods, on nodes with these labels (default: the real nodes)."""
     profile = load_profile(name)
-    changes = {
-        **choose_program(profile),
-        **choose_size(profile),
-        "mounts": {path: {**NO_SOURCE, "host": "/tmp"} for path in profile.mounts},
-        "resources": {resource: "0" for resource in profile.resources if resource not in _PLAIN_RESOURCES},
-        "options": OPTIONS.get(profile.launcher, {}),
-        "cluster": {"namespace": None},
-        "pod": {
-            "networks": dict.fromkeys(profile.pod.networks, 0),
-            **{key: [] for key in ("env_from", "capabilities", "pull_secrets")},
-            **dict.fromkeys(("priority_class", "service_account", "scheduler")),
-        },
-    }
-    common = {**COMMON_OVERRIDES, "pod": {**COMMON_OVERRIDES["pod"], "node_selector": nodes or REAL_NODES}}
+    changes = (
+        choose_program(profile)
+        | choose_size(profile)
+        | {
+            "mounts": {path: NO_SOURCE | {"host": "/tmp"} for path in profile.mounts},
+            "resources": {resource: "0" for resource in profile.resources if resource not in _PLAIN_RESOURCES},
+            "options": OPTIONS.get(profile.launcher, {}),
+            "cluster": {"namespace": None},
+            "pod": {
+                "networks": dict.fromkeys(profile.pod.networks, 0),
+                **{key: [] for key in ("env_from", "capabilities", "pull_secrets")},
+                **dict.fromkeys(("priority_class", "service_account", "scheduler")),
+            },
+        }
+    )
+    common = COMMON_OVERRIDES | {"pod": COMMON_OVERRIDES["pod"] | {"node_selector": nodes or REAL_NODES}}
     return merge_overrides(
         common, {**changes, **({"hardware": None, "fabric": None} if needs_special_network(profile) else {})}
     )

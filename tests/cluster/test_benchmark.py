@@ -18,7 +18,7 @@ from torchyard.run.folder import RunFolder
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 
-SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 SHAPE = """\
 about: the two real nodes of the test cluster
 source: the test
@@ -44,14 +44,7 @@ def overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: s
         "program": "/opt/torchyard/programs/allreduce.py",
         "args": ["--min-size=64K", "--max-size=256K", "--trials=3"],
     }
-    return {
-        **SMALL,
-        **user_overrides,
-        **program,
-        "cluster.namespace": namespace,
-        "hardware": "lab/real",
-        "fabric": "one",
-    }
+    return SMALL | user_overrides | program | {"cluster.namespace": namespace, "hardware": "lab/real", "fabric": "one"}
 
 
 def run_here(profile: Profile, _: dict[str, Any]) -> Report:

@@ -29,7 +29,8 @@ class Training:
     """One run with two fake pods, and the launcher processes that own it."""
 
     def __init__(self, jobs: Jobs, path: Path, log: FakeLog) -> None:
-        self.jobs, self.log = jobs, log
+        self.jobs = jobs
+        self.log = log
         self.flow_run = FlowRunProcesses(path)
 
     @property

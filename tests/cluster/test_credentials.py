@@ -31,11 +31,9 @@ class Account:
     """A ServiceAccount with all rights in one namespace; its token is in a file, and `expire` ends it."""
 
     def __init__(self, client: Client, folder: Path) -> None:
-        self.client, self.name, self.token_file = (
-            client,
-            f"account-{folder.name.replace('_', '-').lower()}",
-            folder / "token",
-        )
+        self.client = client
+        self.name = f"account-{folder.name.replace('_', '-').lower()}"
+        self.token_file = folder / "token"
         self.count_file = folder / "count"
         self.count_file.touch()
         self._secret_number = 0
@@ -46,7 +44,7 @@ class Account:
         self.renew()
 
     def _create(self, api_version: str, kind: str, name: str, **fields: Any) -> dict[str, Any]:
-        return self.client.create({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, **fields})
+        return self.client.create({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}} | fields)
 
     def renew(self) -> None:
         """Write a new token, valid for ten minutes, to the file."""
@@ -106,7 +104,9 @@ def test_token_that_expires_is_reloaded(account: Account, jobs: Jobs, proxy: Fau
 def test_many_threads_load_once(account: Account, jobs: Jobs, proxy: FaultProxy) -> None:
     """When many requests are refused at once, the program that issues tokens is started only once."""
     proxy.use_credentials(account.write_plugin())
-    client, old_token, responses = connect(jobs), account.token_file.read_text(), list[Any]()
+    client = connect(jobs)
+    old_token = account.token_file.read_text()
+    responses = list[Any]()
     account.expire()
     until(lambda: is_refused(account, old_token))
     threads = [threading.Thread(target=lambda: responses.append(client.list("v1", "Pod"))) for _ in range(8)]
@@ -120,7 +120,8 @@ def test_many_threads_load_once(account: Account, jobs: Jobs, proxy: FaultProxy)
 def test_watch_outlives_its_token(account: Account, jobs: Jobs, proxy: FaultProxy) -> None:
     """A job is watched to its end although the token expires meanwhile."""
     proxy.use_credentials(account.write_plugin())
-    plan, old_token = jobs.start(proxy), account.token_file.read_text()
+    plan = jobs.start(proxy)
+    old_token = account.token_file.read_text()
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
         account.expire()
@@ -133,7 +134,8 @@ def test_watch_outlives_its_token(account: Account, jobs: Jobs, proxy: FaultProx
 def test_permanently_refused_credentials_are_reported(account: Account, jobs: Jobs, proxy: FaultProxy) -> None:
     """Credentials that stay refused, though reloaded every ten seconds, cause an error that says what to do."""
     proxy.use_credentials(account.write_plugin())
-    client, old_token = connect(jobs), account.token_file.read_text()
+    client = connect(jobs)
+    old_token = account.token_file.read_text()
     account.expire(renew=False)
     until(lambda: is_refused(account, old_token))
     started_at = time.monotonic()
@@ -146,7 +148,9 @@ def test_permanently_refused_credentials_are_reported(account: Account, jobs: Jo
 def test_program_that_fails_for_a_moment_is_retried(account: Account, jobs: Jobs, proxy: FaultProxy) -> None:
     """While the token program fails, a request waits as for a busy server, and is not sent without credentials."""
     proxy.use_credentials(account.write_plugin())
-    client, old_token, program = connect(jobs), account.token_file.read_text(), account.token_file.with_name("plugin")
+    client = connect(jobs)
+    old_token = account.token_file.read_text()
+    program = account.token_file.with_name("plugin")
     account.expire()
     until(lambda: is_refused(account, old_token))
     program.rename(program.with_name("away"))
@@ -173,7 +177,7 @@ def test_renewed_certificate_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: py
     context = {"context": {"cluster": "it", "user": "it"}, "name": "certified"}
     kubeconfig = {"clusters": [{"name": "it", "cluster": cluster}], "users": [{"name": "it", "user": user}]}
     (tmp_path / "kubeconfig").write_text(
-        yaml.safe_dump({**kubeconfig, "contexts": [context], "current-context": "certified"})
+        yaml.safe_dump(kubeconfig | {"contexts": [context], "current-context": "certified"})
     )
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     client = Client(Cluster(context="certified", namespace=jobs.namespace))
@@ -185,6 +189,6 @@ def test_renewed_certificate_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: py
 def is_refused(account: Account, token: str) -> bool:
     """Whether the API server has noticed that a token is invalid."""
     spec = {"spec": {"token": token}}
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", **spec}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"} | spec
     review = account.client.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body=body)
     return not review["status"].get("authenticated")

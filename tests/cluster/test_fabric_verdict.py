@@ -22,10 +22,10 @@ def test_run_on_the_wrong_network_is_stopped_while_it_trains(
     fake_overrides: dict[str, Any], namespace: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Pods that log TCP where RDMA was promised are ended at once; their own end would come ten minutes later."""
-    log, written_at = FakeLog(tmp_path / "said.log"), list[float]()
+    log = FakeLog(tmp_path / "said.log")
+    written_at = list[float]()
     log.append("start")
-    overrides = {
-        **fake_overrides,
+    overrides = fake_overrides | {
         "cluster.namespace": namespace,
         "pod.annotations": {f"{ANNOTATION}log": str(log.path), f"{ANNOTATION}end-after": "600"},
         "on_fabric": "fail",

@@ -25,7 +25,9 @@ class HeldClient:
     """A client that creates a ConfigMap through the gate; `told` is the answer's status, 0 if there was none."""
 
     def __init__(self, gate: Gate, admin_client: Any, namespace: str) -> None:
-        self._server, self._namespace, self.name = admin_client, namespace, f"held-{gate.port}"
+        self._server = admin_client
+        self._namespace = namespace
+        self.name = f"held-{gate.port}"
         self._path = f"{gate.address}/api/v1/namespaces/{namespace}/configmaps"
         self.status: int | None = None
         self._thread = threading.Thread(target=self._create)

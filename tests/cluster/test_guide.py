@@ -26,7 +26,7 @@ def adapt_pods(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if "containers" in node:
-        return {**node, "nodeSelector": {"type": "kwok"}}
+        return node | {"nodeSelector": {"type": "kwok"}}
     fields = {key: adapt_pods(item) for key, item in node.items()}
     if "containers" in (node.get("spec") or {}) and node.get("kind") != "Pod":
         fields["metadata"] = {**(node.get("metadata") or {}), "annotations": {"torchyard.test/end-after": "1"}}
@@ -37,7 +37,7 @@ def adapt_pods(node: Any) -> Any:
 def place_overrides(fake_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """The overrides that a manifest allows: cluster and namespace."""
     context = {key: value for key, value in fake_overrides.items() if key == "cluster.context"}
-    return {**context, "cluster.namespace": namespace}
+    return context | {"cluster.namespace": namespace}
 
 
 @pytest.mark.parametrize("row", LAUNCHERS)

@@ -27,6 +27,6 @@ def test_hanging_rank_in_a_pod_is_reported_and_the_job_restarted(
         "args": [],
         "metrics": "none",
     }
-    report = run_to_completion(profile, {**small_overrides, **program_overrides, "on_hang": "restart", "attempts": 2})
+    report = run_to_completion(profile, small_overrides | program_overrides | {"on_hang": "restart", "attempts": 2})
     assert len(report.attempts) == 2
     check_hang(report.attempts[0])

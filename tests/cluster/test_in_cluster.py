@@ -28,7 +28,7 @@ DEPLOY = ROOT / "deploy" / "kubernetes"
 REAL_NODES = {"torchyard/node": "real"}
 PASSWORD = "0123456789abcdef0123456789abcdef"
 TIMEOUT_S = 300.0  # for a pod that starts Python on a busy machine
-SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 RUN_LABEL = "prefect.io/flow-run-id"
 Object = dict[str, Any]
 
@@ -68,7 +68,7 @@ def get_collection_path(client: Client, obj: Object) -> str:
 
 def create(client: Client, obj: Object, **query: str) -> Object:
     """Create any object; unknown fields are refused."""
-    return client.request("POST", get_collection_path(client, obj), {"fieldValidation": "Strict", **query}, obj)
+    return client.request("POST", get_collection_path(client, obj), {"fieldValidation": "Strict"} | query, obj)
 
 
 def build_volume(claim: Object, namespace: str, folder: Path) -> Object:
@@ -94,7 +94,8 @@ class Installation:
     """What an overlay has created in a namespace, and its Prefect server's API."""
 
     def __init__(self, client: Client, namespace: str) -> None:
-        self.client, self.namespace = client, namespace
+        self.client = client
+        self.namespace = namespace
         self.prefect_api = httpx.Client(timeout=30)
 
     def await_available(self, name: str) -> None:
@@ -180,7 +181,7 @@ class Installation:
 
     def read_report(self, run: str) -> str:
         flow_run = {"flow_runs": {"id": {"any_": [run]}}}
-        artifacts = self.call("POST", "/artifacts/filter", {**flow_run, "sort": "CREATED_DESC"})
+        artifacts = self.call("POST", "/artifacts/filter", flow_run | {"sort": "CREATED_DESC"})
         return "\n".join(str(artifact["data"]) for artifact in artifacts if str(artifact["key"]).startswith("report-"))
 
 
@@ -213,7 +214,7 @@ def installation(
     launcher_image.load_image(Plane.current(), launcher_image.build_image(folder))
     client = Client(Cluster(namespace=namespace))
     secret = {"metadata": {"name": "torchyard-prefect"}, "stringData": {"PREFECT_API_AUTH_STRING": PASSWORD}}
-    client.create({"apiVersion": "v1", "kind": "Secret", **secret})
+    client.create({"apiVersion": "v1", "kind": "Secret"} | secret)
     created = list[Object]()
     try:
         yield install(admin_client, client, folder, created)
@@ -290,13 +291,14 @@ def killed_run(installation: Installation) -> str:
 @pytest.mark.usefixtures("killed_run")  # it comes back meanwhile
 def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
     """A flow's pod is deleted while its job trains: the run goes on in a pod on the other node, with the same job."""
-    overrides = {**SMALL, "args": ["--epochs=30", "--pause=2"]}
+    overrides = SMALL | {"args": ["--epochs=30", "--pause=2"]}
     run = installation.start_flow_run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": overrides})
     wait_until(
         lambda: '"epoch": 2' in installation.read_log(run),
         lambda: installation.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
     )
-    (pod_of_run,), job_uid = installation.list_run_pods(run), installation.read_job(run)["metadata"]["uid"]
+    (pod_of_run,) = installation.list_run_pods(run)
+    job_uid = installation.read_job(run)["metadata"]["uid"]
     cordon(pod_of_run["spec"]["nodeName"])
     installation.client.delete("v1", "Pod", pod_of_run["metadata"]["name"])
     wait_until(

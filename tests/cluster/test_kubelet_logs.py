@@ -58,7 +58,7 @@ def run_twice(pod: BarePod) -> None:
 
 
 def read_lines(pod: BarePod, **query: str) -> list[bytes]:
-    return list(pod.client.stream_lines(pod.log_path, {"timestamps": "true", **query}, 10))
+    return list(pod.client.stream_lines(pod.log_path, {"timestamps": "true"} | query, 10))
 
 
 def strip_timestamps(lines: list[bytes]) -> list[bytes]:
@@ -115,7 +115,8 @@ def test_previous_log_is_deleted_when_the_next_container_ends(pod: BarePod) -> N
 def test_restarted_container_is_read_to_the_end(pod: BarePod, jobs: Jobs) -> None:
     """A container's lines before and after a restart are in one file, in order, and none is reported as lost."""
     plan = jobs.plan().model_copy(update={"container": "main"})
-    pod_logs, path = PodLogs(pod.client, plan), Path(plan.nodes["worker-0"])
+    pod_logs = PodLogs(pod.client, plan)
+    path = Path(plan.nodes["worker-0"])
 
     def update_and_check(condition: Callable[[], object]) -> object:
         pod_logs.update_pod("worker-0", pod.name, pod.read())

@@ -36,7 +36,7 @@ def read_lease(jobs: Jobs, plan: ManifestPlan) -> dict[str, Any]:
 def rewrite_lease(jobs: Jobs, plan: ManifestPlan, age_s: float = 0.0, **spec: Any) -> None:
     """Change a Lease as another machine would; `ago`: seconds since the renewal."""
     renew_time = (datetime.now(UTC) - timedelta(seconds=age_s)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    jobs.client.patch(plan.lease, {"spec": {"renewTime": renew_time, **spec}})
+    jobs.client.patch(plan.lease, {"spec": {"renewTime": renew_time} | spec})
 
 
 def count_objects(jobs: Jobs, plan: ManifestPlan) -> int:
@@ -129,7 +129,8 @@ def start_on_other_machine(training: Training, folder: Path) -> "subprocess.Pope
 def test_run_resumes_on_another_machine(training: Training, other_runs: Path) -> None:  # noqa: F811
     """When a machine is lost, another one attaches to the same job and has every line of its logs."""
     training.kill_launcher()
-    plan, job_uids = training.plan, training.list_job_uids()
+    plan = training.plan
+    job_uids = training.list_job_uids()
     training.log.append("epoch 1")
     rewrite_lease(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     process = start_on_other_machine(training, other_runs)
@@ -256,11 +257,7 @@ def test_named_run_stays_while_its_holder_renews(training: Training, other_runs:
 def test_sweep_keeps_foreign_leases(jobs: Jobs) -> None:
     """A sweep leaves a Lease without our label alone, however old it is."""
     plan = jobs.plan()
-    foreign_lease = {
-        **plan.lease,
-        "metadata": {"name": "strange"},
-        "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"},
-    }
+    foreign_lease = plan.lease | {"metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.client.create(foreign_lease)
     assert "strange" not in run_sweep(dry_run=True)
     assert jobs.client.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, "strange")

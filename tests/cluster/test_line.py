@@ -64,13 +64,13 @@ def run_profile(
     def carried(cell: tuple[str, str], annotations: dict[str, str], **overrides: Any) -> tuple[State[Any], Report]:
         record_property("cell", cell)
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-        all_overrides = {
-            **build_local_overrides(cell[0], namespace),
-            **SHORT_LIMITS,
-            **fake_overrides,
-            "pod.annotations": annotations,
-            **dotted,
-        }
+        all_overrides = (
+            build_local_overrides(cell[0], namespace)
+            | SHORT_LIMITS
+            | fake_overrides
+            | {"pod.annotations": annotations}
+            | dotted
+        )
         plan = build_plan(cell[0], all_overrides)
         skip_if_not_served(Client(Cluster(namespace=namespace)), plan)
         provided.provide(plan)
@@ -125,7 +125,7 @@ def test_success(run_profile: RunProfile, namespace: str, profile: str) -> None:
 @ALL_PROFILES
 def test_a_pod_fails(run_profile: RunProfile, profile: str) -> None:
     """If a pod fails, the run is Failed with the pod's exit code, and the other pods are stopped."""
-    state, report = run_profile((profile, "pod fails"), {**END_AFTER_1_S, "torchyard.test/exit": "7"})
+    state, report = run_profile((profile, "pod fails"), END_AFTER_1_S | {"torchyard.test/exit": "7"})
     assert (state.name, report.leftovers) == ("Failed", ())
     assert "exit code 7" in report.sentence
 
@@ -148,7 +148,7 @@ def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> 
         for requirement in build_plan(profile, build_local_overrides(profile, namespace)).requires
         if isinstance(requirement, Capacity)
     )
-    labels = ",".join(f"{key}={value}" for key, value in {"type": "kwok", **capacity.labels}.items())
+    labels = ",".join(f"{key}={value}" for key, value in ({"type": "kwok"} | capacity.labels).items())
     nodes = client.list("v1", "Node", {"labelSelector": labels}, everywhere=True)
     nodes = [node for node in nodes if capacity.resources.keys() <= node["status"]["allocatable"].keys()][:8]
     pods = []

@@ -35,7 +35,8 @@ class FakeLog:
     """The log of fake pods: a file that grows as the test writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.lines = path, list[str]()
+        self.path = path
+        self.lines = list[str]()
         path.touch()
 
     def append(self, *lines: str, time: str = "") -> None:

@@ -38,7 +38,7 @@ def run_overrides(namespace: str, fake_overrides: dict[str, Any]) -> list[dict[s
     """The overrides of three runs; the second one fails."""
     annotations = [{"torchyard.test/end-after": "1", "torchyard.test/exit": code} for code in ("0", "7", "0")]
     return [
-        {**fake_overrides, "cluster.namespace": namespace, "pod.annotations": pod_annotations, "args": [str(index)]}
+        fake_overrides | {"cluster.namespace": namespace, "pod.annotations": pod_annotations, "args": [str(index)]}
         for index, pod_annotations in enumerate(annotations)
     ]
 

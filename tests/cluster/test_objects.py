@@ -38,7 +38,7 @@ CONFIG_MAP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
 
 
 def build_config_map(name: str, **metadata: Any) -> dict[str, Any]:
-    return {**CONFIG_MAP, "metadata": {"name": name, **metadata}}
+    return CONFIG_MAP | {"metadata": {"name": name} | metadata}
 
 
 def list_jobs(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
@@ -72,7 +72,8 @@ def test_another_process_adopts(jobs: Jobs, tmp_path: Path) -> None:
 
 def test_two_submits_at_once_create_one_job(jobs: Jobs) -> None:
     """If two threads submit at the same moment, one creates the job, and both get it."""
-    plan, results = jobs.plan(), list[tuple[str, bool]]()
+    plan = jobs.plan()
+    results = list[tuple[str, bool]]()
 
     def create() -> None:
         job, created = objects.create_job(plan)
@@ -179,7 +180,8 @@ def test_teardown_can_be_repeated(jobs: Jobs) -> None:
 
 def test_two_teardowns_at_once(jobs: Jobs) -> None:
     """Two teardowns of a job at the same time, such as a sweep's and the run's own, both succeed."""
-    plan, leftovers = jobs.start(), list[tuple[str, ...]]()
+    plan = jobs.start()
+    leftovers = list[tuple[str, ...]]()
     threads = [threading.Thread(target=lambda: leftovers.append(teardown(plan))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -240,7 +242,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
     patch_node_status(jobs, path, "True", {"capacity": capacity, "allocatable": capacity})
 
     def start(**overrides: Any) -> ManifestPlan:
-        jobs.extra_overrides = {"nodes": 1, "hardware": None, "fabric": None, **overrides}
+        jobs.extra_overrides = {"nodes": 1, "hardware": None, "fabric": None} | overrides
         jobs.extra_overrides["pod.node_selector"] = {"dead": name}
         plan = jobs.plan()
         objects.create_job(plan)
@@ -255,7 +257,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
 def patch_node_status(jobs: Jobs, node: str, ready: str, status: dict[str, Any]) -> None:
     """Write a node's status as its kubelet would."""
     condition = {"type": "Ready", "status": ready, "reason": "Test", "lastHeartbeatTime": None}
-    jobs.client.request("PATCH", f"{node}/status", body={"status": {**status, "conditions": [condition]}})
+    jobs.client.request("PATCH", f"{node}/status", body={"status": status | {"conditions": [condition]}})
 
 
 def test_pod_on_a_dead_node_is_reported(

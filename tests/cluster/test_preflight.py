@@ -115,10 +115,11 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 40.0) -> None
 
 def create_object(client: Client, version: str, kind: str, name: str, **fields: Any) -> Manifest:
     """Create an object in the namespace `place`, or in none if its kind is cluster-wide."""
-    labels, namespace = fields.pop("labels", {}), fields.pop("place", NAMESPACE)
+    labels = fields.pop("labels", {})
+    namespace = fields.pop("place", NAMESPACE)
     path = client.path(version, kind, namespace=None if kind in CLUSTER_WIDE_KINDS else namespace)
-    obj = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels}, **fields}
-    return {**obj, **client.request("POST", path, body=obj)}
+    obj = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels}} | fields
+    return obj | client.request("POST", path, body=obj)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def create(admin_client: Client) -> Iterator[Create]:
 
 def build_pod_spec(**spec: Any) -> Manifest:
     """The spec of a pod."""
-    return {"containers": [{"name": "worker", "image": "registry.invalid/none:1"}], **spec}
+    return {"containers": [{"name": "worker", "image": "registry.invalid/none:1"}]} | spec
 
 
 def build_pod_template(spec: Manifest) -> Manifest:
@@ -154,14 +155,14 @@ def build_pod_template(spec: Manifest) -> Manifest:
 
 
 def build_config_map(name: str, **metadata: Any) -> Manifest:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name} | metadata}
 
 
 def build_volcano_job(**spec: Any) -> Manifest:
     """A Volcano Job of one task with two pods."""
     template = {"spec": build_pod_spec(restartPolicy="Never")}
     tasks = [{"name": "worker", "replicas": 2, "template": template}]
-    body = {"minAvailable": 2, "queue": "default", "schedulerName": "volcano", "tasks": tasks, **spec}
+    body = {"minAvailable": 2, "queue": "default", "schedulerName": "volcano", "tasks": tasks} | spec
     return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "job"}, "spec": body}
 
 
@@ -175,8 +176,7 @@ def build_plan(
         "objects": (build_pod_template(build_pod_spec()),),
         "template_path": ("template",),
         "watch": (),
-        **fields,
-    }
+    } | fields
     return ManifestPlan(**names, labels=LABELS, cluster=cluster, requires=requires, **fields)
 
 
@@ -202,7 +202,7 @@ def test_closed_port_is_the_only_finding(admin_client: Client) -> None:
     """If no server answers, the only finding names the context and the address."""
     (check,) = check_cluster(build_plan(VOLCANO_JOBS, AdmissionAccepted(target="pod"), context="closed"))
     assert (check.verdict, check.name) == ("failed", "cluster closed")
-    assert "https://127.0.0.1:9 does not answer: " in check.detail
+    assert "https://127.0.0.1:9 does not respond: " in check.detail
 
 
 @pytest.mark.parametrize(("context", "message"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
@@ -265,7 +265,8 @@ def test_valid_plan_has_one_check_per_requirement(admin_client: Client) -> None:
 
 def test_missing_rights_name_the_verbs_and_the_user(admin_client: Client) -> None:
     """A single finding lists the missing verbs by resource, and its remedy names the role that has them."""
-    jobs, logs = Permission(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), PODS_LOG
+    jobs = Permission(verbs=("create", "watch"), resource="jobs.batch.volcano.sh")
+    logs = PODS_LOG
     (check,) = check_cluster(build_plan(jobs, logs, context="nobody"))
     user_name = f"system:serviceaccount:{NAMESPACE}:nobody"
     missing = "create, watch jobs.batch.volcano.sh, nor get pods/log"
@@ -381,7 +382,7 @@ def test_closed_queue_fails(admin_client: Client, create: Create) -> None:
         "Command",
         "close",
         action="CloseQueue",
-        target={**target, "controller": True},
+        target=target | {"controller": True},
     )
     wait_until(lambda: run_check(OpenQueue(name=NAMESPACE)).detail.startswith("is Closed; open queues: default"))
 
@@ -392,13 +393,13 @@ def test_closed_queue_fails(admin_client: Client, create: Create) -> None:
 def build_node(name: str, usable: int, **spec: Any) -> Manifest:
     """A node of this test, tainted against all other pods."""
     amounts = {"cpu": "8", "memory": "64Gi", "pods": "10", "example.com/rdma": "2"}
-    status = {"capacity": amounts, "allocatable": {**amounts, "example.com/rdma": str(usable)}}
+    status = {"capacity": amounts, "allocatable": amounts | {"example.com/rdma": str(usable)}}
     status["conditions"] = [{"type": "Ready", "status": "True"}]  # type: ignore[assignment]
     taint = {"key": TEST_LABEL, "value": NAMESPACE, "effect": "NoSchedule"}
     return {
         "name": f"{NAMESPACE}-{name}",
         "labels": {TEST_LABEL: NAMESPACE},
-        "spec": {"taints": [taint], **spec},
+        "spec": {"taints": [taint]} | spec,
         "status": status,
     }
 
@@ -407,7 +408,7 @@ def build_capacity(pods: int, tolerations: tuple[str, ...] = (TEST_LABEL,), **re
     requests = {name.replace("_", "/").replace("example", "example.com"): amount for name, amount in resources.items()}
     fields = {"labels": {TEST_LABEL: NAMESPACE}, "tolerations": tolerations, "resources": requests}
     return Capacity.model_validate(
-        {"pods": pods, "one_per_node": True, "device_plugin": f"{TEST_LABEL}=plugin", **fields}
+        {"pods": pods, "one_per_node": True, "device_plugin": f"{TEST_LABEL}=plugin"} | fields
     )
 
 
@@ -423,7 +424,7 @@ def nodes(admin_client: Client, create: Create) -> None:
 def test_nodes_that_do_not_fit_are_grouped_by_reason(admin_client: Client) -> None:
     """The finding says how many pods fit, and for every other node why no pod fits there."""
     check = run_check(build_capacity(2, example_rdma="2"))
-    assert check.detail.startswith("2 needed, one per node, 1 fits; ")
+    assert check.detail.startswith("needs room for 2 pods, one per node, found room for 1; ")
     assert "1 node: cordoned" in check.detail
     assert "1 node: example.com/rdma 0 of 2 usable, its devices are lost or unhealthy" in check.detail
     assert "no label" in check.detail
@@ -443,7 +444,7 @@ def test_missing_device_plugin_is_reported(admin_client: Client) -> None:
     """The finding about a resource that no node offers names the label of the missing device plugin."""
     check = run_check(build_capacity(1, example_vf="16"))
     assert (
-        f"nothing offers example.com/vf: no namespace has a DaemonSet with the label {TEST_LABEL}=plugin"
+        f"no node offers example.com/vf: no namespace has a DaemonSet with the label {TEST_LABEL}=plugin"
         in check.detail
     )
 
@@ -461,7 +462,7 @@ def test_installed_device_plugin_reports_its_pods(admin_client: Client, create: 
         spec={"selector": {"matchLabels": labels}, "template": template},
     )
     check = run_check(build_capacity(1, example_vf="16"))
-    assert f"nothing offers example.com/vf: its device plugin {NAMESPACE}/plugin has 0 of 0 pods ready" in check.detail
+    assert f"no node offers example.com/vf: its device plugin {NAMESPACE}/plugin has 0 of 0 pods ready" in check.detail
 
 
 def test_label_that_no_node_has_is_reported(admin_client: Client) -> None:
@@ -546,7 +547,7 @@ def test_claim_of_one_node_is_a_warning_for_two_pods(admin_client: Client, creat
 
 def test_lost_claim_is_reported(admin_client: Client, create: Create) -> None:
     """The finding about a claim whose volume is gone says that the claim is lost."""
-    spec = {**build_claim_spec("", "ReadWriteMany"), "volumeName": "no-such-volume"}
+    spec = build_claim_spec("", "ReadWriteMany") | {"volumeName": "no-such-volume"}
     annotations = {"pv.kubernetes.io/bind-completed": "yes"}
     metadata = {"name": "single", "annotations": annotations}
     create("v1", "PersistentVolumeClaim", "single", metadata=metadata, spec=spec)
@@ -621,7 +622,7 @@ def test_valid_job_is_accepted_and_not_created(admin_client: Client) -> None:
 
 def test_every_refused_object_is_reported(admin_client: Client) -> None:
     """One finding has a sentence for each of two bad objects, and none for the good one."""
-    refused_objects = {**build_config_map("b"), "dada": {}}, {**build_config_map("C")}
+    refused_objects = build_config_map("b") | {"dada": {}}, dict(build_config_map("C"))
     check = check_admission(build_config_map("a"), *refused_objects)
     assert 'unknown field "dada"' in check.detail
     assert 'ConfigMap "C" is invalid' in check.detail
@@ -645,7 +646,7 @@ def test_taken_name_is_reported_with_its_owner(admin_client: Client, create: Cre
     """If a name is taken, the finding says by which run; the run's own object passes."""
     create("v1", "ConfigMap", "theirs", labels={"torchyard/run": "another"})
     create("v1", "ConfigMap", "foreign")
-    create("v1", "ConfigMap", "ours", labels={**LABELS, "more": "yes"})
+    create("v1", "ConfigMap", "ours", labels=LABELS | {"more": "yes"})
     assert (
         "ConfigMap theirs already exists, and belongs to the run another"
         in check_admission(build_config_map("theirs")).detail

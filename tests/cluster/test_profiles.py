@@ -31,7 +31,7 @@ def test_profile_trains_in_real_pods(
 ) -> None:
     """A profile's pods find each other as it says, and rank 0 prints the metrics of our program."""
     record_property("cell", (name, "real"))
-    overrides = {**build_small_overrides(name), **real_overrides, **build_local_overrides(name, namespace)}
+    overrides = build_small_overrides(name) | real_overrides | build_local_overrides(name, namespace)
     report = run_to_completion(name, overrides)
     assert report.collected
     if metric := METRICS.get(Path(str(overrides["program"])).name):

@@ -20,7 +20,7 @@ from torchyard.run.folder import list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 PROFILES = ("yolov5-volcano", "yolov5-volcano-etcd", "yolov5-pytorchjob", "yolov5-pytorchjob-etcd")
-SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def small_overrides(admin_client: Client, user_overrides: dict[str, Any], namesp
     nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
     if len(nodes) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    return {**SMALL, **user_overrides, "cluster.namespace": namespace}
+    return SMALL | user_overrides | {"cluster.namespace": namespace}
 
 
 def read_logs(report: Report, attempt: int = 1) -> dict[str, str]:
@@ -75,7 +75,7 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    state = train("yolov5-volcano", {**small_overrides, "args": ["--epochs=6", "--pause=1"]}, return_state=True)
+    state = train("yolov5-volcano", small_overrides | {"args": ["--epochs=6", "--pause=1"]}, return_state=True)
     killer.join()
     report = read_report()
     assert (state.name, len(report.attempts)) == ("Completed", 2), report.sentence

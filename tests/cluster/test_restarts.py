@@ -104,7 +104,8 @@ def test_lines_written_meanwhile_are_read(pod: BarePod, plan: ManifestPlan, case
 
 def test_lines_of_a_replacement_pod_follow_its_predecessors(pods: list[BarePod], plan: ManifestPlan) -> None:
     """All lines of a pod come before those of the pod that replaces it, even if their clocks differ."""
-    pod_logs, pod_names = PodLogs(pods[0].client, plan), [pod.name for pod in pods]
+    pod_logs = PodLogs(pods[0].client, plan)
+    pod_names = [pod.name for pod in pods]
     pods[0].append_log("one", "two", first_second=30)
     pods[1].append_log("three", first_second=10)
     for pod in pods:

@@ -64,11 +64,11 @@ def describe_job(policy: Policy) -> dict[str, Any]:
         case "volcano":
             task = {"name": "worker", "replicas": 2, "template": describe_pod(policy)}
             plugins = {"svc": ["--publish-not-ready-addresses=true"]}
-            spec = {"minAvailable": 2, "schedulerName": "volcano", "plugins": plugins, **policy.keys, "tasks": [task]}
+            spec = {"minAvailable": 2, "schedulerName": "volcano", "plugins": plugins} | policy.keys | {"tasks": [task]}
             return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec}
         case "jobset":
             job_fields = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
-            replicated_job = {"name": "worker", "template": {"spec": {**job_fields, "template": describe_pod(policy)}}}
+            replicated_job = {"name": "worker", "template": {"spec": job_fields | {"template": describe_pod(policy)}}}
             spec = {"failurePolicy": policy.keys, "replicatedJobs": [replicated_job]}
             return {
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -83,7 +83,7 @@ def describe_job(policy: Policy) -> dict[str, Any]:
                 f"{prefix}retryLimit": str(policy.keys["retries"]),
                 f"{prefix}retryPausePeriodDuration": "1s",
             }
-            metadata = {"name": "own", "annotations": {**annotations, f"{prefix}failureGracePeriodDuration": "1s"}}
+            metadata = {"name": "own", "annotations": annotations | {f"{prefix}failureGracePeriodDuration": "1s"}}
             spec = {"components": [{"template": job}]}
             return {
                 "apiVersion": "workload.codeflare.dev/v1beta2",
@@ -103,7 +103,7 @@ def place_overrides(admin_client: Client, user_overrides: dict[str, Any], namesp
     """The overrides that run a manifest in the namespace."""
     if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    return {**user_overrides, "cluster.namespace": namespace}
+    return user_overrides | {"cluster.namespace": namespace}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -116,7 +116,7 @@ def test_report_has_the_programs_error_and_the_number_of_retries(
     profile = tmp_path / f"retry-{name}.yaml"
     profile.write_text(yaml.safe_dump({"about": "fails", "launcher": policy.launcher, "manifest": "job.yaml"}))
     deadlines = {"start": "3m", "run": "40s" if name in ENDLESS else "3m"}
-    state = train(str(profile), {**place_overrides, "deadlines": deadlines}, return_state=True)
+    state = train(str(profile), place_overrides | {"deadlines": deadlines}, return_state=True)
     report = read_report()
     try_count = max(path.read_text().count("this try begins") for path in Path(report.folder).glob("attempt-1/*1/log"))
     assert state.name == "Failed"

@@ -30,7 +30,8 @@ from torchyard.model.requirements import Check, Permission
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
 
-GROUP, NAME = "rbac.authorization.k8s.io", "least"
+GROUP = "rbac.authorization.k8s.io"
+NAME = "least"
 ONE_PER_SYSTEM = ("yolov5-volcano-etcd", "yolov5-pytorchjob-etcd", "fms-vela", "yolov5-jobset", *NEEDS_MCAD)
 COMPLETE_RUNS = (
     "yolov5-volcano-etcd",
@@ -66,7 +67,7 @@ def plan_profile(profile: str, namespace: str = "runai-any") -> ManifestPlan:
     local_overrides = {
         key: value for key, value in build_local_overrides(profile, namespace).items() if key != "options.api"
     }
-    loaded = load_profile(profile, {**local_overrides, "cluster.context": NAME})
+    loaded = load_profile(profile, local_overrides | {"cluster.context": NAME})
     plan = registry.load_launcher(loaded.launcher).plan(loaded, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
     return plan
@@ -89,7 +90,8 @@ class Account:
     """A ServiceAccount with one Role in one namespace: context `least`."""
 
     def __init__(self, admin_client: Client, folder: Path) -> None:
-        self.admin_client, self.granted = admin_client, Rights()
+        self.admin_client = admin_client
+        self.granted = Rights()
         self.name = f"system:serviceaccount:{admin_client.namespace}:{NAME}"
         admin_client.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}})
         self.role = self._create("Role", rules=[])
@@ -101,7 +103,7 @@ class Account:
 
     def _create(self, kind: str, **fields: Any) -> dict[str, Any]:
         return self.admin_client.create(
-            {"apiVersion": f"{GROUP}/v1", "kind": kind, "metadata": {"name": NAME}, **fields}
+            {"apiVersion": f"{GROUP}/v1", "kind": kind, "metadata": {"name": NAME}} | fields
         )
 
     def _build_kubeconfig(self) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def test_role_is_sufficient_for_a_complete_run(
     provided.provide(plan)
     ends = {"pod.annotations": {"torchyard.test/end-after": "1"}, "attempts": 1, "deadlines.start": "30s"}
     report = run_to_completion(
-        profile, {**build_local_overrides(profile, namespace), **fake_overrides, **ends, "cluster.context": NAME}
+        profile, build_local_overrides(profile, namespace) | fake_overrides | ends | {"cluster.context": NAME}
     )
     assert (
         _list_visible_objects(account.admin_client, list_kinds(account.admin_client), {"torchyard/run": report.run})
@@ -213,11 +215,13 @@ def test_missing_verb_is_reported(
 @pytest.fixture
 def sweep_role_everywhere(account: Account) -> Iterator[None]:
     """The account has role torchyard-sweep in every namespace."""
-    version, kind, name = f"{GROUP}/v1", "ClusterRoleBinding", f"sweep-{account.admin_client.namespace}"
+    version = f"{GROUP}/v1"
+    kind = "ClusterRoleBinding"
+    name = f"sweep-{account.admin_client.namespace}"
     path = account.admin_client.path(version, kind, namespace=None)
     role_ref = {"apiGroup": GROUP, "kind": "ClusterRole", "name": "torchyard-sweep"}
     binding = {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
-    account.admin_client.request("POST", path, body={**binding, "roleRef": role_ref, "subjects": account.subjects})
+    account.admin_client.request("POST", path, body=binding | {"roleRef": role_ref, "subjects": account.subjects})
     yield
     account.admin_client.request("DELETE", f"{path}/{name}")
 

@@ -26,8 +26,9 @@ from torchyard.model.run import Failure, Handle, Run
 from torchyard.steps.collect import _find_failure
 from torchyard.steps.wait import wait
 
-GPU_RESOURCE, OWN_LABEL = "nvidia.com/gpu", "torchyard.test/own"
-SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+GPU_RESOURCE = "nvidia.com/gpu"
+OWN_LABEL = "torchyard.test/own"
+SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 ONE_FULL_NODE = {"nodes": 1, "resources": {"gpus": 8}}
 Overrides = dict[str, Any]
 Strike = Callable[[ManifestPlan], None]
@@ -43,7 +44,7 @@ class JobFactory(NamedTuple):
 
     def plan(self, overrides: Overrides, profile: str = "yolov5-volcano") -> ManifestPlan:
         """The plan of a new run, on the fake nodes unless `overrides` name others."""
-        changes = {**self.fake_overrides, "cluster.namespace": self.client.namespace, **overrides}
+        changes = self.fake_overrides | {"cluster.namespace": self.client.namespace} | overrides
         loaded = load_profile(profile, changes)
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder / uuid.uuid4().hex))
         plan = registry.load_launcher(loaded.launcher).plan(loaded, run)
@@ -61,7 +62,7 @@ class JobFactory(NamedTuple):
         nodes = self.client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
         if len(nodes) < 2:
             pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-        return self.plan({"pod.node_selector": {}, **SMALL, **overrides})
+        return self.plan({"pod.node_selector": {}} | SMALL | overrides)
 
     def diagnose(self, plan: ManifestPlan, cause: str) -> Failure:
         """Create a job that makes no progress, and return its diagnosis once that has this cause."""
@@ -120,7 +121,7 @@ def add_node(admin_client: Client) -> str:
     labels = {OWN_LABEL: name, "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
     node_object = build_node(name, labels, {GPU_RESOURCE: "8"}, 7000 + int(name[-3:], 16))
     admin_client.request(
-        "POST", "/api/v1/nodes", body={**node_object, "spec": {"taints": [{"key": OWN_LABEL, "effect": "NoSchedule"}]}}
+        "POST", "/api/v1/nodes", body=node_object | {"spec": {"taints": [{"key": OWN_LABEL, "effect": "NoSchedule"}]}}
     )
     path = f"/api/v1/nodes/{name}"
     until(
@@ -145,10 +146,8 @@ def silent_node_job(
     admin_client: Client, namespace: str, fake_overrides: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[JobFactory, ManifestPlan]]:
     """A job on a node that stops answering when the module begins; Kubernetes takes most of a minute to notice."""
-    name, job_factory = (
-        add_node(admin_client),
-        build_factory(namespace, fake_overrides, tmp_path_factory.mktemp("mute")),
-    )
+    name = add_node(admin_client)
+    job_factory = build_factory(namespace, fake_overrides, tmp_path_factory.mktemp("mute"))
     try:
         plan = job_factory.plan(select_node(name))
         create.create_job(plan)
@@ -162,15 +161,15 @@ def silent_node_job(
 
 def select_node(name: str) -> Overrides:
     """Overrides that put a job on the test's own node."""
-    return {"pod.node_selector": {OWN_LABEL: name}, "pod.tolerations": [OWN_LABEL], **ONE_FULL_NODE}
+    return {"pod.node_selector": {OWN_LABEL: name}, "pod.tolerations": [OWN_LABEL]} | ONE_FULL_NODE
 
 
 def build_pod(name: str, node_name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
     """A pod that does not belong to the job, on the test's own node."""
-    containers = [{"name": "it", "image": "it:1", **container}]
+    containers = [{"name": "it", "image": "it:1"} | container]
     tolerations = [{"key": OWN_LABEL, "operator": "Exists"}]
     metadata = {"name": name, "labels": {"torchyard/run": "somebody-else"}}
-    pod_spec = {"nodeSelector": {OWN_LABEL: node_name}, "containers": containers, "tolerations": tolerations, **spec}
+    pod_spec = {"nodeSelector": {OWN_LABEL: node_name}, "containers": containers, "tolerations": tolerations} | spec
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
 
 
@@ -192,7 +191,7 @@ def test_gang_that_never_fits(job_factory: JobFactory) -> None:
 
 def test_taint(job_factory: JobFactory, own_node: str) -> None:
     """A taint that keeps all pods off the selected nodes is named, with what to do."""
-    plan = job_factory.plan({**select_node(own_node), "pod.tolerations": []})
+    plan = job_factory.plan(select_node(own_node) | {"pod.tolerations": []})
     assert check_sentence(job_factory.diagnose(plan, "taint"), f"add {OWN_LABEL} to `pod.tolerations`") == (
         "taint",
         False,
@@ -201,7 +200,7 @@ def test_taint(job_factory: JobFactory, own_node: str) -> None:
 
 def test_host_port(job_factory: JobFactory, own_node: str) -> None:
     """If another run uses the host port, the sentence names the port and that run."""
-    plan = job_factory.plan({**select_node(own_node), "resources.gpus": 1}, "yolov5-pytorchjob")
+    plan = job_factory.plan(select_node(own_node) | {"resources.gpus": 1}, "yolov5-pytorchjob")
     container = get_nested(plan.main, plan.template_path)["spec"]["containers"][0]
     port = container["ports"][0]["containerPort"]
     ports = [{"containerPort": port, "hostPort": port}]
@@ -286,7 +285,7 @@ def test_out_of_memory(job_factory: JobFactory) -> None:
     """A real container that is killed at its memory limit is the cause, with its exit code."""
     greedy = {"program": "python3", "agent": "none", "rendezvous": "static", "args": ["-c", "bytearray(10**9)"]}
     little = {"pod.limits": {"memory": "64Mi"}, "resources.memory": "64Mi", "nodes": 1}
-    failure = job_factory.run_to_failure(job_factory.plan_on_real_nodes({**greedy, **little}))
+    failure = job_factory.run_to_failure(job_factory.plan_on_real_nodes(greedy | little))
     assert check_sentence(failure, "it used more memory than its limit (OOMKilled)") == ("oom-pod", False)
     assert failure.exit_code == 137
 
@@ -309,7 +308,8 @@ def test_eviction(job_factory: JobFactory, admin_client: Client) -> None:
 
 def test_preemption(job_factory: JobFactory, admin_client: Client, own_node: str) -> None:
     """A pod that is preempted by one of higher priority fails the attempt, which is retried."""
-    name, path = f"torchyard-{uuid.uuid4().hex[:8]}", "/apis/scheduling.k8s.io/v1/priorityclasses"
+    name = f"torchyard-{uuid.uuid4().hex[:8]}"
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
     admin_client.request("POST", path, body=high)
     strong = build_pod("strong", own_node, {"resources": {"limits": {GPU_RESOURCE: "8"}}}, priorityClassName=name)

@@ -73,7 +73,8 @@ def build_appwrapper_webhooks(plane: Plane) -> list[Object]:
 
 def build_jobset_webhooks(plane: Plane) -> list[Object]:
     """The webhooks of JobSets, and of the pods that belong to one."""
-    base, authority = f"https://127.0.0.1:{plane.record['ports']['jobset']}", plane.read_certificate("ca").certificate
+    base = f"https://127.0.0.1:{plane.record['ports']['jobset']}"
+    authority = plane.read_certificate("ca").certificate
     pods = build_rule("v1", "pods", ["CREATE"])
     of_jobset = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
     configurations = []

@@ -23,9 +23,13 @@ class Link:
     """A connection of a client, and the matching one to the API server."""
 
     def __init__(self, client_socket: socket.socket, server_socket: ssl.SSLSocket) -> None:
-        self.client_socket, self.server_socket = client_socket, server_socket
-        self.request, self.forwarded_bytes, self.is_stalled = "", 0, False
-        self.is_response_pending, self.is_answered = False, False
+        self.client_socket = client_socket
+        self.server_socket = server_socket
+        self.request = ""
+        self.forwarded_bytes = 0
+        self.is_stalled = False
+        self.is_response_pending = False
+        self.is_answered = False
 
     def close(self) -> None:
         for sock in (self.client_socket, self.server_socket):
@@ -42,7 +46,9 @@ class FaultProxy:
 
     def __init__(self, folder: Path) -> None:
         self.request_lines: list[str] = []
-        self.is_down, self.is_black_hole, self.is_unresolvable = False, False, False
+        self.is_down = False
+        self.is_black_hole = False
+        self.is_unresolvable = False
         self.delay_s = 0.0
         self._settings, _ = load_settings(None)
         self._user: dict[str, Any] | None = None
@@ -122,13 +128,16 @@ class FaultProxy:
     ) -> None:
         """Answer the next such requests instead of the API server; headers are spelled like `Retry_After`."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode() + b"\n"
-        header_fields = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
+        header_fields = {"Content-Type": "application/json", "Content-Length": str(len(data))} | headers
         header = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in header_fields.items())
         self._responses[substring] = [f"HTTP/1.1 {status} Told\r\n{header}\r\n".encode() + data] * times
 
     def repair(self) -> None:
         """End every lasting fault: outages, delays, black holes and answers. Stalled connections stay stalled."""
-        self.is_down, self.is_black_hole, self.is_unresolvable, self.delay_s = False, False, False, 0.0
+        self.is_down = False
+        self.is_black_hole = False
+        self.is_unresolvable = False
+        self.delay_s = 0.0
         self._responses.clear()
         self._rates.clear()
         if self._server.fileno() < 0:
@@ -202,7 +211,9 @@ class FaultProxy:
 
     def _forward_request(self, link: Link, data: bytes) -> bool:
         if data.startswith(VERBS):
-            link.request, link.forwarded_bytes, link.is_response_pending = data.split(b" HTTP/", 1)[0].decode(), 0, True
+            link.request = data.split(b" HTTP/", 1)[0].decode()
+            link.forwarded_bytes = 0
+            link.is_response_pending = True
             link.is_answered = False
             self.request_lines.append(link.request)
             for substring, responses in list(self._responses.items()):
