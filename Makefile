@@ -58,11 +58,11 @@ docs: .venv/.locked ## build the documentation into site/, strictly; a test does
 	@$(BIN)/zensical build --clean --strict
 
 picture: .venv/.locked ## record the moving picture of README again
-	@$(BIN)/python -m tests.moving_picture
+	@$(BIN)/python -m tests.demo_animation
 
 e2e: .venv/.locked ## play whole runs here, then on a cluster: cluster-up's, one made for it, or KUBE=KUBECONFIG_FILE
 	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
-		$(BIN)/python -m tests.steady -n 2 --dist loadfile -rs tests/local
+		$(BIN)/python -m tests.rerun_alone -n 2 --dist loadfile -rs tests/local
 	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
 
 soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them beside a load, and count failures per test; SOAK='--rounds 5'

@@ -4,16 +4,16 @@ import io
 import tarfile
 
 
-def tar(*members: tarfile.TarInfo, whole: bool = True) -> io.BytesIO:
+def build_tar(*members: tarfile.TarInfo, with_regular_file: bool = True) -> io.BytesIO:
     """A tar of members without content, as a host may send it."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w|") as archive:
-        for member in [*members, *([tarfile.TarInfo("whole")] if whole else [])]:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w|") as archive:
+        for member in [*members, *([tarfile.TarInfo("whole")] if with_regular_file else [])]:
             archive.addfile(member)
-    return io.BytesIO(made.getvalue())
+    return io.BytesIO(buffer.getvalue())
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname = kind, link
-    return made
+def build_member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info

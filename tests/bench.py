@@ -25,10 +25,18 @@ from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
 PAIRS = 9
-PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
-NOTHING = "about: nothing\nlauncher: baremetal\nprogram: nothing.py\nnodes: 2\n"
-DIES = "about: rank 1 exits with 7\nlauncher: baremetal\nprogram: dies.py\nnodes: 2\n"
-DYING = """
+PLANNED_PROFILES = (
+    "digits-local",
+    "mnist-baremetal",
+    "yolov5-volcano",
+    "mnist-2x4",
+    "yolov5-jobset",
+    "fms-vela",
+    "pi-runai",
+)
+EMPTY_PROFILE = "about: nothing\nlauncher: baremetal\nprogram: nothing.py\nnodes: 2\n"
+FAILING_PROFILE = "about: rank 1 exits with 7\nlauncher: baremetal\nprogram: dies.py\nnodes: 2\n"
+FAILING_PROGRAM = """
 import os, sys, time
 if os.environ["RANK"] == "1":
     time.sleep(1); print("dies at", time.time(), flush=True); os._exit(7)
@@ -42,13 +50,13 @@ def main() -> None:
         folder = Path(name)
         os.environ["TORCHYARD_RUNS"] = str(folder / "runs")
         (folder / "nothing.py").write_text("")
-        (folder / "nothing.yaml").write_text(NOTHING)
-        (folder / "dies.py").write_text(DYING)
-        (folder / "dies.yaml").write_text(DIES)
-        line(folder)
-        plan()
-        start()
-        fail_fast(folder)
+        (folder / "nothing.yaml").write_text(EMPTY_PROFILE)
+        (folder / "dies.py").write_text(FAILING_PROGRAM)
+        (folder / "dies.yaml").write_text(FAILING_PROFILE)
+        measure_pipeline(folder)
+        measure_plan()
+        measure_prefect_start()
+        measure_fail_fast(folder)
     print("many runs on one worker", flush=True)
     bench_queue.main(show)
     bench_scale.main(show)
@@ -64,108 +72,114 @@ def main() -> None:
     bench_logs.main(show)
 
 
-def show(what: str, value: float, target: float | None, unit: str = "s") -> None:
+def show(label: str, value: float, target: float | None, unit: str = "s") -> None:
     verdict = "" if target is None else f"  target <= {target:g} {unit}: {'met' if value <= target else 'MISSED'}"
-    print(f"  {what:<66} {value:8.3f} {unit}{verdict}", flush=True)
+    print(f"  {label:<66} {value:8.3f} {unit}{verdict}", flush=True)
 
 
-def show_rate(what: str, rate: float, least: float | None, beside: str) -> None:
+def show_rate(label: str, rate: float, minimum: float | None, suffix: str) -> None:
     """Show megabytes per second; `beside` is the time of a bare pass over the same bytes."""
-    verdict = "" if least is None else f"  target >= {least:g} MB/s: {'met' if rate >= least else 'MISSED'}"
-    print(f"  {what:<66} {rate:8.1f} MB/s{verdict}{beside}", flush=True)
+    verdict = "" if minimum is None else f"  target >= {minimum:g} MB/s: {'met' if rate >= minimum else 'MISSED'}"
+    print(f"  {label:<66} {rate:8.1f} MB/s{verdict}{suffix}", flush=True)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def measure_seconds(operation: Callable[[], object]) -> float:
+    started_at = time.perf_counter()
+    operation()
+    return time.perf_counter() - started_at
 
 
-def line(folder: Path) -> None:
+def measure_pipeline(folder: Path) -> None:
     """The steps of a run, `torchyard run`, and two bare agents in turn; all but the tee of torchrun is the same."""
     print(f"a job of two agents that do nothing, {PAIRS} times in turn", flush=True)
-    bare, ours, whole, seen = [], [], [], []
+    bare_times, step_times, cli_times, end_delays = [], [], [], []
     command = [str(Path(sys.executable).parent / "torchyard"), "run", str(folder / "nothing.yaml")]
     for number in range(PAIRS):
-        bare.append(seconds(partial(agents, folder, f"bare-{number}")))
-        took, late = steps(folder, f"{number:012x}")
-        ours.append(took)
-        seen.append(late)
-        whole.append(seconds(partial(run, command)))
-    differences = [mine - other for mine, other in zip(ours, bare, strict=True)]
-    added = [mine - other for mine, other in zip(whole, bare, strict=True)]
-    show("two bare torchrun agents, median", statistics.median(bare), None)
-    show("submit, wait, collect, teardown, median", statistics.median(ours), None)
+        bare_times.append(measure_seconds(partial(run_bare_agents, folder, f"bare-{number}")))
+        duration_s, end_delay_s = run_steps(folder, f"{number:012x}")
+        step_times.append(duration_s)
+        end_delays.append(end_delay_s)
+        cli_times.append(measure_seconds(partial(run_command, command)))
+    differences = [step_time - bare_time for step_time, bare_time in zip(step_times, bare_times, strict=True)]
+    added = [cli_time - bare_time for cli_time, bare_time in zip(cli_times, bare_times, strict=True)]
+    show("two bare torchrun agents, median", statistics.median(bare_times), None)
+    show("submit, wait, collect, teardown, median", statistics.median(step_times), None)
     show("difference, median of the pairs", statistics.median(differences), 0.5)
-    show("`torchyard run` as a whole process, median", statistics.median(whole), None)
+    show("`torchyard run` as a whole process, median", statistics.median(cli_times), None)
     show("its difference from the bare agents, median of the pairs", statistics.median(added), 0.6)
-    show("end seen after the last agent's exit, median", statistics.median(seen), 0.2)
-    show("end seen after the last agent's exit, worst", max(seen), None)
+    show("end seen after the last agent's exit, median", statistics.median(end_delays), 0.2)
+    show("end seen after the last agent's exit, worst", max(end_delays), None)
 
 
-def agents(folder: Path, name: str) -> None:
+def run_bare_agents(folder: Path, name: str) -> None:
     """Run two torchrun agents alone, until both have ended."""
     plan = baremetal.plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
-    started = []
-    for block in plan.processes:
-        assert block.submit
-        assert block.submit.input
-        argv = [word for word in block.submit.input["argv"] if not word.startswith(("--tee", "--log_dir"))]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        started.append(subprocess.Popen(argv, env={**os.environ, **block.submit.input["env"]}, **quiet))  # type: ignore[call-overload]
-    for process in started:
-        assert process.wait() == 0
+    agents = []
+    for process in plan.processes:
+        assert process.submit
+        assert process.submit.input
+        argv = [arg for arg in process.submit.input["argv"] if not arg.startswith(("--tee", "--log_dir"))]
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        agents.append(subprocess.Popen(argv, env={**os.environ, **process.submit.input["env"]}, **streams))  # type: ignore[call-overload]
+    for agent in agents:
+        assert agent.wait() == 0
 
 
-def steps(folder: Path, name: str) -> tuple[float, float]:
+def run_steps(folder: Path, name: str) -> tuple[float, float]:
     """Run the steps alone, without Prefect; return how long they took and how late the end was seen."""
     profile = load_profile(str(folder / "nothing.yaml"))
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     plan = registry.load_launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
     outcome = wait(submit(plan, profile.deadlines))
-    late = time.time() - (outcome.ended_at or 0)
+    end_delay_s = time.time() - (outcome.ended_at or 0)
     collect(plan, outcome, "none")
     assert teardown(plan) == ()
     assert outcome.status.state == "succeeded"
-    return time.perf_counter() - began, late
+    return time.perf_counter() - started_at, end_delay_s
 
 
-def plan() -> None:
+def measure_plan() -> None:
     """`torchyard plan`, as a process and as a call, for small and large jobs."""
-    for name in PLANNED:
+    for name in PLANNED_PROFILES:
         print(f"torchyard plan {name}", flush=True)
         command = [str(Path(sys.executable).parent / "torchyard"), "plan", name]
-        show("as a process, median of 15", statistics.median(seconds(lambda: run(command)) for _ in range(15)), 0.2)  # noqa: B023
+        show(
+            "as a process, median of 15",
+            statistics.median(measure_seconds(partial(run_command, command)) for _ in range(15)),
+            0.2,
+        )
         for nodes in (2, 64, 256) if name.startswith("yolov5") else (2,):
-            took = [seconds(partial(planned_once, name, nodes)) for _ in range(200)]
-            show(f"in process, profile read and planned, {nodes} nodes", 1000 * statistics.median(took), 1.5, "ms")
+            durations_s = [measure_seconds(partial(plan_once, name, nodes)) for _ in range(200)]
+            show(
+                f"in process, profile read and planned, {nodes} nodes", 1000 * statistics.median(durations_s), 1.5, "ms"
+            )
 
 
-def planned_once(name: str, nodes: int) -> None:
+def plan_once(name: str, nodes: int) -> None:
     profile = load_profile(name, {"nodes": nodes})
     registry.load_launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
 
 
-def run(command: list[str]) -> None:
+def run_command(command: list[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
 
 
-def start() -> None:
+def measure_prefect_start() -> None:
     print("Prefect's own start, told apart", flush=True)
     show(
         "python -c 'pass', median of 5",
-        statistics.median(seconds(lambda: run([sys.executable, "-c", ""])) for _ in range(5)),
+        statistics.median(measure_seconds(lambda: run_command([sys.executable, "-c", ""])) for _ in range(5)),
         None,
     )
     load = [sys.executable, "-c", "import flows.train"]
     show(
         "import of the flow, most of it Prefect, median of 5",
-        statistics.median(seconds(lambda: run(load)) for _ in range(5)),
+        statistics.median(measure_seconds(lambda: run_command(load)) for _ in range(5)),
         None,
     )
 
 
-def fail_fast(folder: Path) -> None:
+def measure_fail_fast(folder: Path) -> None:
     """From the death of rank 1 to the state Failed on a Prefect API, while rank 0 would go on sleeping for a minute."""
     from prefect.testing.utilities import prefect_test_harness
 
@@ -173,18 +187,18 @@ def fail_fast(folder: Path) -> None:
     from torchyard.run.folder import list_run_folders
 
     with prefect_test_harness():
-        found = []
+        delays_s = []
         for _ in range(3):
-            end = train(str(folder / "dies.yaml"), return_state=True)
-            last = max(list_run_folders(), key=lambda each: (each.path / "lease").stat().st_mtime)
-            logs = "".join(log.read_text() for log in last.path.glob("*/node-*/log"))
-            at = float(logs.partition("dies at ")[2].split()[0])
-            assert end.is_failed()
-            assert "Rank 1" in str(end.message)
-            assert "7" in str(end.message)
-            found.append(end.timestamp.timestamp() - at)
+            state = train(str(folder / "dies.yaml"), return_state=True)
+            last_run = max(list_run_folders(), key=lambda run_folder: (run_folder.path / "lease").stat().st_mtime)
+            logs = "".join(log.read_text() for log in last_run.path.glob("*/node-*/log"))
+            died_at = float(logs.partition("dies at ")[2].split()[0])
+            assert state.is_failed()
+            assert "Rank 1" in str(state.message)
+            assert "7" in str(state.message)
+            delays_s.append(state.timestamp.timestamp() - died_at)
     print("rank 1 exits with 7 while rank 0 sleeps", flush=True)
-    show("from its death to the flow run's Failed, worst of 3", max(found), 2.0)
+    show("from its death to the flow run's Failed, worst of 3", max(delays_s), 2.0)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from torchyard.model.run import Handle, Run
 
 MIB = 200
 LINE = "%s node-0 | [default0]:epoch 3 of 100, loss 0.1234, 512 images/s: step %d\n"
-JOINED = "%s node-0 | I Rendezvous complete for workers. group_rank=0\n"
-RUNS = """echo '{"phase": "running", "started": 1}'; while test ! -e %s; do sleep 0.1; done
+JOINED_LINE = "%s node-0 | I Rendezvous complete for workers. group_rank=0\n"
+STATUS_SCRIPT = """echo '{"phase": "running", "started": 1}'; while test ! -e %s; do sleep 0.1; done
 echo '{"phase": "exited", "exit": 0, "ended": 1}'"""
 
 
@@ -31,20 +31,20 @@ def main(show: Any, mib: int = MIB) -> None:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "bench.py").write_text("")
         (Path(name) / "bench.yaml").write_text("about: a bench\nlauncher: baremetal\nprogram: bench.py\n")
-        told = attach(Path(name), mib)
-    show(f"attach to {mib} MiB of log: memory beside the empty one's", told["mib"], 40, "MiB")
-    show("the longest that the wait was held up", told["slowest"], 1.0, "s")
-    show("seconds until all of it was read", told["seconds"], None, "s")
+        costs = measure_attach(Path(name), mib)
+    show(f"attach to {mib} MiB of log: memory beside the empty one's", costs["mib"], 40, "MiB")
+    show("the longest that the wait was held up", costs["slowest"], 1.0, "s")
+    show("seconds until all of it was read", costs["seconds"], None, "s")
 
 
-def attach(folder: Path, mib: int) -> dict[str, Any]:
+def measure_attach(folder: Path, mib: int) -> dict[str, Any]:
     """What a waiting child process reports about itself."""
     command = [sys.executable, __file__, "child", str(folder), str(mib)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
-    return found
+    costs: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
+    return costs
 
 
-def child(folder: Path, mib: int) -> None:
+def run_child(folder: Path, mib: int) -> None:
     """Wait for a job that already has a log, until the last line has arrived."""
     from torchyard.launchers import registry
     from torchyard.steps.wait import wait
@@ -54,48 +54,48 @@ def child(folder: Path, mib: int) -> None:
         profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run"))
     )
     assert isinstance(plan, CommandPlan)
-    over = folder / "over"
-    status = Command(argv=("sh", "-c", RUNS % over))
+    exit_path = folder / "over"
+    status = Command(argv=("sh", "-c", STATUS_SCRIPT % exit_path))
     plan = plan.model_copy(
-        update={"processes": tuple(each.model_copy(update={"status": status}) for each in plan.processes)}
+        update={"processes": tuple(process.model_copy(update={"status": status}) for process in plan.processes)}
     )
-    last = write(Path(plan.processes[0].log), mib << 20)
-    before, began, calls = rss("VmHWM"), time.monotonic(), [time.monotonic()]
+    last_step = write_log(Path(plan.processes[0].log), mib << 20)
+    rss_before, started_at, poll_times = read_memory_mib("VmHWM"), time.monotonic(), [time.monotonic()]
 
     def on_poll(lines: list[str]) -> None:
-        calls.append(time.monotonic())
-        if any(f"step {last}" in line for line in lines[-3:]):
-            over.touch()
+        poll_times.append(time.monotonic())
+        if any(f"step {last_step}" in line for line in lines[-3:]):
+            exit_path.touch()
 
     handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age_s=4000)
     outcome = wait(handle, on_poll)
     assert outcome.status.state == "succeeded", outcome
-    slowest = max(after - at for at, after in itertools.pairwise(calls))
-    said = {"mib": rss("VmHWM") - before, "slowest": slowest, "seconds": time.monotonic() - began}
-    print(json.dumps(said))
+    slowest = max(later - earlier for earlier, later in itertools.pairwise(poll_times))
+    costs = {"mib": read_memory_mib("VmHWM") - rss_before, "slowest": slowest, "seconds": time.monotonic() - started_at}
+    print(json.dumps(costs))
 
 
-def write(path: Path, size: int) -> int:
+def write_log(path: Path, size: int) -> int:
     """Write a log of that size; return the number of its last line."""
     path.parent.mkdir(parents=True)
-    number, now = 0, time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    next_step, now = 0, time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
     with path.open("w") as file:
-        file.write(JOINED % now)
+        file.write(JOINED_LINE % now)
         while file.tell() < size:
-            file.write("".join(LINE % (now, each) for each in range(number, number + 10_000)))
-            number += 10_000
-    return number - 1
+            file.write("".join(LINE % (now, step) for step in range(next_step, next_step + 10_000)))
+            next_step += 10_000
+    return next_step - 1
 
 
-def rss(which: str) -> float:
+def read_memory_mib(field: str) -> float:
     """MiB of memory now, or the peak so far (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(Path(sys.argv[2]), int(sys.argv[3]))
+        run_child(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         from tests.bench import show
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torchyard.agents.black_box import list_recorder
+from torchyard.agents.black_box import build_recorder_spec
 from torchyard.loading.profile import load_profile
 
 _RANKS, _STEPS, _PAIRS = 2, 400, 6
@@ -36,16 +36,16 @@ dist.barrier()
 """
 
 
-def train(folder: Path, recorded: bool) -> dict[str, float]:
+def train(folder: Path, is_recorded: bool) -> dict[str, float]:
     """Run the training once; milliseconds of a step, and the ranks' memory in all."""
     program = folder / "train.py"
     program.write_text(_PROGRAM)
-    site = list_recorder(load_profile("digits-local"), None)["recorder"]
-    box = {"PYTHONPATH": site, "TORCHYARD_BLACK_BOX": tempfile.mkdtemp(dir=folder)} if recorded else {}
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={_RANKS}", str(program)]
-    done = subprocess.run(words, env={**os.environ, **box}, capture_output=True, text=True, check=True)
-    said: dict[str, float] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return said
+    site = build_recorder_spec(load_profile("digits-local"), None)["recorder"]
+    recorder_env = {"PYTHONPATH": site, "TORCHYARD_BLACK_BOX": tempfile.mkdtemp(dir=folder)} if is_recorded else {}
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={_RANKS}", str(program)]
+    completed = subprocess.run(argv, env={**os.environ, **recorder_env}, capture_output=True, text=True, check=True)
+    figures: dict[str, float] = json.loads(next(line for line in completed.stdout.splitlines() if line.startswith("{")))
+    return figures
 
 
 def main() -> None:
@@ -54,10 +54,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(pairs):
             order = (False, True) if pair % 2 else (True, False)
-            found = {recorded: train(Path(folder), recorded) for recorded in order}
-            ratios.append(found[True]["step_ms"] / found[False]["step_ms"])
-            memory.append(found[True]["memory_mb"] - found[False]["memory_mb"])
-            print(f"pair {pair + 1}: {found[False]['step_ms']:.2f} ms, with the black box {ratios[-1]:.3f} of that")
+            figures = {is_recorded: train(Path(folder), is_recorded) for is_recorded in order}
+            ratios.append(figures[True]["step_ms"] / figures[False]["step_ms"])
+            memory.append(figures[True]["memory_mb"] - figures[False]["memory_mb"])
+            print(f"pair {pair + 1}: {figures[False]['step_ms']:.2f} ms, with the black box {ratios[-1]:.3f} of that")
     print(f"step time: {statistics.median(ratios):.3f} of that without; memory {statistics.median(memory):+.1f} MB")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
-from tests.cluster.provide import at_home
+from tests.cluster.provide import build_local_overrides
 from torchyard.cluster import create
 from torchyard.kube.client import Client
 from torchyard.launchers import registry
@@ -48,7 +48,7 @@ def main(show: Any) -> None:
     """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
     with cluster(), new_namespace() as namespace:
         for name in JOBS:
-            ends = [late(name, namespace) for _ in range(RUNS)]
+            ends = [measure_end_delay(name, namespace) for _ in range(RUNS)]
             show(f"{name}: last status to `wait` returning, median of {RUNS}", statistics.median(ends), 0.2)
             show(f"{name}: last status to `wait` returning, worst", max(ends), 1.0)
             if not as_user():
@@ -56,7 +56,10 @@ def main(show: Any) -> None:
                 continue
             seconds = LONG if name == JOBS[0] else QUIET
             show(
-                f"{name}: requests a minute, over {seconds:.0f} s of waiting", requests(name, namespace, seconds), 4, ""
+                f"{name}: requests a minute, over {seconds:.0f} s of waiting",
+                measure_requests(name, namespace, seconds),
+                4,
+                "",
             )
 
 
@@ -73,34 +76,39 @@ def new_namespace() -> Iterator[str]:
         admin.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
-def started(name: str, namespace: str, seconds: float) -> Handle:
+def submit_job(name: str, namespace: str, seconds: float) -> Handle:
     """Submit a job of fake pods that end by themselves."""
-    where = {**as_user(), **at_home(name, namespace), "nodes": 2, "pod.node_selector": {"type": "kwok"}}
-    where["pod.priority_class"] = None  # the test cluster has none of the guide's
-    profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
+    overrides = {
+        **as_user(),
+        **build_local_overrides(name, namespace),
+        "nodes": 2,
+        "pod.node_selector": {"type": "kwok"},
+    }
+    overrides["pod.priority_class"] = None  # the test cluster has none of the guide's
+    profile = load_profile(name, {**overrides, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
     plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     return submit(plan, profile.deadlines)
 
 
-def late(name: str, namespace: str) -> float:
+def measure_end_delay(name: str, namespace: str) -> float:
     """Seconds from the job's last status, as another watch sees it, to `wait` returning."""
-    handle = started(name, namespace, 1.5)
+    handle = submit_job(name, namespace, 1.5)
     assert isinstance(handle.plan, ManifestPlan)
-    seen: list[float] = []
-    other = threading.Thread(target=lambda: seen.append(last_status(handle.plan)))
-    other.start()
+    end_times: list[float] = []
+    watch_thread = threading.Thread(target=lambda: end_times.append(find_end_time(handle.plan)))
+    watch_thread.start()
     try:
         outcome = wait(handle)
         returned = time.time()
     finally:
-        other.join()
+        watch_thread.join()
         teardown(handle.plan)
     assert outcome.status.state == "succeeded", outcome
-    return returned - seen[0]
+    return returned - end_times[0]
 
 
-def last_status(plan: Any) -> float:
+def find_end_time(plan: Any) -> float:
     """The time at which a bare watch sees that the job has succeeded."""
     admin = Client(Cluster(namespace=plan.cluster.namespace))
     path = admin.path(plan.main["apiVersion"], plan.main["kind"])
@@ -112,29 +120,33 @@ def last_status(plan: Any) -> float:
 
 def has_succeeded(job: dict[str, Any]) -> bool:
     status = job.get("status", {})
-    true = [each["type"] for each in status.get("conditions", ()) if each["status"] == "True" and "type" in each]
+    true_conditions = [
+        condition["type"]
+        for condition in status.get("conditions", ())
+        if condition["status"] == "True" and "type" in condition
+    ]
     phase = status.get("phase") or status.get("state", {}).get("phase")
-    return bool({"Completed", "Succeeded"} & {phase, *true})
+    return bool({"Completed", "Succeeded"} & {phase, *true_conditions})
 
 
-def requests(name: str, namespace: str, seconds: float) -> float:
+def measure_requests(name: str, namespace: str, seconds: float) -> float:
     """Requests per minute that `wait` makes while nothing happens, including logs, PodGroup and Lease."""
-    admin, handle = Client(Cluster()), started(name, namespace, seconds + 20)
+    admin, handle = Client(Cluster()), submit_job(name, namespace, seconds + 20)
     waiting = threading.Thread(target=lambda: wait(handle))
     waiting.start()
     time.sleep(10)
-    before = counted(admin)
-    assert before > 0, "the API server has counted nothing of what submit has asked"
+    count_before = count_requests(admin)
+    assert count_before > 0, "the API server has counted nothing of what submit has asked"
     time.sleep(seconds)
-    made = counted(admin) - before
+    request_count = count_requests(admin) - count_before
     waiting.join()
     teardown(handle.plan)
-    return made * 60 / seconds
+    return request_count * 60 / seconds
 
 
-def counted(admin: Client) -> float:
+def count_requests(admin: Client) -> float:
     """The number of requests that the benchmark's user has made so far."""
     lines = list(admin.stream_lines("/metrics", {}, 30))
-    found = [line for line in lines if any(line.startswith(name) and which in line for name, which in COUNTERS)]
-    assert found, "the API server counts no request of the user: its metrics are called otherwise"
-    return sum(float(line.split()[-1]) for line in found)
+    counter_lines = [line for line in lines if any(line.startswith(name) and label in line for name, label in COUNTERS)]
+    assert counter_lines, "the API server counts no request of the user: its metrics are called otherwise"
+    return sum(float(line.split()[-1]) for line in counter_lines)

@@ -47,7 +47,7 @@ nodes: {count}
 agent: none
 rendezvous: env
 deadlines: {{grace: 2s}}
-options: {{python: "{python}", keeper_python: "{python}", hosts: [{hosts}]}}
+options: {{python: "{python}", supervisor_python: "{python}", hosts: [{hosts}]}}
 """
 PROGRAM = """
 import os, signal, sys, time
@@ -64,22 +64,25 @@ def main(show: Any, count: int = HOSTS, files: int = FILES) -> None:
     """Measure one run in a child process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lay(folder, count)
+        write_inputs(folder, count)
         command = [sys.executable, __file__, "child", name, str(files)]
         env = {**os.environ, "TORCHYARD_SSH": f"{folder}/ssh", "TORCHYARD_RUNS": f"{folder}/runs"}
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
-        said = json.loads(done.stdout.splitlines()[-1])
-    head = f"{count} hosts:"
+        completed = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
+        figures = json.loads(completed.stdout.splitlines()[-1])
+    title = f"{count} hosts:"
     for step in ("plan", "preflight", "submit", "stop", "collect", "teardown"):
-        show(f"{head} {step}", said[step], None)
-    show(f"{head} its end seen, after a host has failed", said["seen"], 1.0)
-    show(f"{head} the launcher's share of a processor while it watches", said["cpu"], None, "")
-    show(f"{head} memory of the launcher at most", said["rss"], 500, "MB")
-    show(f"{head} open files of the launcher at most", said["files"], files, "")
-    print(f"  {said['end']}: {said['cause']}: {said['sentence']}; left: {said['left'] or 'nothing'}", flush=True)
+        show(f"{title} {step}", figures[step], None)
+    show(f"{title} its end seen, after a host has failed", figures["seen"], 1.0)
+    show(f"{title} the launcher's share of a processor while it watches", figures["cpu"], None, "")
+    show(f"{title} memory of the launcher at most", figures["rss"], 500, "MB")
+    show(f"{title} open files of the launcher at most", figures["files"], files, "")
+    print(
+        f"  {figures['end']}: {figures['cause']}: {figures['sentence']}; left: {figures['left'] or 'nothing'}",
+        flush=True,
+    )
 
 
-def lay(folder: Path, count: int) -> None:
+def write_inputs(folder: Path, count: int) -> None:
     """Write the fake ssh, and the profile of a job on many hosts."""
     (folder / "ssh").write_text(SSH.format(homes=folder / "homes"))
     (folder / "ssh").chmod(0o755)
@@ -91,90 +94,92 @@ def lay(folder: Path, count: int) -> None:
 # --- the child
 
 
-def child(folder: Path, files: int) -> None:
+def run_child(folder: Path, files: int) -> None:
     """Run the steps one after the other, without Prefect."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    said: dict[str, Any] = {}
-    costs = Costs()
+    figures: dict[str, Any] = {}
+    costs = FileCounter()
     profile = load_profile(str(folder / "many.yaml"))
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "runs/x"))
-    plan = timed(said, "plan", lambda: registry.load_launcher("baremetal").plan(profile, run))
+    plan = measure_step(figures, "plan", lambda: registry.load_launcher("baremetal").plan(profile, run))
     assert isinstance(plan, CommandPlan)
     try:
-        timed(said, "preflight", lambda: run_checks(plan))
-        handle = timed(said, "submit", lambda: submit(plan, profile.deadlines))
-        outcome = watched(said, plan, partial(wait, handle), folder / "fail")
-        collected = timed(said, "collect", lambda: collect(plan, outcome, "none"))
+        measure_step(figures, "preflight", lambda: run_checks(plan))
+        handle = measure_step(figures, "submit", lambda: submit(plan, profile.deadlines))
+        outcome = wait_and_fail(figures, plan, partial(wait, handle), folder / "fail")
+        collected = measure_step(figures, "collect", lambda: collect(plan, outcome, "none"))
         assert collected.failure
-        said |= {"cause": collected.failure.cause, "sentence": collected.failure.sentence}
-        said["end"] = outcome.status.reason
+        figures |= {"cause": collected.failure.cause, "sentence": collected.failure.sentence}
+        figures["end"] = outcome.status.reason
     finally:
-        said["left"] = timed(said, "teardown", lambda: teardown(plan))
-    said |= {"rss": costs.rss(), "files": costs.files}
-    print(json.dumps(said))
+        figures["left"] = measure_step(figures, "teardown", lambda: teardown(plan))
+    figures |= {"rss": costs.measure_peak_mb(), "files": costs.max_open_files}
+    print(json.dumps(figures))
 
 
-def watched(said: dict[str, Any], plan: CommandPlan, work: Callable[[], Outcome], word: Path) -> Outcome:
+def wait_and_fail(
+    figures: dict[str, Any], plan: CommandPlan, wait_for_job: Callable[[], Outcome], fail_path: Path
+) -> Outcome:
     """Wait for the job; one host fails once all of them run and have been watched for a while."""
-    seen = Seen()
-    logging.getLogger().addHandler(seen)
+    stop_recorder = StopRecorder()
+    logging.getLogger().addHandler(stop_recorder)
 
     def fail() -> None:
         while not all(Path(log).exists() and Path(log).stat().st_size for log in plan.nodes.values()):
             time.sleep(0.5)
-        before = time.process_time()
+        cpu_before = time.process_time()
         time.sleep(SETTLED_S)
-        said["cpu"] = (time.process_time() - before) / SETTLED_S
-        word.touch()
+        figures["cpu"] = (time.process_time() - cpu_before) / SETTLED_S
+        fail_path.touch()
 
     threading.Thread(target=fail, daemon=True).start()
-    outcome = work()
-    said["stop"] = time.time() - seen.at
-    at = Path(list(plan.nodes.values())[-1]).read_text().partition("no such planet at ")[2]
-    said["seen"] = seen.at - float(at.split()[0])
+    outcome = wait_for_job()
+    figures["stop"] = time.time() - stop_recorder.stopped_at
+    failure_text = Path(list(plan.nodes.values())[-1]).read_text().partition("no such planet at ")[2]
+    figures["seen"] = stop_recorder.stopped_at - float(failure_text.split()[0])
     return outcome
 
 
-class Seen(logging.Handler):
+class StopRecorder(logging.Handler):
     """Records when the launcher logs that it stops the job."""
 
-    at = 0.0
+    stopped_at = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         if "stopping what still runs" in record.getMessage():
-            self.at = record.created
+            self.stopped_at = record.created
 
 
-class Costs(threading.Thread):
+class FileCounter(threading.Thread):
     """Polls for the largest number of open files."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.files = 0
+        self.max_open_files = 0
         self.start()
 
     def run(self) -> None:
         while True:
-            self.files = max(self.files, len(os.listdir("/proc/self/fd")))
+            self.max_open_files = max(self.max_open_files, len(os.listdir("/proc/self/fd")))
             time.sleep(0.05)
 
-    def rss(self) -> float:
+    def measure_peak_mb(self) -> float:
         """Peak resident memory in MB."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def timed(said: dict[str, Any], name: str, work: Callable[[], T]) -> T:
-    began = time.perf_counter()
+def measure_step(figures: dict[str, Any], name: str, operation: Callable[[], T]) -> T:
+    started_at = time.perf_counter()
     try:
-        return work()
+        return operation()
     finally:
-        said[name] = time.perf_counter() - began
-        print(name, round(said[name], 2), file=sys.stderr, flush=True)
+        figures[name] = time.perf_counter() - started_at
+        print(name, round(figures[name], 2), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(Path(sys.argv[2]), int(sys.argv[3]))
+        run_child(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         from tests.bench import show as shown
 

@@ -37,20 +37,20 @@ def main(rates: tuple[float, ...]) -> None:
 
 def measure_link(nodes: ShapedNodes) -> float:
     """What iperf3 sends from one node to another, in GB/s of 10^9 bytes."""
-    one, other = (["nsenter", "--target", str(holder.pid), "--net"] for holder in nodes.holders[:2])
-    with subprocess.Popen([*one, "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
+    server_prefix, client_prefix = (["nsenter", "--target", str(holder.pid), "--net"] for holder in nodes.holders[:2])
+    with subprocess.Popen([*server_prefix, "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
         time.sleep(1.0)
-        client = [*other, "iperf3", "-c", f"{nodes.network}.1", "-t", "5", "-O", "1", "-J"]
-        said = json.loads(subprocess.run(client, capture_output=True, text=True, check=True).stdout)
-    return float(said["end"]["sum_received"]["bits_per_second"]) / BITS_PER_GB
+        argv = [*client_prefix, "iperf3", "-c", f"{nodes.network}.1", "-t", "5", "-O", "1", "-J"]
+        report = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    return float(report["end"]["sum_received"]["bits_per_second"]) / BITS_PER_GB
 
 
 def measure_collective(nodes: ShapedNodes, ranks: int) -> list[dict[str, int]]:
     """The rows of an all-reduce of that many ranks, one on each node."""
     program = str(ROOT / "programs" / "allreduce.py")
-    done = nodes.run(ranks, program, f"--sizes={SIZES}", "--trials=5", "--warmups=2", "--backend=gloo")
-    assert not done.returncode, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    completed = nodes.run(ranks, program, f"--sizes={SIZES}", "--trials=5", "--warmups=2", "--backend=gloo")
+    assert not completed.returncode, completed.stderr
+    rows = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
     return [row for row in rows if "size" in row and "step" in row]
 
 

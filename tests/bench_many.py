@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.bench_cluster import PROFILE, counted, has_succeeded, new_namespace
+from tests.bench_cluster import PROFILE, count_requests, has_succeeded, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import as_user, until
 from torchyard.cluster import create
@@ -37,29 +37,29 @@ from torchyard.steps.wait import wait
 
 WAITS, PODS, AT_ONCE = 200, 2, 8
 # Seconds: until all pods run; of a wait; measured; to the end.
-RISE = 400.0
-SETTLED = 20.0
-QUIET = 60.0
-PATIENCE = 300.0
-Said = dict[str, Any]
+START_TIMEOUT_S = 400.0
+SETTLE_S = 20.0
+IDLE_S = 60.0
+END_TIMEOUT_S = 300.0
+Figures = dict[str, Any]
 
 
-def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
+def main(show: Any, wait_count: int = WAITS, pods: int = PODS) -> None:
     """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
     with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "many.yaml").write_text(PROFILE)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            handles = list(pool.map(lambda _: started(folder, namespace, pods), range(waits)))
+            handles = list(pool.map(lambda _: submit_job(folder, namespace, pods), range(wait_count)))
         try:
-            until(lambda: running(namespace) == waits * pods, RISE)
+            until(lambda: count_running_pods(namespace) == wait_count * pods, START_TIMEOUT_S)
             measure(show, handles, folder)
         finally:
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 list(pool.map(lambda handle: teardown(handle.plan), handles))
 
 
-def started(folder: Path, namespace: str, pods: int) -> Handle:
+def submit_job(folder: Path, namespace: str, pods: int) -> Handle:
     """Submit a job that runs until its pods are told to end, and save its handle for the child."""
     profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
@@ -69,7 +69,7 @@ def started(folder: Path, namespace: str, pods: int) -> Handle:
     return handle
 
 
-def running(namespace: str) -> int:
+def count_running_pods(namespace: str) -> int:
     """The number of running pods."""
     return len(
         get_cluster_client(Cluster(namespace=namespace)).list("v1", "Pod", {"fieldSelector": "status.phase=Running"})
@@ -78,92 +78,96 @@ def running(namespace: str) -> int:
 
 def measure(show: Any, handles: list[Handle], folder: Path) -> None:
     """Start the child, read its reports, count its requests, end the jobs and measure how late it sees that."""
-    admin, head, count = Client(Cluster()), f"{len(handles)} waits:", len(handles)
+    admin, title, count = Client(Cluster()), f"{len(handles)} waits:", len(handles)
     command = [sys.executable, __file__, "child", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         lines = child.stdout or ()
-        first, full = said(lines, "first"), said(lines, "full")
-        show(f"{head} memory a wait, over the first one", (full["rss"] - first["rss"]) / (count - 1), 5, "MB")
-        show(f"{head} threads", full["threads"], None, "")
-        show(f"{head} connections and files", full["files"], None, "")
-        before = counted(admin)
-        show(f"{head} share of a processor while nothing happens", said(lines, "quiet")["cpu"], 0.5, "")
-        show(f"{head} requests a minute, a wait", (counted(admin) - before) * 60 / QUIET / count, 4, "")
-        ended = ends([handle.plan for handle in handles if isinstance(handle.plan, ManifestPlan)])
+        first_costs, all_costs = read_report(lines, "first"), read_report(lines, "full")
+        show(
+            f"{title} memory a wait, over the first one", (all_costs["rss"] - first_costs["rss"]) / (count - 1), 5, "MB"
+        )
+        show(f"{title} threads", all_costs["threads"], None, "")
+        show(f"{title} connections and files", all_costs["files"], None, "")
+        count_before = count_requests(admin)
+        show(f"{title} share of a processor while nothing happens", read_report(lines, "quiet")["cpu"], 0.5, "")
+        show(f"{title} requests a minute, a wait", (count_requests(admin) - count_before) * 60 / IDLE_S / count, 4, "")
+        end_times = end_jobs([handle.plan for handle in handles if isinstance(handle.plan, ManifestPlan)])
         returned = {line["job"]: line["at"] for line in map(json.loads, lines)}
-    late = [returned[job] - at for job, at in ended.items()]
-    show(f"{head} last status to `wait` returning, median", statistics.median(late), None)
-    show(f"{head} last status to `wait` returning, worst", max(late), None)
-    show(f"{head} last status of all to the last return", max(returned.values()) - max(ended.values()), None)
+    delays_s = [returned[job] - ended_at for job, ended_at in end_times.items()]
+    show(f"{title} last status to `wait` returning, median", statistics.median(delays_s), None)
+    show(f"{title} last status to `wait` returning, worst", max(delays_s), None)
+    show(f"{title} last status of all to the last return", max(returned.values()) - max(end_times.values()), None)
 
 
-def said(lines: Any, phase: str) -> Said:
+def read_report(lines: Any, phase: str) -> Figures:
     """The child's next report, which must be of this phase."""
-    found: Said = json.loads(next(iter(lines)))
-    assert found["phase"] == phase, found
-    return found
+    report: Figures = json.loads(next(iter(lines)))
+    assert report["phase"] == phase, report
+    return report
 
 
-def ends(plans: list[ManifestPlan]) -> dict[str, float]:
+def end_jobs(plans: list[ManifestPlan]) -> dict[str, float]:
     """End all jobs at once; return when a bare watch of all of them saw each job's last status."""
-    seen: dict[str, float] = {}
-    watching = threading.Thread(target=partial(last_statuses, plans, seen))
+    end_times: dict[str, float] = {}
+    watching = threading.Thread(target=partial(record_end_times, plans, end_times))
     watching.start()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(end, plans))
+        list(pool.map(end_job, plans))
     watching.join()
-    return seen
+    return end_times
 
 
-def last_statuses(plans: list[ManifestPlan], seen: dict[str, float]) -> None:
-    here, job = Client(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
-    for line in here.stream_lines(here.path(job["apiVersion"], job["kind"]), {"watch": "1"}, PATIENCE):
-        found = json.loads(line)["object"]
-        if has_succeeded(found):
-            seen.setdefault(found["metadata"]["name"], time.time())
-        if len(seen) == len(plans):
+def record_end_times(plans: list[ManifestPlan], end_times: dict[str, float]) -> None:
+    client, manifest = Client(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
+    for line in client.stream_lines(
+        client.path(manifest["apiVersion"], manifest["kind"]), {"watch": "1"}, END_TIMEOUT_S
+    ):
+        job = json.loads(line)["object"]
+        if has_succeeded(job):
+            end_times.setdefault(job["metadata"]["name"], time.time())
+        if len(end_times) == len(plans):
             return
 
 
-def end(plan: ManifestPlan) -> None:
-    here = get_cluster_client(Cluster(namespace=plan.cluster.namespace))
+def end_job(plan: ManifestPlan) -> None:
+    client = get_cluster_client(Cluster(namespace=plan.cluster.namespace))
     for node in plan.nodes:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{plan.job}-{node}"}}
-        here.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "0"}}})
+        client.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "0"}}})
 
 
 # --- the child
 
 
-def child(folder: Path) -> None:
+def run_child(folder: Path) -> None:
     """Wait for every job whose handle is in the folder; report what that costs."""
     handles = [Handle.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.handle"))]
-    threads = [threading.Thread(target=partial(one, handle)) for handle in handles]
+    threads = [threading.Thread(target=partial(wait_and_report, handle)) for handle in handles]
     threads[0].start()
-    time.sleep(SETTLED)
-    tell(phase="first", **costs())
+    time.sleep(SETTLE_S)
+    print_report(phase="first", **measure_costs())
     for thread in threads[1:]:
         thread.start()
-    time.sleep(SETTLED)
-    tell(phase="full", **costs())
-    began = time.process_time()
-    time.sleep(QUIET)
-    tell(phase="quiet", cpu=(time.process_time() - began) / QUIET)
+    time.sleep(SETTLE_S)
+    print_report(phase="full", **measure_costs())
+    cpu_before = time.process_time()
+    time.sleep(IDLE_S)
+    print_report(phase="quiet", cpu=(time.process_time() - cpu_before) / IDLE_S)
     for thread in threads:
         thread.join()
 
 
-def one(handle: Handle) -> None:
+def wait_and_report(handle: Handle) -> None:
     outcome = wait(handle)
-    tell(job=handle.plan.job, at=time.time(), state=outcome.status.state)
+    print_report(job=handle.plan.job, at=time.time(), state=outcome.status.state)
 
 
-def tell(**what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def print_report(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
-def costs() -> Said:
+def measure_costs() -> Figures:
     """Resident memory in MB, threads and open files of this process."""
     pairs = (line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     status = {key: value.split() for key, value in pairs}
@@ -173,7 +177,7 @@ def costs() -> Said:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(Path(sys.argv[2]))
+        run_child(Path(sys.argv[2]))
     else:
         from tests.bench import show as shown
 

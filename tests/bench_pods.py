@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
-from tests.cluster.fake import node
+from tests.cluster.fake import build_node
 from tests.cluster.jobs import as_user, until
 from torchyard.cluster import create, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
@@ -45,61 +45,61 @@ from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
 PODS, PER_NODE, FILES, AT_ONCE = 1000, 100, 4096, 8
-LOOK_S = 2.0  # between two measurements of the launcher, which cost it something themselves
+SAMPLE_INTERVAL_S = 2.0  # between two measurements of the launcher, which cost it something themselves
 PENDING_S, PATIENCE_S = 25.0, 600.0  # how long no pod starts, while there are warnings; the limit for everything else
-OWN = "torchyard.test/bench"
-WARNED = "MountVolume.SetUp failed for volume data: timed out waiting for the condition"
-Said = dict[str, Any]
+BENCH_LABEL = "torchyard.test/bench"
+WARNING = "MountVolume.SetUp failed for volume data: timed out waiting for the condition"
+Figures = dict[str, Any]
 
 
-class Real:
+class RealCluster:
     """The cluster of KUBECONFIG, or a new one: its controllers create the pods, kwok runs them."""
 
     def __init__(self, pods: int) -> None:
-        self._pods, self._own = pods, f"bench-{uuid.uuid4().hex[:8]}"
+        self._pods, self._name = pods, f"bench-{uuid.uuid4().hex[:8]}"
 
     @contextlib.contextmanager
-    def stage(self) -> Iterator[dict[str, Any]]:
+    def prepare(self) -> Iterator[dict[str, Any]]:
         """The keys that a profile needs to run here, on nodes of its own."""
         with cluster(), new_namespace() as namespace:
             admin, count = Client(Cluster()), -(-self._pods // PER_NODE)
             for number in range(count):
-                made = node(f"{self._own}-{number}", {OWN: self._own}, {}, 9000 + number)
-                admin.request("POST", "/api/v1/nodes", body={**made, "spec": {"taints": [taint()]}})
-            where = {"pod.node_selector": {OWN: self._own}, "pod.tolerations": [OWN]}
-            notes = {"torchyard.test/start-after": str(PENDING_S)}
+                node_object = build_node(f"{self._name}-{number}", {BENCH_LABEL: self._name}, {}, 9000 + number)
+                admin.request("POST", "/api/v1/nodes", body={**node_object, "spec": {"taints": [build_taint()]}})
+            selectors = {"pod.node_selector": {BENCH_LABEL: self._name}, "pod.tolerations": [BENCH_LABEL]}
+            annotations = {"torchyard.test/start-after": str(PENDING_S)}
             try:
-                yield {**as_user(), **where, "cluster.namespace": namespace, "pod.annotations": notes}
+                yield {**as_user(), **selectors, "cluster.namespace": namespace, "pod.annotations": annotations}
             finally:
                 for number in range(count):
-                    admin.request("DELETE", f"/api/v1/nodes/{self._own}-{number}")
+                    admin.request("DELETE", f"/api/v1/nodes/{self._name}-{number}")
 
-    def start(self, plan: ManifestPlan, here: Client) -> None:
+    def create_pods(self, plan: ManifestPlan, client: Client) -> None:
         """Do nothing: the controllers create the pods."""
 
-    def run(self, plan: ManifestPlan, here: Client) -> None:
+    def run_pods(self, plan: ManifestPlan, client: Client) -> None:
         """Do nothing: kwok runs the pods."""
 
-    def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
+    def fail_pod(self, plan: ManifestPlan, client: Client, name: str) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
-        here.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "1"}}})
+        client.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "1"}}})
 
 
-def taint() -> dict[str, str]:
-    return {"key": OWN, "effect": "NoSchedule"}
+def build_taint() -> dict[str, str]:
+    return {"key": BENCH_LABEL, "effect": "NoSchedule"}
 
 
-class Fake:
+class FakeCluster:
     """The tests' API server in this process; pods are created and changed here, and their logs stay open."""
 
     def __init__(self, pods: int) -> None:
         from tests.fake_api import FakeApi, Handler
 
-        self._over = threading.Event()
-        over = self._over
+        self._stop_event = threading.Event()
+        stop_event = self._stop_event
         line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000Z begins\n".encode()
 
-        class Held(Handler):
+        class HeldLogHandler(Handler):
             def _serve(self) -> None:
                 if "/log?" not in self.path:
                     super()._serve()
@@ -110,59 +110,63 @@ class Fake:
                 self.close_connection = True
                 with contextlib.suppress(OSError):
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-                    over.wait()
+                    stop_event.wait()
                     self.wfile.write(b"0\r\n\r\n")
 
         self._folder = tempfile.TemporaryDirectory()
         self._server = FakeApi(Path(self._folder.name))
-        self._server._http.RequestHandlerClass = type("HeldBound", (Held,), {"server_of": self._server})
+        self._server._http.RequestHandlerClass = type("HeldBound", (HeldLogHandler,), {"server_of": self._server})
         self._server._http.request_queue_size = 1024
         self._server._http.socket.listen(1024)
 
     @contextlib.contextmanager
-    def stage(self) -> Iterator[dict[str, Any]]:
+    def prepare(self) -> Iterator[dict[str, Any]]:
         os.environ["KUBECONFIG"] = str(self._server.kubeconfig)
         try:
             yield {}
         finally:
-            self._over.set()
+            self._stop_event.set()
             self._server.close()
 
-    def start(self, plan: ManifestPlan, here: Client) -> None:
+    def create_pods(self, plan: ManifestPlan, client: Client) -> None:
         waiting = {"waiting": {"reason": "ContainerCreating"}}
-        owner = here.get(plan.main["apiVersion"], plan.main["kind"], plan.job)
+        owner = client.get(plan.main["apiVersion"], plan.main["kind"], plan.job)
         assert owner
-        refers = {"apiVersion": plan.main["apiVersion"], "kind": plan.main["kind"], "name": plan.job}
+        owner_reference = {"apiVersion": plan.main["apiVersion"], "kind": plan.main["kind"], "name": plan.job}
         for name in plan.nodes:
-            owners = [{**refers, "uid": owner["metadata"]["uid"], "controller": True}]
-            about = {"name": f"{plan.job}-{name}", "labels": plan.labels, "ownerReferences": owners}
+            owners = [{**owner_reference, "uid": owner["metadata"]["uid"], "controller": True}]
+            metadata = {"name": f"{plan.job}-{name}", "labels": plan.labels, "ownerReferences": owners}
             spec = {**plan.pod["spec"], "nodeName": "node-1"}
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
-            self._server.put({**pod, "status": status("Pending", plan, waiting)})
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+            self._server.put({**pod, "status": build_status("Pending", plan, waiting)})
 
-    def run(self, plan: ManifestPlan, here: Client) -> None:
+    def run_pods(self, plan: ManifestPlan, client: Client) -> None:
         time.sleep(PENDING_S)
         for name in plan.nodes:
-            self._move(here, f"{plan.job}-{name}", status("Running", plan, {"running": {"startedAt": stamp()}}))
+            self._set_status(
+                client, f"{plan.job}-{name}", build_status("Running", plan, {"running": {"startedAt": format_now()}})
+            )
 
-    def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
-        ended = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": stamp(), "startedAt": stamp()}}
-        self._move(here, name, status("Failed", plan, ended))
-        self._over.set()
+    def fail_pod(self, plan: ManifestPlan, client: Client, name: str) -> None:
+        ended = {
+            "terminated": {"exitCode": 1, "reason": "Error", "finishedAt": format_now(), "startedAt": format_now()}
+        }
+        self._set_status(client, name, build_status("Failed", plan, ended))
+        self._stop_event.set()
 
-    def _move(self, here: Client, name: str, status: Said) -> None:
-        found = here.get("v1", "Pod", name)
-        assert found
-        self._server.put({**found, "apiVersion": "v1", "kind": "Pod", "status": status})
+    def _set_status(self, client: Client, name: str, status: Figures) -> None:
+        pod = client.get("v1", "Pod", name)
+        assert pod
+        self._server.put({**pod, "apiVersion": "v1", "kind": "Pod", "status": status})
 
 
-def status(phase: str, plan: ManifestPlan, state: Said) -> Said:
+def build_status(phase: str, plan: ManifestPlan, state: Figures) -> Figures:
     statuses = [{"name": plan.container, "restartCount": 0, "state": state, "image": "none:1"}]
-    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp()}
-    return {"phase": phase, "conditions": [placed], "containerStatuses": statuses}
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_now()}
+    return {"phase": phase, "conditions": [condition], "containerStatuses": statuses}
 
 
-def stamp() -> str:
+def format_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -171,98 +175,105 @@ def stamp() -> str:
 
 def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
     """Run the job, and show how much time and memory the launcher needed."""
-    place = (Fake if kind == "fake" else Real)(pods)
-    with place.stage() as overrides, tempfile.TemporaryDirectory() as name:
+    test_cluster = (FakeCluster if kind == "fake" else RealCluster)(pods)
+    with test_cluster.prepare() as overrides, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "many.yaml").write_text(PROFILE)
-        own = {} if kind == "fake" else overrides
-        plain = {"nodes": pods, "pod.node_selector": {"type": "kwok"}, "deadlines.start": "30m"}
-        handle = started(folder, {**plain, **own})
+        target_overrides = {} if kind == "fake" else overrides
+        base_overrides = {"nodes": pods, "pod.node_selector": {"type": "kwok"}, "deadlines.start": "30m"}
+        handle = submit_job(folder, {**base_overrides, **target_overrides})
         assert isinstance(handle.plan, ManifestPlan)
         try:
-            measure(show, handle, place)
+            measure(show, handle, test_cluster)
         finally:
             teardown(handle.plan)
 
 
-def started(folder: Path, overrides: dict[str, Any]) -> Handle:
+def submit_job(folder: Path, overrides: dict[str, Any]) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), overrides)
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "run"))
     plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     return submit(plan, profile.deadlines)
 
 
-def measure(show: Any, handle: Handle, place: Real | Fake) -> None:
+def measure(show: Any, handle: Handle, test_cluster: RealCluster | FakeCluster) -> None:
     """Keep the pods pending with a warning each, run them, end one; show what the launcher reports about itself."""
     plan = handle.plan
     assert isinstance(plan, ManifestPlan)
-    here, command = get_cluster_client(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
+    client, command = get_cluster_client(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdin
         assert child.stdout
         child.stdin.write(handle.model_dump_json() + "\n")
         child.stdin.flush()
-        place.start(plan, here)
-        pods = until(lambda: all_pods(here, plan), PATIENCE_S)
-        threading.Thread(target=place.run, args=(plan, here), daemon=True).start()
-        warn(here, pods)
+        test_cluster.create_pods(plan, client)
+        pods = until(lambda: list_all_pods(client, plan), PATIENCE_S)
+        threading.Thread(target=test_cluster.run_pods, args=(plan, client), daemon=True).start()
+        create_warnings(client, pods)
         lines = map(json.loads, child.stdout)
         running = next(lines)
         failed = next(iter(plan.nodes))
-        known = threading.Thread(target=lambda: seen.append(failed_at(here, f"{plan.job}-{failed}")))
-        seen: list[float] = []
-        known.start()
+        watch_thread = threading.Thread(
+            target=lambda: failure_times.append(find_failure_time(client, f"{plan.job}-{failed}"))
+        )
+        failure_times: list[float] = []
+        watch_thread.start()
         time.sleep(3)
-        place.fail(plan, here, f"{plan.job}-{failed}")
+        test_cluster.fail_pod(plan, client, f"{plan.job}-{failed}")
         ended = next(lines)
-        known.join()
-        report(show, {**running, **ended, "late": ended["seen"] - seen[0], "pods": len(pods)})
+        watch_thread.join()
+        report(show, {**running, **ended, "late": ended["seen"] - failure_times[0], "pods": len(pods)})
         removed = next(lines)
         show(f"{len(pods)} pods: teardown", removed["teardown"], None)
         show(f"{len(pods)} pods: teardown, left over", removed["left"], 0, "")
 
 
-def report(show: Any, said: Said) -> None:
-    head = f"{said['pods']} pods:"
-    show(f"{head} `explain`, median, of a processor", 1000 * said["usual"], None, "ms")
-    show(f"{head} `explain`, worst, of a processor", 1000 * said["own"], 50, "ms")
-    show(f"{head} `explain`, worst, with the garbage collector", 1000 * said["explain"], None, "ms")
-    show(f"{head} `explain` was asked", said["explained"], None, "times")
-    show(f"{head} share of a processor while they stand and start", said["share"], None, "")
-    show(f"{head} the end is seen after the API server knows it", said["late"], 1.0)
-    show(f"{head} memory at most", said["mib"], 500, "MB")
-    show(f"{head} open files at most (of {FILES})", said["files"], FILES - 1, "")
-    show(f"{head} logs that never began or are not whole", said["lost"], 0, "")
-    show(f"{head} from the end until all is stopped and collected", said["closing"], None)
-    print(f"  {said['cause']}: {said['sentence'][:150]}", *said["why"], sep="\n  ", flush=True)
+def report(show: Any, figures: Figures) -> None:
+    title = f"{figures['pods']} pods:"
+    show(f"{title} `explain`, median, of a processor", 1000 * figures["usual"], None, "ms")
+    show(f"{title} `explain`, worst, of a processor", 1000 * figures["own"], 50, "ms")
+    show(f"{title} `explain`, worst, with the garbage collector", 1000 * figures["explain"], None, "ms")
+    show(f"{title} `explain` was asked", figures["explained"], None, "times")
+    show(f"{title} share of a processor while they stand and start", figures["share"], None, "")
+    show(f"{title} the end is seen after the API server knows it", figures["late"], 1.0)
+    show(f"{title} memory at most", figures["mib"], 500, "MB")
+    show(f"{title} open files at most (of {FILES})", figures["files"], FILES - 1, "")
+    show(f"{title} logs that never began or are not whole", figures["lost"], 0, "")
+    show(f"{title} from the end until all is stopped and collected", figures["closing"], None)
+    print(f"  {figures['cause']}: {figures['sentence'][:150]}", *figures["why"], sep="\n  ", flush=True)
 
 
-def all_pods(here: Client, plan: ManifestPlan) -> list[Said]:
+def list_all_pods(client: Client, plan: ManifestPlan) -> list[Figures]:
     """The pods, once all of them exist."""
-    found = here.list("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
-    return found if len(found) >= len(plan.nodes) else []
+    pods = client.list("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
+    return pods if len(pods) >= len(plan.nodes) else []
 
 
-def warn(here: Client, pods: list[Said]) -> None:
+def create_warnings(client: Client, pods: list[Figures]) -> None:
     """Create a warning about each pod, like that of a kubelet that waits for a volume."""
 
-    def make(pod: Said) -> None:
-        about = pod["metadata"]
-        thing = {"kind": "Pod", "name": about["name"], "uid": about["uid"], "namespace": here.namespace}
-        told = {"reason": "FailedMount", "message": WARNED, "type": "Warning", "involvedObject": thing}
-        times = {"firstTimestamp": stamp(), "lastTimestamp": stamp()}
-        name = {"name": f"{about['name']}.{uuid.uuid4().hex[:8]}", "namespace": here.namespace}
-        body = {"apiVersion": "v1", "kind": "Event", "metadata": name, **told, **times}
-        here.request("POST", here.path("v1", "Event"), body=body)
+    def create_warning(pod: Figures) -> None:
+        metadata = pod["metadata"]
+        involved_object = {
+            "kind": "Pod",
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "namespace": client.namespace,
+        }
+        warning = {"reason": "FailedMount", "message": WARNING, "type": "Warning", "involvedObject": involved_object}
+        times = {"firstTimestamp": format_now(), "lastTimestamp": format_now()}
+        event_metadata = {"name": f"{metadata['name']}.{uuid.uuid4().hex[:8]}", "namespace": client.namespace}
+        body = {"apiVersion": "v1", "kind": "Event", "metadata": event_metadata, **warning, **times}
+        client.request("POST", client.path("v1", "Event"), body=body)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(make, pods))
+        list(pool.map(create_warning, pods))
 
 
-def failed_at(here: Client, name: str) -> float:
+def find_failure_time(client: Client, name: str) -> float:
     """The time at which a bare watch of the pod sees that it failed."""
     query = {"watch": "1", "fieldSelector": f"metadata.name={name}"}
-    for line in here.stream_lines(here.path("v1", "Pod"), query, PATIENCE_S):
+    for line in client.stream_lines(client.path("v1", "Pod"), query, PATIENCE_S):
         if json.loads(line)["object"]["status"].get("phase") == "Failed":
             return time.time()
     raise AssertionError("the watch ended before the pod did")
@@ -271,87 +282,94 @@ def failed_at(here: Client, name: str) -> float:
 # --- the child: the launcher
 
 
-class Timed:
+class TimedFunction:
     """A function that notes the CPU time of its calls, and how much of that was Python's garbage collector.
 
     A collection takes longer the larger the process is, and is charged to the code that allocates next.
     """
 
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work, self.took, self.own = work, [0.0], [0.0]
-        self._began = self._collecting = 0.0
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.durations_s, self.own_durations_s = function, [0.0], [0.0]
+        self._collection_started_at = self._collection_s = 0.0
         gc.callbacks.append(self._collect)
 
     def _collect(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            self._began = time.thread_time()
+            self._collection_started_at = time.thread_time()
         else:
-            self._collecting += time.thread_time() - self._began
+            self._collection_s += time.thread_time() - self._collection_started_at
 
-    def __call__(self, *given: Any) -> Any:
-        began, self._collecting = time.thread_time(), 0.0
+    def __call__(self, *args: Any) -> Any:
+        started_at, self._collection_s = time.thread_time(), 0.0
         try:
-            return self._work(*given)
+            return self._function(*args)
         finally:
-            self.took.append(time.thread_time() - began)
-            self.own.append(self.took[-1] - self._collecting)
+            self.durations_s.append(time.thread_time() - started_at)
+            self.own_durations_s.append(self.durations_s[-1] - self._collection_s)
 
 
-def child() -> None:
+def run_child() -> None:
     """Wait for the job, then collect and tear down as a run does."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     handle = Handle.model_validate_json(sys.stdin.readline())
-    timed, ends = Timed(explain_no_progress), list[float]()
+    timed, end_times = TimedFunction(explain_no_progress), list[float]()
     assert vars(diagnose)["explain_no_progress"] is explain_no_progress
     vars(diagnose)["explain_no_progress"] = timed
-    note = ClusterWatch.record_outcome
+    record_outcome = ClusterWatch.record_outcome
 
-    def noted(watch: ClusterWatch, outcome: Any) -> None:
-        ends.append(time.time())
-        note(watch, outcome)
+    def record_end_time(watch: ClusterWatch, outcome: Any) -> None:
+        end_times.append(time.time())
+        record_outcome(watch, outcome)
 
-    type.__setattr__(ClusterWatch, "record_outcome", noted)
-    files, said = list[int](), list[bool]()
-    wall, cpu = time.monotonic(), time.process_time()
+    type.__setattr__(ClusterWatch, "record_outcome", record_end_time)
+    open_files, reported = list[int](), list[bool]()
+    wall_before, cpu_before = time.monotonic(), time.process_time()
 
     def on_poll(_: list[str]) -> None:
-        if time.monotonic() < wall + LOOK_S * (len(files) + 1):
+        if time.monotonic() < wall_before + SAMPLE_INTERVAL_S * (len(open_files) + 1):
             return
-        files.append(len(os.listdir("/proc/self/fd")))
-        begun = sum(Path(path).exists() and Path(path).stat().st_size > 0 for path in handle.plan.nodes.values())
-        if not said and begun == len(handle.plan.nodes):
-            said.append(True)
-            tell(share=(time.process_time() - cpu) / (time.monotonic() - wall))
+        open_files.append(len(os.listdir("/proc/self/fd")))
+        started_count = sum(
+            Path(path).exists() and Path(path).stat().st_size > 0 for path in handle.plan.nodes.values()
+        )
+        if not reported and started_count == len(handle.plan.nodes):
+            reported.append(True)
+            print_report(share=(time.process_time() - cpu_before) / (time.monotonic() - wall_before))
 
     outcome = wait(handle, on_poll)
-    found = collect(handle.plan, outcome, "none")
-    failure = found.failure
+    collected = collect(handle.plan, outcome, "none")
+    failure = collected.failure
     assert failure
-    empty = sum(log.lines == 0 for log in found.logs)
-    tell(
-        **{"usual": statistics.median(timed.took), "own": max(timed.own)},
-        **{"explain": max(timed.took), "explained": len(timed.took) - 1, "seen": ends[0], "files": max(files)},
-        **{"mib": peak(), "lost": max(empty, len(outcome.lost)), "closing": time.time() - ends[0]},
+    empty = sum(log.lines == 0 for log in collected.logs)
+    print_report(
+        **{"usual": statistics.median(timed.durations_s), "own": max(timed.own_durations_s)},
+        **{
+            "explain": max(timed.durations_s),
+            "explained": len(timed.durations_s) - 1,
+            "seen": end_times[0],
+            "files": max(open_files),
+        },
+        **{"mib": read_peak_mib(), "lost": max(empty, len(outcome.lost)), "closing": time.time() - end_times[0]},
         **{"cause": failure.cause, "sentence": failure.sentence, "why": list(dict.fromkeys(outcome.lost.values()))},
     )
-    began = time.monotonic()
-    left = teardown(handle.plan)
-    tell(left=len(left), teardown=time.monotonic() - began)
+    started_at = time.monotonic()
+    leftovers = teardown(handle.plan)
+    print_report(left=len(leftovers), teardown=time.monotonic() - started_at)
 
 
-def peak() -> float:
+def read_peak_mib() -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def tell(**what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def print_report(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child()
+        run_child()
     else:
         from tests.bench import show as shown
 

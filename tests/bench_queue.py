@@ -26,7 +26,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from tests.caller import forget_caller
 from tests.chaos.world import find_processes, kill_all
-from tests.yard import prefect_server, use_prefect_server
+from tests.prefect_servers import prefect_server, use_prefect_server
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 from torchyard.tasks.recovery import recover_lost_runs

@@ -19,29 +19,29 @@ def bandwidth_report(rows: list[Row], machines: tuple[str, ...] = ("a", "b"), **
     outcome = Outcome(
         status=Status(state="succeeded", reason=""),
         exit_codes={},
-        machines={f"node-{at}": m for at, m in enumerate(machines)},
+        machines={f"node-{index}": machine for index, machine in enumerate(machines)},
     )
     return report_of(Attempt(number=1, outcome=outcome, collected=collected))
 
 
-def rows(*speeds: float, factor: float = 1.0, start: int = 1 << 20) -> list[Row]:
-    return [{"size": start << at, "algbw": speed / factor, "busbw": speed} for at, speed in enumerate(speeds)]
+def bandwidth_rows(*busbws: float, factor: float = 1.0, start: int = 1 << 20) -> list[Row]:
+    return [{"size": start << index, "algbw": busbw / factor, "busbw": busbw} for index, busbw in enumerate(busbws)]
 
 
-def played(reports: dict[str | None, Report], seen: list[dict[str, Any]] | None = None) -> Runs:
+def replay_reports(reports: dict[str | None, Report], received_overrides: list[dict[str, Any]] | None = None) -> Runs:
     """Stands for the runs: each fabric has its report; `seen` gets the overrides."""
 
     def run_one(profile: Profile, overrides: dict[str, Any]) -> Report:
-        if seen is not None:
-            seen.append(overrides)
+        if received_overrides is not None:
+            received_overrides.append(overrides)
         return reports[profile.fabric]
 
     return run_one
 
 
-def compared_fabrics() -> Benchmark:
+def compare_two_fabrics() -> Benchmark:
     """EPFL's 4 nodes of 8 GPUs over RoCE and over TCP, as guide 001 measured them at 4 GB."""
     machines = ("a", "b", "c", "d")
     roce = bandwidth_report([{"size": 4 * 10**9, "algbw": 4.914, "busbw": 9.522}], machines, ranks=32)
     tcp = bandwidth_report([{"size": 4 * 10**9, "algbw": 1.944, "busbw": 3.767}], machines, ranks=32)
-    return run_benchmark(RUNAI, {}, ["roce", "tcp"], played({"roce": roce, "tcp": tcp}))
+    return run_benchmark(RUNAI, {}, ["roce", "tcp"], replay_reports({"roce": roce, "tcp": tcp}))

@@ -13,7 +13,7 @@ JOB: dict[str, Any] = {"jobName": "train", "containerImage": "train:v1", "mainPr
 PROFILE = {"about": "a test"}
 
 
-def files(folder: Path, *documents: dict[str, Any], **keys: Any) -> Path:
+def write_values(folder: Path, *documents: dict[str, Any], **keys: Any) -> Path:
     """Write a profile with only these values files and the given keys; return its path."""
     names = [f"values-{index}.yaml" for index in range(len(documents))]
     for name, document in zip(names, documents, strict=True):
@@ -23,6 +23,6 @@ def files(folder: Path, *documents: dict[str, Any], **keys: Any) -> Path:
     return path
 
 
-def said(folder: Path, *documents: dict[str, Any], **keys: Any) -> Profile:
+def load_values(folder: Path, *documents: dict[str, Any], **keys: Any) -> Profile:
     """The profile of a job with these values."""
-    return load(files(folder, JOB, *documents, **keys))
+    return load(write_values(folder, JOB, *documents, **keys))

@@ -30,16 +30,16 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests import compared
+from tests import comparison_page
 from torchyard.common.project_root import ROOT
 
-SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+SMALL_JOB = json.loads((ROOT / "docs" / "small.json").read_text())
 PEERS = ("torchx==0.7.0", "kubeflow-training==1.9.4", "kubernetes==35.0.0")
-PROGRAM, ARGS = SMALL["program"], ["--epochs=3600", "--pause=1"]
-LIMIT = 120  # seconds that a terminal has to say that the job failed
-ALONE = 25  # of these, nothing else is started
-AFTER_CTRL_C = 20
-START = 240  # seconds that a job has to start to train
+PROGRAM, ARGS = SMALL_JOB["program"], ["--epochs=3600", "--pause=1"]
+FAILURE_TIMEOUT_S = 120  # seconds that a terminal has to say that the job failed
+EXCLUSIVE_S = 25  # of these, nothing else is started
+CTRL_C_WAIT_S = 20
+START_TIMEOUT_S = 240  # seconds that a job has to start to train
 KINDS = {
     "pods": "pod",
     "services": "service",
@@ -51,13 +51,13 @@ KINDS = {
     "jobs.batch.volcano.sh": "Volcano Job",
     "podgroups.scheduling.volcano.sh": "pod group",
 }
-KILL = r"""for p in /proc/[0-9]*; do
+KILL_SCRIPT = r"""for p in /proc/[0-9]*; do
   if tr '\0' '\n' < $p/environ 2>/dev/null | grep -qx RANK=1 &&
      tr '\0' '\n' < $p/environ 2>/dev/null | grep -q ^TORCHELASTIC_RUN_ID=; then
     date +%s.%N; kill -9 ${p#/proc/}; exit 0
   fi
 done; exit 3"""
-TORCHX = """
+TORCHX_SCRIPT = """
 import sys
 from torchx.schedulers import kubernetes_scheduler
 made = kubernetes_scheduler.role_to_pod
@@ -69,7 +69,7 @@ kubernetes_scheduler.role_to_pod = role_to_pod
 from torchx.cli.main import main
 main(sys.argv[1:])
 """
-SDK = """
+SDK_SCRIPT = """
 import json, sys
 from kubeflow.training import (KubeflowOrgV1PyTorchJob, KubeflowOrgV1PyTorchJobSpec, KubeflowOrgV1ReplicaSpec,
                                KubeflowOrgV1RunPolicy, TrainingClient)
@@ -85,7 +85,7 @@ client.create_job(job, namespace=namespace)
 client.wait_for_job_conditions(name, namespace=namespace)
 print(client.get_job_logs(name, namespace=namespace))
 """
-KUBECTL = """kubectl -n {ns} apply -f {file}
+KUBECTL_SCRIPT = """kubectl -n {ns} apply -f {file}
 until [ "$(kubectl -n {ns} get pods -l training.kubeflow.org/job-name={name} -o name | wc -l)" = 2 ]; do sleep 1; done
 kubectl -n {ns} wait --for=condition=Ready --timeout=-1s pod -l training.kubeflow.org/job-name={name}
 kubectl -n {ns} logs -f --prefix -l training.kubeflow.org/job-name={name} &
@@ -111,8 +111,8 @@ class Launcher:
     key: str
     name: str
     command: Callable[["Bench", str], list[str]]
-    says: str
-    ctrl_c: bool = True
+    failure_pattern: str
+    has_ctrl_c: bool = True
 
 
 @dataclass
@@ -121,32 +121,32 @@ class Terminal:
 
     process: subprocess.Popen[bytes]
     master: int
-    shown: list[tuple[float, str]] = field(default_factory=list)
+    output: list[tuple[float, str]] = field(default_factory=list)
 
     def follow(self) -> None:
         while True:
             try:
-                read = os.read(self.master, 65536)
+                data = os.read(self.master, 65536)
             except OSError:
                 return
-            if not read:
+            if not data:
                 return
-            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read.decode(errors="replace")).replace("\r", "\n")
-            self.shown.append((time.time(), text))
+            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace")).replace("\r", "\n")
+            self.output.append((time.time(), text))
 
-    def first(self, pattern: str, since: float) -> tuple[float, str] | None:
+    def find_first(self, pattern: str, since: float) -> tuple[float, str] | None:
         """When something like the pattern was shown first, and its line; lines may come in pieces."""
-        pieces = [piece for piece in list(self.shown) if piece[0] >= since]
-        text = "".join(words for _, words in pieces)
-        found = re.search(pattern, text, re.MULTILINE)
-        if not found:
+        pieces = [piece for piece in list(self.output) if piece[0] >= since]
+        text = "".join(chunk for _, chunk in pieces)
+        match = re.search(pattern, text, re.MULTILINE)
+        if not match:
             return None
-        seen = 0
-        for at, words in pieces:
-            seen += len(words)
-            if seen >= found.end():
-                line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
-                return at, line if len(line) < 240 else text[found.start() : found.end() + 80].strip()
+        length = 0
+        for shown_at, chunk in pieces:
+            length += len(chunk)
+            if length >= match.end():
+                line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
+                return shown_at, line if len(line) < 240 else text[match.start() : match.end() + 80].strip()
         return None
 
     def press_ctrl_c(self) -> None:
@@ -165,39 +165,39 @@ class Bench:
         self.folder = folder
         self.namespace = f"torchyard-compare-{uuid.uuid4().hex[:6]}"
         self.peers = folder / "peers"
-        self.turn = threading.Lock()
-        self.few = threading.Semaphore(3)  # what two cores and their nodes can hold
+        self.kill_lock = threading.Lock()
+        self.job_slots = threading.Semaphore(3)  # what two cores and their nodes can hold
 
     # --- the cluster ---
 
-    def kubectl(self, *words: str) -> str:
-        command = ["kubectl", "-n", self.namespace, *words]
+    def kubectl(self, *args: str) -> str:
+        command = ["kubectl", "-n", self.namespace, *args]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
 
-    def objects(self, prefix: str) -> dict[str, int]:
+    def count_objects(self, prefix: str) -> dict[str, int]:
         """How many objects of each kind there are of this job."""
-        found = json.loads(self.kubectl("get", ",".join(KINDS), "-o", "json"))["items"]
+        objects = json.loads(self.kubectl("get", ",".join(KINDS), "-o", "json"))["items"]
         count = Counter(
-            one["kind"] + "." + one["apiVersion"] for one in found if one["metadata"]["name"].startswith(prefix)
+            obj["kind"] + "." + obj["apiVersion"] for obj in objects if obj["metadata"]["name"].startswith(prefix)
         )
-        named = {"Job": "Volcano Job", "PodGroup": "pod group", "NetworkPolicy": "network policy"}
-        each: dict[str, int] = {}
+        display_names = {"Job": "Volcano Job", "PodGroup": "pod group", "NetworkPolicy": "network policy"}
+        counts: dict[str, int] = {}
         for kind, number in sorted(count.items()):
-            plain = kind.partition(".")[0]
-            shown = named.get(plain, plain if plain == "PyTorchJob" else plain.lower())
-            plural = "policies" if number > 1 and shown.endswith("policy") else None
-            each[shown.replace("policy", plural) if plural else shown + "s" * (number > 1)] = number
-        return each
+            kind_name = kind.partition(".")[0]
+            display_name = display_names.get(kind_name, kind_name if kind_name == "PyTorchJob" else kind_name.lower())
+            plural = "policies" if number > 1 and display_name.endswith("policy") else None
+            counts[display_name.replace("policy", plural) if plural else display_name + "s" * (number > 1)] = number
+        return counts
 
-    def pods(self, prefix: str) -> list[str]:
+    def list_pods(self, prefix: str) -> list[str]:
         names = self.kubectl("get", "pods", "-o", "name").split()
         return [name for name in names if name.removeprefix("pod/").startswith(prefix)]
 
     def kill_rank(self, prefix: str) -> float:
         """Kill rank 1's process in its pod; when that was."""
-        for pod in self.pods(prefix):
-            if found := self.kubectl("exec", pod, "--", "bash", "-c", KILL).strip():
-                return float(found)
+        for pod in self.list_pods(prefix):
+            if killed_at := self.kubectl("exec", pod, "--", "bash", "-c", KILL_SCRIPT).strip():
+                return float(killed_at)
         raise RuntimeError("no pod has a rank 1")
 
     # --- cells ---
@@ -221,86 +221,91 @@ class Bench:
         os.close(slave)
         terminal = Terminal(process, master)
         threading.Thread(target=terminal.follow, daemon=True).start()
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
-            if any('"epoch": 4' in self.kubectl("logs", pod, "--tail=20") for pod in self.pods(job)):
+            if any('"epoch": 4' in self.kubectl("logs", pod, "--tail=20") for pod in self.list_pods(job)):
                 return terminal
-            if any(state.split()[1] in {"Error", "Failed"} for state in self.states(job)):
+            if any(state.split()[1] in {"Error", "Failed"} for state in self.list_states(job)):
                 break
             time.sleep(0.5)
         terminal.close()
-        raise RuntimeError("the job did not train: " + "".join(text for _, text in terminal.shown)[-300:])
+        raise RuntimeError("the job did not train: " + "".join(text for _, text in terminal.output)[-300:])
 
-    def death(self, launcher: Launcher, row: dict[str, Any]) -> None:
+    def measure_death(self, launcher: Launcher, row: dict[str, Any]) -> None:
         job = f"{launcher.key}-k"
         terminal = None
-        self.turn.acquire()
-        held = True
+        self.kill_lock.acquire()
+        has_lock = True
         try:
             terminal = self.start(launcher, job)
-            killed = self.kill_rank(job)
-            while time.time() < killed + LIMIT and not terminal.first(launcher.says, killed):
-                if held and time.time() > killed + ALONE:
-                    self.turn.release()
-                    held = False
+            killed_at = self.kill_rank(job)
+            while time.time() < killed_at + FAILURE_TIMEOUT_S and not terminal.find_first(
+                launcher.failure_pattern, killed_at
+            ):
+                if has_lock and time.time() > killed_at + EXCLUSIVE_S:
+                    self.kill_lock.release()
+                    has_lock = False
                 time.sleep(0.05)
-            said = terminal.first(launcher.says, killed)
-            if said:
+            failure = terminal.find_first(launcher.failure_pattern, killed_at)
+            if failure:
                 time.sleep(8)
-            row["death"] = self.judge(terminal, killed, said)
-            row["death"]["pods"] = self.states(job)
+            row["death"] = self.describe_death(terminal, killed_at, failure)
+            row["death"]["pods"] = self.list_states(job)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             row["not_measured"] = str(error)
         finally:
             self.clear(launcher, job, terminal)
-            if held:
-                self.turn.release()
-            print(f"{launcher.name}: {compared.told(row, LIMIT)}; {compared.named(row)}", flush=True)
+            if has_lock:
+                self.kill_lock.release()
+            failure_time = comparison_page.format_failure_time(row, FAILURE_TIMEOUT_S)
+            print(f"{launcher.name}: {failure_time}; {comparison_page.describe_diagnosis(row)}", flush=True)
 
-    def judge(self, terminal: Terminal, killed: float, said: tuple[float, str] | None) -> dict[str, Any]:
-        signs = r"SIGKILL|[Ss]ignal 9|exitcode\s*:\s*-9"
-        sign = terminal.first(signs, killed)
-        rank = terminal.first(r"\b[Rr]ank\s*[:=]?\s*1\b(?! of 2)", killed)
+    def describe_death(self, terminal: Terminal, killed_at: float, failure: tuple[float, str] | None) -> dict[str, Any]:
+        cause_pattern = r"SIGKILL|[Ss]ignal 9|exitcode\s*:\s*-9"
+        cause = terminal.find_first(cause_pattern, killed_at)
+        rank = terminal.find_first(r"\b[Rr]ank\s*[:=]?\s*1\b(?! of 2)", killed_at)
         return {
-            "told_s": round(said[0] - killed, 2) if said else None,
-            "said": self.clean(said[1]) if said else None,
-            "first_sign_s": round(sign[0] - killed, 2) if sign else None,
-            "first_sign": self.clean(sign[1]) if sign else None,
+            "told_s": round(failure[0] - killed_at, 2) if failure else None,
+            "said": self.mask_names(failure[1]) if failure else None,
+            "first_sign_s": round(cause[0] - killed_at, 2) if cause else None,
+            "first_sign": self.mask_names(cause[1]) if cause else None,
             "rank_named": bool(rank),
-            "cause_named": bool(sign),
+            "cause_named": bool(cause),
         }
 
-    def clean(self, line: str) -> str:
+    def mask_names(self, line: str) -> str:
         return line.replace(self.namespace, "NAMESPACE").replace(str(self.folder), "FOLDER")[:240]
 
-    def states(self, job: str) -> list[str]:
-        told = self.kubectl("get", "pods", "--no-headers").splitlines()
-        return [" ".join(line.split()[1:4]) for line in told if line.startswith(job)]
+    def list_states(self, job: str) -> list[str]:
+        lines = self.kubectl("get", "pods", "--no-headers").splitlines()
+        return [" ".join(line.split()[1:4]) for line in lines if line.startswith(job)]
 
-    def interrupt(self, launcher: Launcher, row: dict[str, Any]) -> None:
+    def measure_interrupt(self, launcher: Launcher, row: dict[str, Any]) -> None:
         job = f"{launcher.key}-c"
         terminal = None
         try:
-            self.few.acquire()
+            self.job_slots.acquire()
             terminal = self.start(launcher, job)
-            row["before"] = self.objects(job)
-            began = time.monotonic()
+            row["before"] = self.count_objects(job)
+            pressed_at = time.monotonic()
             terminal.press_ctrl_c()
-            time.sleep(max(0.0, began + AFTER_CTRL_C - time.monotonic()))
-            row["left"] = self.objects(job)
+            time.sleep(max(0.0, pressed_at + CTRL_C_WAIT_S - time.monotonic()))
+            row["left"] = self.count_objects(job)
             row["launcher_ended"] = terminal.process.poll() is not None
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             row["left_not_measured"] = str(error)
         finally:
             self.clear(launcher, job, terminal)
-            self.few.release()
-            print(f"{launcher.name}: before {row.get('before')}; left {compared.left(row)}", flush=True)
+            self.job_slots.release()
+            print(
+                f"{launcher.name}: before {row.get('before')}; left {comparison_page.format_leftovers(row)}", flush=True
+            )
 
     def clear(self, launcher: Launcher, job: str, terminal: Terminal | None) -> None:
         if terminal:
             terminal.close()
-            shown = "".join(f"\n@{at:.2f} {text}" for at, text in terminal.shown)
-            (self.folder / f"{job}.terminal").write_text(shown)
+            output = "".join(f"\n@{shown_at:.2f} {text}" for shown_at, text in terminal.output)
+            (self.folder / f"{job}.terminal").write_text(output)
         for kind in ("pytorchjobs.kubeflow.org", "jobs.batch.volcano.sh"):
             for name in self.kubectl("get", kind, "-o", "name").split():
                 if name.partition("/")[2].startswith(job):
@@ -308,41 +313,63 @@ class Bench:
 
     # --- how each is started ---
 
-    def profile(self, launcher: str, job: str) -> list[str]:
-        more = {"options": {"queue": "default"}} if launcher == "volcano" else {}
-        same = {key: SMALL[key] for key in ("image", "program", "resources", "pod", "env", "metrics")}
-        made = {"about": "the compared job", "launcher": launcher, "args": ARGS, "nodes": 2, "processes": 1, **same}
+    def build_torchyard_command(self, launcher: str, job: str) -> list[str]:
+        launcher_keys = {"options": {"queue": "default"}} if launcher == "volcano" else {}
+        shared_keys = {key: SMALL_JOB[key] for key in ("image", "program", "resources", "pod", "env", "metrics")}
+        document = {
+            "about": "the compared job",
+            "launcher": launcher,
+            "args": ARGS,
+            "nodes": 2,
+            "processes": 1,
+            **shared_keys,
+        }
         path = self.folder / f"{job}.yaml"
-        path.write_text(yaml.safe_dump({**made, "cluster": {"namespace": self.namespace}, **more}))
+        path.write_text(yaml.safe_dump({**document, "cluster": {"namespace": self.namespace}, **launcher_keys}))
         return [str(Path(sys.executable).parent / "torchyard"), "run", str(path)]
 
-    def torchx(self, job: str) -> list[str]:
+    def build_torchx_command(self, job: str) -> list[str]:
         script = self.folder / "torchx_run.py"
-        script.write_text(TORCHX)
+        script.write_text(TORCHX_SCRIPT)
         options = ["-s", "kubernetes", "-cfg", f"queue=default,namespace={self.namespace}", "--wait", "--log"]
-        what = ["dist.ddp", "-j", "2x1", "--name", job, "--cpu", "1", "--memMB", "3072", "--image", SMALL["image"]]
-        env = ["--env", ",".join(f"{key}={value}" for key, value in SMALL["env"].items())]
-        run = [self.python(), str(script), "run", "--workspace=", *options]
-        return [*run, *what, *env, "--script", PROGRAM, "--", *ARGS]
+        job_args = [
+            "dist.ddp",
+            "-j",
+            "2x1",
+            "--name",
+            job,
+            "--cpu",
+            "1",
+            "--memMB",
+            "3072",
+            "--image",
+            SMALL_JOB["image"],
+        ]
+        env = ["--env", ",".join(f"{key}={value}" for key, value in SMALL_JOB["env"].items())]
+        command = [self.get_python(), str(script), "run", "--workspace=", *options]
+        return [*command, *job_args, *env, "--script", PROGRAM, "--", *ARGS]
 
-    def pod(self, command: list[str], more: list[dict[str, Any]]) -> dict[str, Any]:
-        env = [{"name": key, "value": value} for key, value in SMALL["env"].items()]
-        container = {"name": "pytorch", "image": SMALL["image"], "command": command, "env": [*env, *more]}
-        container["resources"] = {"requests": SMALL["resources"], "limits": {"memory": SMALL["resources"]["memory"]}}
-        return {"spec": {"nodeSelector": SMALL["pod"]["node_selector"], "containers": [container]}}
+    def build_pod_template(self, command: list[str], extra_env: list[dict[str, Any]]) -> dict[str, Any]:
+        env = [{"name": key, "value": value} for key, value in SMALL_JOB["env"].items()]
+        container = {"name": "pytorch", "image": SMALL_JOB["image"], "command": command, "env": [*env, *extra_env]}
+        container["resources"] = {
+            "requests": SMALL_JOB["resources"],
+            "limits": {"memory": SMALL_JOB["resources"]["memory"]},
+        }
+        return {"spec": {"nodeSelector": SMALL_JOB["pod"]["node_selector"], "containers": [container]}}
 
-    def sdk(self, job: str, policy: str) -> list[str]:
+    def build_sdk_command(self, job: str, policy: str) -> list[str]:
         script = self.folder / "sdk_run.py"
-        script.write_text(SDK)
-        pod = self.pod(["torchrun", "--nproc_per_node=1", PROGRAM, *ARGS], [])
-        return [self.python(), str(script), job, self.namespace, policy, json.dumps(pod)]
+        script.write_text(SDK_SCRIPT)
+        pod = self.build_pod_template(["torchrun", "--nproc_per_node=1", PROGRAM, *ARGS], [])
+        return [self.get_python(), str(script), job, self.namespace, policy, json.dumps(pod)]
 
-    def plain(self, job: str, policy: str) -> list[str]:
+    def build_kubectl_command(self, job: str, policy: str) -> list[str]:
         """The PyTorchJob of guide 000, without its image and its network."""
         label = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
-        more = [{"name": "REPLICA_INDEX", "valueFrom": label}]
+        extra_env = [{"name": "REPLICA_INDEX", "valueFrom": label}]
         host = "export PET_RDZV_CONF=is_host=$([ $REPLICA_INDEX = 0 ] && echo true || echo false)"
-        run = " ".join(["torchrun --nproc_per_node=1 --rdzv_conf=$PET_RDZV_CONF", PROGRAM, *ARGS])
+        torchrun = " ".join(["torchrun --nproc_per_node=1 --rdzv_conf=$PET_RDZV_CONF", PROGRAM, *ARGS])
         elastic: dict[str, Any] = {
             "rdzvBackend": "c10d",
             "minReplicas": 2 if policy == "Never" else 1,
@@ -351,64 +378,103 @@ class Bench:
         elastic |= {"maxRestarts": 0 if policy == "Never" else 100}
         if policy == "Never":
             elastic["maxReplicas"] = 2
-        pod = self.pod(["bash", "-c", f"{host}\n{run}"], more)
+        pod = self.build_pod_template(["bash", "-c", f"{host}\n{torchrun}"], extra_env)
         worker = {"replicas": 2, "restartPolicy": policy, "template": pod}
         spec = {"elasticPolicy": elastic, "pytorchReplicaSpecs": {"Worker": worker}}
         document = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": job}, "spec": spec}
         file = self.folder / f"{job}.yaml"
         file.write_text(yaml.safe_dump(document))
-        return ["bash", "-c", KUBECTL.format(ns=self.namespace, file=file, name=job)]
+        return ["bash", "-c", KUBECTL_SCRIPT.format(ns=self.namespace, file=file, name=job)]
 
-    def python(self) -> str:
+    def get_python(self) -> str:
         return str(self.peers / "bin" / "python")
 
 
-OURS_SAYS, MET = r"ended with exit code|failed in \d", r"pytorchjob\S* condition met"
-SDK_SAYS = r"is Failed|RuntimeError|TimeoutError"
-ORDER = ("ty-pj", "ty-vc", "sdk-n", "kc-n", "tx", "sdk", "kc")  # jobs that may restart for ever come last
+TORCHYARD_FAILED, KUBECTL_FAILED = r"ended with exit code|failed in \d", r"pytorchjob\S* condition met"
+SDK_FAILED = r"is Failed|RuntimeError|TimeoutError"
+KILL_ORDER = ("ty-pj", "ty-vc", "sdk-n", "kc-n", "tx", "sdk", "kc")  # jobs that may restart for ever come last
 LAUNCHERS = [
-    Launcher("ty-pj", "torchyard, PyTorchJob", lambda b, job: b.profile("pytorchjob", job), OURS_SAYS),
-    Launcher("ty-vc", "torchyard, Volcano", lambda b, job: b.profile("volcano", job), OURS_SAYS),
-    Launcher("tx", "TorchX, Volcano", lambda b, job: b.torchx(job), r"state: FAILED"),
-    Launcher("sdk-n", "training SDK, restart Never", lambda b, job: b.sdk(job, "Never"), SDK_SAYS, ctrl_c=False),
-    Launcher("kc-n", "kubectl, restart Never", lambda b, job: b.plain(job, "Never"), MET, ctrl_c=False),
-    Launcher("sdk", "training SDK, as documented", lambda b, job: b.sdk(job, "OnFailure"), SDK_SAYS),
-    Launcher("kc", "kubectl, the guide's manifest", lambda b, job: b.plain(job, "OnFailure"), MET),
-]  # fmt: skip
+    Launcher(
+        "ty-pj",
+        "torchyard, PyTorchJob",
+        lambda bench, job: bench.build_torchyard_command("pytorchjob", job),
+        TORCHYARD_FAILED,
+    ),
+    Launcher(
+        "ty-vc",
+        "torchyard, Volcano",
+        lambda bench, job: bench.build_torchyard_command("volcano", job),
+        TORCHYARD_FAILED,
+    ),
+    Launcher("tx", "TorchX, Volcano", lambda bench, job: bench.build_torchx_command(job), r"state: FAILED"),
+    Launcher(
+        "sdk-n",
+        "training SDK, restart Never",
+        lambda bench, job: bench.build_sdk_command(job, "Never"),
+        SDK_FAILED,
+        has_ctrl_c=False,
+    ),
+    Launcher(
+        "kc-n",
+        "kubectl, restart Never",
+        lambda bench, job: bench.build_kubectl_command(job, "Never"),
+        KUBECTL_FAILED,
+        has_ctrl_c=False,
+    ),
+    Launcher(
+        "sdk", "training SDK, as documented", lambda bench, job: bench.build_sdk_command(job, "OnFailure"), SDK_FAILED
+    ),
+    Launcher(
+        "kc",
+        "kubectl, the guide's manifest",
+        lambda bench, job: bench.build_kubectl_command(job, "OnFailure"),
+        KUBECTL_FAILED,
+    ),
+]
 
 
-def install(bench: Bench, ready: str | None) -> dict[str, str]:
+def install_peers(bench: Bench, existing_env: str | None) -> dict[str, str]:
     """The peers, in an environment of their own; what has been installed."""
-    if ready:
-        bench.peers = Path(ready)
+    if existing_env:
+        bench.peers = Path(existing_env)
     else:
         subprocess.run([sys.executable, "-m", "venv", str(bench.peers)], check=True)
         subprocess.run(
-            [bench.python(), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PEERS], check=True
+            [bench.get_python(), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PEERS], check=True
         )
-    listed = subprocess.run([bench.python(), "-m", "pip", "list", "--format=json"], capture_output=True, check=True)
-    found = {one["name"]: one["version"] for one in json.loads(listed.stdout)}
-    return {name.partition("==")[0]: found[name.partition("==")[0]] for name in PEERS}
+    pip_list = subprocess.run(
+        [bench.get_python(), "-m", "pip", "list", "--format=json"], capture_output=True, check=True
+    )
+    installed = {package["name"]: package["version"] for package in json.loads(pip_list.stdout)}
+    return {name.partition("==")[0]: installed[name.partition("==")[0]] for name in PEERS}
 
 
-def versions(bench: Bench, peers: dict[str, str]) -> dict[str, str]:
-    told = json.loads(bench.kubectl("version", "-o", "json"))
+def read_versions(bench: Bench, peers: dict[str, str]) -> dict[str, str]:
+    kubectl_versions = json.loads(bench.kubectl("version", "-o", "json"))
     import torch
 
-    own = {"torchyard": version("torchyard"), **peers, "kubectl": told["clientVersion"]["gitVersion"]}
-    return {**own, "Kubernetes": told["serverVersion"]["gitVersion"], "torch": torch.__version__.partition("+")[0]}
+    client_versions = {
+        "torchyard": version("torchyard"),
+        **peers,
+        "kubectl": kubectl_versions["clientVersion"]["gitVersion"],
+    }
+    return {
+        **client_versions,
+        "Kubernetes": kubectl_versions["serverVersion"]["gitVersion"],
+        "torch": torch.__version__.partition("+")[0],
+    }
 
 
 def measure(bench: Bench, only: str | None) -> list[dict[str, Any]]:
     """All rows; first the deaths, one after the other, then Ctrl-C."""
-    chosen = [one for one in LAUNCHERS if not only or re.fullmatch(only, one.key)]
-    rows: list[dict[str, Any]] = [{"launcher": one.name} for one in chosen]
-    for what in (bench.death, bench.interrupt):
+    launchers = [launcher for launcher in LAUNCHERS if not only or re.fullmatch(only, launcher.key)]
+    rows: list[dict[str, Any]] = [{"launcher": launcher.name} for launcher in launchers]
+    for measure_cell in (bench.measure_death, bench.measure_interrupt):
         threads = []
-        for one, row in sorted(zip(chosen, rows, strict=True), key=lambda pair: ORDER.index(pair[0].key)):
-            if what == bench.interrupt and (not one.ctrl_c or row.get("not_measured")):
+        for launcher, row in sorted(zip(launchers, rows, strict=True), key=lambda pair: KILL_ORDER.index(pair[0].key)):
+            if measure_cell == bench.measure_interrupt and (not launcher.has_ctrl_c or row.get("not_measured")):
                 continue
-            threads.append(threading.Thread(target=what, args=(one, row), daemon=True))
+            threads.append(threading.Thread(target=measure_cell, args=(launcher, row), daemon=True))
             threads[-1].start()
             time.sleep(0.5)
         for thread in threads:
@@ -428,23 +494,23 @@ def main() -> None:
         folder = Path(options.keep or name)
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(folder)
-        peers = install(bench, options.peers)
+        peers = install_peers(bench, options.peers)
         subprocess.run(["kubectl", "create", "namespace", bench.namespace], check=True)
         try:
             result = {
                 "date": datetime.now(UTC).date().isoformat(),
                 "machine": "two cores, no GPU; both nodes are on it",
-                "versions": versions(bench, peers),
-                "limit_s": LIMIT,
-                "after_ctrl_c_s": AFTER_CTRL_C,
+                "versions": read_versions(bench, peers),
+                "limit_s": FAILURE_TIMEOUT_S,
+                "after_ctrl_c_s": CTRL_C_WAIT_S,
                 "rows": measure(bench, options.only),
                 "not_compared": NOT_COMPARED,
             }
         finally:
             subprocess.run(["kubectl", "delete", "namespace", bench.namespace, "--wait=false"], check=False)
-    compared.show(result)
+    comparison_page.print_result(result)
     if not options.only:
-        compared.write(result)
+        comparison_page.write_result(result)
 
 
 if __name__ == "__main__":

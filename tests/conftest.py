@@ -11,9 +11,9 @@ from hypothesis import settings
 
 from tests.caller import forget_caller
 from tests.fake_api import FakeApi
-from tests.receiver import Receiver, receiving
+from tests.receiver import Receiver, run_receiver
 from tests.skips import refuse_skip
-from tests.user_manifests import KINDS, MANIFESTS, Launched, read
+from tests.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
 from torchyard.kube.client import Client
 from torchyard.kube.client import get_cluster_client as cluster_api
 from torchyard.launchers import registry
@@ -46,13 +46,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture(autouse=True)
 def own_runs(tmp_path: Path) -> Iterator[None]:
     """No test writes to the user's runs or finds the user's profiles."""
-    before = dict(os.environ)
+    original_env = dict(os.environ)
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "runs")
     os.environ.pop("TORCHYARD_PROFILES", None)
     os.environ.pop("TORCHYARD_POOL", None)
     yield
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(original_env)
 
 
 @pytest.fixture(scope="session")
@@ -71,11 +71,11 @@ def api() -> Iterator[None]:
 @pytest.fixture
 def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
     """A fake API server, which KUBECONFIG names."""
-    made = FakeApi(tmp_path)
-    os.environ["KUBECONFIG"] = str(made.kubeconfig)
+    server = FakeApi(tmp_path)
+    os.environ["KUBECONFIG"] = str(server.kubeconfig)
     cluster_api.cache_clear()
-    yield made
-    made.close()
+    yield server
+    server.close()
     cluster_api.cache_clear()
 
 
@@ -88,17 +88,17 @@ def fake_server(fake_api: FakeApi) -> Client:
 @pytest.fixture
 def fake_prefect() -> Iterator["FakePrefect"]:
     """A fake Prefect server, which this process uses."""
-    from tests.fake_prefect import serving  # Prefect takes 1.5 s to import
+    from tests.fake_prefect import run_fake_prefect  # Prefect takes 1.5 s to import
 
-    with serving() as made:
-        yield made
+    with run_fake_prefect() as server:
+        yield server
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """A receiver of webhooks on the loopback interface."""
-    with receiving() as made:
-        yield made
+    with run_receiver() as server:
+        yield server
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def launched(planned: Planned, tmp_path: Path) -> Launched:
     """Plan a manifest with these documents, or that of a row of the guide."""
 
     def launch(*documents: Any, **keys: Any) -> ManifestPlan:
-        row = isinstance(documents[0], str)
-        path = MANIFESTS / f"{documents[0]}.yaml" if row else tmp_path / "job.yaml"
-        if not row:
+        is_guide_row = isinstance(documents[0], str)
+        path = MANIFESTS / f"{documents[0]}.yaml" if is_guide_row else tmp_path / "job.yaml"
+        if not is_guide_row:
             path.write_text(yaml.safe_dump_all(documents))
-        kinds = [document["kind"] for document in (read(documents[0]) if row else documents)]
+        kinds = [document["kind"] for document in (read_manifest(documents[0]) if is_guide_row else documents)]
         launcher = next((KINDS[kind] for kind in kinds if kind in KINDS), "volcano")
         return planned(**{"launcher": launcher, "image": None, "program": None, "manifest": str(path), **keys})
 

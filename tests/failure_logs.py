@@ -15,49 +15,49 @@ WATCHDOG = (
 )
 
 
-def load(name: str) -> tuple[dict[str, list[LogLine]], Exits, dict[str, str]]:
+def load_log(name: str) -> tuple[dict[str, list[LogLine]], Exits, dict[str, str]]:
     """A log and what is known about it: `# exits: node-0=1 node-1=None`, `# expected: cause=...`, `time node text`."""
     logs: dict[str, list[LogLine]] = {}
-    known: dict[str, dict[str, str]] = {}
+    headers: dict[str, dict[str, str]] = {}
     for row in (LOGS / f"{name}.log").read_text().split("\n"):
         if row.startswith(("# exits: ", "# expected: ")):
-            known[row.split()[1]] = dict(pair.split("=") for pair in row.split()[2:])
+            headers[row.split()[1]] = dict(pair.split("=") for pair in row.split()[2:])
         elif row and not row.startswith("# "):
-            at, node, text = row.split(" ", 2)
-            logs.setdefault(node, []).append(LogLine(float(at), node, text))
-    exits = {node: None if code == "None" else int(code) for node, code in known["exits:"].items()}
-    return logs, exits, known["expected:"]
+            timestamp, node, text = row.split(" ", 2)
+            logs.setdefault(node, []).append(LogLine(float(timestamp), node, text))
+    exits = {node: None if code == "None" else int(code) for node, code in headers["exits:"].items()}
+    return logs, exits, headers["expected:"]
 
 
-def read(exits: Exits, **said: list[str]) -> Failure:
+def diagnose_lines(exits: Exits, **lines: list[str]) -> Failure:
     """The failure of nodes that wrote these lines, one per second, from second 0 or from the leading number on."""
     logs: dict[str, list[LogLine]] = {}
-    for name, rows in said.items():
+    for name, rows in lines.items():
         node, start = name.replace("_", "-"), int(rows[0]) if rows and rows[0].isdigit() else 0
-        logs[node] = [LogLine(float(start + at), node, row) for at, row in enumerate(rows)]
-    found = diagnose_failure(logs, {node.replace("_", "-"): code for node, code in exits.items()})
-    assert found is not None
-    return found
+        logs[node] = [LogLine(float(start + offset), node, row) for offset, row in enumerate(rows)]
+    failure = diagnose_failure(logs, {node.replace("_", "-"): code for node, code in exits.items()})
+    assert failure is not None
+    return failure
 
 
-def block(rank: int, local: int, code: int, second: int) -> list[str]:
+def build_summary_entry(rank: int, local_rank: int, code: int, second: int) -> list[str]:
     """One entry of torchrun's failure summary."""
     return [
         "[0]:",
         f"  time      : 2026-11-21_08:22:{second:02}",
         "  host      : host-0",
-        f"  rank      : {rank} (local_rank: {local})",
+        f"  rank      : {rank} (local_rank: {local_rank})",
         f"  exitcode  : {code} (pid: 42)",
         "  error_file: <N/A>",
         "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
     ]
 
 
-def raised(local: int, error: str) -> list[str]:
+def build_traceback(local_rank: int, error: str) -> list[str]:
     lines = [
         "Traceback (most recent call last):",
         '  File "/srv/app/train.py", line 3, in <module>',
         "    step()",
         error,
     ]
-    return [f"[default{local}]:{line}" for line in lines]
+    return [f"[default{local_rank}]:{line}" for line in lines]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 Object = dict[str, Any]
-Place = tuple[str, str, str]  # api/plural, namespace (empty if cluster-scoped), name
+ObjectKey = tuple[str, str, str]  # api/plural, namespace (empty if cluster-scoped), name
 # Kinds by API version; those marked with `/` have no namespace.
 KINDS = {
     "v1": ("Pod", "Service", "ConfigMap", "Event", "Secret", "PersistentVolumeClaim", "/Node", "/Namespace"),
@@ -25,7 +25,7 @@ KINDS = {
     "jobset.x-k8s.io/v1alpha2": ("JobSet",),
 }
 BUILT_IN = ("v1", "coordination.k8s.io/v1", "batch/v1", "networking.k8s.io/v1", "apps/v1", "storage.k8s.io/v1")
-MICRO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 SELECTOR = re.compile(r"([^=!]+?)(?:(=|==|!=)([^=]*))?")
 
 
@@ -51,188 +51,204 @@ class Objects:
         self.changed = threading.Condition(threading.RLock())
         self.version = 100
         self.oldest = 0  # changes before this version are forgotten
-        self.changes: list[tuple[int, str, Place, Object]] = []
-        self._all: dict[Place, Object] = {}
+        self.changes: list[tuple[int, str, ObjectKey, Object]] = []
+        self._objects: dict[ObjectKey, Object] = {}
 
     # --- reading
 
-    def get(self, place: Place) -> Object:
+    def get(self, key: ObjectKey) -> Object:
         """One object, or a 404 like that of the API server."""
         with self.changed:
-            if place not in self._all:
-                raise RefusedError(404, "NotFound", f'{place[0].rpartition("/")[2]} "{place[2]}" not found')
-            return copy.deepcopy(self._all[place])
+            if key not in self._objects:
+                raise RefusedError(404, "NotFound", f'{key[0].rpartition("/")[2]} "{key[2]}" not found')
+            return copy.deepcopy(self._objects[key])
 
-    def select(self, what: str, namespace: str | None, query: Mapping[str, str]) -> list[Object]:
+    def select(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> list[Object]:
         """The objects of a kind in a namespace, or in all (None), that the selectors match."""
         with self.changed:
-            found = [
-                thing
-                for (kind, where, _), thing in sorted(self._all.items())
-                if kind == what and namespace in (None, where) and is_chosen(thing, query)
+            objects = [
+                obj
+                for (obj_kind, obj_namespace, _), obj in sorted(self._objects.items())
+                if obj_kind == kind and namespace in (None, obj_namespace) and matches_selectors(obj, query)
             ]
-            return copy.deepcopy(found)
+            return copy.deepcopy(objects)
 
-    def since(self, version: int, what: str) -> list[tuple[int, str, Place, Object]]:
+    def list_changes(self, version: int, kind: str) -> list[tuple[int, str, ObjectKey, Object]]:
         """The changes of a kind after a version, or a 410 if they are forgotten."""
         if version < self.oldest:
             raise RefusedError(410, "Expired", f"too old resource version: {version} ({self.oldest})")
-        return [each for each in self.changes if each[0] > version and each[2][0] == what]
+        return [change for change in self.changes if change[0] > version and change[2][0] == kind]
 
     # --- writing
 
-    def create(self, what: str, namespace: str, thing: Object, dry_run: bool = False) -> Object:
-        about = thing.get("metadata") or {}
-        place = (what, namespace, str(about.get("name")))
+    def create(self, kind: str, namespace: str, obj: Object, dry_run: bool = False) -> Object:
+        metadata = obj.get("metadata") or {}
+        key = (kind, namespace, str(metadata.get("name")))
         with self.changed:
-            if place in self._all:
-                raise RefusedError(409, "AlreadyExists", f'{what.rpartition("/")[2]} "{place[2]}" already exists')
-            made = copy.deepcopy(thing)
-            where = {"namespace": namespace} if namespace else {}
-            made["metadata"] = {**about, **where, "uid": str(uuid.uuid4()), "creationTimestamp": now()}
-            validate(made)
-            return made if dry_run else self._store("ADDED", place, made)
+            if key in self._objects:
+                raise RefusedError(409, "AlreadyExists", f'{kind.rpartition("/")[2]} "{key[2]}" already exists')
+            created = copy.deepcopy(obj)
+            namespace_field = {"namespace": namespace} if namespace else {}
+            created["metadata"] = {
+                **metadata,
+                **namespace_field,
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": format_now(),
+            }
+            validate(created)
+            return created if dry_run else self._store("ADDED", key, created)
 
-    def patch(self, place: Place, change: Object | list[Object]) -> Object:
+    def patch(self, key: ObjectKey, change: Object | list[Object]) -> Object:
         with self.changed:
-            before = self.get(place)
-            after = apply_json(before, change) if isinstance(change, list) else merge(before, change)
-            validate(after)
-            return self._store("MODIFIED", place, after)
+            current = self.get(key)
+            patched = (
+                apply_json_patch(current, change) if isinstance(change, list) else apply_merge_patch(current, change)
+            )
+            validate(patched)
+            return self._store("MODIFIED", key, patched)
 
-    def delete(self, place: Place, options: Mapping[str, Any]) -> Object:
+    def delete(self, key: ObjectKey, options: Mapping[str, Any]) -> Object:
         """Delete an object and what it owns; one with a finalizer stays and gets a deletionTimestamp."""
         with self.changed:
-            thing = self.get(place)
-            wanted = (options.get("preconditions") or {}).get("uid")
-            if wanted and wanted != thing["metadata"]["uid"]:
-                said = f"UID in precondition: {wanted}, UID in object meta: {thing['metadata']['uid']}"
-                raise RefusedError(409, "Conflict", f"Precondition failed: {said}")
-            if thing["metadata"].get("finalizers"):
-                thing["metadata"].setdefault("deletionTimestamp", now())
-                return self._store("MODIFIED", place, thing)
-            return self._drop(place, thing, options.get("propagationPolicy") != "Orphan")
+            obj = self.get(key)
+            expected_uid = (options.get("preconditions") or {}).get("uid")
+            if expected_uid and expected_uid != obj["metadata"]["uid"]:
+                message = f"UID in precondition: {expected_uid}, UID in object meta: {obj['metadata']['uid']}"
+                raise RefusedError(409, "Conflict", f"Precondition failed: {message}")
+            if obj["metadata"].get("finalizers"):
+                obj["metadata"].setdefault("deletionTimestamp", format_now())
+                return self._store("MODIFIED", key, obj)
+            return self._remove(key, obj, options.get("propagationPolicy") != "Orphan")
 
-    def put(self, what: str, namespace: str, thing: Object) -> Object:
+    def put(self, kind: str, namespace: str, obj: Object) -> Object:
         """Store an object for a test without checking any rule; it may replace another one."""
         with self.changed:
-            place = (what, namespace, thing["metadata"]["name"])
-            about = {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now(), **thing["metadata"]}
-            event = "MODIFIED" if place in self._all else "ADDED"
-            return self._store(event, place, {**copy.deepcopy(thing), "metadata": about})
+            key = (kind, namespace, obj["metadata"]["name"])
+            metadata = {
+                "namespace": namespace,
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": format_now(),
+                **obj["metadata"],
+            }
+            event = "MODIFIED" if key in self._objects else "ADDED"
+            return self._store(event, key, {**copy.deepcopy(obj), "metadata": metadata})
 
-    def forget(self) -> None:
+    def forget_changes(self) -> None:
         """Forget all changes so far: a watch that asks for them is answered with 410."""
         with self.changed:
             self.version += 1
             self.oldest, self.changes = self.version, []
             self.changed.notify_all()
 
-    def _drop(self, place: Place, thing: Object, cascade: bool) -> Object:
-        del self._all[place]
-        self._note("DELETED", place, thing)
-        owned = [each for each, other in self._all.items() if thing["metadata"]["uid"] in owners(other)]
-        for each in owned if cascade else ():
-            if each in self._all:
-                self.delete(each, {})
-        return thing
+    def _remove(self, key: ObjectKey, obj: Object, cascade: bool) -> Object:
+        del self._objects[key]
+        self._record_change("DELETED", key, obj)
+        owned_keys = [
+            other_key
+            for other_key, other_obj in self._objects.items()
+            if obj["metadata"]["uid"] in list_owner_uids(other_obj)
+        ]
+        for owned_key in owned_keys if cascade else ():
+            if owned_key in self._objects:
+                self.delete(owned_key, {})
+        return obj
 
-    def _store(self, event: str, place: Place, thing: Object) -> Object:
-        self._all[place] = thing
-        self._note(event, place, thing)
-        if event == "MODIFIED" and "deletionTimestamp" in thing["metadata"] and not thing["metadata"].get("finalizers"):
-            self._drop(place, thing, cascade=True)
-        return copy.deepcopy(thing)
+    def _store(self, event: str, key: ObjectKey, obj: Object) -> Object:
+        self._objects[key] = obj
+        self._record_change(event, key, obj)
+        if event == "MODIFIED" and "deletionTimestamp" in obj["metadata"] and not obj["metadata"].get("finalizers"):
+            self._remove(key, obj, cascade=True)
+        return copy.deepcopy(obj)
 
-    def _note(self, event: str, place: Place, thing: Object) -> None:
+    def _record_change(self, event: str, key: ObjectKey, obj: Object) -> None:
         self.version += 1
-        thing["metadata"]["resourceVersion"] = str(self.version)
-        self.changes.append((self.version, event, place, copy.deepcopy(thing)))
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        self.changes.append((self.version, event, key, copy.deepcopy(obj)))
         self.changed.notify_all()
 
 
-def now() -> str:
+def format_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def owners(thing: Object) -> set[str]:
-    return {str(each.get("uid")) for each in thing["metadata"].get("ownerReferences") or ()}
+def list_owner_uids(obj: Object) -> set[str]:
+    return {str(owner.get("uid")) for owner in obj["metadata"].get("ownerReferences") or ()}
 
 
-def validate(thing: Object) -> None:
+def validate(obj: Object) -> None:
     """Refuse what the real server refuses in a Lease: malformed times, and a duration that is not positive."""
-    spec = thing.get("spec") or {}
-    if thing.get("kind") != "Lease":
+    spec = obj.get("spec") or {}
+    if obj.get("kind") != "Lease":
         return
     for key in ("renewTime", "acquireTime"):
-        if spec.get(key) is not None and not (isinstance(spec[key], str) and MICRO.fullmatch(spec[key])):
+        if spec.get(key) is not None and not (isinstance(spec[key], str) and MICRO_TIME.fullmatch(spec[key])):
             raise RefusedError(400, "BadRequest", f"Lease in version v1 cannot be handled: parsing time {spec[key]!r}")
     duration = spec.get("leaseDurationSeconds")
     if duration is not None and (not isinstance(duration, int) or duration <= 0):
         raise RefusedError(422, "Invalid", "spec.leaseDurationSeconds: Invalid value: must be greater than 0")
 
 
-def is_chosen(thing: Object, query: Mapping[str, str]) -> bool:
-    labels = thing["metadata"].get("labels") or {}
-    return all(matches(labels, each) for each in split(query.get("labelSelector"))) and all(
-        field(thing, each) for each in split(query.get("fieldSelector"))
+def matches_selectors(obj: Object, query: Mapping[str, str]) -> bool:
+    labels = obj["metadata"].get("labels") or {}
+    return all(matches_labels(labels, rule) for rule in split_selector(query.get("labelSelector"))) and all(
+        matches_field(obj, rule) for rule in split_selector(query.get("fieldSelector"))
     )
 
 
-def split(selector: str | None) -> list[str]:
-    return [each for each in (selector or "").split(",") if each]
+def split_selector(selector: str | None) -> list[str]:
+    return [rule for rule in (selector or "").split(",") if rule]
 
 
-def matches(labels: Mapping[str, str], rule: str) -> bool:
-    found = SELECTOR.fullmatch(rule)
-    if found is None:
+def matches_labels(labels: Mapping[str, str], rule: str) -> bool:
+    match = SELECTOR.fullmatch(rule)
+    if match is None:
         raise RefusedError(400, "BadRequest", f"unable to parse requirement: {rule}")
-    key, how, value = found.groups()
-    if how is None:
+    key, operator, value = match.groups()
+    if operator is None:
         return key in labels
-    return (labels.get(key) == value) == (how != "!=")
+    return (labels.get(key) == value) == (operator != "!=")
 
 
-def field(thing: Object, rule: str) -> bool:
+def matches_field(obj: Object, rule: str) -> bool:
     """Whether an object matches a field selector, such as `metadata.name=x` or `type=Warning`."""
     key, _, value = rule.partition("=")
-    for part in key.split("."):
-        thing = thing.get(part, {}) if isinstance(thing, dict) else {}
-    return (thing or "") == value
+    for name in key.split("."):
+        obj = obj.get(name, {}) if isinstance(obj, dict) else {}
+    return (obj or "") == value
 
 
-def merge(thing: Any, change: Any) -> Any:
+def apply_merge_patch(original: Any, change: Any) -> Any:
     """Apply a merge patch: null removes a key, a list replaces the previous one."""
     if not isinstance(change, dict):
         return change
-    kept = dict(thing) if isinstance(thing, dict) else {}
+    merged = dict(original) if isinstance(original, dict) else {}
     for key, value in change.items():
         if value is None:
-            kept.pop(key, None)
+            merged.pop(key, None)
         else:
-            kept[key] = merge(kept.get(key), value)
-    return kept
+            merged[key] = apply_merge_patch(merged.get(key), value)
+    return merged
 
 
-def apply_json(thing: Object, steps: list[Object]) -> Object:
+def apply_json_patch(obj: Object, steps: list[Object]) -> Object:
     """Apply a JSON patch as a whole or not at all; 422 if a step cannot be done or a test fails."""
-    made: Object = copy.deepcopy(thing)
+    patched: Object = copy.deepcopy(obj)
     for step in steps:
-        *way, last = (each.replace("~1", "/").replace("~0", "~") for each in step["path"].split("/")[1:])
-        at = made
-        for key in way:
-            at = at.get(key) if isinstance(at, dict) else None  # type: ignore[assignment]
-        wrong = not isinstance(at, dict) or (step["op"] in ("remove", "replace") and last not in at)
-        if wrong or (step["op"] == "test" and at.get(last) != step.get("value")):
+        *parents, last = (segment.replace("~1", "/").replace("~0", "~") for segment in step["path"].split("/")[1:])
+        target = patched
+        for key in parents:
+            target = target.get(key) if isinstance(target, dict) else None  # type: ignore[assignment]
+        is_invalid = not isinstance(target, dict) or (step["op"] in ("remove", "replace") and last not in target)
+        if is_invalid or (step["op"] == "test" and target.get(last) != step.get("value")):
             raise RefusedError(422, "Invalid", "the server rejected our request due to an error in our request")
         if step["op"] == "remove":
-            del at[last]
+            del target[last]
         elif step["op"] in ("add", "replace"):
-            at[last] = step["value"]
-    return made
+            target[last] = step["value"]
+    return patched
 
 
-def known() -> Iterator[tuple[str, str, bool]]:
+def list_kinds() -> Iterator[tuple[str, str, bool]]:
     """Yield the API version and name of each kind, and whether it has a namespace."""
     for api, names in KINDS.items():
         yield from ((api, name.removeprefix("/"), not name.startswith("/")) for name in names)

@@ -24,15 +24,15 @@ class FakePrefect:
 
     def __init__(self) -> None:
         self.answering, self.status, self.state = threading.Event(), 200, "RUNNING"
-        self.run: dict[str, Any] = {}
-        self.answers: dict[str, Any] = {}
-        self.patched: list[Any] = []  # the data of artifacts
-        self.named: list[Any] = []  # other changes: of a flow run, of a task run
+        self.run_fields: dict[str, Any] = {}
+        self.responses: dict[str, Any] = {}
+        self.artifact_updates: list[Any] = []  # the data of artifacts
+        self.updates: list[Any] = []  # other changes: of a flow run, of a task run
         self.deleted: list[str] = []
         self.posted: list[tuple[str, Any]] = []
-        self.set_to: list[str] = []
+        self.requested_states: list[str] = []
         self.artifacts: list[Any] = []
-        self.asked = self.busy = 0
+        self.request_count = self.refusals = 0
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
@@ -45,7 +45,7 @@ class FakePrefect:
     def flow_run(self) -> dict[str, Any]:
         state = {**STATE, "type": self.state, "name": self.state.title()}
         run = {"id": RUN_ID, "flow_id": RUN_ID, "name": "a-run", "state": state, "created": STATE["timestamp"]}
-        return {**run, **self.run}
+        return {**run, **self.run_fields}
 
     def close(self) -> None:
         self.answering.set()
@@ -71,15 +71,17 @@ class Handler(BaseHTTPRequestHandler):
         default: Any = [] if self.path.endswith("/filter") else accepted
         if self.path.endswith("/artifacts/"):
             return self._answer({**body, "id": RUN_ID}, lambda: self.server_of.artifacts.append(body))
-        set_to = self.server_of.set_to
-        new = [body["state"]["name"]] if self.path.endswith("/set_state") else []
-        self._answer(self._find(default), lambda: set_to.extend(new))
+        requested_states = self.server_of.requested_states
+        new_states = [body["state"]["name"]] if self.path.endswith("/set_state") else []
+        self._answer(self._find(default), lambda: requested_states.extend(new_states))
         return None
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server_of
-        self._answer({}, lambda: server.patched.append(body["data"]) if "data" in body else server.named.append(body))
+        self._answer(
+            {}, lambda: server.artifact_updates.append(body["data"]) if "data" in body else server.updates.append(body)
+        )
 
     def do_DELETE(self) -> None:
         self._answer({}, lambda: self.server_of.deleted.append(self.path.rpartition("/")[2]))
@@ -87,34 +89,34 @@ class Handler(BaseHTTPRequestHandler):
     def _find(self, default: Any) -> Any:
         """What the test wants this path to answer, or the default."""
         path = self.path.partition("?")[0]
-        return next((body for end, body in self.server_of.answers.items() if path.endswith(end)), default)
+        return next((body for suffix, body in self.server_of.responses.items() if path.endswith(suffix)), default)
 
     def _answer(self, body: Any, record: Callable[[], object] = lambda: None) -> None:
         """Answer with the server's status; `record` what a successful call has set before its caller goes on."""
-        self.server_of.asked += 1
+        self.server_of.request_count += 1
         self.server_of.answering.wait()
-        said, status = json.dumps(body).encode(), 404 if body is None else self.server_of.status
-        if self.command == "PATCH" and self.server_of.busy:
-            self.server_of.busy -= 1
+        data, status = json.dumps(body).encode(), 404 if body is None else self.server_of.status
+        if self.command == "PATCH" and self.server_of.refusals:
+            self.server_of.refusals -= 1
             status = 503
         if status == 200:
             record()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         with contextlib.suppress(OSError):  # the caller has given up
-            self.wfile.write(said)
+            self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
         """Log nothing to stderr."""
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[FakePrefect]:
+def run_fake_prefect() -> Iterator[FakePrefect]:
     """A fake server that answers, and whose address this process uses."""
-    made = FakePrefect()
-    made.answering.set()
-    os.environ["PREFECT_API_URL"] = made.url
-    with temporary_settings({PREFECT_API_URL: made.url}):
-        yield made
-    made.close()
+    server = FakePrefect()
+    server.answering.set()
+    os.environ["PREFECT_API_URL"] = server.url
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        yield server
+    server.close()

@@ -17,16 +17,16 @@ ADDRESSES = {
     "group": "ff0e:0000:0000:0000:0000:ffff:e000:0001",
 }
 TYPES = {"1": "IB/RoCE v1", "2": "RoCE v2"}
-HIDDEN = "- " * 8  # what a container sees of its node's own addresses
-HOST = "local:1 local:2 v4:1 v4:2 - - - -"
+HIDDEN_SLOTS = "- " * 8  # what a container sees of its node's own addresses
+HOST_SLOTS = "local:1 local:2 v4:1 v4:2 - - - -"
 INET6 = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
 
 
-class Ran(NamedTuple):
+class GidResult(NamedTuple):
     """The index that the command sees (None if it has none), and the output on stderr."""
 
     gid: str | None
-    said: str
+    stderr: str
 
 
 class GidPod(NamedTuple):
@@ -35,9 +35,9 @@ class GidPod(NamedTuple):
     root: Path
     shell: list[str]
 
-    def port(self, place: str, table: str, state: str = "4: ACTIVE") -> None:
+    def add_port(self, location: str, table: str, state: str = "4: ACTIVE") -> None:
         """Add `DEVICE/PORT`: `v4:2@net1` is an IPv4 address, RoCE v2, of the interface net1; `-` is an empty slot."""
-        device, number = place.split("/")
+        device, number = location.split("/")
         link = self.root / "class/infiniband" / device
         if not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -49,24 +49,24 @@ class GidPod(NamedTuple):
         for index, slot in enumerate(table.split()):
             make_slot(link / "ports" / number, str(index), slot)
 
-    def case(self, case: dict[str, Any]) -> None:
+    def add_case(self, case: dict[str, Any]) -> None:
         """Add the port of a recorded case."""
-        self.port("mlx5_bond_0/1", "- " * len(case["table"]))
+        self.add_port("mlx5_bond_0/1", "- " * len(case["table"]))
         port = self.root / "class/infiniband/mlx5_bond_0/ports/1"
         (port / "link_layer").write_text({"eth": "Ethernet\n", "ib": "InfiniBand\n"}[case["link"]])
-        for index, (address, kind) in enumerate(each.split("|") for each in case["table"]):
+        for index, (address, gid_type) in enumerate(entry.split("|") for entry in case["table"]):
             (port / "gids" / str(index)).write_text(ipaddress.IPv6Address(address).exploded + "\n")
-            if kind != "EINVAL":
+            if gid_type != "EINVAL":
                 (port / "gid_attrs/types" / str(index)).rmdir()
-                (port / "gid_attrs/types" / str(index)).write_text(f"{kind}\n")
+                (port / "gid_attrs/types" / str(index)).write_text(f"{gid_type}\n")
 
-    def find(self, hca: str = "mlx5", begin: str = "set -e\n", **env: str) -> Ran:
+    def find_gid(self, hca: str = "mlx5", preamble: str = "set -e\n", **env: str) -> GidResult:
         """Run the text and then a command, with a PATH that has no programs."""
-        text = f'{begin}{gid_script(hca, str(self.root))}exec "$@"\n'
+        text = f'{preamble}{gid_script(hca, str(self.root))}exec "$@"\n'
         argv = [*self.shell, "-c", text, "torchyard", "/usr/bin/env"]
-        made = subprocess.run(argv, env={"PATH": "/nowhere", **env}, capture_output=True, text=True, check=True)
-        seen = dict(line.split("=", 1) for line in made.stdout.splitlines())
-        return Ran(seen.get("NCCL_IB_GID_INDEX"), made.stderr)
+        completed = subprocess.run(argv, env={"PATH": "/nowhere", **env}, capture_output=True, text=True, check=True)
+        output_env = dict(line.split("=", 1) for line in completed.stdout.splitlines())
+        return GidResult(output_env.get("NCCL_IB_GID_INDEX"), completed.stderr)
 
 
 def make_slot(port: Path, index: str, slot: str) -> None:

@@ -35,12 +35,12 @@ class Reason(NamedTuple):
     """Why some fields of some rows differ."""
 
     fields: tuple[str, ...]
-    why: str
+    text: str
     rows: tuple[str, ...] = ("*",)
 
     def covers(self, row: str, field: str) -> bool:
-        return any(fnmatchcase(row, each) for each in self.rows) and any(
-            fnmatchcase(field, each) for each in self.fields
+        return any(fnmatchcase(row, pattern) for pattern in self.rows) and any(
+            fnmatchcase(field, pattern) for pattern in self.fields
         )
 
 
@@ -50,58 +50,60 @@ class Difference(NamedTuple):
     row: str
     field: str
     guide: str | None
-    here: str | None
+    ours: str | None
 
 
 # --- reading fields
 
 
-def flatten(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """The leaves of a document, each with its path."""
     if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from flatten(each, f"{at}.{key}" if at else str(key))
-    elif isinstance(value, list | tuple) and value and all(isinstance(each, Mapping) for each in value):
-        for place, each in enumerate(value):
-            name = next((each[key] for key in _NAMED_BY if key in each), place)
-            yield from flatten({key: inner for key, inner in each.items() if inner != name}, f"{at}.{name}")
+        for key, child in value.items():
+            yield from flatten(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
+        for index, child in enumerate(value):
+            name = next((child[key] for key in _NAMED_BY if key in child), index)
+            yield from flatten(
+                {key: inner_value for key, inner_value in child.items() if inner_value != name}, f"{path}.{name}"
+            )
     elif value not in (None, {}, []):
-        yield at, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        yield path, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def read_job(job: Mapping[str, Any]) -> Fields:
     """The fields of a job object: its own, those of its pods, of their main container, and of torchrun in it."""
-    (work,) = read_workloads(job)
-    group = work.groups[0]
+    (workload,) = read_workloads(job)
+    group = workload.groups[0]
     container = group.containers[0]
-    found = dict(_read_own_keys(job["kind"], work.spec))
-    found |= {f"replicas.{each.name}": str(each.replicas) for each in work.groups if each.name}
+    fields = dict(_read_own_keys(job["kind"], workload.spec))
+    fields |= {f"replicas.{pod_group.name}": str(pod_group.replicas) for pod_group in workload.groups if pod_group.name}
     pod = {key: value for key, value in group.pod.items() if key not in ("containers", "volumes")}
-    found |= dict(flatten(pod, "pod"))
-    found |= dict(_read_mounts(group.pod, container.spec))
-    bare = {
+    fields |= dict(flatten(pod, "pod"))
+    fields |= dict(_read_mounts(group.pod, container.spec))
+    container_keys = {
         key: value for key, value in container.spec.items() if key not in ("env", "command", "args", "volumeMounts")
     }
-    found |= dict(flatten({**bare, "name": ""}, "container"))
-    found |= {f"env.{name}": _read_variable(each) for name, each in container.env.items()}
-    return found | read_command(container)
+    fields |= dict(flatten({**container_keys, "name": ""}, "container"))
+    fields |= {f"env.{name}": _read_variable(variable) for name, variable in container.env.items()}
+    return fields | read_command(container)
 
 
 def _read_own_keys(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A job's own keys, and those of its first part: without the pods and their number, which have their own fields."""
     yield "kind", kind
     if kind != "Pod":
-        parts = spec.get("tasks") or [*spec["pytorchReplicaSpecs"].values()]
-        own = {key: value for key, value in spec.items() if key not in ("tasks", "pytorchReplicaSpecs")}
-        yield from flatten(own, "spec")
+        groups = spec.get("tasks") or [*spec["pytorchReplicaSpecs"].values()]
+        own_keys = {key: value for key, value in spec.items() if key not in ("tasks", "pytorchReplicaSpecs")}
+        yield from flatten(own_keys, "spec")
         yield from flatten(
-            {key: value for key, value in parts[0].items() if key not in ("template", "replicas", "name")}, "part"
+            {key: value for key, value in groups[0].items() if key not in ("template", "replicas", "name")}, "part"
         )
 
 
 def _read_mounts(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is mounted where; a volume's name says nothing."""
-    volumes = {each["name"]: each for each in pod.get("volumes", [])}
+    volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     for mount in container.get("volumeMounts", []):
         source = {key: value for key, value in volumes[mount["name"]].items() if key != "name"}
         yield from flatten(source, f"mount.{mount['mountPath']}")
@@ -113,18 +115,20 @@ def _read_variable(variable: Mapping[str, Any]) -> str:
 
 def read_command(container: ManifestContainer) -> Fields:
     """The options of torchrun, the program and its arguments."""
-    found = {"shell": container.shell} if container.shell else {}
-    words = _split_words(container)
-    program = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
-    if program is None:
-        return {"command": " ".join(words)}
-    options = itertools.takewhile(lambda option: option[0], container.calls[0] if container.calls else ())
-    found |= {f"torchrun.{name}": value.replace("\0", "…") for name, value in options}
-    found |= {f"arg.{word.partition('=')[0]}": word.partition("=")[2] for word in words[program + 1 :]}
-    return found | {"program": words[program]}
+    fields = {"shell": container.shell} if container.shell else {}
+    argv = _split_arguments(container)
+    program_index = next((index for index, arg in enumerate(argv) if arg.endswith(".py")), None)
+    if program_index is None:
+        return {"command": " ".join(argv)}
+    options = itertools.takewhile(
+        lambda option: option[0], container.torchrun_calls[0] if container.torchrun_calls else ()
+    )
+    fields |= {f"torchrun.{name}": value.replace("\0", "…") for name, value in options}
+    fields |= {f"arg.{arg.partition('=')[0]}": arg.partition("=")[2] for arg in argv[program_index + 1 :]}
+    return fields | {"program": argv[program_index]}
 
 
-def _split_words(container: ManifestContainer) -> list[str]:
+def _split_arguments(container: ManifestContainer) -> list[str]:
     """The words of the command; of a script, those from the program on."""
     if not container.shell or '"$@"' in container.script:
         return container.argv
@@ -133,37 +137,37 @@ def _split_words(container: ManifestContainer) -> list[str]:
 
 def read_submission(argv: list[str]) -> Fields:
     """The options of `runai submit-dist`, and what it starts in the pods."""
-    found: Fields = {}
+    fields: Fields = {}
     options, command = argv[3 : argv.index("--")], argv[argv.index("--") + 1 :]
-    words = iter(options)
-    for word in words:
-        value = "" if word in ("--large-shm", "--interactive", "--command") else next(words)
-        kind, _, rest = value.partition("=")
-        named = {
+    remaining_args = iter(options)
+    for arg in remaining_args:
+        value = "" if arg in ("--large-shm", "--interactive", "--command") else next(remaining_args)
+        name, _, rest = value.partition("=")
+        prefixes = {
             "--environment": "env",
             "--label": "label",
             "--annotation": "annotation",
             "--extended-resource": "device",
         }
-        found |= {f"{named[word]}.{kind}": rest} if word in named else {f"runai.{word}": value or "yes"}
-    script = found.pop("env.TORCHYARD_COMMAND", "") or " ".join(command)
-    inner = shlex.split(script[script.index("exec /bin/sh") :])[4:] if "exec /bin/sh" in script else command
-    return found | read_command(ManifestContainer("", {"command": inner[1:]}))
+        fields |= {f"{prefixes[arg]}.{name}": rest} if arg in prefixes else {f"runai.{arg}": value or "yes"}
+    script = fields.pop("env.TORCHYARD_COMMAND", "") or " ".join(command)
+    inner_argv = shlex.split(script[script.index("exec /bin/sh") :])[4:] if "exec /bin/sh" in script else command
+    return fields | read_command(ManifestContainer("", {"command": inner_argv[1:]}))
 
 
 def read_plan(plan: Plan, kind: str = "") -> Fields:
     """The fields of a plan's job, or of its store's object of a kind; of commands, those of the first node."""
     if isinstance(plan, ManifestPlan) and kind:
-        return read_job(next(each for each in plan.store if each["kind"] == kind))
+        return read_job(next(obj for obj in plan.store if obj["kind"] == kind))
     if isinstance(plan, ManifestPlan):
         return read_job(get_nested(plan.main, plan.wrapped_path))
     submit = plan.processes[0].submit
     assert submit
-    asked: Any = submit.input
-    if asked["argv"][0] == "runai":
-        return read_submission(asked["argv"])
-    own = {f"env.{name}": value for name, value in asked["env"].items()}
-    return own | read_command(ManifestContainer("", {"command": asked["argv"]}))
+    submission: Any = submit.input
+    if submission["argv"][0] == "runai":
+        return read_submission(submission["argv"])
+    env_fields = {f"env.{name}": value for name, value in submission["env"].items()}
+    return env_fields | read_command(ManifestContainer("", {"command": submission["argv"]}))
 
 
 # --- comparing
@@ -171,37 +175,37 @@ def read_plan(plan: Plan, kind: str = "") -> Fields:
 
 @functools.cache
 def load_rows() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load((GUIDES / "rows.yaml").read_text())
-    return found
+    rows: dict[str, dict[str, Any]] = yaml.safe_load((GUIDES / "rows.yaml").read_text())
+    return rows
 
 
 def load_reasons() -> tuple[Reason, ...]:
-    told = yaml.safe_load((GUIDES / "reasons.yaml").read_text())
-    return tuple(Reason(tuple(each["fields"]), each["why"], tuple(each.get("rows", ("*",)))) for each in told)
+    entries = yaml.safe_load((GUIDES / "reasons.yaml").read_text())
+    return tuple(Reason(tuple(entry["fields"]), entry["why"], tuple(entry.get("rows", ("*",)))) for entry in entries)
 
 
 def read_guide(row: str) -> Fields:
     """The fields of the guide's job: those of its manifest, or those that the guide tells."""
-    told = load_rows()[row]
-    if "manifest" in told:
-        documents = yaml.safe_load_all((ROOT / "tests" / "manifests" / f"{told['manifest']}.yaml").read_text())
-        kinds = (told["object"],) if "object" in told else ("Job", "PyTorchJob")
-        return read_job(next(each for each in documents if each["kind"] in kinds))
-    return {field: str(value) for field, value in told["fields"].items()}
+    guide_row = load_rows()[row]
+    if "manifest" in guide_row:
+        documents = yaml.safe_load_all((ROOT / "tests" / "manifests" / f"{guide_row['manifest']}.yaml").read_text())
+        kinds = (guide_row["object"],) if "object" in guide_row else ("Job", "PyTorchJob")
+        return read_job(next(document for document in documents if document["kind"] in kinds))
+    return {field: str(value) for field, value in guide_row["fields"].items()}
 
 
 def read_ours(row: str) -> Fields:
-    told = load_rows()[row]
-    plan = plan_of(load_profile(told.get("profile", row), told.get("set", {})), Path("/runs/RUN"))
-    return read_plan(plan, told.get("object", ""))
+    guide_row = load_rows()[row]
+    plan = plan_of(load_profile(guide_row.get("profile", row), guide_row.get("set", {})), Path("/runs/RUN"))
+    return read_plan(plan, guide_row.get("object", ""))
 
 
 def compare(row: str) -> tuple[int, list[Difference]]:
     """The number of fields, and those that differ. What only ours has counts where the guide shows a whole job."""
     guide, ours = read_guide(row), read_ours(row)
     names = guide.keys() | (ours.keys() if "manifest" in load_rows()[row] else set())
-    found = [Difference(row, name, guide.get(name), ours.get(name)) for name in sorted(names)]
-    return len(names), [each for each in found if each.guide != each.here]
+    differences = [Difference(row, name, guide.get(name), ours.get(name)) for name in sorted(names)]
+    return len(names), [difference for difference in differences if difference.guide != difference.ours]
 
 
 # --- the page
@@ -209,15 +213,15 @@ def compare(row: str) -> tuple[int, list[Difference]]:
 
 def render() -> str:
     """The section of the page: for each reason its fields, an example, the rows that it holds for, and the sentence."""
-    compared = {row: compare(row) for row in load_rows()}
-    found = [each for _, differences in compared.values() for each in differences]
-    count = sum(total for total, _ in compared.values())
+    results = {row: compare(row) for row in load_rows()}
+    differences = [difference for _, row_differences in results.values() for difference in row_differences]
+    count = sum(total for total, _ in results.values())
     lines = [
         HEADING,
         "",
         (
             f"{count} fields of the guides' jobs, and of ours where a guide shows a whole manifest. Equal are "
-            f"{count - len(found)}."
+            f"{count - len(differences)}."
         ),
         "The others, with the first row of each as the example:",
         "",
@@ -225,20 +229,22 @@ def render() -> str:
         "|---|---|---|---|---|",
     ]
     for reason in load_reasons():
-        mine = [each for each in found if reason.covers(each.row, each.field)]
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(_shorten(each.field) for each in mine))
-        rows = len({each.row for each in mine})
+        covered = [difference for difference in differences if reason.covers(difference.row, difference.field)]
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(_shorten(difference.field) for difference in covered))
+        rows = len({difference.row for difference in covered})
         lines.append(
-            f"| {names} | {_quote(mine[0].guide)} | {_quote(mine[0].here)} | "
-            f"{f'`{mine[0].row}`' if rows == 1 else rows} | {reason.why} |"
+            f"| {names} | {_quote(covered[0].guide)} | {_quote(covered[0].ours)} | "
+            f"{f'`{covered[0].row}`' if rows == 1 else rows} | {reason.text} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def _shorten(field: str) -> str:
     """A path of at most three names: what stands deeper belongs to the same key."""
-    kept = re.match(r"(?:mount\.[^.]+|(?:[^.]+\.){0,2}[^.]+)", field)
-    return kept[0] if kept and field.count(".") > 2 and not field.startswith(("container.resources", "env.")) else field
+    match = re.match(r"(?:mount\.[^.]+|(?:[^.]+\.){0,2}[^.]+)", field)
+    return (
+        match[0] if match and field.count(".") > 2 and not field.startswith(("container.resources", "env.")) else field
+    )
 
 
 def _quote(value: str | None) -> str:

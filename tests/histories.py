@@ -14,21 +14,21 @@ _NIGHT_S = 86_400
 
 # Noise of standard deviation 1 around 0, most of it with more far values than normal noise has.
 NOISES: dict[str, Callable[[random.Random], float]] = {
-    "normal": lambda drawn: drawn.gauss(0, 1),
-    "t3": lambda drawn: drawn.gauss(0, 1) / sum(drawn.gauss(0, 1) ** 2 for _ in range(3)) ** 0.5,
-    "laplace": lambda drawn: drawn.choice((-1, 1)) * drawn.expovariate(2**0.5),
-    "lognormal": lambda drawn: (math.exp(1 / 32) - drawn.lognormvariate(0, 1 / 4)) / 0.2623,  # its long tail is low
-    "outliers": lambda drawn: drawn.gauss(0, 3 if drawn.random() < 0.05 else 1) / 1.4**0.5,
+    "normal": lambda rng: rng.gauss(0, 1),
+    "t3": lambda rng: rng.gauss(0, 1) / sum(rng.gauss(0, 1) ** 2 for _ in range(3)) ** 0.5,
+    "laplace": lambda rng: rng.choice((-1, 1)) * rng.expovariate(2**0.5),
+    "lognormal": lambda rng: (math.exp(1 / 32) - rng.lognormvariate(0, 1 / 4)) / 0.2623,  # its long tail is low
+    "outliers": lambda rng: rng.gauss(0, 3 if rng.random() < 0.05 else 1) / 1.4**0.5,
 }
 
 
-def noisy_nights(seed: int, noise: float, count: int = 20, kind: str = "normal") -> list[float]:
+def draw_noisy_values(seed: int, noise: float, count: int = 20, kind: str = "normal") -> list[float]:
     """Values around 200; `noise` is their standard deviation, as a share of 200."""
-    drawn = random.Random(seed)
-    return [200 * (1 + noise * NOISES[kind](drawn)) for _ in range(count)]
+    rng = random.Random(seed)
+    return [200 * (1 + noise * NOISES[kind](rng)) for _ in range(count)]
 
 
-def recorded(values: Sequence[float], end: str = "succeeded", trend: Trend | None = TREND) -> list[Record]:
+def build_records(values: Sequence[float], end: str = "succeeded", trend: Trend | None = TREND) -> list[Record]:
     """One record per value and night."""
     return [
         Record(
@@ -45,5 +45,5 @@ def recorded(values: Sequence[float], end: str = "succeeded", trend: Trend | Non
     ]
 
 
-def history(values: Sequence[float]) -> History:
-    return History(tuple(recorded(values)))
+def build_history(values: Sequence[float]) -> History:
+    return History(tuple(build_records(values)))

@@ -16,76 +16,76 @@ RUN = "sample-a1b2c3d4"
 JOBS = "batch.volcano.sh/v1alpha1"
 
 
-def stamp(ago: float) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def format_time(ago_s: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def lease(run: str = RUN, ago: float = 4000.0, **changes: Any) -> Object:
+def build_lease(run: str = RUN, ago: float = 4000.0, **changes: Any) -> Object:
     """A Lease of half an hour that was renewed `ago` seconds ago, with changed labels, annotations or spec."""
-    told = {"torchyard/flow-run": ID, "torchyard/attempt": "1", **changes.get("annotations", {})}
-    spec = {"holderIdentity": "elsewhere:/runs", "leaseDurationSeconds": 1800, "renewTime": stamp(ago)}
-    about = {"name": run, "labels": {"torchyard/run": run, **changes.get("labels", {})}, "annotations": told}
+    annotations = {"torchyard/flow-run": ID, "torchyard/attempt": "1", **changes.get("annotations", {})}
+    spec = {"holderIdentity": "elsewhere:/runs", "leaseDurationSeconds": 1800, "renewTime": format_time(ago)}
+    metadata = {"name": run, "labels": {"torchyard/run": run, **changes.get("labels", {})}, "annotations": annotations}
     return {
         "apiVersion": lease_record.LEASE_API,
         "kind": lease_record.LEASE_KIND,
-        "metadata": about,
+        "metadata": metadata,
         "spec": spec | changes.get("spec", {}),
     }
 
 
-def thing(api: str, kind: str, name: str, owner: Object | None = None) -> Object:
+def build_object(api: str, kind: str, name: str, owner: Object | None = None) -> Object:
     """An object with the run's labels, an hour old."""
-    about: Object = {"name": name, "labels": {"torchyard/run": RUN, "torchyard/attempt": "1"}}
-    about["creationTimestamp"] = stamp(3600)
+    metadata: Object = {"name": name, "labels": {"torchyard/run": RUN, "torchyard/attempt": "1"}}
+    metadata["creationTimestamp"] = format_time(3600)
     if owner:
-        about["ownerReferences"] = [
+        metadata["ownerReferences"] = [
             {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
             | {key: owner["metadata"][key] for key in ("name", "uid")}
         ]
-    return {"apiVersion": api, "kind": kind, "metadata": about, "spec": {}}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": {}}
 
 
-class Cast:
+class OrphanedRun:
     """A run in the fake cluster: its Lease owns the job, which owns a pod."""
 
-    def __init__(self, fake: FakeApi, held: Object, namespace: str = "default") -> None:
+    def __init__(self, fake: FakeApi, lease_object: Object, namespace: str = "default") -> None:
         self.fake, self.namespace = fake, namespace
-        self.lease = fake.put(held, namespace)
-        self.job = fake.put(thing(JOBS, "Job", f"{RUN}-1", self.lease), namespace)
-        self.pod = fake.put(thing("v1", "Pod", f"{RUN}-1-worker-0", self.job), namespace)
+        self.lease = fake.put(lease_object, namespace)
+        self.job = fake.put(build_object(JOBS, "Job", f"{RUN}-1", self.lease), namespace)
+        self.pod = fake.put(build_object("v1", "Pod", f"{RUN}-1-worker-0", self.job), namespace)
 
     def add(self, api: str, kind: str, owner: Object | None = None) -> Object:
         """Add another object with the run's label."""
-        return self.fake.put(thing(api, kind, f"it-{uuid.uuid4().hex[:6]}", owner), self.namespace)
+        return self.fake.put(build_object(api, kind, f"it-{uuid.uuid4().hex[:6]}", owner), self.namespace)
 
     @property
-    def left(self) -> list[str]:
+    def remaining_kinds(self) -> list[str]:
         """The kinds of the objects that still exist."""
-        mine = (self.lease, self.job, self.pod)
-        return [each["kind"] for each in mine if is_there(self.fake, each)]
+        objects = (self.lease, self.job, self.pod)
+        return [obj["kind"] for obj in objects if exists(self.fake, obj)]
 
 
-def is_there(fake: FakeApi, thing: Object) -> bool:
-    about = thing["metadata"]
-    return fake.find(thing["apiVersion"], thing["kind"], about["name"], about["namespace"]) is not None
+def exists(fake: FakeApi, obj: Object) -> bool:
+    metadata = obj["metadata"]
+    return fake.find(obj["apiVersion"], obj["kind"], metadata["name"], metadata["namespace"]) is not None
 
 
 # --- sweeping them
 
-DEAD = SweepScope(alive=lambda _: "", alive_by_name=lambda _: "")
-Make = Callable[..., Cast]
+NO_RUN_ALIVE = SweepScope(check_alive=lambda _: "", check_alive_by_name=lambda _: "")
+Make = Callable[..., OrphanedRun]
 
 
-def due(terms: SweepScope = DEAD) -> list[Orphan]:
-    return [each for each in orphans.find_orphans(None, terms) if not each.kept]
+def find_removable(scope: SweepScope = NO_RUN_ALIVE) -> list[Orphan]:
+    return [orphan for orphan in orphans.find_orphans(None, scope) if not orphan.kept_reason]
 
 
-def kept(terms: SweepScope = DEAD) -> dict[str, str]:
+def find_kept_reasons(scope: SweepScope = NO_RUN_ALIVE) -> dict[str, str]:
     """The reasons why runs stay, by run name."""
-    return {each.run: each.kept for each in orphans.find_orphans(None, terms) if each.kept}
+    return {orphan.run: orphan.kept_reason for orphan in orphans.find_orphans(None, scope) if orphan.kept_reason}
 
 
-def sweep(terms: SweepScope = DEAD) -> list[str] | None:
+def sweep(scope: SweepScope = NO_RUN_ALIVE) -> list[str] | None:
     """Remove the one run that is due; return what is left of it."""
-    (found,) = due(terms)
-    return orphans.remove_orphan(found)
+    (orphan,) = find_removable(scope)
+    return orphans.remove_orphan(orphan)

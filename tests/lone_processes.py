@@ -13,12 +13,12 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
 
-def lone_profile(write: Write, code: str = "import time; time.sleep(60)") -> Profile:
+def build_lone_profile(write: Write, code: str = "import time; time.sleep(60)") -> Profile:
     """A profile with a new name, of one process without an agent, which sleeps for a minute."""
     return load(write(f"lone-{uuid4().hex[:8]}", code=code, agent="none", rendezvous="env"))
 
 
-def lone_plan(profile: Profile, folder: Path) -> CommandPlan:
+def build_lone_plan(profile: Profile, folder: Path) -> CommandPlan:
     """The plan of a new run, whose ports are its own as well."""
     run = Run(id=str(uuid4()), attempt=1, folder=str(folder))
     plan = registry.load_launcher(profile.launcher).plan(profile, run)

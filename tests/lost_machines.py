@@ -2,7 +2,7 @@
 
 from tests.conftest import RUN_ID
 from tests.fake_api import FakeApi
-from tests.leases import RUN, lease
+from tests.leases import RUN, build_lease
 from torchyard.model.profile import Profile
 from torchyard.model.run import Outcome, Status
 from torchyard.pods import lease_record
@@ -12,26 +12,26 @@ from torchyard.run.takeover import adopt_run
 KEY = "a" * 64
 
 
-DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
+OUTCOME = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
 
 
-def put(fake_api: FakeApi, ago: float = 140.0, **told: str) -> None:
+def put_lease(fake_api: FakeApi, ago: float = 140.0, **entries: str) -> None:
     """Create the Lease of a lost machine, with these annotations."""
-    annotations = {f"torchyard/{key.replace('_', '-')}": value for key, value in told.items()}
-    fake_api.put(lease(ago=ago, annotations=annotations))
+    annotations = {f"torchyard/{key.replace('_', '-')}": value for key, value in entries.items()}
+    fake_api.put(build_lease(ago=ago, annotations=annotations))
 
 
-def adopted(profile: Profile) -> RunFolder:
+def adopt_folder(profile: Profile) -> RunFolder:
     folder = RunFolder.of(profile, RUN_ID)
     folder.path.mkdir(parents=True, exist_ok=True)
     adopt_run(folder, profile, RUN_ID)
     return folder
 
 
-def outcome(secret: str, attempt: str = "2") -> str:
-    return lease_record.seal_outcome(RUN, attempt, DONE, secret)
+def seal_outcome(secret: str, attempt: str = "2") -> str:
+    return lease_record.seal_outcome(RUN, attempt, OUTCOME, secret)
 
 
-def ending(secret: str, attempt: str = "2") -> str:
-    made = lease_record.RecordedEnding(end="succeeded", sentence="it went well")
-    return lease_record.seal_ending(RUN, attempt, made, secret)
+def seal_ending(secret: str, attempt: str = "2") -> str:
+    recorded_ending = lease_record.RecordedEnding(end="succeeded", sentence="it went well")
+    return lease_record.seal_ending(RUN, attempt, recorded_ending, secret)

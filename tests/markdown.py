@@ -1,7 +1,7 @@
 """Markdown as a page shows it."""
 
 
-def rendered(text: str) -> str:
+def render_html(text: str) -> str:
     """The HTML of CommonMark with tables and tags: what Prefect's pages render."""
     from markdown_it import MarkdownIt
 

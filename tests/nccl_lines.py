@@ -3,38 +3,40 @@
 from collections.abc import Sequence
 
 
-def say(host: str, rank: int, text: str) -> str:
+def format_line(host: str, rank: int, text: str) -> str:
     return f"{host}:{4000 + rank}:{4100 + rank} [{rank % 8}] NCCL INFO {text}"
 
 
-def verbs_node(host: str, first: int = 0, link: str = "RoCE", hcas: int = 2) -> list[str]:
+def list_rdma_lines(host: str, first: int = 0, link: str = "RoCE", hcas: int = 2) -> list[str]:
     """What one rank of a node logs whose channels go over all of its RDMA devices."""
-    listed = " ".join(f"[{at}]mlx5_{at}:1/{link}" for at in range(hcas))
+    devices = " ".join(f"[{index}]mlx5_{index}:1/{link}" for index in range(hcas))
     channels = (
-        say(host, first, f"Channel {at:02d}/0 : {first}[0] -> {first + 1}[0] [send] via NET/IB/{at}/GDRDMA")
-        for at in range(hcas)
+        format_line(
+            host, first, f"Channel {index:02d}/0 : {first}[0] -> {first + 1}[0] [send] via NET/IB/{index}/GDRDMA"
+        )
+        for index in range(hcas)
     )
     return [
-        say(host, first, "NCCL version 2.27.3+cuda12.9"),
-        say(host, first, "Bootstrap: Using eth0:10.1.0.4<0>"),
-        say(host, first, f"NET/IB : Using {listed} [RO]; OOB eth0:10.1.0.4<0>"),
-        say(host, first, "Using network IB"),
-        say(host, first, f"comm 0x5581 rank {first} nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"),
+        format_line(host, first, "NCCL version 2.27.3+cuda12.9"),
+        format_line(host, first, "Bootstrap: Using eth0:10.1.0.4<0>"),
+        format_line(host, first, f"NET/IB : Using {devices} [RO]; OOB eth0:10.1.0.4<0>"),
+        format_line(host, first, "Using network IB"),
+        format_line(host, first, f"comm 0x5581 rank {first} nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"),
         *channels,
-        say(host, first, f"Channel 01/0 : {first}[0] -> {first + 1}[1] via P2P/CUMEM/read"),
+        format_line(host, first, f"Channel 01/0 : {first}[0] -> {first + 1}[1] via P2P/CUMEM/read"),
     ]
 
 
-def socket_node(host: str, first: int = 0, nics: Sequence[str] = ("eth0",)) -> list[str]:
+def list_socket_lines(host: str, first: int = 0, nics: Sequence[str] = ("eth0",)) -> list[str]:
     """What one rank of a node logs that has found no RDMA device."""
-    listed = " ".join(f"[{at}]{nic}:10.1.{at}.4<0>" for at, nic in enumerate(nics))
+    interfaces = " ".join(f"[{index}]{nic}:10.1.{index}.4<0>" for index, nic in enumerate(nics))
     channels = (
-        say(host, first, f"Channel {at:02d}/0 : {first}[0] -> {first + 8}[0] [send] via NET/Socket/{at}")
-        for at in range(len(nics))
+        format_line(host, first, f"Channel {index:02d}/0 : {first}[0] -> {first + 8}[0] [send] via NET/Socket/{index}")
+        for index in range(len(nics))
     )
     return [
-        say(host, first, "NET/IB : No device found."),
-        say(host, first, f"NET/Socket : Using {listed}"),
-        say(host, first, "Using network Socket"),
+        format_line(host, first, "NET/IB : No device found."),
+        format_line(host, first, f"NET/Socket : Using {interfaces}"),
+        format_line(host, first, "Using network Socket"),
         *channels,
     ]

@@ -21,7 +21,19 @@ from typing import Any, NamedTuple
 import yaml
 
 from tests.cluster.e2e import cluster
-from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, plain, printed, settled, written
+from tests.recording import (
+    OBSERVED,
+    Case,
+    Moment,
+    ObjectStates,
+    build_moments,
+    choose_recording,
+    drop_brief_moments,
+    format_recording,
+    mask_names,
+    normalize,
+    replace_times,
+)
 from torchyard.cluster import create
 from torchyard.cluster import delete as removal
 from torchyard.cluster.job_watch import ClusterWatch
@@ -34,7 +46,7 @@ from torchyard.model.plan import ManifestPlan, get_nested
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Observation, Run
 
-SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
+NAMESPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
 QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
 AT_ONCE = 3  # cases in parallel: more would only make the cluster slow
 CONTROLLERS = {
@@ -44,270 +56,298 @@ CONTROLLERS = {
     "jobset": ("jobset",),
 }
 # The profile of a launcher's cases, and the overrides that adapt it to the launcher.
-BASE: dict[str, tuple[str, Case]] = {
+BASE_PROFILES: dict[str, tuple[str, Case]] = {
     "volcano": ("yolov5-volcano", {}),
     "pytorchjob": ("yolov5-pytorchjob", {}),
     "appwrapper": ("yolov5-pytorchjob", {"launcher": "appwrapper"}),
     "jobset": ("yolov5-jobset", {}),
 }
-FAKE = {
+FAKE_NODE_KEYS = {
     "pod.node_selector": {"type": "kwok"},
     "pod.annotations": {"torchyard.test/start-after": "0.5"},
     "resources": {"gpus": "1", "cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
 }
 
 
-class Scene(NamedTuple):
+class RunningCase(NamedTuple):
     """Where a case is played."""
 
-    server: Client
+    client: Client
     plan: ManifestPlan
 
-    def path(self, node: str) -> str:
+    def get_path(self, node: str) -> str:
         """The API path of a pod, of the job, or of the job inside it."""
         if node in ("job", "inner"):
             job = get_nested(self.plan.main, self.plan.wrapped_path if node == "inner" else ())
-            return self.server.path(job["apiVersion"], job["kind"], self.plan.job)
-        return self.server.path("v1", "Pod", self.name(node))
+            return self.client.path(job["apiVersion"], job["kind"], self.plan.job)
+        return self.client.path("v1", "Pod", self.find_pod_name(node))
 
-    def name(self, node: str) -> str:
+    def find_pod_name(self, node: str) -> str:
         """A pod's name, which may end in a random word."""
-        which = ",".join(f"{key}={value}" for key, value in self.plan.labels.items())
-        pods = (str(each["metadata"]["name"]) for each in self.server.list("v1", "Pod", {"labelSelector": which}))
+        selector = ",".join(f"{key}={value}" for key, value in self.plan.labels.items())
+        pods = (str(pod["metadata"]["name"]) for pod in self.client.list("v1", "Pod", {"labelSelector": selector}))
         return next(name for name in pods if self.plan.node(name) == node)
 
 
 def main(names: Sequence[str]) -> int:
     """Record the cases with these names, or all; return 1 if one did not go as its states say."""
-    chosen = {name: case for name, case in cases().items() if not names or name in names}
+    selected = {name: case for name, case in load_cases().items() if not names or name in names}
     with cluster():
         try:
-            server = get_cluster_client(Cluster(namespace=SPACE))
-            server.ping()
+            client = get_cluster_client(Cluster(namespace=NAMESPACE))
+            client.ping()
         except ClusterError as error:
             sys.exit(f"no cluster to observe: {error}")
-        with namespace(server), ThreadPoolExecutor(AT_ONCE) as pool:
-            good = list(pool.map(lambda name: record(server, name, chosen[name]), chosen))
-    print(f"{sum(good)} of {len(good)} cases went as cases.yaml says")
-    return 0 if all(good) else 1
+        with create_namespace(client), ThreadPoolExecutor(AT_ONCE) as pool:
+            as_expected = list(pool.map(lambda name: record_case(client, name, selected[name]), selected))
+    print(f"{sum(as_expected)} of {len(as_expected)} cases went as cases.yaml says")
+    return 0 if all(as_expected) else 1
 
 
-def cases() -> dict[str, Case]:
+def load_cases() -> dict[str, Case]:
     """Every case by launcher and name, such as volcano-ok."""
-    read = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
-    return {f"{kind}-{name}": {"launcher": kind, **case} for kind in CONTROLLERS for name, case in read[kind].items()}
+    by_launcher = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
+    return {
+        f"{kind}-{name}": {"launcher": kind, **case} for kind in CONTROLLERS for name, case in by_launcher[kind].items()
+    }
 
 
 @contextmanager
-def namespace(server: Client) -> Iterator[None]:
+def create_namespace(client: Client) -> Iterator[None]:
     """A namespace of our own; it is deleted with its content and with the queues that have its name."""
-    path = server.path("v1", "Namespace", namespace=None)
-    server.request("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
+    path = client.path("v1", "Namespace", namespace=None)
+    client.request("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     try:
-        until(lambda: server.get("v1", "ServiceAccount", "default"))
+        wait_until(lambda: client.get("v1", "ServiceAccount", "default"))
         yield
     finally:
-        server.request("DELETE", f"{path}/{SPACE}")
-        for queue in server.list(QUEUE, "Queue", everywhere=True):
-            if queue["metadata"]["name"].startswith(SPACE):
-                server.request("DELETE", server.path(QUEUE, "Queue", queue["metadata"]["name"], None))
+        client.request("DELETE", f"{path}/{NAMESPACE}")
+        for queue in client.list(QUEUE, "Queue", everywhere=True):
+            if queue["metadata"]["name"].startswith(NAMESPACE):
+                client.request("DELETE", client.path(QUEUE, "Queue", queue["metadata"]["name"], None))
 
 
-def narrow(server: Client, name: str, state: str) -> None:
+def create_narrow_queue(client: Client, name: str, state: str) -> None:
     """Create a queue that is too small for any job, open or closed."""
     spec = {"weight": 1, "capability": {"cpu": "100m"}}
     queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": spec}
-    made = server.request("POST", server.path(QUEUE, "Queue", namespace=None), body=queue)
-    until(lambda: state_of(server, name) == "Open")
+    created = client.request("POST", client.path(QUEUE, "Queue", namespace=None), body=queue)
+    wait_until(lambda: get_queue_state(client, name) == "Open")
     if state == "Closed":
-        close(server, made)
+        close_queue(client, created)
 
 
-def close(server: Client, queue: Case) -> None:
+def close_queue(client: Client, queue: Case) -> None:
     """Close a queue as `vcctl queue operate --action close` does."""
-    of = {key: queue["metadata"][key] for key in ("name", "uid")}
-    target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True, **of}
+    identity = {key: queue["metadata"][key] for key in ("name", "uid")}
+    target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True, **identity}
     metadata = {"generateName": "close-", "ownerReferences": [target]}
-    order = {"apiVersion": BUS, "kind": "Command", "metadata": metadata, "action": "CloseQueue", "target": target}
-    server.request("POST", server.path(BUS, "Command"), body=order)
-    until(lambda: state_of(server, queue["metadata"]["name"]) in ("Closed", "Closing"))
+    command = {"apiVersion": BUS, "kind": "Command", "metadata": metadata, "action": "CloseQueue", "target": target}
+    client.request("POST", client.path(BUS, "Command"), body=command)
+    wait_until(lambda: get_queue_state(client, queue["metadata"]["name"]) in ("Closed", "Closing"))
 
 
-def state_of(server: Client, queue: str) -> str:
-    return str((server.get(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
+def get_queue_state(client: Client, queue: str) -> str:
+    return str((client.get(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
 
 
-def until(true: Callable[[], object], patience: float = 20.0) -> None:
-    ends = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < ends, "the cluster does not get there"
+def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the cluster does not get there"
         time.sleep(0.1)
 
 
 # --- one case
 
 
-def record(server: Client, name: str, case: Case) -> bool:
+def record_case(client: Client, name: str, case: Case) -> bool:
     """Play a case, record what was seen, print how it went and return whether it went as its states say."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = planned(name, case, folder)
+        plan = plan_case(name, case, folder)
         if "queue" in case:
-            narrow(server, f"{SPACE}-{name}", case["queue"])
-        raw = play(Scene(server, plan), case)
-    names = {plan.job: "job", SPACE: "space"}
-    said = events(server, plan.job, names)
-    read = registry.load_launcher(case["launcher"]).read_status
-    moments = [Moment(at, normal(seen, names), read(Observation(seen, frozenset(), at)).state) for at, seen in raw]
-    told = {"about": case["about"], "launcher": case["launcher"], "controllers": versions(server, case["launcher"])}
-    made = {**told, "states": case["states"], "events": said, "moments": list(written(clocked(settled(moments)), case))}
+            create_narrow_queue(client, f"{NAMESPACE}-{name}", case["queue"])
+        raw = play_case(RunningCase(client, plan), case)
+    names = {plan.job: "job", NAMESPACE: "space"}
+    event_lines = list_events(client, plan.job, names)
+    read_status = registry.load_launcher(case["launcher"]).read_status
+    moments = [
+        Moment(timestamp, normalize(objects, names), read_status(Observation(objects, frozenset(), timestamp)).state)
+        for timestamp, objects in raw
+    ]
+    header = {
+        "about": case["about"],
+        "launcher": case["launcher"],
+        "controllers": list_versions(client, case["launcher"]),
+    }
+    recording = {
+        **header,
+        "states": case["states"],
+        "events": event_lines,
+        "moments": list(build_moments(replace_times(drop_brief_moments(moments)), case)),
+    }
     file = OBSERVED / f"{name}.json"
-    file.write_text(printed(newer(json.loads(file.read_text()), made) if file.exists() else made))
-    went = [state for state, _ in groupby(moment["expected"] for moment in made["moments"])]
-    wrong = "" if went == case["states"] else f"; cases.yaml says {' > '.join(case['states'])}"
-    print(f"  {name:<34} {' > '.join(went)}{wrong}", flush=True)
-    return not wrong
+    file.write_text(
+        format_recording(choose_recording(json.loads(file.read_text()), recording) if file.exists() else recording)
+    )
+    states = [state for state, _ in groupby(moment["expected"] for moment in recording["moments"])]
+    mismatch = "" if states == case["states"] else f"; cases.yaml says {' > '.join(case['states'])}"
+    print(f"  {name:<34} {' > '.join(states)}{mismatch}", flush=True)
+    return not mismatch
 
 
-def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
+def play_case(case_run: RunningCase, case: Case) -> list[tuple[float, ObjectStates]]:
     """Submit the job and do what the case does to it; return what was seen and since when, from the job on."""
-    with Witness(scene.plan) as witness:
-        create.create_job(scene.plan)
-        began = time.time()
-        for act in [*case.get("acts", ()), {"at": case["lasts"]}]:
-            while time.time() < began + act["at"]:
-                witness.poll(0.05)
-            for verb in VERBS.keys() & act.keys():
-                VERBS[verb](scene, act[verb], act)
-    removal.delete_object(scene.plan, scene.plan.main)
-    kind = scene.plan.main["kind"]
-    first = next(at for at, (_, seen) in enumerate(witness.kept) if f"{kind}/{scene.plan.job}" in seen)
-    return witness.kept[first:]
+    with RecordingWatch(case_run.plan) as witness:
+        create.create_job(case_run.plan)
+        started_at = time.time()
+        for action in [*case.get("acts", ()), {"at": case["lasts"]}]:
+            while time.time() < started_at + action["at"]:
+                witness.poll(timeout_s=0.05)
+            for verb in VERBS.keys() & action.keys():
+                VERBS[verb](case_run, action[verb], action)
+    removal.delete_object(case_run.plan, case_run.plan.main)
+    kind = case_run.plan.main["kind"]
+    first_index = next(
+        index for index, (_, objects) in enumerate(witness.snapshots) if f"{kind}/{case_run.plan.job}" in objects
+    )
+    return witness.snapshots[first_index:]
 
 
-def events(server: Client, job: str, names: Mapping[str, str]) -> list[str]:
+def list_events(client: Client, job: str, names: Mapping[str, str]) -> list[str]:
     """The distinct events about a job's objects: `Pod/job-worker-0 Normal Scheduled: ...`."""
-    found = [each for each in server.list("v1", "Event") if each["involvedObject"]["name"].startswith(job)]
-    return sorted({plain(spoken(each), names) for each in found})
+    job_events = [event for event in client.list("v1", "Event") if event["involvedObject"]["name"].startswith(job)]
+    return sorted({mask_names(format_event(event), names) for event in job_events})
 
 
-def spoken(event: Mapping[str, Any]) -> str:
-    about = event["involvedObject"]
-    return f"{about['kind']}/{about['name']} {event['type']} {event['reason']}: {event.get('message', '')}"
+def format_event(event: Mapping[str, Any]) -> str:
+    involved_object = event["involvedObject"]
+    subject = f"{involved_object['kind']}/{involved_object['name']}"
+    return f"{subject} {event['type']} {event['reason']}: {event.get('message', '')}"
 
 
-class Witness(ClusterWatch):
+class RecordingWatch(ClusterWatch):
     """A watch that keeps what was seen after every single change."""
 
     def __init__(self, plan: ManifestPlan) -> None:
-        self.kept: list[tuple[float, Seen]] = []
+        self.snapshots: list[tuple[float, ObjectStates]] = []
         super().__init__(plan)
 
     def _apply_change(self, change: ObjectChange) -> None:
         super()._apply_change(change)
-        self.kept.append((time.time(), dict(self.seen)))
+        self.snapshots.append((time.time(), dict(self.states)))
 
 
-def planned(name: str, case: Case, folder: str) -> ManifestPlan:
+def plan_case(name: str, case: Case, folder: str) -> ManifestPlan:
     """The plan of the shipped profile, small, on fake nodes, and with the case's changes to its job."""
-    shipped, own = BASE[case["launcher"]]
-    asked = load_profile(shipped, {**FAKE, **own, **case.get("profile", {})})
-    pods = {f"torchyard.test/{key}": value for key, value in case.get("pods", {}).items()}
-    pod = asked.pod.model_copy(update={"annotations": {**asked.pod.annotations, **pods}})
-    options = {"queue": f"{SPACE}-{name}"} if "queue" in case else asked.options
-    profile = asked.model_copy(update={"pod": pod, "options": options, "cluster": Cluster(namespace=SPACE)})
+    profile_name, launcher_overrides = BASE_PROFILES[case["launcher"]]
+    base_profile = load_profile(profile_name, {**FAKE_NODE_KEYS, **launcher_overrides, **case.get("profile", {})})
+    pod_annotations = {f"torchyard.test/{key}": value for key, value in case.get("pods", {}).items()}
+    pod = base_profile.pod.model_copy(update={"annotations": {**base_profile.pod.annotations, **pod_annotations}})
+    options = {"queue": f"{NAMESPACE}-{name}"} if "queue" in case else base_profile.options
+    profile = base_profile.model_copy(update={"pod": pod, "options": options, "cluster": Cluster(namespace=NAMESPACE)})
     run = Run(id=f"{zlib.crc32(name.encode()):032x}", attempt=1, folder=folder)
     plan = registry.load_launcher(case["launcher"]).plan(profile, run)
     assert isinstance(plan, ManifestPlan)
     job = copy.deepcopy(plan.main)
     for path, value in case.get("job", {}).items():
-        change(job, [step.replace("!", ".") for step in path.split(".")], value)
+        set_value(job, [step.replace("!", ".") for step in path.split(".")], value)
     return plan.model_copy(update={"objects": (job,)})
 
 
-def change(thing: Any, path: Sequence[str], value: Any) -> None:
+def set_value(document: Any, path: Sequence[str], value: Any) -> None:
     """Set the value at a path: None removes it, `{like: other, ...}` copies its neighbour with some keys changed."""
-    *way, last = path
-    for step in way:
-        thing = thing[int(step)] if isinstance(thing, list) else thing[step]
+    *parents, last = path
+    for step in parents:
+        document = document[int(step)] if isinstance(document, list) else document[step]
     if isinstance(value, dict) and "like" in value:
-        model = copy.deepcopy(thing[value["like"]])
-        value = {**model, **{key: each for key, each in value.items() if key != "like"}}
-    if isinstance(thing, list):
-        thing[int(last) :] = [value]
+        original = copy.deepcopy(document[value["like"]])
+        value = {**original, **{key: new_value for key, new_value in value.items() if key != "like"}}
+    if isinstance(document, list):
+        document[int(last) :] = [value]
     elif value is None:
-        thing.pop(last, None)
+        document.pop(last, None)
     else:
-        thing[last] = value
+        document[last] = value
 
 
 # --- what a case does to its job
 
 
-def end(scene: Scene, node: str, act: Case) -> None:
+def end_pod(case_run: RunningCase, node: str, action: Case) -> None:
     """End a pod's containers with `exit`, for `reason`."""
     annotate(
-        scene, node, {"end-now": str(act.get("exit", 0)), **({"reason": act["reason"]} if "reason" in act else {})}
+        case_run,
+        node,
+        {"end-now": str(action.get("exit", 0)), **({"reason": action["reason"]} if "reason" in action else {})},
     )
 
 
-def annotate(scene: Scene, node: str, marks: Mapping[str, str]) -> None:
-    marked = {f"torchyard.test/{key}": value for key, value in marks.items()}
-    scene.server.request("PATCH", scene.path(node), body={"metadata": {"annotations": marked}})
+def annotate(case_run: RunningCase, node: str, annotations: Mapping[str, str]) -> None:
+    prefixed = {f"torchyard.test/{key}": value for key, value in annotations.items()}
+    case_run.client.request("PATCH", case_run.get_path(node), body={"metadata": {"annotations": prefixed}})
 
 
-def hold(scene: Scene, node: str, act: Case) -> None:
+def hold_pod(case_run: RunningCase, node: str, action: Case) -> None:
     """Make a pod's containers wait for a reason; without one they go on."""
-    annotate(scene, node, {"waiting": act.get("reason", ""), "exit": "7", "restarts": "1"})
+    annotate(case_run, node, {"waiting": action.get("reason", ""), "exit": "7", "restarts": "1"})
 
 
-def restarts(scene: Scene, node: str, act: Case) -> None:
+def set_restarts(case_run: RunningCase, node: str, action: Case) -> None:
     """Set how often a pod's container has been restarted: `times` in all."""
-    pod = scene.server.request("GET", scene.path(node))
-    counted = [{**each, "restartCount": act["times"]} for each in pod["status"]["containerStatuses"]]
-    scene.server.request("PATCH", scene.path(node) + "/status", body={"status": {"containerStatuses": counted}})
+    pod = case_run.client.request("GET", case_run.get_path(node))
+    container_statuses = [{**status, "restartCount": action["times"]} for status in pod["status"]["containerStatuses"]]
+    case_run.client.request(
+        "PATCH", case_run.get_path(node) + "/status", body={"status": {"containerStatuses": container_statuses}}
+    )
 
 
-def say(scene: Scene, node: str, act: Case) -> None:
+def set_status(case_run: RunningCase, node: str, action: Case) -> None:
     """Write a pod's status as its kubelet would."""
-    scene.server.request("PATCH", scene.path(node) + "/status", body={"status": act["status"]})
+    case_run.client.request("PATCH", case_run.get_path(node) + "/status", body={"status": action["status"]})
 
 
-def delete(scene: Scene, node: str, act: Case) -> None:
+def delete_object(case_run: RunningCase, node: str, action: Case) -> None:
     """Delete a pod or the job, as another user would."""
-    scene.server.request("DELETE", scene.path(node), body={"propagationPolicy": act.get("how", "Background")})
+    case_run.client.request(
+        "DELETE", case_run.get_path(node), body={"propagationPolicy": action.get("how", "Background")}
+    )
 
 
-def evict(scene: Scene, node: str, _: Case) -> None:
+def evict_pod(case_run: RunningCase, node: str, _: Case) -> None:
     """Evict a pod as `kubectl drain` does."""
-    named = {"metadata": {"name": scene.name(node)}}
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", **named}
-    scene.server.request("POST", scene.path(node) + "/eviction", body=eviction)
+    metadata = {"metadata": {"name": case_run.find_pod_name(node)}}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", **metadata}
+    case_run.client.request("POST", case_run.get_path(node) + "/eviction", body=eviction)
 
 
-def shut(scene: Scene, queue: str, _: Case) -> None:
+def close_narrow_queue(case_run: RunningCase, queue: str, _: Case) -> None:
     """Close the narrow queue."""
-    close(scene.server, scene.server.request("GET", scene.server.path(QUEUE, "Queue", f"{SPACE}-{queue}", None)))
+    close_queue(
+        case_run.client,
+        case_run.client.request("GET", case_run.client.path(QUEUE, "Queue", f"{NAMESPACE}-{queue}", None)),
+    )
 
 
-VERBS: dict[str, Callable[[Scene, str, Case], None]] = {
-    "end": end,
-    "hold": hold,
-    "restarts": restarts,
-    "say": say,
-    "delete": delete,
-    "evict": evict,
-    "close": shut,
+VERBS: dict[str, Callable[[RunningCase, str, Case], None]] = {
+    "end": end_pod,
+    "hold": hold_pod,
+    "restarts": set_restarts,
+    "say": set_status,
+    "delete": delete_object,
+    "evict": evict_pod,
+    "close": close_narrow_queue,
 }
 
 
-def versions(server: Client, launcher: str) -> list[str]:
+def list_versions(client: Client, launcher: str) -> list[str]:
     """The images of the controllers, as their Deployments name them."""
-    found = {
-        each["image"].rpartition("/")[2]
-        for deployment in server.list("apps/v1", "Deployment", everywhere=True)
-        for each in deployment["spec"]["template"]["spec"]["containers"]
+    images = {
+        container["image"].rpartition("/")[2]
+        for deployment in client.list("apps/v1", "Deployment", everywhere=True)
+        for container in deployment["spec"]["template"]["spec"]["containers"]
     }
-    return sorted(image for image in found if image.partition(":")[0] in CONTROLLERS[launcher])
+    return sorted(image for image in images if image.partition(":")[0] in CONTROLLERS[launcher])
 
 
 if __name__ == "__main__":

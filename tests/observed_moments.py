@@ -5,40 +5,44 @@ from typing import Any
 import pytest
 
 from tests.recorded_jobs import FILES, MOMENTS
-from tests.recording import Recorded
+from tests.recording import RecordedMoment
 from torchyard.launchers import registry
 from torchyard.model.run import Observation, Status
 
-EVERY = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment.case}-{moment.number}")
+EACH_MOMENT = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment.case}-{moment.number}")
 
 
-def read(case: str, observed: Observation) -> Status:
+def read_status(case: str, observed: Observation) -> Status:
     return registry.load_launcher(case.partition("-")[0]).read_status(observed)
 
 
-def pods_of(moment: Recorded) -> dict[str, Any]:
-    return {name: thing for name, thing in moment.observed.states.items() if name.startswith("Pod/")}
+def get_pods(moment: RecordedMoment) -> dict[str, Any]:
+    return {name: obj for name, obj in moment.observed.states.items() if name.startswith("Pod/")}
 
 
-def moments(case: str, state: str) -> list[Recorded]:
+def find_moments(case: str, state: str) -> list[RecordedMoment]:
     """The moments of a case with this state."""
-    found = [moment for moment in FILES[case] if moment.expected == state]
-    assert found, f"{case} is never {state}"
-    return found
+    matching = [moment for moment in FILES[case] if moment.expected == state]
+    assert matching, f"{case} is never {state}"
+    return matching
 
 
-def job_of(moment: Recorded) -> dict[str, Any]:
-    return next(dict(thing) for name, thing in moment.observed.states.items() if not name.startswith("Pod"))
+def get_job(moment: RecordedMoment) -> dict[str, Any]:
+    return next(dict(obj) for name, obj in moment.observed.states.items() if not name.startswith("Pod"))
 
 
-def true_conditions(moment: Recorded) -> set[str]:
-    return {each["type"] for each in job_of(moment)["status"].get("conditions", ()) if each["status"] == "True"}
+def list_true_conditions(moment: RecordedMoment) -> set[str]:
+    return {
+        condition["type"]
+        for condition in get_job(moment)["status"].get("conditions", ())
+        if condition["status"] == "True"
+    }
 
 
-def phase_of(moment: Recorded) -> str:
-    return str(job_of(moment)["status"].get("state", {}).get("phase"))
+def get_phase(moment: RecordedMoment) -> str:
+    return str(get_job(moment)["status"].get("state", {}).get("phase"))
 
 
-def group_of(moment: Recorded) -> dict[str, Any]:
-    groups = [dict(thing) for name, thing in moment.observed.states.items() if name.startswith("PodGroup/")]
+def get_pod_group(moment: RecordedMoment) -> dict[str, Any]:
+    groups = [dict(obj) for name, obj in moment.observed.states.items() if name.startswith("PodGroup/")]
     return groups[0] if groups else {"status": {}}

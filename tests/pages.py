@@ -15,9 +15,9 @@ PAGES = [
 ]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-_ELSEWHERE = re.compile(r"<!-- not here: (.+?) -->")
+_SKIPPED = re.compile(r"<!-- not here: (.+?) -->")
 _FILE = re.compile(r"<!-- file: (.+?) -->")
-_SHELL_WORDS = ("&&", "||", "|", ";")
+_SEPARATORS = ("&&", "||", "|", ";")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Block:
     page: str
     number: int
     lines: tuple[str, ...]
-    elsewhere: str | None
+    skip_reason: str | None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.number}"
@@ -39,15 +39,15 @@ def name_page(path: Path) -> str:
 
 def list_anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them; a second heading of one name has `-1`."""
-    found: set[str] = set()
+    anchors: set[str] = set()
     for heading in re.findall(r"^#+ +(.*)$", _FENCE.sub("", text), re.MULTILINE):
-        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-        anchor = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
-        found.add(next(each for each in _number(anchor) if each not in found))
-    return found
+        heading_text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", heading_text).strip().replace(" ", "-")
+        anchors.add(next(candidate for candidate in _number_anchors(anchor) if candidate not in anchors))
+    return anchors
 
 
-def _number(anchor: str) -> Iterator[str]:
+def _number_anchors(anchor: str) -> Iterator[str]:
     yield anchor
     yield from (f"{anchor}-{number}" for number in range(1, 100))
 
@@ -60,39 +60,40 @@ def list_links(text: str) -> list[str]:
 def list_files(path: Path) -> dict[str, str]:
     """The files that a page asks its reader to write: a comment before the block names them."""
     text = path.read_text()
-    found = {}
+    files = {}
     for match in _FENCE.finditer(text):
-        before = text[: match.start()].rstrip().rpartition("\n")[2]
-        if named := _FILE.search(before):
-            found[named[1]] = textwrap.dedent(match[3])
-    return found
+        preceding_line = text[: match.start()].rstrip().rpartition("\n")[2]
+        if file_match := _FILE.search(preceding_line):
+            files[file_match[1]] = textwrap.dedent(match[3])
+    return files
 
 
 def list_blocks(path: Path) -> list[Block]:
     """The page's blocks without a language, or of sh: its commands, and examples of output."""
     text = path.read_text()
-    found = []
+    blocks = []
     for match in _FENCE.finditer(text):
         if match[2] not in ("", "sh", "bash"):
             continue
-        before = text[: match.start()].rstrip().rpartition("\n")[2]
-        reason = _ELSEWHERE.search(before)
+        preceding_line = text[: match.start()].rstrip().rpartition("\n")[2]
+        reason = _SKIPPED.search(preceding_line)
         lines = tuple(line.strip() for line in match[3].replace("\\\n", " ").splitlines() if line.strip())
         number = text.count("\n", 0, match.start()) + 1
-        found.append(Block(name_page(path), number, lines, reason[1] if reason else None))
-    return found
+        blocks.append(Block(name_page(path), number, lines, reason[1] if reason else None))
+    return blocks
 
 
 def split_commands(line: str) -> list[list[str]]:
     """The commands of a line, without comments, redirections and variables before them."""
-    words = shlex.split(line, comments=True)
+    tokens = shlex.split(line, comments=True)
     commands: list[list[str]] = [[]]
-    for word in words:
-        if word in _SHELL_WORDS:
+    for token in tokens:
+        if token in _SEPARATORS:
             commands.append([])
-        elif not (not commands[-1] and re.match(r"[A-Z_]+=", word)):
-            commands[-1].append(word)
-    cut = [
-        each[: next((at for at, word in enumerate(each) if re.match(r"\d?>", word)), len(each))] for each in commands
+        elif not (not commands[-1] and re.match(r"[A-Z_]+=", token)):
+            commands[-1].append(token)
+    without_redirections = [
+        command[: next((index for index, arg in enumerate(command) if re.match(r"\d?>", arg)), len(command))]
+        for command in commands
     ]
-    return [each for each in cut if each]
+    return [command for command in without_redirections if command]

@@ -6,45 +6,47 @@ from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE
 from torchyard.model.plan import ManifestPlan
 
 
-def spec(plan: ManifestPlan) -> dict[str, Any]:
-    found: dict[str, Any] = plan.pod["spec"]
-    return found
+def get_pod_spec(plan: ManifestPlan) -> dict[str, Any]:
+    pod_spec: dict[str, Any] = plan.pod["spec"]
+    return pod_spec
 
 
-def container(plan: ManifestPlan) -> dict[str, Any]:
-    found: dict[str, Any] = spec(plan)["containers"][0]
-    return found
+def get_container(plan: ManifestPlan) -> dict[str, Any]:
+    main_container: dict[str, Any] = get_pod_spec(plan)["containers"][0]
+    return main_container
 
 
-def env(plan: ManifestPlan) -> dict[str, Any]:
+def get_env(plan: ManifestPlan) -> dict[str, Any]:
     """The value of each variable, or where it comes from."""
-    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container(plan)["env"]}
+    return {
+        variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in get_container(plan)["env"]
+    }
 
 
-def mounted(plan: ManifestPlan) -> dict[str, Any]:
+def get_mounts(plan: ManifestPlan) -> dict[str, Any]:
     """The volume at each path, without its name."""
-    sources = {each["name"]: {**each} for each in spec(plan)["volumes"]}
+    sources = {volume["name"]: {**volume} for volume in get_pod_spec(plan)["volumes"]}
     for name, source in sources.items():
         assert source.pop("name") == name
-    return {each["mountPath"]: sources[each["name"]] for each in container(plan)["volumeMounts"]}
+    return {mount["mountPath"]: sources[mount["name"]] for mount in get_container(plan)["volumeMounts"]}
 
 
-def needs(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
-    return [each for each in plan.requires if isinstance(each, kind)]
+def list_requirements(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
+    return [requirement for requirement in plan.requires if isinstance(requirement, kind)]
 
 
-def command(plan: ManifestPlan) -> list[str]:
-    found: list[str] = plan.pod["spec"]["containers"][0]["command"]
-    return found
+def get_command(plan: ManifestPlan) -> list[str]:
+    argv: list[str] = plan.pod["spec"]["containers"][0]["command"]
+    return argv
 
 
-def said(plan: ManifestPlan, option: str) -> str:
+def get_torchrun_option(plan: ManifestPlan, option: str) -> str:
     """An option of torchrun in the pods' command."""
-    command = plan.pod["spec"]["containers"][0]["command"]
-    return next((word.partition("=")[2] for word in command if word.startswith(f"--{option}=")), "")
+    argv = plan.pod["spec"]["containers"][0]["command"]
+    return next((arg.partition("=")[2] for arg in argv if arg.startswith(f"--{option}=")), "")
 
 
-def own_address(plan: ManifestPlan) -> str:
+def get_local_address(plan: ManifestPlan) -> str:
     """The address that a pod's agent is given as its own."""
-    env: list[dict[str, Any]] = plan.pod["spec"]["containers"][0]["env"]
-    return next((str(each["value"]) for each in env if each["name"] == LOCAL_ADDR_VARIABLE), "")
+    variables: list[dict[str, Any]] = plan.pod["spec"]["containers"][0]["env"]
+    return next((str(variable["value"]) for variable in variables if variable["name"] == LOCAL_ADDR_VARIABLE), "")

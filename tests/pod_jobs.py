@@ -15,85 +15,87 @@ from torchyard.model.run import Handle, Outcome
 from torchyard.steps.wait import wait
 
 NODES = ("worker-0", "worker-1")
-STAMP = b"2026-01-01T00:00:00.%03dZ "
+TIMESTAMP = b"2026-01-01T00:00:00.%03dZ "
 RUNNING: Object = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 
 
 class Job:
     """A Volcano job of two pods, whose state the test changes."""
 
-    def __init__(self, server: FakeApi, plan: ManifestPlan) -> None:
-        self.server, self.plan = server, plan
+    def __init__(self, fake_api: FakeApi, plan: ManifestPlan) -> None:
+        self.fake_api, self.plan = fake_api, plan
         create.create_job(plan)
         for node in NODES:
             self.set_pod(node, "Running", RUNNING)
         self.set_job("Running")
 
-    def name(self, node: str) -> str:
+    def get_pod_name(self, node: str) -> str:
         return f"{self.plan.job}-{node}"
 
-    def log(self, node: str = "worker-0") -> list[str]:
+    def read_log(self, node: str = "worker-0") -> list[str]:
         """The lines of a log on disk, without stamps."""
         path = Path(self.plan.nodes[node])
         return [line.partition(" | ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
     def set_pod(self, node: str, phase: str, state: Object) -> None:
-        self.server.put(self.pod(node, f"uid-{node}", phase, state))
+        self.fake_api.put(self.build_pod(node, f"uid-{node}", phase, state))
 
-    def pod(self, node: str, uid: str, phase: str = "Running", state: Object = RUNNING) -> Object:
+    def build_pod(self, node: str, uid: str, phase: str = "Running", state: Object = RUNNING) -> Object:
         """The pod of a node, in this phase, whose container is in this state."""
-        owner = {"uid": self.job()["metadata"]["uid"]}
-        about: Object = {"name": self.name(node), "uid": uid, "labels": dict(self.plan.labels)}
-        about["ownerReferences"] = [owner]
+        owner = {"uid": self.get_job()["metadata"]["uid"]}
+        metadata: Object = {"name": self.get_pod_name(node), "uid": uid, "labels": dict(self.plan.labels)}
+        metadata["ownerReferences"] = [owner]
         status = {"phase": phase, "containerStatuses": [{"name": self.plan.container, "state": state}]}
         spec = {"restartPolicy": "Never", "containers": [{"name": self.plan.container}]}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec, "status": status}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
-    def job(self) -> Object:
-        found = self.server.find(self.plan.main["apiVersion"], "Job", self.plan.job)
-        assert found
-        return found
+    def get_job(self) -> Object:
+        obj = self.fake_api.find(self.plan.main["apiVersion"], "Job", self.plan.job)
+        assert obj
+        return obj
 
     def set_job(self, phase: str) -> None:
-        self.server.put({**self.job(), "status": {"state": {"phase": phase}}})
+        self.fake_api.put({**self.get_job(), "status": {"state": {"phase": phase}}})
 
     def end(self, code: int = 0) -> None:
-        phase, ended = ("Failed", "Failed") if code else ("Succeeded", "Completed")
+        pod_phase, job_phase = ("Failed", "Failed") if code else ("Succeeded", "Completed")
         for node in NODES:
-            self.set_pod(node, phase, {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:01:00Z"}})
-        self.set_job(ended)
+            self.set_pod(node, pod_phase, {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:01:00Z"}})
+        self.set_job(job_phase)
 
-    def wait(self, age: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None, **limits: float) -> Outcome:
-        handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age, submitted_at=1.0, age_s=age)
+    def wait(
+        self, age_s: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None, **limits: float
+    ) -> Outcome:
+        handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age_s, submitted_at=1.0, age_s=age_s)
         return wait(handle, on_poll)
 
 
-def lines(count: int) -> list[bytes]:
-    return [STAMP % number + b"line %d\n" % number for number in range(count)]
+def build_lines(count: int) -> list[bytes]:
+    return [TIMESTAMP % number + b"line %d\n" % number for number in range(count)]
 
 
-def slowly(
-    count: int, pause: float, stays: Callable[[], Any] = lambda: True, first: Sequence[bytes] = ()
+def slow_log(
+    count: int, pause_s: float, condition: Callable[[], Any] = lambda: True, first_lines: Sequence[bytes] = ()
 ) -> Callable[[], Iterator[bytes]]:
     """A log that comes line by line while a condition holds; the `first` lines come at once."""
 
-    def pour() -> Iterator[bytes]:
-        yield from first
-        for line in lines(count):
-            time.sleep(pause)
-            if not stays():
+    def generate() -> Iterator[bytes]:
+        yield from first_lines
+        for line in build_lines(count):
+            time.sleep(pause_s)
+            if not condition():
                 return
             yield line
 
-    return pour
+    return generate
 
 
-def after(seconds: float, *work: Callable[[], Any]) -> None:
+def run_later(delay_s: float, *operations: Callable[[], Any]) -> None:
     """Do something a little later."""
 
-    def go() -> None:
-        time.sleep(seconds)
-        for each in work:
-            each()
+    def run() -> None:
+        time.sleep(delay_s)
+        for operation in operations:
+            operation()
 
-    threading.Thread(target=go, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()

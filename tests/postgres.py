@@ -16,7 +16,7 @@ _USER = "postgres"  # PostgreSQL refuses to run as root
 
 
 @contextmanager
-def running_postgres() -> Iterator[str]:
+def run_postgres() -> Iterator[str]:
     """An empty PostgreSQL; yields its address, for `create_database`."""
     programs = find_postgres()
     assert programs, "there is no PostgreSQL"
@@ -26,8 +26,8 @@ def running_postgres() -> Iterator[str]:
         if not os.getuid():
             for path in (folder, folder / "password"):
                 shutil.chown(path, _USER)
-        words = ["--pgdata", f"{folder}/data", "--username", "torchyard", "--auth", "scram-sha-256"]
-        _run(f"{programs}/initdb", *words, "--pwfile", f"{folder}/password", "--no-sync")
+        initdb_args = ["--pgdata", f"{folder}/data", "--username", "torchyard", "--auth", "scram-sha-256"]
+        _run(f"{programs}/initdb", *initdb_args, "--pwfile", f"{folder}/password", "--no-sync")
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder}"
         control = (f"{programs}/pg_ctl", "--pgdata", f"{folder}/data", "--wait")
         _run(*control, "--log", f"{folder}/log", "--options", options, "start")
@@ -42,15 +42,15 @@ def running_postgres() -> Iterator[str]:
 def create_database(address: str, name: str) -> str:
     """Create a database; returns the URL for Prefect."""
     host, _, port = address.partition(":")
-    words = ["--host", host, "--port", port, "--username", "torchyard", "--maintenance-db", "postgres", name]
-    subprocess.run([f"{find_postgres()}/createdb", *words], env={**os.environ, "PGPASSWORD": PASSWORD}, check=True)
+    args = ["--host", host, "--port", port, "--username", "torchyard", "--maintenance-db", "postgres", name]
+    subprocess.run([f"{find_postgres()}/createdb", *args], env={**os.environ, "PGPASSWORD": PASSWORD}, check=True)
     return f"postgresql+asyncpg://torchyard:{PASSWORD}@{address}/{name}"
 
 
-def _run(*words: str) -> None:
+def _run(*argv: str) -> None:
     """Run a program of PostgreSQL's, not as root; what it prints is shown only if it fails."""
     user = _USER if not os.getuid() else None
-    with tempfile.TemporaryFile("w+") as said:  # not a pipe: the server that pg_ctl starts would keep it open
-        done = subprocess.run(words, user=user, cwd="/", stdout=said, stderr=said, check=False)
-        said.seek(0)
-        assert done.returncode == 0, said.read()
+    with tempfile.TemporaryFile("w+") as output:  # not a pipe: the server that pg_ctl starts would keep it open
+        completed = subprocess.run(argv, user=user, cwd="/", stdout=output, stderr=output, check=False)
+        output.seek(0)
+        assert completed.returncode == 0, output.read()

@@ -5,8 +5,8 @@ from typing import Any
 
 from torchyard.model.run import Row
 
-HALF = "     time   algbw   busbw #wrong"
-HEAD = "#       size         count      type   redop    root" + HALF * 2
+TIMING_COLUMNS = "     time   algbw   busbw #wrong"
+HEADER = "#       size         count      type   redop    root" + TIMING_COLUMNS * 2
 ROW = (
     "   536870912     134217728     float     sum      -1   2984.6  179.88  356.01      0  2979.7  180.18  356.6      0"
 )
@@ -29,9 +29,9 @@ MNIST = [
 ]
 
 
-def posted(name: str) -> list[str]:
+def load_posted_log(name: str) -> list[str]:
     return (Path(__file__).parent / "logs" / f"posted-{name}.txt").read_bytes().decode().split("\n")
 
 
-def pick(rows: tuple[Row, ...], *keys: str) -> list[tuple[Any, ...]]:
+def select_columns(rows: tuple[Row, ...], *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(row.get(key) for key in keys) for row in rows]

@@ -9,7 +9,9 @@ from tests.skips import MAY_SKIP
 from torchyard.common.project_root import ROOT
 
 
-def run_pytest(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
-    plain = {name: value for name, value in os.environ.items() if name not in (CLUSTER, MAY_SKIP)}
-    return subprocess.run(command, env={**plain, **environment}, cwd=ROOT, capture_output=True, text=True, check=False)
+def run_pytest(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    inherited = {name: value for name, value in os.environ.items() if name not in (CLUSTER, MAY_SKIP)}
+    return subprocess.run(
+        command, env={**inherited, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
+    )

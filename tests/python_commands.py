@@ -5,8 +5,10 @@ import sys
 from torchyard.model.plan import Command
 
 # Code that prints 800 KB on stderr, more than a pipe holds.
-FLOOD = "import sys; sys.stderr.write('warning\\n' * 100_000); sys.stderr.write('the last\\n'); sys.stderr.flush()"
+LARGE_STDERR = (
+    "import sys; sys.stderr.write('warning\\n' * 100_000); sys.stderr.write('the last\\n'); sys.stderr.flush()"
+)
 
 
-def python(code: str) -> Command:
+def build_command(code: str) -> Command:
     return Command(argv=(sys.executable, "-I", "-S", "-c", code))

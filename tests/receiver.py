@@ -12,10 +12,10 @@ class Receiver:
     """What it got, and what it answers with; `hangs` until the test is over."""
 
     def __init__(self) -> None:
-        self.got: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.status = 200
-        self.hangs = False
-        self.over = threading.Event()
+        self.is_hanging = False
+        self.stop_event = threading.Event()
         self.port = 0
 
     @property
@@ -25,22 +25,22 @@ class Receiver:
 
     @property
     def titles(self) -> list[str]:
-        return [each["title"] for each in self.got]
+        return [message["title"] for message in self.received]
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
+def run_receiver() -> Iterator[Receiver]:
     """Serve until the block ends."""
-    made = Receiver()
+    receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            if made.hangs:
-                made.over.wait(60)
-            elif made.status == 200:
-                made.got.append(json.loads(body))
-            self.send_response(made.status)
+            if receiver.is_hanging:
+                receiver.stop_event.wait(60)
+            elif receiver.status == 200:
+                receiver.received.append(json.loads(body))
+            self.send_response(receiver.status)
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
@@ -48,12 +48,12 @@ def receiving() -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    made.port = server.server_port
+    receiver.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield made
+        yield receiver
     finally:
-        made.over.set()
+        receiver.stop_event.set()
         server.shutdown()
         server.server_close()

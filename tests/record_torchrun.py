@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 FOLDER = Path(__file__).resolve().parent / "torchrun"
 SOURCE = "torch/distributed/run.py"
-SAID = ("action", "nargs", "choices")
+SETTINGS = ("action", "nargs", "choices")
 SWITCHES = ("check_env", "store_true")  # torch's own action also reads an environment variable
 
 
-class UnknownWordsError(Exception):
+class UnknownArgumentsError(Exception):
     """Why torchrun would not start."""
 
 
@@ -27,10 +27,10 @@ class Parser(argparse.ArgumentParser):
     """Raises what torchrun prints before it exits with 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise UnknownWordsError(message)
+        raise UnknownArgumentsError(message)
 
 
-def record(wheel: Path) -> str:
+def record_options(wheel: Path) -> str:
     """Record the options of a wheel's torchrun; return its version."""
     version = wheel.name.split("-")[1].partition("+")[0]
     with zipfile.ZipFile(wheel) as archive:
@@ -42,15 +42,15 @@ def record(wheel: Path) -> str:
 
 def read_options(source: str) -> list[dict[str, Any]]:
     """Every argument of the parser: its names, and the settings that say which values it takes."""
-    made = next(each for each in ast.walk(ast.parse(source)) if getattr(each, "name", "") == "get_args_parser")
-    calls = [each for each in ast.walk(made) if isinstance(each, ast.Call) and is_argument(each)]
+    function = next(node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == "get_args_parser")
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and is_argument(node)]
     return [
         {
             "names": [name.value for name in call.args if isinstance(name, ast.Constant)],
             **{
-                word.arg: say(word.value)
-                for word in call.keywords
-                if word.arg in ("action", "nargs", "type", "choices")
+                keyword.arg: read_expression(keyword.value)
+                for keyword in call.keywords
+                if keyword.arg in ("action", "nargs", "type", "choices")
             },
         }
         for call in sorted(calls, key=lambda call: call.lineno)
@@ -61,7 +61,7 @@ def is_argument(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
 
 
-def say(value: ast.expr) -> Any:
+def read_expression(value: ast.expr) -> Any:
     """The value of a constant, or the last name of any other expression."""
     try:
         return ast.literal_eval(value)
@@ -69,30 +69,30 @@ def say(value: ast.expr) -> Any:
         return ast.unparse(value).rpartition(".")[2]
 
 
-def options(version: str) -> list[dict[str, Any]]:
+def load_options(version: str) -> list[dict[str, Any]]:
     """The recorded options as argparse wants them: `names`, and the settings that say which values each takes."""
     recorded = json.loads((FOLDER / f"{version}.json").read_text())
-    return [{"names": each["names"], **read_option(each)} for each in recorded]
+    return [{"names": option["names"], **read_option(option)} for option in recorded]
 
 
 def read_option(option: Mapping[str, Any]) -> dict[str, Any]:
     if option.get("action") in SWITCHES:
         return {"action": "store_true"}
-    many = {"nargs": argparse.REMAINDER} if option.get("nargs") == "REMAINDER" else {}
-    return {**many, **({"choices": option["choices"]} if option.get("choices") else {})}
+    settings = {"nargs": argparse.REMAINDER} if option.get("nargs") == "REMAINDER" else {}
+    return {**settings, **({"choices": option["choices"]} if option.get("choices") else {})}
 
 
-def parser(version: str) -> Parser:
+def build_parser(version: str) -> Parser:
     """The parser of a recorded torchrun."""
-    made = Parser(prog=f"torchrun {version}")
-    for option in options(version):
-        made.add_argument(*option.pop("names"), **option)
-    return made
+    torchrun_parser = Parser(prog=f"torchrun {version}")
+    for option in load_options(version):
+        torchrun_parser.add_argument(*option.pop("names"), **option)
+    return torchrun_parser
 
 
 def main(wheels: Sequence[str]) -> None:
     for wheel in wheels:
-        print(record(Path(wheel)))
+        print(record_options(Path(wheel)))
 
 
 if __name__ == "__main__":

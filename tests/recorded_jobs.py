@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.recording import OBSERVED, recorded
+from tests.recording import OBSERVED, load_moments
 from torchyard.model.run import Observation
 
-FILES = {file.stem: recorded(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
+FILES = {file.stem: load_moments(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
 MOMENTS = [moment for moments in FILES.values() for moment in moments]
 # JSON that does not belong in a status: of a wrong type, or of the right type but out of range.
 JUNK: list[Any] = [None, "", "x", "1", "Failed", "Running", "2023-13-45T99:00:00Z", "0001-01-01T00:00:00+14:00", 0, -1]
@@ -27,7 +27,7 @@ JUNK += [
     [{"status": []}, {"name": {}}],
 ]
 # What the launchers on machines read from their supervisors and from Run:ai's CLI.
-SPOKEN: dict[str, dict[str, Any]] = {
+HOST_STATES: dict[str, dict[str, Any]] = {
     "baremetal": {"node-0": {"phase": "exited", "exit": 0}, "etcd": {"phase": "running"}},
     "runai": {
         "node-0": {"phase": "exited", "exit": 1, "word": "Failed", "ended": 5.0},
@@ -37,29 +37,29 @@ SPOKEN: dict[str, dict[str, Any]] = {
 
 
 @st.composite
-def damaged(draw: st.DrawFn, spoken: bool = True) -> tuple[str, Observation]:
+def damaged_observations(draw: st.DrawFn, with_host_states: bool = True) -> tuple[str, Observation]:
     """What was seen, with some values removed or replaced by any JSON, even whole objects."""
     moment = draw(st.sampled_from(MOMENTS))
-    case, seen = moment.case, copy.deepcopy(dict(moment.observed.states))
-    if spoken and draw(st.integers(0, 9)) == 0:
-        case = draw(st.sampled_from(sorted(SPOKEN)))
-        seen = copy.deepcopy(SPOKEN[case])
-    for _ in range(draw(st.integers(0, 6)) if seen else 0):
-        thing, key = draw(places(seen))
+    case, states = moment.case, copy.deepcopy(dict(moment.observed.states))
+    if with_host_states and draw(st.integers(0, 9)) == 0:
+        case = draw(st.sampled_from(sorted(HOST_STATES)))
+        states = copy.deepcopy(HOST_STATES[case])
+    for _ in range(draw(st.integers(0, 6)) if states else 0):
+        container, key = draw(nested_keys(states))
         if draw(st.booleans()):
-            del thing[key]
+            del container[key]
         else:
-            thing[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
-        if not seen:
+            container[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
+        if not states:
             break
-    return case, Observation(seen, frozenset(), moment.observed.observed_at)
+    return case, Observation(states, frozenset(), moment.observed.observed_at)
 
 
 @st.composite
-def places(draw: st.DrawFn, thing: Any) -> tuple[Any, Any]:
+def nested_keys(draw: st.DrawFn, container: Any) -> tuple[Any, Any]:
     """A container inside a thing and one of its keys, near the surface as often as deep inside."""
     while True:
-        key = draw(st.sampled_from(range(len(thing)) if isinstance(thing, list) else sorted(thing)))
-        if not isinstance(thing[key], dict | list) or not thing[key] or draw(st.integers(0, 3)) == 0:
-            return thing, key
-        thing = thing[key]
+        key = draw(st.sampled_from(range(len(container)) if isinstance(container, list) else sorted(container)))
+        if not isinstance(container[key], dict | list) or not container[key] or draw(st.integers(0, 3)) == 0:
+            return container, key
+        container = container[key]

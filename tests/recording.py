@@ -12,17 +12,19 @@ from torchyard.launchers import registry
 from torchyard.model.run import Observation
 
 OBSERVED = Path(__file__).parent / "observed"
-BRIEF = 0.4  # seconds between two pods that do the same thing together
+BRIEF_S = 0.4  # seconds between two pods that do the same thing together
 EPOCH = 1_700_000_000  # the creation time of every recorded job
-Seen = Mapping[str, Mapping[str, Any]]
+ObjectStates = Mapping[str, Mapping[str, Any]]
 Case = dict[str, Any]
-NODES = re.compile(r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b")  # fake nodes: cpu, or a hardware file's name
-RANDOM = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the random end of the name of a JobSet's pod
+NODE_NAMES = re.compile(
+    r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b"
+)  # fake nodes: cpu, or a hardware file's name
+RANDOM_SUFFIX = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the random end of the name of a JobSet's pod
 UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')
-META = {"name", "creationTimestamp", "deletionTimestamp"}
-TRIES = {"workload.codeflare.dev.appwrapper/retryLimit"}
-NOISE = {
+METADATA_KEYS = {"name", "creationTimestamp", "deletionTimestamp"}
+RETRY_ANNOTATIONS = {"workload.codeflare.dev.appwrapper/retryLimit"}
+NOISE_KEYS = {
     "template",
     "minResources",
     "minTaskMember",
@@ -37,181 +39,223 @@ NOISE = {
     "lastProbeTime",
     "observedGeneration",
 }
-POD = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
+POD_STATUS_KEYS = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
 # Events that depend on a race: one recording of a case has them and the next does not.
-RACES = re.compile(r" (Unschedulable|PodGroupPending|FailedToUpdateEndpoint):")
-CONDITIONS = {"PodScheduled", "Ready", "DisruptionTarget"}
-CONTAINER = {"name", "restartCount", "state", "lastState"}
+RACY_EVENTS = re.compile(r" (Unschedulable|PodGroupPending|FailedToUpdateEndpoint):")
+POD_CONDITIONS = {"PodScheduled", "Ready", "DisruptionTarget"}
+CONTAINER_KEYS = {"name", "restartCount", "state", "lastState"}
 
 
 class Moment(NamedTuple):
     """What was seen since a time, and the state that was read from it then."""
 
-    at: float
-    seen: Seen
+    observed_at: float
+    objects: ObjectStates
     state: str
 
 
-def normal(seen: Seen, names: Mapping[str, str]) -> Seen:
+def normalize(objects: ObjectStates, names: Mapping[str, str]) -> ObjectStates:
     """What was seen, without what is never read or differs from run to run; the times stay."""
-    found: Seen = json.loads(plain(json.dumps({name: trimmed(seen[name]) for name in ordered(seen)}), names))
-    return found
+    normalized: ObjectStates = json.loads(
+        mask_names(json.dumps({name: select_fields(objects[name]) for name in sort_names(objects)}), names)
+    )
+    return normalized
 
 
-def plain(text: str, names: Mapping[str, str]) -> str:
+def mask_names(text: str, names: Mapping[str, str]) -> str:
     """A text without the names that differ from run to run."""
-    for name, instead in names.items():
-        text = text.replace(name, instead)
-    return UIDS.sub("UID", NODES.sub(r"\1-N", RANDOM.sub(r"\1-xxxxx", text)))
+    for name, replacement in names.items():
+        text = text.replace(name, replacement)
+    return UIDS.sub("UID", NODE_NAMES.sub(r"\1-N", RANDOM_SUFFIX.sub(r"\1-xxxxx", text)))
 
 
-def ordered(seen: Seen) -> list[str]:
+def sort_names(objects: ObjectStates) -> list[str]:
     """The objects sorted by name; removed pods stay in the order of their removal."""
-    return sorted(seen, key=lambda name: "Removed" if name.startswith("Removed/") else name)
+    return sorted(objects, key=lambda name: "Removed" if name.startswith("Removed/") else name)
 
 
-def trimmed(thing: Mapping[str, Any]) -> Case:
+def select_fields(obj: Mapping[str, Any]) -> Case:
     """The parts of an object that its readers may use."""
-    spec, status = thing.get("spec", {}), thing.get("status", {})
+    spec, status = obj.get("spec", {}), obj.get("status", {})
     if "containers" in spec:
         spec = {"containers": [{"name": spec["containers"][0]["name"]}], "restartPolicy": spec["restartPolicy"]}
-        status = only(status, POD)
-        status["conditions"] = [each for each in status.get("conditions", ()) if each["type"] in CONDITIONS]
-        lists = {key: [only(each, CONTAINER) for each in status[key]] for key in status if key.endswith("Statuses")}
+        status = select_keys(status, POD_STATUS_KEYS)
+        status["conditions"] = [
+            condition for condition in status.get("conditions", ()) if condition["type"] in POD_CONDITIONS
+        ]
+        lists = {
+            key: [select_keys(container_status, CONTAINER_KEYS) for container_status in status[key]]
+            for key in status
+            if key.endswith("Statuses")
+        }
         status |= lists
-    metadata = only(thing["metadata"], META)
-    if tries := only(thing["metadata"].get("annotations", {}), TRIES):
-        metadata["annotations"] = tries
-    return {"metadata": metadata, "spec": quiet(spec) | sizes(spec), "status": quiet(status)}
+    metadata = select_keys(obj["metadata"], METADATA_KEYS)
+    if retry_limits := select_keys(obj["metadata"].get("annotations", {}), RETRY_ANNOTATIONS):
+        metadata["annotations"] = retry_limits
+    return {"metadata": metadata, "spec": drop_noise(spec) | select_job_sizes(spec), "status": drop_noise(status)}
 
 
-def sizes(spec: Mapping[str, Any]) -> Case:
+def select_job_sizes(spec: Mapping[str, Any]) -> Case:
     """The number of pods of each Job in a JobSet."""
     jobs = [
-        only(each, {"name", "replicas"}) | {"template": {"spec": only(each["template"]["spec"], {"parallelism"})}}
-        for each in spec.get("replicatedJobs", ())
+        select_keys(job, {"name", "replicas"})
+        | {"template": {"spec": select_keys(job["template"]["spec"], {"parallelism"})}}
+        for job in spec.get("replicatedJobs", ())
     ]
     return {"replicatedJobs": jobs} if jobs else {}
 
 
-def only(thing: Mapping[str, Any], keys: set[str]) -> Case:
-    return {key: thing[key] for key in thing.keys() & keys}
+def select_keys(fields: Mapping[str, Any], keys: set[str]) -> Case:
+    return {key: fields[key] for key in fields.keys() & keys}
 
 
-def quiet(thing: Any) -> Any:
+def drop_noise(value: Any) -> Any:
     """A value without noise, and without the repetitions in a Volcano Job's history."""
-    if isinstance(thing, list):
-        kept = [quiet(each) for each in thing]
-        phases = all(isinstance(each, dict) and each.keys() == {"status", "lastTransitionTime"} for each in kept)
-        return [next(same) for _, same in groupby(kept, lambda each: each["status"])] if phases and kept else kept
-    if isinstance(thing, dict):
-        return {key: quiet(each) for key, each in thing.items() if key not in NOISE}
-    return thing
+    if isinstance(value, list):
+        items = [drop_noise(item) for item in value]
+        is_phase_history = all(
+            isinstance(item, dict) and item.keys() == {"status", "lastTransitionTime"} for item in items
+        )
+        return (
+            [next(repeated) for _, repeated in groupby(items, lambda item: item["status"])]
+            if is_phase_history and items
+            else items
+        )
+    if isinstance(value, dict):
+        return {key: drop_noise(child) for key, child in value.items() if key not in NOISE_KEYS}
+    return value
 
 
-def facts(thing: Mapping[str, Any]) -> str:
+def describe_status(obj: Mapping[str, Any]) -> str:
     """The status words of an object, without times and counts."""
-    status = thing["status"]
-    true = [(each.get("type"), each.get("reason")) for each in status.get("conditions", ()) if each["status"] == "True"]
-    waits = [each.get("reason") for each in status.get("conditions", ()) if each.get("type") == "PodScheduled"]
+    status = obj["status"]
+    true_conditions = [
+        (condition.get("type"), condition.get("reason"))
+        for condition in status.get("conditions", ())
+        if condition["status"] == "True"
+    ]
+    scheduling_reasons = [
+        condition.get("reason") for condition in status.get("conditions", ()) if condition.get("type") == "PodScheduled"
+    ]
     containers = [
-        (each["restartCount"], kind, state.get("reason"), state.get("exitCode"))
-        for each in status.get("containerStatuses", ())
-        for kind, state in each["state"].items()
+        (container_status["restartCount"], kind, state.get("reason"), state.get("exitCode"))
+        for container_status in status.get("containerStatuses", ())
+        for kind, state in container_status["state"].items()
     ]
     phase = status.get("phase") or status.get("state", {}).get("phase")
-    return str((phase, sorted(map(str, true)), waits, containers, "deletionTimestamp" in thing["metadata"]))
+    return str(
+        (
+            phase,
+            sorted(map(str, true_conditions)),
+            scheduling_reasons,
+            containers,
+            "deletionTimestamp" in obj["metadata"],
+        )
+    )
 
 
-def settled(moments: Sequence[Moment]) -> list[Moment]:
+def drop_brief_moments(moments: Sequence[Moment]) -> list[Moment]:
     """Moments that differ in words; a brief one only if its job or state is new, or a pod has failed in it."""
     kept: list[Moment] = []
     for moment, later in pairwise([*moments, None]):
         assert moment
-        before = kept[-1:]
-        near = [aspect(each) for each in (*before, later) if each]
-        brief = later and later.at - moment.at < BRIEF and aspect(moment) in near
-        if (brief and not dead(moment) - dead(*before)) or words(moment) in [words(each) for each in before]:
+        previous = kept[-1:]
+        neighbours = [describe_job(neighbour) for neighbour in (*previous, later) if neighbour]
+        is_brief = later and later.observed_at - moment.observed_at < BRIEF_S and describe_job(moment) in neighbours
+        if (is_brief and not list_failed_pods(moment) - list_failed_pods(*previous)) or describe_objects(moment) in [
+            describe_objects(earlier) for earlier in previous
+        ]:
             continue
         kept.append(moment)
     return kept
 
 
-def aspect(moment: Moment) -> tuple[str, ...]:
+def describe_job(moment: Moment) -> tuple[str, ...]:
     """The state, and the status words of the job's own objects."""
-    return (moment.state, *(facts(moment.seen[key]) for key in moment.seen if not key.startswith("Pod")))
+    return (
+        moment.state,
+        *(describe_status(moment.objects[key]) for key in moment.objects if not key.startswith("Pod")),
+    )
 
 
-def words(moment: Moment) -> dict[str, str]:
-    return {key: facts(thing) for key, thing in moment.seen.items()}
+def describe_objects(moment: Moment) -> dict[str, str]:
+    return {key: describe_status(obj) for key, obj in moment.objects.items()}
 
 
-def dead(*moments: Moment) -> set[str]:
+def list_failed_pods(*moments: Moment) -> set[str]:
     """The pods that have failed."""
-    return {key for each in moments for key, thing in each.seen.items() if thing["status"].get("phase") == "Failed"}
+    return {key for moment in moments for key, obj in moment.objects.items() if obj["status"].get("phase") == "Failed"}
 
 
-def clocked(moments: Sequence[Moment]) -> list[Seen]:
+def replace_times(moments: Sequence[Moment]) -> list[ObjectStates]:
     """Replace the times by a clock that ticks once per moment, so that two recordings have the same times."""
-    texts = [json.dumps(moment.seen) for moment in moments]
-    first: dict[str, int] = {}
+    texts = [json.dumps(moment.objects) for moment in moments]
+    first_ticks: dict[str, int] = {}
     for tick, text in enumerate(texts):
-        for stamp in TIMES.findall(text):
-            first.setdefault(stamp, tick)
-    least = len(texts)
-    for stamp in sorted(first, reverse=True):
-        least = first[stamp] = min(least, first[stamp])
-    return [json.loads(TIMES.sub(lambda found: stamped(first[found[0]]), text)) for text in texts]
+        for timestamp in TIMES.findall(text):
+            first_ticks.setdefault(timestamp, tick)
+    min_tick = len(texts)
+    for timestamp in sorted(first_ticks, reverse=True):
+        min_tick = first_ticks[timestamp] = min(min_tick, first_ticks[timestamp])
+    return [json.loads(TIMES.sub(lambda match: format_tick(first_ticks[match[0]]), text)) for text in texts]
 
 
-def stamped(tick: int) -> str:
+def format_tick(tick: int) -> str:
     return datetime.fromtimestamp(EPOCH + tick, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
+def build_moments(moments: Sequence[ObjectStates], case: Case) -> Iterator[Case]:
     """The changes of each moment, with the state and reason that are read from it."""
-    read = registry.load_launcher(case["launcher"]).read_status
-    ticks = [(float(tick), seen) for tick, seen in enumerate(moments)]
+    read_status = registry.load_launcher(case["launcher"]).read_status
+    ticks = [(float(tick), objects) for tick, objects in enumerate(moments)]
     ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
-    before: Seen = {}
-    for tick, seen in ticks:
-        status = read(Observation(seen, frozenset(), EPOCH + tick))
-        news = {key: novel(before.get(key), seen.get(key)) for key in ordered({**before, **seen})}
-        news = {key: each for key, each in news.items() if each != {}}
-        yield {"after": tick, "expected": status.state, "reason": status.reason, "news": news}
-        before = seen
+    previous: ObjectStates = {}
+    for tick, objects in ticks:
+        status = read_status(Observation(objects, frozenset(), EPOCH + tick))
+        changes = {
+            key: select_changes(previous.get(key), objects.get(key)) for key in sort_names({**previous, **objects})
+        }
+        changes = {key: change for key, change in changes.items() if change != {}}
+        yield {"after": tick, "expected": status.state, "reason": status.reason, "news": changes}
+        previous = objects
 
 
-def novel(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Case | None:
+def select_changes(previous: Mapping[str, Any] | None, current: Mapping[str, Any] | None) -> Case | None:
     """The parts of an object that have changed; None if it is gone."""
-    return now if now is None else {key: each for key, each in now.items() if each != (before or {}).get(key)}
+    return (
+        current
+        if current is None
+        else {key: value for key, value in current.items() if value != (previous or {}).get(key)}
+    )
 
 
-def printed(made: Case) -> str:
+def format_recording(recording: Case) -> str:
     """The recording as JSON with one line per part of an object, so that a diff of two recordings is readable."""
-    head = [
-        f"{json.dumps(key)}: {json.dumps(value)}" for key, value in made.items() if key not in ("events", "moments")
+    header = [
+        f"{json.dumps(key)}: {json.dumps(value)}"
+        for key, value in recording.items()
+        if key not in ("events", "moments")
     ]
-    events = ",\n".join(f"  {json.dumps(each)}" for each in made["events"])
-    moments = ",\n".join(printed_moment(each) for each in made["moments"])
-    return "{\n" + ",\n".join([*head, f'"events": [\n{events}]', f'"moments": [\n{moments}\n]']) + "\n}\n"
+    events = ",\n".join(f"  {json.dumps(event)}" for event in recording["events"])
+    moments = ",\n".join(format_moment(moment) for moment in recording["moments"])
+    return "{\n" + ",\n".join([*header, f'"events": [\n{events}]', f'"moments": [\n{moments}\n]']) + "\n}\n"
 
 
-def printed_moment(moment: Case) -> str:
-    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in moment.items() if key != "news"]
-    news = ",\n".join(f"  {json.dumps(key)}: {printed_object(value)}" for key, value in moment["news"].items())
-    return " {" + ", ".join([*head, f'"news": {{\n{news}}}']) + "}"
+def format_moment(moment: Case) -> str:
+    fields = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in moment.items() if key != "news"]
+    changes = ",\n".join(f"  {json.dumps(key)}: {format_object(value)}" for key, value in moment["news"].items())
+    return " {" + ", ".join([*fields, f'"news": {{\n{changes}}}']) + "}"
 
 
-def printed_object(thing: Case | None) -> str:
-    parts = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in (thing or {}).items()]
-    return "null" if thing is None else "{" + ",\n   ".join(parts) + "}"
+def format_object(obj: Case | None) -> str:
+    fields = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in (obj or {}).items()]
+    return "null" if obj is None else "{" + ",\n   ".join(fields) + "}"
 
 
 # --- reading a recording
 
 
-class Recorded(NamedTuple):
+class RecordedMoment(NamedTuple):
     """One complete moment of a recording."""
 
     case: str
@@ -221,46 +265,55 @@ class Recorded(NamedTuple):
     reason: str
 
 
-def recorded(name: str, made: Case) -> list[Recorded]:
+def load_moments(name: str, recording: Case) -> list[RecordedMoment]:
     """The moments of a recording."""
-    seen: Seen = {}
-    found = []
-    for number, moment in enumerate(made["moments"]):
-        news = moment["news"]
-        seen = {key: {**seen.get(key, {}), **news.get(key, {})} for key in seen | news if news.get(key, {}) is not None}
-        observed = Observation(seen, frozenset(), EPOCH + moment["after"])
-        found.append(Recorded(name, number, observed, moment["expected"], moment["reason"]))
-    return found
+    objects: ObjectStates = {}
+    moments = []
+    for number, moment in enumerate(recording["moments"]):
+        changes = moment["news"]
+        objects = {
+            key: {**objects.get(key, {}), **changes.get(key, {})}
+            for key in objects | changes
+            if changes.get(key, {}) is not None
+        }
+        observed = Observation(objects, frozenset(), EPOCH + moment["after"])
+        moments.append(RecordedMoment(name, number, observed, moment["expected"], moment["reason"]))
+    return moments
 
 
-def newer(old: Case, made: Case) -> Case:
+def choose_recording(stored: Case, recording: Case) -> Case:
     """The new recording, or the old one's moments if they say the same: no two recordings are quite alike."""
-    read = registry.load_launcher(made["launcher"]).read_status
-    again = [read(each.observed) for each in recorded("", old)]
+    read_status = registry.load_launcher(recording["launcher"]).read_status
+    statuses = [read_status(moment.observed) for moment in load_moments("", stored)]
     moments = [
         {**moment, "expected": status.state, "reason": status.reason}
-        for moment, status in zip(old["moments"], again, strict=True)
+        for moment, status in zip(stored["moments"], statuses, strict=True)
     ]
-    same = {**made, "moments": moments, "events": old.get("events", [])}
-    return same if essence(same) == essence(made) else made
+    unchanged = {**recording, "moments": moments, "events": stored.get("events", [])}
+    return unchanged if summarize(unchanged) == summarize(recording) else recording
 
 
-def essence(made: Case) -> object:
+def summarize(recording: Case) -> object:
     """What two equal recordings share: the order of states and of the job's words, all of the end, the events."""
-    found = [Moment(each.observed.observed_at, each.observed.states, each.expected) for each in recorded("", made)]
-    states = [state for state, _ in groupby(each.state for each in found)]
-    jobs = [job for job, _ in groupby(aspect(each)[1:] for each in found)]
-    events = {re.sub(r"-\d+ |:.*", " ", each) for each in made.get("events", ()) if not RACES.search(each)}
-    return states, jobs, sorted(words(found[-1]).values()), set(places(found[-1].seen)), events
+    moments = [
+        Moment(moment.observed.observed_at, moment.observed.states, moment.expected)
+        for moment in load_moments("", recording)
+    ]
+    states = [state for state, _ in groupby(moment.state for moment in moments)]
+    jobs = [job for job, _ in groupby(describe_job(moment)[1:] for moment in moments)]
+    events = {
+        re.sub(r"-\d+ |:.*", " ", event) for event in recording.get("events", ()) if not RACY_EVENTS.search(event)
+    }
+    return states, jobs, sorted(describe_objects(moments[-1]).values()), set(list_paths(moments[-1].objects)), events
 
 
-def places(thing: Any, place: str = "") -> Iterator[str]:
+def list_paths(value: Any, path: str = "") -> Iterator[str]:
     """The paths of all values inside, regardless of the number of pods."""
-    if isinstance(thing, dict):
-        for key, each in thing.items():
-            yield from places(each, f"{place}.{key.rstrip('0123456789')}")
-    elif isinstance(thing, list):
-        for each in thing:
-            yield from places(each, place)
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from list_paths(child, f"{path}.{key.rstrip('0123456789')}")
+    elif isinstance(value, list):
+        for child in value:
+            yield from list_paths(child, path)
     else:
-        yield place
+        yield path

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.causes_page import table
+from tests.causes_page import render_table
 from torchyard.cli.main import _build_parser
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
@@ -17,15 +17,15 @@ from torchyard.model.profile import Profile
 
 Schema = dict[str, Any]
 DOCS = ROOT / "docs"
-MADE = "This page is made from the code by `python -m tests.reference_pages`."
-KEYS_HEAD = f"""\
+GENERATED_NOTE = "This page is made from the code by `python -m tests.reference_pages`."
+KEYS_HEADER = f"""\
 # Keys of a profile
 
 A profile is a YAML file: in `profiles/`, in a folder of your own (`TORCHYARD_PROFILES`; separate several with `:`), or
 at any path. Only `about`, `launcher` and `program` are required. All mistakes are reported at once, each with file,
 line and key, before anything is started. `--set KEY=VALUE` changes one key for one run, with dots for nested keys:
 `--set deadlines.run=5m`. `torchyard schema > profile.schema.json` gives an editor these keys.
-{MADE}
+{GENERATED_NOTE}
 
 A duration is a number with a unit, such as `90s`, `30m`, `12h` or `2d`. An amount is a number with or without a unit of
 Kubernetes, such as `64`, `500m` or `512Gi`. How the launchers use the keys of pods:
@@ -33,34 +33,34 @@ Kubernetes, such as `64`, `500m` or `512Gi`. How the launchers use the keys of p
 
 ## The profile
 """
-HARDWARE_HEAD = f"""\
+HARDWARE_HEADER = f"""\
 # Keys of a hardware file
 
 A hardware file describes one shape of node: `profiles/hardware/PLATFORM/SHAPE.yaml`, or the same below `hardware/` of a
 folder in `TORCHYARD_PROFILES`. The shipped shapes, and how to write one: [shapes of nodes](hardware.md).
-{MADE}
+{GENERATED_NOTE}
 
 ## The file
 """
-COMMANDS_HEAD = f"""\
+COMMANDS_HEADER = f"""\
 # Commands
 
 `torchyard` needs no server. In a checkout it is `.venv/bin/torchyard`.
-{MADE}
+{GENERATED_NOTE}
 """
-MAKE_HEAD = """
+MAKE_HEADER = """
 ## make, in a checkout
 `make train` and the others set up what they need. What each does in Prefect: [with Prefect](prefect.md).
 
 """
-PROFILES_HEAD = f"""\
+PROFILES_HEADER = f"""\
 # The profiles that are shipped
 
 Which row of which guide each one implements, and where it differs: [the five guides](guides.md). `torchyard plan NAME`
-shows what would run. Registries, claims and hosts in them are examples: copy the file, or use `--set`. {MADE}
+shows what would run. Registries, claims and hosts in them are examples: copy the file, or use `--set`. {GENERATED_NOTE}
 
 """
-NAMES = {
+MODEL_TITLES = {
     "ConfigReference": "env_from",
     "KeyReference": "env, a reference",
     "Mount": "mounts, each",
@@ -73,16 +73,16 @@ PLAIN_TYPES = {
     "boolean": "`true`, `false`",
     "object": "mapping",
 }
-INNER = ("Deadlines", "KeyReference", "Mount", "Pod", "Init", "ConfigReference", "Cluster", "Trend")
+PROFILE_MODELS = ("Deadlines", "KeyReference", "Mount", "Pod", "Init", "ConfigReference", "Cluster", "Trend")
 
 
 def describe_type(schema: Schema) -> str:
     """What a value may be, in a few words."""
     if name := schema.get("$ref", "").rpartition("/")[2]:
-        return f"[{title(name)}](#{anchor(title(name))})"
+        return f"[{get_title(name)}](#{build_anchor(get_title(name))})"
     if kinds := schema.get("anyOf") or schema.get("oneOf"):
-        told = dict.fromkeys(describe_type(kind) for kind in kinds if kind.get("type") != "null")
-        return (", or " if any("," in each for each in told) else " or ").join(told)
+        alternatives = dict.fromkeys(describe_type(kind) for kind in kinds if kind.get("type") != "null")
+        return (", or " if any("," in text for text in alternatives) else " or ").join(alternatives)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return ", ".join(f"`{value}`" for value in values) or describe_plain_type(schema)
 
@@ -98,8 +98,8 @@ def describe_plain_type(schema: Schema) -> str:
             return "duration" if "pattern" in schema else "text or number"
         case _:
             bounds = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}"}
-            told = [text.format(f"{schema[key]:g}") for key, text in bounds.items() if key in schema]
-            return ", ".join([PLAIN_TYPES[schema["type"]], *told])
+            limits = [text.format(f"{schema[key]:g}") for key, text in bounds.items() if key in schema]
+            return ", ".join([PLAIN_TYPES[schema["type"]], *limits])
 
 
 def describe_default(key: str, schema: Schema, required: Iterable[str]) -> str:
@@ -108,29 +108,31 @@ def describe_default(key: str, schema: Schema, required: Iterable[str]) -> str:
         return "required"
     value = schema.get("default")
     if isinstance(value, float) and "duration" in describe_type(schema):
-        size, unit = next(each for each in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")) if not value % each[0])
+        size, unit = next(
+            candidate for candidate in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")) if not value % candidate[0]
+        )
         return f"`{value / size:g}{unit}`"
     if value == {"min": 1, "max": 1}:
         return "`1`"
     return f"`{json.dumps(value).strip(chr(34))}`" if value not in (None, [], {}, "") and "$ref" not in schema else ""
 
 
-def keys_table(schema: Schema, without: Iterable[str] = ()) -> str:
+def render_keys_table(schema: Schema, without: Iterable[str] = ()) -> str:
     required = schema.get("required", ())
     rows = [
-        (f"`{key}`", describe_type(each), describe_default(key, each, required), each["description"])
-        for key, each in schema["properties"].items()
+        (f"`{key}`", describe_type(key_schema), describe_default(key, key_schema, required), key_schema["description"])
+        for key, key_schema in schema["properties"].items()
         if key not in without
     ]
-    return table(("key", "value", "default", "meaning"), rows)
+    return render_table(("key", "value", "default", "meaning"), rows)
 
 
-def title(name: str) -> str:
+def get_title(name: str) -> str:
     """The heading of a model: what the user writes."""
-    return NAMES.get(name, name.lower())
+    return MODEL_TITLES.get(name, name.lower())
 
 
-def anchor(heading: str) -> str:
+def build_anchor(heading: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", re.sub(r"[.,]", "", heading.lower()))
 
 
@@ -138,25 +140,31 @@ def render_keys() -> str:
     """docs/keys.md"""
     schema = Profile.model_json_schema()
     schema["properties"]["launcher"]["enum"] = registry.list_launchers()
-    parts = [KEYS_HEAD, keys_table(schema, ("name",))]
-    parts += [section(title(name), schema["$defs"][name]) for name in INNER]
+    parts = [KEYS_HEADER, render_keys_table(schema, ("name",))]
+    parts += [render_section(get_title(name), schema["$defs"][name]) for name in PROFILE_MODELS]
     for launcher in registry.list_launchers():
         options = registry.load_launcher(launcher).Options.model_json_schema()
-        found = section(f"options of {launcher}", options)
-        parts += [found, *(section(f"{name} of {launcher}", each) for name, each in options.get("$defs", {}).items())]
+        options_section = render_section(f"options of {launcher}", options)
+        parts += [
+            options_section,
+            *(
+                render_section(f"{name} of {launcher}", model_schema)
+                for name, model_schema in options.get("$defs", {}).items()
+            ),
+        ]
     return "".join(parts)
 
 
-def section(heading: str, schema: Schema) -> str:
-    said = schema.get("description", "").split("\n\n")[0]
-    return f"\n## {heading}\n{said}\n\n{keys_table(schema)}"
+def render_section(heading: str, schema: Schema) -> str:
+    description = schema.get("description", "").split("\n\n")[0]
+    return f"\n## {heading}\n{description}\n\n{render_keys_table(schema)}"
 
 
 def render_hardware_keys() -> str:
     """docs/hardware-keys.md"""
     schema = Hardware.model_json_schema()
-    parts = [HARDWARE_HEAD, keys_table(schema, ("name",))]
-    parts += [section(title(name), schema["$defs"][name]) for name in ("Gpus", "Fabric", "Expect")]
+    parts = [HARDWARE_HEADER, render_keys_table(schema, ("name",))]
+    parts += [render_section(get_title(name), schema["$defs"][name]) for name in ("Gpus", "Fabric", "Expect")]
     parts.append("\n## pod\nAs in a profile: [pod](keys.md#pod), [mounts](keys.md#mounts-each).\n\n## mounts, each\n")
     parts.append("[As in a profile](keys.md#mounts-each).\n")
     return "".join(parts)
@@ -164,23 +172,30 @@ def render_hardware_keys() -> str:
 
 def list_verbs() -> dict[str, argparse.ArgumentParser]:
     """Each verb with its parser."""
-    (verbs,) = (each for each in _build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    (verbs,) = (action for action in _build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return dict(verbs.choices)
 
 
 def render_commands() -> str:
     """docs/commands.md"""
     verbs = list_verbs()
-    (told,) = (each for each in _build_parser()._actions if isinstance(each, argparse._SubParsersAction))
-    helps = {each.dest: str(each.help) for each in told._choices_actions}
+    (subparsers,) = (action for action in _build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {choice.dest: str(choice.help) for choice in subparsers._choices_actions}
     rows = [(f"[`torchyard {name}`](#torchyard-{name})", helps[name]) for name in verbs]
     rows.append(("`torchyard --version`", "print the version"))
-    parts = [COMMANDS_HEAD, "\n", table(("command", "what it does"), rows)]
+    parts = [COMMANDS_HEADER, "\n", render_table(("command", "what it does"), rows)]
     for name, parser in verbs.items():
         parts.append(f"\n## torchyard {name}\n{helps[name][0].upper()}{helps[name][1:]}.\n\n")
-        parts.append(table(("argument", "meaning"), [(f"`{each[0]}`", each[1]) for each in list_arguments(parser)]))
+        parts.append(
+            render_table(
+                ("argument", "meaning"), [(f"`{argument[0]}`", argument[1]) for argument in list_arguments(parser)]
+            )
+        )
     targets = re.findall(r"^([a-z0-9-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    parts += [MAKE_HEAD, table(("command", "what it does"), [(f"`make {name}`", what) for name, what in targets])]
+    parts += [
+        MAKE_HEADER,
+        render_table(("command", "what it does"), [(f"`make {name}`", help_text) for name, help_text in targets]),
+    ]
     return "".join(parts).replace("| argument | meaning |\n| --- | --- |\n\n", "It takes no arguments.\n\n")
 
 
@@ -190,14 +205,14 @@ def list_arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]
         if isinstance(action, argparse._HelpAction):
             continue
         value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper())
-        words = [*action.option_strings[:1], *([] if action.nargs == 0 else [str(value)])]
-        text = " ".join(words)
+        tokens = [*action.option_strings[:1], *([] if action.nargs == 0 else [str(value)])]
+        text = " ".join(tokens)
         yield (text if action.required else f"[{text}]"), str(action.help or "")
 
 
 def render_profiles() -> str:
     """docs/profiles.md"""
-    return PROFILES_HEAD + "\n".join(catalog.format_catalog_table(catalog.load_catalog())) + "\n"
+    return PROFILES_HEADER + "\n".join(catalog.format_catalog_table(catalog.load_catalog())) + "\n"
 
 
 PAGES: dict[Path, Callable[[], str]] = {

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.supervised import keep
+from tests.supervised import call_supervisor
 from torchyard.host import processes
 
 RUN = f"removed-{os.getpid():08x}"  # labels count on the whole machine: tests run side by side
 LABEL = f"{RUN}/1/node-0"
-LASTS = "trap 'exit 5' TERM; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 3"
+SCRIPT = "trap 'exit 5' TERM; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 3"
 Start = Callable[..., Any]
 
 
@@ -22,21 +22,21 @@ def node_folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def starting(tmp_path: Path) -> Iterator[Start]:
+def starter(tmp_path: Path) -> Iterator[Start]:
     """Start a process that runs until it may end, and remove its run's folder; nothing outlives the test."""
     node = node_folder(tmp_path)
 
-    def begin(remove: bool = True, **more: Any) -> Any:
-        argv = more.pop("argv", ["bash", "-c", LASTS])
+    def start(remove: bool = True, **spec_changes: Any) -> Any:
+        argv = spec_changes.pop("argv", ["bash", "-c", SCRIPT])
         spec = {"name": "node-0", "argv": argv, "env": {}, "cwd": str(tmp_path), "label": LABEL, "ports": []}
-        state = keep("submit", node, spec={**spec, **more})
+        state = call_supervisor("submit", node, spec={**spec, **spec_changes})
         if remove:
             shutil.rmtree(node.parents[1])
         return state
 
-    yield begin
+    yield start
     assert processes.end_processes(LABEL, grace_s=0) == []
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return bool(processes._read_proc_file(pid, "cmdline"))

@@ -7,11 +7,11 @@ ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} f
 
 def short_report(end: str = "succeeded", rows: int = 3) -> Report:
     """A run of one attempt with some rows, whose only log lacks lines."""
-    found = Failure(cause="program-error", sentence="it broke", tail=("Boom: 1",)) if end == "failed" else None
+    failure = Failure(cause="program-error", sentence="it broke", tail=("Boom: 1",)) if end == "failed" else None
     collected = Collected(
         logs=(LogFile(node="node-0", path="/runs/x/node-0/log", lines=12, lost="3 lines: No space left on device"),),
         metrics=Metrics(rows=tuple(ROWS[:rows])),
-        failure=found,
+        failure=failure,
     )
     outcome = Outcome(status=Status(state="running", reason=""), exit_codes={})
     fields = {"end": end, "sentence": "a sentence", "seconds": 761, "folder": "/runs/x", "run": "x-1", "profile": "x"}
@@ -21,10 +21,10 @@ def short_report(end: str = "succeeded", rows: int = 3) -> Report:
     )
 
 
-def report(sentence: str = "it broke", rows: tuple[Row, ...] = (), attempts: int = 1, **found: object) -> Report:
+def report(sentence: str = "it broke", rows: tuple[Row, ...] = (), attempts: int = 1, **fields: object) -> Report:
     """A run that failed with a sentence, after some attempts with the same rows, logs and last lines."""
-    logs = found.get("logs", (LogFile(node="node-0", path="/runs/x/node-0/log", lines=1),))
-    failure = Failure.model_validate({"cause": "program-error", "sentence": sentence, "tail": found.get("tail", ())})
+    logs = fields.get("logs", (LogFile(node="node-0", path="/runs/x/node-0/log", lines=1),))
+    failure = Failure.model_validate({"cause": "program-error", "sentence": sentence, "tail": fields.get("tail", ())})
     collected = Collected.model_validate({"logs": logs, "metrics": Metrics(rows=rows), "failure": failure})
     outcome = Outcome(status=Status(state="failed", reason=sentence), exit_codes={})
     return Report(
@@ -34,8 +34,10 @@ def report(sentence: str = "it broke", rows: tuple[Row, ...] = (), attempts: int
         sentence=sentence,
         seconds=761,
         steps=(Step(name="wait", seconds=1, detail=sentence),) * 5 * attempts,
-        attempts=tuple(Attempt(number=at, outcome=outcome, collected=collected) for at in range(1, attempts + 1)),
-        leftovers=tuple(f"{sentence} {at}" for at in range(2_000 if attempts > 1 else 1)),
+        attempts=tuple(
+            Attempt(number=number, outcome=outcome, collected=collected) for number in range(1, attempts + 1)
+        ),
+        leftovers=tuple(f"{sentence} {number}" for number in range(2_000 if attempts > 1 else 1)),
         folder="/runs/x",
     )
 

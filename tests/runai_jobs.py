@@ -25,8 +25,8 @@ def cli(tmp_path: Path) -> Cli:
 
     def make(generation: str = "v2", args: str = "exec", world: str = "processes") -> Path:
         path = tmp_path / "runai"
-        told = {"STATE": tmp_path / "cloud", "GENERATION": generation, "ARGS": args, "WORLD": world}
-        exports = "\n".join(f"export RUNAI_{name}={value}" for name, value in told.items())
+        variables = {"STATE": tmp_path / "cloud", "GENERATION": generation, "ARGS": args, "WORLD": world}
+        exports = "\n".join(f"export RUNAI_{name}={value}" for name, value in variables.items())
         path.write_text(f'#!/bin/sh\n{exports}\nexec {sys.executable} -I -S {FAKE} "$@"\n')
         path.chmod(0o755)
         (tmp_path / "cloud").mkdir(exist_ok=True)
@@ -41,16 +41,16 @@ def runai_planned(cli: Cli, write: Write, tmp_path: Path) -> Planned:
 
     def plan(line: str, generation: str = "v2") -> CommandPlan:
         keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", line]}
-        return command_plan_of(load(write(**profile(cli(generation), **keys))), tmp_path / "run")
+        return command_plan_of(load(write(**build_profile_keys(cli(generation), **keys))), tmp_path / "run")
 
     return plan
 
 
-def profile(cli: Path, **keys: Any) -> dict[str, Any]:
+def build_profile_keys(cli: Path, **keys: Any) -> dict[str, Any]:
     generation = "cli-v2" if "GENERATION=v2" in cli.read_text() else "cli-v1"
     options = {"project": "mlo", "through": generation, "cli": str(cli)}
     return {"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": options, **keys}
 
 
-def begun(plan: CommandPlan) -> Handle:
+def start_agents(plan: CommandPlan) -> Handle:
     return _start_agents(plan, Deadlines())

@@ -10,36 +10,40 @@ from torchyard.model.run import Handle, Outcome
 from torchyard.steps.wait import wait
 
 Make = Callable[..., CommandPlan]
-OLD, JOINED = "2026-01-01T00:00:00.000Z node-0 | %s\n", "Rendezvous complete for workers."
-STATUS = """echo '{"phase": "running", "started": 1%s}'; for _ in $(seq %d); do test -e over && break; sleep 0.1; done
+OLD_LINE = "2026-01-01T00:00:00.000Z node-0 | %s\n"
+JOINED_TEXT = "Rendezvous complete for workers."
+STATUS_SCRIPT = """echo '{"phase": "running", "started": 1%s}'
+for _ in $(seq %d); do test -e over && break; sleep 0.1; done
 echo '{"phase": "exited", "exit": 0, "ended": 1%s}'"""
 
 
-def sh(script: str, folder: Path) -> Command:
+def build_command(script: str, folder: Path) -> Command:
     return Command(argv=("sh", "-c", f"cd {folder}; {script}", "sh"))
 
 
 def scripted_job(write: Write, folder: Path) -> Make:
     """Make a job of one node that runs for some tenths of a second; its log is local, or copied by a script."""
 
-    def make(tenths: int = 15, follow: str = "", size: str = "", log: str = JOINED) -> CommandPlan:
+    def make(tenths: int = 15, follow: str = "", size: str = "", log: str = JOINED_TEXT) -> CommandPlan:
         plan = command_plan_of(load(write()), folder / "run")
         path = Path(plan.processes[0].log)
-        (folder / "there").write_text(OLD % log)
+        (folder / "there").write_text(OLD_LINE % log)
         if not follow:
             path.parent.mkdir(parents=True)
-            path.write_text(OLD % log)
-        change = {
-            "status": sh(STATUS % (size, tenths, size), folder),
-            "follow": sh(follow, folder) if follow else None,
-            "cancel": sh("""touch over; echo '{"left": []}'""", folder),
+            path.write_text(OLD_LINE % log)
+        commands = {
+            "status": build_command(STATUS_SCRIPT % (size, tenths, size), folder),
+            "follow": build_command(follow, folder) if follow else None,
+            "cancel": build_command("""touch over; echo '{"left": []}'""", folder),
         }
-        return plan.model_copy(update={"processes": (plan.processes[0].model_copy(update=change),)})
+        return plan.model_copy(update={"processes": (plan.processes[0].model_copy(update=commands),)})
 
     return make
 
 
-def waited(plan: CommandPlan, age: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None) -> Outcome:
+def wait_briefly(
+    plan: CommandPlan, age_s: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None
+) -> Outcome:
     """Wait for a job that may be silent, and late for its start, for a second."""
-    limits = Deadlines(start=1.0, silence=1.0)
-    return wait(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age_s=age), on_poll)
+    deadlines = Deadlines(start=1.0, silence=1.0)
+    return wait(Handle(plan=plan, deadlines=deadlines, created=not age_s, submitted_at=1.0, age_s=age_s), on_poll)

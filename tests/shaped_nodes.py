@@ -6,14 +6,14 @@ import runpy
 import subprocess
 import sys
 
-from tests.sshd import ip
-from tests.started_programs import Finished, surround
-from tests.waiting import until
+from tests.sshd import run_ip
+from tests.started_programs import Finished, build_env
+from tests.waiting import wait_until
 from torchyard.common.project_root import ROOT
 
 LINK = "eth7"
-PATIENCE_S = 300.0  # with eight processes on a busy machine
-SPACES = ("net", "uts")  # of a node: its network and its name
+TIMEOUT_S = 300.0  # with eight processes on a busy machine
+NAMESPACE_TYPES = ("net", "uts")  # of a node: its network and its name
 RUN_RANKS = "from tests import shaped_nodes; shaped_nodes.run_ranks()"
 
 
@@ -23,7 +23,7 @@ class ShapedNodes:
     def __init__(self, count: int, mbits: float) -> None:
         self.network, self.bridge = f"10.{os.getpid() % 200 + 20}.88", f"ts{os.getpid()}"
         self.holders: list[subprocess.Popen[bytes]] = []
-        ip(f"link add {self.bridge} type bridge", f"link set {self.bridge} up")
+        run_ip(f"link add {self.bridge} type bridge", f"link set {self.bridge} up")
         for node in range(count):
             self._add(node)
             self.shape(node, mbits)
@@ -32,27 +32,29 @@ class ShapedNodes:
         name = f"hostname node-{node}; exec sleep infinity"
         holder = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c", name])
         self.holders.append(holder)
-        until(lambda: os.readlink(f"/proc/{holder.pid}/exe").endswith("sleep"))
-        port, inside = f"{self.bridge}n{node}", str(holder.pid)
-        ip(f"link add {port} type veth peer name {LINK} netns {inside}", f"link set {port} master {self.bridge} up")
-        own = f"address add {self.network}.{node + 1}/24 dev {LINK}"
-        ip("link set lo up", own, f"link set {LINK} up", inside=inside)
+        wait_until(lambda: os.readlink(f"/proc/{holder.pid}/exe").endswith("sleep"))
+        port, holder_pid = f"{self.bridge}n{node}", str(holder.pid)
+        run_ip(
+            f"link add {port} type veth peer name {LINK} netns {holder_pid}", f"link set {port} master {self.bridge} up"
+        )
+        address = f"address add {self.network}.{node + 1}/24 dev {LINK}"
+        run_ip("link set lo up", address, f"link set {LINK} up", namespace_pid=holder_pid)
 
     def shape(self, node: int, mbits: float) -> None:
         """Give a node's link a bandwidth, the same in both directions."""
-        inside = ["nsenter", "--target", str(self.holders[node].pid), "--net"]
-        for prefix, link in ((inside, LINK), ([], f"{self.bridge}n{node}")):
-            shaped = f"tc qdisc replace dev {link} root tbf rate {mbits}mbit burst 64kb latency 200ms"
-            subprocess.run([*prefix, *shaped.split()], check=True)
+        enter = ["nsenter", "--target", str(self.holders[node].pid), "--net"]
+        for prefix, link in ((enter, LINK), ([], f"{self.bridge}n{node}")):
+            tc_command = f"tc qdisc replace dev {link} root tbf rate {mbits}mbit burst 64kb latency 200ms"
+            subprocess.run([*prefix, *tc_command.split()], check=True)
 
     def run(self, count: int, *program: str) -> Finished:
         """Run a program and its arguments on the first nodes, a process each."""
         holders = ",".join(str(holder.pid) for holder in self.holders[:count])
-        place = {"MASTER_ADDR": f"{self.network}.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": LINK}
+        rendezvous = {"MASTER_ADDR": f"{self.network}.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": LINK}
         command = [sys.executable, "-c", RUN_RANKS, holders, *program]
-        settings = surround(**place, WORLD_SIZE=str(count))
+        env = build_env(**rendezvous, WORLD_SIZE=str(count))
         return subprocess.run(
-            command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
 
     def stop(self) -> None:
@@ -75,9 +77,9 @@ def run_ranks() -> None:
 
 
 def _run_rank(rank: int, holder: str) -> int:
-    for space in SPACES:
-        with open(f"/proc/{holder}/ns/{space}") as there:
-            assert ctypes.CDLL(None).setns(there.fileno(), 0) == 0
+    for space in NAMESPACE_TYPES:
+        with open(f"/proc/{holder}/ns/{space}") as namespace_file:
+            assert ctypes.CDLL(None).setns(namespace_file.fileno(), 0) == 0
     os.environ["RANK"] = str(rank)
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit(0)

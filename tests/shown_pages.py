@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torchyard.run.reporter import LocalReporter
 
 
-class Pages(LocalReporter):
+class PageReporter(LocalReporter):
     """Keeps the last page of each name."""
 
     def __init__(self) -> None:

@@ -35,24 +35,24 @@ def refuse_skip(report: pytest.TestReport) -> None:
         report.longrepr = f"skipped, and {MAY_SKIP} ({allowed or 'empty'}) does not allow it: {reason}"
 
 
-def list_lacks() -> list[tuple[str, str]]:
+def list_missing() -> list[tuple[str, str]]:
     """What this machine lacks, each with the parts of reasons for which its tests may be skipped."""
-    lacks = [] if shutil.which("sshd") else [("hosts behind ssh (there is no sshd)", "no OpenSSH server")]
-    for tool, what in _TOOLS.items():
+    missing = [] if shutil.which("sshd") else [("hosts behind ssh (there is no sshd)", "no OpenSSH server")]
+    for tool, capability in _TOOLS.items():
         if not shutil.which(tool):
-            lacks.append((f"{what} (there is no {tool})", f"there is no {tool}"))
+            missing.append((f"{capability} (there is no {tool})", f"there is no {tool}"))
     if not find_postgres():
-        lacks.append(("a server on PostgreSQL (it is not installed)", "there is no PostgreSQL"))
+        missing.append(("a server on PostgreSQL (it is not installed)", "there is no PostgreSQL"))
     if not find_chromium():
-        lacks.append(("a browser (there is no chromium)", "there is no chromium"))
+        missing.append(("a browser (there is no chromium)", "there is no chromium"))
     if os.getuid():
-        lacks.append(("hosts behind ssh and small disks (only root can make them)", "only root"))
+        missing.append(("hosts behind ssh and small disks (only root can make them)", "only root"))
     elif not _can_unshare():
         reasons = "namespaces are not allowed,cannot be mounted"
-        lacks.append(("hosts behind ssh and small disks (no namespaces for root here)", reasons))
+        missing.append(("hosts behind ssh and small disks (no namespaces for root here)", reasons))
     if not can_shape():
-        lacks.append(("slow links (this takes root, network namespaces and tc)", "links cannot be shaped"))
-    return lacks
+        missing.append(("slow links (this takes root, network namespaces and tc)", "links cannot be shaped"))
+    return missing
 
 
 def find_chromium() -> str | None:
@@ -63,8 +63,8 @@ def find_chromium() -> str | None:
 def find_postgres() -> str | None:
     """The folder of PostgreSQL's programs; a distribution keeps those of a server out of PATH."""
     folders = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: int(path.split("/")[-2]))
-    found = [*reversed(folders), os.path.dirname(shutil.which("initdb") or "")]
-    return next((folder for folder in found if folder and os.path.exists(f"{folder}/initdb")), None)
+    candidates = [*reversed(folders), os.path.dirname(shutil.which("initdb") or "")]
+    return next((folder for folder in candidates if folder and os.path.exists(f"{folder}/initdb")), None)
 
 
 def can_shape() -> bool:
@@ -84,6 +84,6 @@ def _can_unshare() -> bool:
 
 
 if __name__ == "__main__":
-    for lack, _ in list_lacks():
+    for lack, _ in list_missing():
         print(f"left out: {lack}", file=sys.stderr)
-    print(",".join(["none", *(reasons for _, reasons in list_lacks())]))
+    print(",".join(["none", *(reasons for _, reasons in list_missing())]))

@@ -98,15 +98,19 @@ def parse(text: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text))
 
 
-def at(objects: list[dict[str, Any]]) -> list[str]:
+def list_traps(objects: list[dict[str, Any]]) -> list[str]:
     """The object and the key of every trap."""
     return [sentence.split(": ")[0] for sentence in lint_manifest(objects)]
 
 
 def find_trap(trap: Trap) -> list[str]:
     """The warnings about a manifest with one change that say what they should, at the place where they should."""
-    manifest, old, new, where, says = trap
-    assert old in manifest
-    found = [sentence for sentence in lint_manifest(parse(manifest.replace(old, new, 1))) if says in sentence]
-    assert all(f"{where}: " in sentence for sentence in found)
-    return found
+    manifest, old_text, new_text, location, expected_text = trap
+    assert old_text in manifest
+    warnings = [
+        sentence
+        for sentence in lint_manifest(parse(manifest.replace(old_text, new_text, 1)))
+        if expected_text in sentence
+    ]
+    assert all(f"{location}: " in sentence for sentence in warnings)
+    return warnings

@@ -13,7 +13,7 @@ from torchyard.steps.submit import submit
 from torchyard.steps.wait import wait
 
 # A program without torch or an agent, which prints lines and saves files.
-TALK = """
+PROGRAM = """
 import os, sys, time
 from pathlib import Path
 rank, seconds = os.environ["RANK"], float(sys.argv[1])
@@ -27,28 +27,28 @@ for number in range(int(seconds * 100)):
 Planned = Callable[..., CommandPlan]
 
 
-def carry(plan: CommandPlan) -> tuple[Outcome, Collected]:
+def run_steps(plan: CommandPlan) -> tuple[Outcome, Collected]:
     """Run the steps from the rendezvous to collect."""
     ensure_rendezvous(plan)
     outcome = wait(submit(plan, Deadlines()))
     return outcome, collect(plan, outcome, "none")
 
 
-def texts(plan: CommandPlan, node: int) -> list[str]:
+def read_log_texts(plan: CommandPlan, node: int) -> list[str]:
     return [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
 
 
-def files(plan: CommandPlan, node: int) -> dict[str, str]:
+def read_fetched_files(plan: CommandPlan, node: int) -> dict[str, str]:
     """The files fetched from a node, and their content."""
     folder = Path(plan.processes[node].log).parent / "files"
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def failures(plan: CommandPlan) -> str:
+def describe_failed_checks(plan: CommandPlan) -> str:
     return "\n".join(
-        f"{each.name}: {each.detail} {each.remedy}" for each in run_checks(plan) if each.verdict == "failed"
+        f"{check.name}: {check.detail} {check.remedy}" for check in run_checks(plan) if check.verdict == "failed"
     )
 
 
-def told(plan: CommandPlan) -> str:
-    return "\n".join(each.detail for each in run_checks(plan))
+def describe_checks(plan: CommandPlan) -> str:
+    return "\n".join(check.detail for check in run_checks(plan))

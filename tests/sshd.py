@@ -14,7 +14,7 @@ from pathlib import Path
 SSHD = "/usr/sbin/sshd"
 # SHLVL keeps the .bashrc of this machine's user from running on the hosts.
 INSTALL = "apt-get install -y openssh-server openssh-client iproute2"
-SERVER = """\
+SERVER_CONFIG = """\
 Port 22
 HostKey {keys}/server
 AuthorizedKeysFile {keys}/user.pub
@@ -26,7 +26,7 @@ MaxStartups 100
 SetEnv SHLVL=2
 ForceCommand export HOME={home}; cd; eval "$SSH_ORIGINAL_COMMAND"
 """
-CLIENT = """\
+CLIENT_CONFIG = """\
 Host wrong-key
   IdentityFile {keys}/other
 Host host-a host-b down stranger
@@ -48,14 +48,14 @@ Host *
 """
 
 
-def missing() -> str:
+def find_obstacle() -> str:
     """Why such hosts cannot be created here; empty if they can."""
     if os.getuid():
         return "hosts behind ssh are network namespaces, which only root can make"
     if not all(map(shutil.which, (SSHD, "ssh", "ssh-keygen", "ip", "nsenter"))):
         return f"no OpenSSH server: {INSTALL}"
-    done = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
-    return "network namespaces are not allowed here" if done.returncode else ""
+    completed = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
+    return "network namespaces are not allowed here" if completed.returncode else ""
 
 
 class Hosts:
@@ -75,40 +75,47 @@ class Hosts:
         for name in ("server", "user", "other"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
         public = " ".join((keys / "server.pub").read_text().split()[:2])
-        (keys / "known").write_text("".join(f"{each} {public}\n" for each in [*self.addresses.values()]))
+        (keys / "known").write_text("".join(f"{address} {public}\n" for address in [*self.addresses.values()]))
         user = os.environ.get("USER") or "root"
-        (self.folder / "config").write_text(CLIENT.format(user=user, keys=keys, first=self.network))
-        bridge, own = self._bridge, f"{self.network}.254/24"
-        ip(f"link add {bridge} type bridge", f"address add {own} dev {bridge}", f"link set {bridge} up")
+        (self.folder / "config").write_text(CLIENT_CONFIG.format(user=user, keys=keys, first=self.network))
+        bridge, launcher_address = self._bridge, f"{self.network}.254/24"
+        run_ip(
+            f"link add {bridge} type bridge", f"address add {launcher_address} dev {bridge}", f"link set {bridge} up"
+        )
         Path("/run/sshd").mkdir(exist_ok=True)
         for name in self.addresses:
-            self._lay(name)
-            self.serve(name)
+            self._create_host(name)
+            self.start_server(name)
 
-    def _lay(self, name: str) -> None:
+    def _create_host(self, name: str) -> None:
         """Create a host's network and its home."""
         (self.folder / name).mkdir()
         self._holders[name] = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         holder = str(self._holders[name].pid)
-        until(lambda: os.readlink(f"/proc/{holder}/ns/net") != os.readlink("/proc/self/ns/net"))
+        wait_until(lambda: os.readlink(f"/proc/{holder}/ns/net") != os.readlink("/proc/self/ns/net"))
         link = self._link(name)
-        ip(f"link add {link} type veth peer name eth7 netns {holder}", f"link set {link} master {self._bridge} up")
-        ip("link set lo up", f"address add {self.addresses[name]}/24 dev eth7", "link set eth7 up", inside=holder)
+        run_ip(f"link add {link} type veth peer name eth7 netns {holder}", f"link set {link} master {self._bridge} up")
+        run_ip(
+            "link set lo up",
+            f"address add {self.addresses[name]}/24 dev eth7",
+            "link set eth7 up",
+            namespace_pid=holder,
+        )
 
     def _link(self, name: str) -> str:
         """The name of the bridge's end of a host's link."""
         return f"{self._bridge}{name[-1]}"
 
-    def serve(self, name: str) -> None:
+    def start_server(self, name: str) -> None:
         """Start a host's server, and wait until it answers."""
         config = self.folder / f"{name}.sshd"
-        config.write_text(SERVER.format(keys=self.folder / "keys", home=self.folder / name))
-        argv = [*self.inside(name), SSHD, "-D", "-e", "-f", str(config)]
+        config.write_text(SERVER_CONFIG.format(keys=self.folder / "keys", home=self.folder / name))
+        argv = [*self.get_prefix(name), SSHD, "-D", "-e", "-f", str(config)]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._servers[name] = subprocess.Popen(argv, stderr=log, start_new_session=True)
-        until(lambda: self.run(name, "true").returncode == 0)
+        wait_until(lambda: self.run(name, "true").returncode == 0)
 
-    def inside(self, name: str) -> list[str]:
+    def get_prefix(self, name: str) -> list[str]:
         """The prefix that runs a command in a host's network."""
         return ["nsenter", "--target", str(self._holders[name].pid), "--net"]
 
@@ -122,12 +129,12 @@ class Hosts:
         """The value for TORCHYARD_SSH."""
         return f"ssh -F {self.folder}/config"
 
-    def cut(self, name: str) -> None:
+    def kill_connections(self, name: str) -> None:
         """Kill every connection of a host; its server lives on."""
-        for pid in self.sessions(name):
+        for pid in self.list_sessions(name):
             os.kill(pid, signal.SIGKILL)
 
-    def sessions(self, name: str) -> list[int]:
+    def list_sessions(self, name: str) -> list[int]:
         """The server processes of a host's connections: children of its server."""
         server = self._servers[name].pid
         text = Path(f"/proc/{server}/task/{server}/children").read_text()
@@ -135,61 +142,61 @@ class Hosts:
 
     def unplug(self, name: str, seconds: float) -> None:
         """Take a host off the network for a while."""
-        ip(f"link set {self._link(name)} down")
+        run_ip(f"link set {self._link(name)} down")
         time.sleep(seconds)
-        ip(f"link set {self._link(name)} up")
+        run_ip(f"link set {self._link(name)} up")
 
-    def shut(self, name: str) -> None:
+    def stop_server(self, name: str) -> None:
         """Stop a host's server and all its connections."""
-        self.cut(name)
+        self.kill_connections(name)
         self._servers[name].kill()
         self._servers[name].wait()
 
-    def processes(self, name: str) -> list[str]:
+    def list_processes(self, name: str) -> list[str]:
         """The command lines of what still runs on a host, apart from ssh."""
         network = os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
-        own = {self._holders[name].pid, self._servers[name].pid}
-        found = []
+        own_pids = {self._holders[name].pid, self._servers[name].pid}
+        command_lines = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if os.readlink(f"/proc/{pid}/ns/net") == network and int(pid) not in own:
-                    found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+                if os.readlink(f"/proc/{pid}/ns/net") == network and int(pid) not in own_pids:
+                    command_lines.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
             except OSError:
                 continue
-        return [each for each in found if each and not each.startswith("sshd")]
+        return [command_line for command_line in command_lines if command_line and not command_line.startswith("sshd")]
 
-    def forget(self) -> None:
+    def age_renewals(self) -> None:
         """Make it look as if no launcher has renewed a job here for a minute."""
         for name in self.addresses:
-            for path in (self.folder / name).rglob("looked"):
+            for path in (self.folder / name).rglob("owner"):
                 os.utime(path, (time.time() - 61,) * 2)
 
-    def left(self) -> list[str]:
+    def list_leftovers(self) -> list[str]:
         """Processes and files that a run has left on either host."""
-        processes = [each for name in self.addresses for each in self.processes(name)]
+        processes = [process for name in self.addresses for process in self.list_processes(name)]
         return processes + [str(path) for name in self.addresses for path in (self.folder / name).iterdir()]
 
     def stop(self) -> None:
         for name in self._servers:
-            self.shut(name)
+            self.stop_server(name)
         for holder in self._holders.values():
             holder.kill()
             holder.wait()
         subprocess.run(["ip", "link", "delete", self._bridge], check=False, capture_output=True)
 
 
-def ip(*commands: str, inside: str = "") -> None:
+def run_ip(*commands: str, namespace_pid: str = "") -> None:
     """Run `ip` commands here or in the network of a process."""
-    prefix = ["nsenter", "--target", inside, "--net"] if inside else []
-    done = subprocess.run(
+    prefix = ["nsenter", "--target", namespace_pid, "--net"] if namespace_pid else []
+    completed = subprocess.run(
         [*prefix, "ip", "-batch", "-"], input="\n".join(commands), text=True, capture_output=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
-def until(found: object, seconds: float = 10.0) -> None:
-    assert callable(found)
-    deadline = time.monotonic() + seconds
-    while not found():
+def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.02)

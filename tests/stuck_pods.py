@@ -15,50 +15,50 @@ KINDS = {"volcano": "Job", "jobset": "JobSet"}
 NOT_FOUND = 'MountVolume.SetUp failed for volume "a" : secret "a" not found'
 
 
-def stamp(ago: float) -> str:
-    return datetime.fromtimestamp(NOW - ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def format_time(ago_s: float) -> str:
+    return datetime.fromtimestamp(NOW - ago_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def pod(phase: str = "Pending", **condition: Any) -> dict[str, Any]:
-    status = {"phase": phase, "conditions": [{"lastTransitionTime": stamp(30), **condition}] if condition else []}
+def build_pod(phase: str = "Pending", **condition: Any) -> dict[str, Any]:
+    status = {"phase": phase, "conditions": [{"lastTransitionTime": format_time(30), **condition}] if condition else []}
     return {"metadata": {"uid": "u"}, "spec": {"nodeName": "n-1"}, "status": status}
 
 
-def unplaced(message: str = "0/9 nodes are available", reason: str = "Unschedulable") -> dict[str, Any]:
-    return pod(type="PodScheduled", status="False", reason=reason, message=message)
+def build_unschedulable_pod(message: str = "0/9 nodes are available", reason: str = "Unschedulable") -> dict[str, Any]:
+    return build_pod(type="PodScheduled", status="False", reason=reason, message=message)
 
 
-def event(plan: ManifestPlan, reason: str, message: str, ago: float = 10) -> dict[str, Any]:
+def build_pod_event(plan: ManifestPlan, reason: str, message: str, ago: float = 10) -> dict[str, Any]:
     """An event about a pod, first seen `ago` seconds ago and last seen just now."""
-    thing = {"kind": "Pod", "name": f"{plan.job}-worker-0", "uid": "u"}
-    times = {"firstTimestamp": stamp(ago), "lastTimestamp": stamp(1)}
-    return {"involvedObject": thing, "reason": reason, "message": message, **times}
+    involved_object = {"kind": "Pod", "name": f"{plan.job}-worker-0", "uid": "u"}
+    times = {"firstTimestamp": format_time(ago), "lastTimestamp": format_time(1)}
+    return {"involvedObject": involved_object, "reason": reason, "message": message, **times}
 
 
-def of_job(plan: ManifestPlan, reason: str, message: str) -> dict[str, Any]:
+def build_job_event(plan: ManifestPlan, reason: str, message: str) -> dict[str, Any]:
     """An event about the job or its PodGroup, first seen 100 seconds ago."""
-    return {**event(plan, reason, message, 100), "involvedObject": {"kind": "Job", "name": plan.job}}
+    return {**build_pod_event(plan, reason, message, 100), "involvedObject": {"kind": "Job", "name": plan.job}}
 
 
-def why(plan: ManifestPlan, around: ClusterContext = ClusterContext(), **pods: Mapping[str, Any]) -> Diagnosis | None:  # noqa: B008
+def explain(plan: ManifestPlan, context: ClusterContext | None = None, **pods: Mapping[str, Any]) -> Diagnosis | None:
     """Why a job with these pods makes no progress; `worker_0` is a pod's name."""
-    seen: dict[str, Mapping[str, Any]] = {f"Pod/{name.replace('_', '-')}": each for name, each in pods.items()}
     job = {"status": {"state": {"phase": "Pending"}}}
-    return explain_no_progress(
-        plan, Observation({f"Job/{plan.job}": job, "PodGroup/g": {}, **seen}, frozenset(), NOW), around
-    )
+    states: dict[str, Mapping[str, Any]] = {f"Job/{plan.job}": job, "PodGroup/g": {}}
+    for name, pod in pods.items():
+        states[f"Pod/{name.replace('_', '-')}"] = pod
+    return explain_no_progress(plan, Observation(states, frozenset(), NOW), context or ClusterContext())
 
 
-def told(found: Diagnosis | None) -> tuple[str, str, bool]:
-    assert found
-    return found.failure.cause, found.failure.sentence, found.failure.retry
+def summarize(diagnosis: Diagnosis | None) -> tuple[str, str, bool]:
+    assert diagnosis
+    return diagnosis.failure.cause, diagnosis.failure.sentence, diagnosis.failure.retry
 
 
-class Counted(dict[str, Any]):
+class CountedPod(dict[str, Any]):
     """A pod that counts how often it is read."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.reads = 0
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -66,12 +66,17 @@ class Counted(dict[str, Any]):
         return super().get(key, default)
 
 
-def standing(plan: ManifestPlan, warnings: int) -> tuple[Observation, ClusterContext, list[Counted]]:
+def build_stalled_job(plan: ManifestPlan, warnings: int) -> tuple[Observation, ClusterContext, list[CountedPod]]:
     """A job whose pods do not start because a volume is missing."""
     names = [f"{plan.job}-{node}{'-x2x4z' if plan.has_random_suffix else ''}" for node in plan.nodes]
-    pods = [Counted({"metadata": {"uid": name}, "status": {"phase": "Pending"}}) for name in names]
-    seen = {f"Pod/{node}": pod for node, pod in zip(plan.nodes, pods, strict=True)}
-    things = ({"kind": "Pod", "name": name, "uid": name} for _ in range(warnings) for name in names)
-    told = {"reason": "FailedMount", "message": NOT_FOUND, "firstTimestamp": stamp(9), "lastTimestamp": stamp(1)}
-    events = [{**told, "involvedObject": thing} for thing in things]
-    return Observation(seen, frozenset(), NOW), ClusterContext(events), pods
+    pods = [CountedPod({"metadata": {"uid": name}, "status": {"phase": "Pending"}}) for name in names]
+    states = {f"Pod/{node}": pod for node, pod in zip(plan.nodes, pods, strict=True)}
+    involved_objects = ({"kind": "Pod", "name": name, "uid": name} for _ in range(warnings) for name in names)
+    warning = {
+        "reason": "FailedMount",
+        "message": NOT_FOUND,
+        "firstTimestamp": format_time(9),
+        "lastTimestamp": format_time(1),
+    }
+    events = [{**warning, "involvedObject": involved_object} for involved_object in involved_objects]
+    return Observation(states, frozenset(), NOW), ClusterContext(events), pods

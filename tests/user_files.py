@@ -9,7 +9,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from tests.conftest import RUN_ID
-from tests.drawn import plan
+from tests.generated_profiles import build_plan
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import Plan
@@ -43,24 +43,24 @@ FILES: dict[str, dict[str, Any]] = {  # the profile that names the file
 HEAD = "about: a test\nlauncher: volcano\nimage: i:1\nprogram: a.py\n"
 
 
-def told(folder: Path, kind: str, text: bytes) -> tuple[str, ...]:
+def list_findings(folder: Path, kind: str, text: bytes) -> tuple[str, ...]:
     """The findings about a file of this kind; none if it can be planned, and the plan saved and read back."""
     path = folder / "sample.yaml"
-    named = path if kind == "profile" else folder / ("hardware/drawn.yaml" if kind == "hardware" else "it.yaml")
-    named.parent.mkdir(exist_ok=True)
+    user_file = path if kind == "profile" else folder / ("hardware/drawn.yaml" if kind == "hardware" else "it.yaml")
+    user_file.parent.mkdir(exist_ok=True)
     path.write_text(yaml.safe_dump(FILES[kind]))
-    named.write_bytes(text)
+    user_file.write_bytes(text)
     os.environ["TORCHYARD_PROFILES"] = str(folder)
     try:
         profile = load_profile(str(path))
-        made = plan(profile, Run(id=RUN_ID, attempt=2, folder="/runs/here"))
+        job_plan = build_plan(profile, Run(id=RUN_ID, attempt=2, folder="/runs/here"))
     except ProfileError as error:
         return error.findings
-    assert PLANS.validate_json(made.model_dump_json()) == made
+    assert PLANS.validate_json(job_plan.model_dump_json()) == job_plan
     return ()
 
 
-def refused(path: Path | str, overrides: dict[str, Any] | None = None) -> str:
+def get_refusal(path: Path | str, overrides: dict[str, Any] | None = None) -> str:
     with pytest.raises(ProfileError) as error:
         load_profile(str(path), overrides)
     return str(error.value)

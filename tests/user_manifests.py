@@ -44,9 +44,9 @@ PYTORCHJOB = {
 KINDS = {"PyTorchJob": "pytorchjob", "JobSet": "jobset", "AppWrapper": "appwrapper"}
 
 
-def read(row: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((MANIFESTS / f"{row}.yaml").read_text()))
+def read_manifest(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
 
 
-def changed(job: dict[str, Any], **spec: Any) -> dict[str, Any]:
+def change_spec(job: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {**job, "spec": {**copy.deepcopy(job["spec"]), **spec}}

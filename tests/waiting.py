@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-def until(found: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
     """The first result that is true; fails after `patience_s`."""
-    deadline = time.monotonic() + patience_s
-    while not (something := found()):
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.01)
-    return something
+    return value

@@ -39,7 +39,10 @@ STEP_TIMEOUT_S = 90.0  # seconds that a step may take; on two cores each takes l
 
 
 def up(dispatcher: str) -> Plane:
-    """Build what is missing and start the cluster; on any error everything is removed again."""
+    """Build what is missing and start the cluster; after an error everything is removed again.
+
+    Raises ClusterError or BuildError.
+    """
     plane = Plane()
     check_no_other_cluster(plane)
     plane.acquire_lock()
@@ -61,7 +64,7 @@ def up(dispatcher: str) -> Plane:
 
 
 def check_no_other_cluster(plane: Plane) -> None:
-    """Refuse if this user's cluster is running, and remove the leftovers of one that is not."""
+    """Raise ClusterError if this user's cluster is running, and remove the leftovers of one that is not."""
     if plane.is_running():
         location = f" (KUBECONFIG={plane.admin_kubeconfig})" if plane.admin_kubeconfig.exists() else ""
         raise ClusterError(f"a test cluster is already running{location}: `make cluster-down` stops it")
@@ -70,13 +73,14 @@ def check_no_other_cluster(plane: Plane) -> None:
 
 
 def check_webhook_port_is_free() -> None:
+    """Raise ClusterError if another process listens on the port that is compiled into AppWrapper."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", components.APPWRAPPER_PORT))
         except OSError as error:
             raise ClusterError(
-                f"port {components.APPWRAPPER_PORT} is in use by another process, and AppWrapper's webhook needs it"
+                f"port {components.APPWRAPPER_PORT}, which AppWrapper's webhook needs, is in use by another process"
             ) from error
 
 
@@ -114,19 +118,18 @@ def start_components(plane: Plane, dispatcher: str) -> None:
 
 
 def write_state(plane: Plane, dispatcher: str) -> None:
+    """Write the state folder: the record of the start, certificates and kubeconfigs."""
     plane.state_folder.mkdir(parents=True, mode=0o700)
     record = {"began": time.time(), "dispatcher": dispatcher, "ports": components.allocate_ports()}
     (plane.state_folder / "cluster.json").write_text(json.dumps(record))
     components.make_certificates(plane)
     plane.write_kubeconfig(plane.admin_kubeconfig, "admin", ["system:masters"])
     plane.write_kubeconfig(plane.user_kubeconfig, objects.USER)
-    if (
-        not components.OPERATOR_CERTIFICATE.exists()
-        or components.OPERATOR_CERTIFICATE.read_text() == components.CERTIFICATE_MARKER
-    ):
-        plane.add_teardown_command(["rm", "-rf", str(components.OPERATOR_CERTIFICATE.parents[1])])
-        components.OPERATOR_CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
-        components.OPERATOR_CERTIFICATE.write_text(components.CERTIFICATE_MARKER)
+    certificate = components.OPERATOR_CERTIFICATE
+    if not certificate.exists() or certificate.read_text() == components.CERTIFICATE_MARKER:
+        plane.add_teardown_command(["rm", "-rf", str(certificate.parents[1])])
+        certificate.parent.mkdir(parents=True, exist_ok=True)
+        certificate.write_text(components.CERTIFICATE_MARKER)
 
 
 def start_component(plane: Plane, component: components.Component) -> None:
@@ -136,7 +139,10 @@ def start_component(plane: Plane, component: components.Component) -> None:
 
 
 def register_crds(api: Api, plane: Plane) -> None:
-    """Register every CRD before any controller starts: some check only once, the garbage collector every 30 s."""
+    """Register every CRD before any controller starts.
+
+    Some controllers look for them only once, and the garbage collector only every 30 s.
+    """
     crds = objects.load_crds(plane.dispatcher)
     api.create_all(crds)
     for crd in crds:
@@ -144,28 +150,31 @@ def register_crds(api: Api, plane: Plane) -> None:
 
 
 def wait_for(name: str, condition: Callable[[], bool], plane: Plane) -> None:
-    """Poll until it is found; raises ClusterError at once if a process has died, and after PATIENCE seconds."""
+    """Poll until the condition is true.
+
+    Raises ClusterError at once if a process of the cluster has exited, and after STEP_TIMEOUT_S.
+    """
     deadline = time.monotonic() + STEP_TIMEOUT_S
     while not condition():
-        if last_lines := describe_ended_components(plane):
+        last_lines = describe_ended_components(plane)
+        if last_lines:
             raise ClusterError(last_lines)
         if time.monotonic() > deadline:
-            raise ClusterError(
-                f"there was no sign of {name} within {STEP_TIMEOUT_S:.0f} s\n{plane.read_last_log_lines(name)}"
-            )
+            raise ClusterError(f"{name} was not ready within {STEP_TIMEOUT_S:.0f} s\n{plane.read_last_log_lines(name)}")
         time.sleep(0.05)
 
 
 def describe_ended_components(plane: Plane) -> str:
-    """The last log lines of the processes that have ended; "" while all are running."""
+    """The last log lines of the processes that have exited; "" while all are running."""
     return "\n".join(
-        f"{component} ended, its last log lines:\n{plane.read_last_log_lines(component)}"
+        f"{component} has exited; its last log lines:\n{plane.read_last_log_lines(component)}"
         for component in plane.list_ended_components()
     )
 
 
 @contextmanager
 def timed_step(name: str) -> Iterator[None]:
+    """Print the name of a step, and its duration after the block."""
     started_at = time.monotonic()
     print_line(f"{name} ...")
     yield
@@ -184,11 +193,13 @@ def print_line(line: str) -> None:
 
 
 def down() -> None:
+    """Stop the cluster, and print what was removed."""
     for line in Plane().down() or ["no test cluster was running"]:
         print(line)
 
 
 def measure_memory(plane: Plane) -> int:
+    """The resident memory of all processes, in bytes."""
     return sum(process.memory_bytes for process in plane.list_processes())
 
 
@@ -198,8 +209,8 @@ def status() -> None:
     api = plane.api()
     if not api.is_ready():
         raise ClusterError(
-            f"the API server does not answer:\n{plane.read_last_log_lines('kube-apiserver')}\n"
-            "`make cluster-down` cleans up"
+            f"the API server does not respond:\n{plane.read_last_log_lines('kube-apiserver')}\n"
+            "`make cluster-down` removes the cluster"
         )
     uptime_s = int(time.time() - plane.record["began"])
     print(

@@ -1,9 +1,9 @@
-"""The state of a test cluster, and what other modules may do with it: paths, certificates, processes, teardown.
+"""The state of a test cluster, and the operations of other modules on it: paths, certificates, processes, teardown.
 
-Two marks find everything that belongs to a cluster, so that nothing depends on a file that a kill may have left half
-written: its state folder, and the label TORCHYARD_CLUSTER=<state folder> in the environment of every process. A machine
-can run one cluster (AppWrapper's webhook port is compiled in): all its processes hold one abstract Unix socket, which
-is free again when the last of them has ended.
+Two marks identify everything that belongs to a cluster: its state folder, and the variable
+TORCHYARD_CLUSTER=<state folder> in the environment of every process. No file lists the processes, because a kill could
+leave such a file incomplete. A machine can run one cluster (AppWrapper's webhook port is compiled in): all processes of
+the cluster hold one abstract Unix socket, which is free again when the last of them has exited.
 """
 
 import json
@@ -33,12 +33,12 @@ API_SERVICE = "10.96.0.1"
 
 
 class ClusterError(Exception):
-    """Why there is no cluster, in a sentence; some lines of a log may follow."""
+    """There is no cluster: the reason in a sentence, possibly followed by lines of a log."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A labelled process: its component, and its resident memory in bytes."""
+    """A process of the cluster: its component, and its resident memory in bytes."""
 
     pid: int
     component: str
@@ -46,12 +46,21 @@ class Process:
 
 
 def get_state_folder() -> Path:
+    """The folder of this user's cluster; it exists only while the cluster does."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return home / "torchyard" / "cluster"
 
 
 class Plane:
-    """A cluster's state folder and the operations on it, whether the cluster runs or not."""
+    """A cluster's state folder and the operations on it, whether the cluster runs or not.
+
+    `up` calls `acquire_lock`, then `start` for each component. Processes outlive the Plane that started them: another
+    process finds them by `current` and `list_processes`. `down` can be called at any time, also twice or at once with
+    another `down`. What no process holds (mounts, files outside the state folder) is registered by
+    `add_teardown_command` before it is created, so that `down` removes it after a kill as well.
+
+    ClusterError if the lock is taken, if there is no cluster, or if a process cannot be killed.
+    """
 
     def __init__(self, state: Path | None = None) -> None:
         self.state_folder = state or get_state_folder()
@@ -63,7 +72,7 @@ class Plane:
         """The running cluster; raises ClusterError if none is running."""
         plane = cls()
         if not plane.is_running() or not plane.admin_kubeconfig.exists():
-            raise ClusterError("no test cluster runs: `make cluster-up` starts one")
+            raise ClusterError("no test cluster is running: `make cluster-up` starts one")
         return plane
 
     # --- paths ---
@@ -100,7 +109,7 @@ class Plane:
         return port
 
     def get_program_path(self, name: str) -> Path:
-        """A built program, such as kubelet or coredns."""
+        """The path of a built program, such as kubelet or coredns."""
         return build.get_program_paths()[name]
 
     # --- certificates ---
@@ -111,7 +120,10 @@ class Plane:
 
     @property
     def ca_path(self) -> Path:
-        """The CA certificate that everything in the cluster trusts; `pair("ca")` has the key too."""
+        """The CA certificate that everything in the cluster trusts.
+
+        `read_certificate("ca")` returns its key as well.
+        """
         return self.state_folder / "pki" / "ca.crt"
 
     def issue_certificate(self, name: str, groups: Iterable[str] = (), hosts: Iterable[str] = ()) -> CertificatePair:
@@ -119,7 +131,10 @@ class Plane:
         return issue_certificate(self.read_certificate("ca"), name, groups, hosts)
 
     def write_kubeconfig(self, path: Path, user: str, groups: Iterable[str] = (), host: str = "127.0.0.1") -> Path:
-        """Write a kubeconfig for a user in groups; `host` is the API server's address as its user will see it."""
+        """Write a kubeconfig for a user in groups, and return its path.
+
+        host: the API server's address for this user.
+        """
         server = f"https://{host}:{self.api_port}"
         path.touch(mode=0o600)
         path.write_text(
@@ -134,16 +149,20 @@ class Plane:
     # --- processes ---
 
     def start(self, component: str, command: Iterable[str | Path], environment: Mapping[str, str] | None = None) -> int:
-        """Start a process that outlives this one and that `down` finds; its output goes to logs/<component>.log."""
+        """Start a process that outlives this one and that `down` finds; return its id.
+
+        Its output is appended to logs/<component>.log.
+        """
         self.log_folder.mkdir(parents=True, exist_ok=True)
-        scratch = self.state_folder / "tmp" / component
-        scratch.mkdir(parents=True, exist_ok=True)
-        labels = {
+        temp_folder = self.state_folder / "tmp" / component
+        temp_folder.mkdir(parents=True, exist_ok=True)
+        variables = {
             CLUSTER_VARIABLE: str(self.state_folder),
             COMPONENT_VARIABLE: component,
-            "TMPDIR": str(scratch),
+            "TMPDIR": str(temp_folder),
             "GOGC": GOGC,
         }
+        variables.update(environment or {})
         with (self.log_folder / f"{component}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(argument) for argument in command],
@@ -152,7 +171,7 @@ class Plane:
                 stderr=log,
                 start_new_session=True,
                 cwd=self.state_folder,
-                env={**os.environ, **labels, **(environment or {})},
+                env=os.environ | variables,
                 pass_fds=[self.lock.fileno()] if self.lock else [],
             )
         self.children[component] = process
@@ -160,7 +179,7 @@ class Plane:
 
     @contextmanager
     def label_children(self, component: str) -> Iterator[None]:
-        """Label processes that this block starts by other means, so that `down` finds them too."""
+        """Label processes that this block starts by other means than `start`, so that `down` finds them too."""
         labels = {CLUSTER_VARIABLE: str(self.state_folder), COMPONENT_VARIABLE: component}
         os.environ.update(labels)
         try:
@@ -170,51 +189,59 @@ class Plane:
                 del os.environ[name]
 
     def list_processes(self) -> list[Process]:
-        """Every living process with this cluster's label, found only by /proc."""
-        label = f"{CLUSTER_VARIABLE}={self.state_folder}".encode()
-        return [process for environment, process in iter_process_environments() if label in environment]
+        """Every running process with this cluster's variable, according to /proc."""
+        variable = f"{CLUSTER_VARIABLE}={self.state_folder}".encode()
+        return [process for environment, process in iter_process_environments() if variable in environment]
 
     def is_running(self) -> bool:
         return bool(self.list_processes())
 
     def list_ended_components(self) -> list[str]:
-        """The components that this process started and that have ended."""
+        """The components that this Plane has started and that have exited."""
         return [component for component, process in self.children.items() if process.poll() is not None]
 
     def read_last_log_lines(self, component: str, line_count: int = 12) -> str:
+        """The last lines of a component's log; "" if it has none."""
         path = self.log_folder / f"{component}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-line_count:]) if path.exists() else ""
+        if not path.exists():
+            return ""
+        return "\n".join(path.read_text(errors="replace").splitlines()[-line_count:])
 
     # --- one cluster at a time ---
 
     def acquire_lock(self) -> None:
-        """Take the machine's lock, which every process started from now on holds as well."""
+        """Take the machine's lock, which every process started from now on holds as well.
+
+        Raises ClusterError if another test cluster holds it.
+        """
         lock = socket.socket(socket.AF_UNIX)
         try:
             lock.bind(LOCK_ADDRESS)
         except OSError as error:
             lock.close()
-            raise ClusterError("another test cluster runs on this machine, and there is room for one") from error
+            raise ClusterError("another test cluster is running on this machine, which can run only one") from error
         self.lock = lock
 
     # --- teardown ---
 
-    def add_teardown_command(self, command: Iterable[str | Path], before_kill: bool = False) -> None:
-        """Have `down` run this command after (with `first`: before) ending the processes; the last added runs first."""
+    def add_teardown_command(self, command: Iterable[str | Path], *, before_kill: bool = False) -> None:
+        """Register a command for `down`, which runs it after the processes are killed, or before (`before_kill`).
+
+        The command that was added last runs first.
+        """
         line = json.dumps({"command": [str(argument) for argument in command], "first": before_kill})
         with (self.state_folder / "teardown.jsonl").open("a") as file:
             file.write(line + "\n")
 
     def down(self) -> list[str]:
-        """Stop and remove everything, whatever state the cluster is in; returns what was stopped or removed."""
-        commands = self.read_teardown_commands()
-        messages = [run_teardown_command(command["command"]) for command in reversed(commands) if command["first"]]
+        """Stop and remove everything, whatever state the cluster is in; return a line for each thing removed."""
+        commands = list(reversed(self.read_teardown_commands()))
+        messages = [run_teardown_command(entry["command"]) for entry in commands if entry["first"]]
         messages += self.kill_processes()
-        messages += [run_teardown_command(command["command"]) for command in reversed(commands) if not command["first"]]
+        messages += [run_teardown_command(entry["command"]) for entry in commands if not entry["first"]]
         while self.state_folder.exists():
-            shutil.rmtree(
-                self.state_folder, ignore_errors=True
-            )  # a starting process may write, another `down` may remove
+            # A process that is starting may still write, and another `down` may remove at the same time.
+            shutil.rmtree(self.state_folder, ignore_errors=True)
             messages.append(f"removed {self.state_folder}")
         if self.lock:
             self.lock.close()
@@ -222,18 +249,24 @@ class Plane:
         return messages
 
     def read_teardown_commands(self) -> list[dict[str, Any]]:
+        """The registered commands, the oldest first, each with `command` (argv) and `first` (run it before the kill)."""
         path = self.state_folder / "teardown.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def kill_processes(self) -> list[str]:
-        """Kill every labelled process until none is left; no graceful stop, because their data is deleted anyway."""
+        """Kill every process of the cluster with SIGKILL until none is left; return a line for each.
+
+        There is no graceful stop, because their data is deleted anyway. Raises ClusterError if some are left after 10 s.
+        """
         killed: dict[int, str] = {}
         deadline = time.monotonic() + 10
-        while (running := self.list_processes()) or not all(map(has_exited, killed)):
+        while True:
+            running = self.list_processes()
+            if not running and all(has_exited(pid) for pid in killed):
+                break
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    "could not be killed: " + ", ".join(f"{process.component} {process.pid}" for process in running)
-                )
+                names = ", ".join(f"{process.component} {process.pid}" for process in running)
+                raise ClusterError(f"could not be killed: {names}")
             for process in running:
                 killed[process.pid] = process.component
                 kill_process(process.pid)
@@ -242,12 +275,14 @@ class Plane:
 
 
 def run_teardown_command(command: list[str]) -> str:
+    """Run a command; return a line that contains its error if it failed."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    failure = f", which ended with {result.returncode}: {result.stderr.strip()}" if result.returncode else ""
+    failure = f", which exited with {result.returncode}: {result.stderr.strip()}" if result.returncode else ""
     return f"ran {' '.join(command)}{failure}"
 
 
 def kill_process(pid: int) -> None:
+    """Kill a process with SIGKILL; a process that has exited is ignored."""
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, os.WNOHANG)  # reaps the zombie if it is this process's child
@@ -264,21 +299,19 @@ def has_exited(pid: int) -> bool:
 
 
 def iter_process_environments() -> Iterator[tuple[list[bytes], Process]]:
-    """Every process whose environment can be read: that environment, and the process."""
+    """Yield the environment of every process whose environment can be read, and the process."""
+    prefix = COMPONENT_VARIABLE.encode() + b"="
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
-            memory = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            memory_bytes = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError):
             continue
-        name = next(
-            (
-                variable.partition(b"=")[2]
-                for variable in environment
-                if variable.startswith(COMPONENT_VARIABLE.encode() + b"=")
-            ),
-            b"",
-        )
-        yield environment, Process(int(folder.name), name.decode(), memory)
+        component = b""
+        for variable in environment:
+            if variable.startswith(prefix):
+                component = variable.removeprefix(prefix)
+                break
+        yield environment, Process(int(folder.name), component.decode(), memory_bytes)

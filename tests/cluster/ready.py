@@ -13,7 +13,7 @@ from tests.cluster.plane import ClusterError
 
 
 def is_served(api: Api, definition: Object) -> bool:
-    """Whether discovery shows a CRD; reading a CRD or its objects would cost the API server a tenth of a second."""
+    """Whether discovery lists a CRD; reading the CRD or its objects would cost the API server a tenth of a second."""
     spec = definition["spec"]
     try:
         response = api.call("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
@@ -25,20 +25,19 @@ def is_served(api: Api, definition: Object) -> bool:
 
 
 def iter_readiness_checks(api: Api, dispatcher: str) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Every condition of a ready cluster, with the function that checks it."""
-    yield (
-        "nodes that are Ready",
-        lambda: all(has_condition(obj, "Ready") for obj in api.call("GET", "/api/v1/nodes")["items"]),
-    )
+    """Yield every condition of a ready cluster, with the function that checks it."""
+    yield "nodes that are Ready", partial(all_nodes_are_ready, api)
     yield "an open queue", lambda: read_queue_state(api) == "Open"
-    yield (
-        "a ServiceAccount in namespace default",
-        partial(object_exists, api, build_sample("v1", "ServiceAccount", name="default")),
-    )
-    for obj in objects.build_deployments(dispatcher):
-        yield f"Deployment {obj['metadata']['name']}", partial(is_available, api, obj)
+    account = build_sample("v1", "ServiceAccount", name="default")
+    yield "a ServiceAccount in namespace default", partial(object_exists, api, account)
+    for deployment in objects.build_deployments(dispatcher):
+        yield f"Deployment {deployment['metadata']['name']}", partial(is_available, api, deployment)
     for obj in build_samples(dispatcher):
         yield f"the webhook of {obj['kind']}", partial(is_admitted, api, obj)
+
+
+def all_nodes_are_ready(api: Api) -> bool:
+    return all(has_condition(node, "Ready") for node in api.call("GET", "/api/v1/nodes")["items"])
 
 
 def build_samples(dispatcher: str) -> list[Object]:
@@ -48,26 +47,24 @@ def build_samples(dispatcher: str) -> list[Object]:
     volcano_spec = {"minAvailable": 1, "tasks": [{"name": "one", "replicas": 1, "template": pod}]}
     job_spec = {"spec": {"template": pod}}
     pytorchjob = build_sample("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})
-    appwrapper = build_sample(
-        "workload.codeflare.dev/v1beta2", "AppWrapper", {"components": [{"template": pytorchjob}]}
-    )
-    return [
-        build_sample("batch.volcano.sh/v1alpha1", "Job", volcano_spec),
-        pytorchjob,
-        *([appwrapper] if dispatcher == "appwrapper" else []),
-        build_sample(
-            "jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"name": "node", "template": job_spec}]}
-        ),
-    ]
+    samples = [build_sample("batch.volcano.sh/v1alpha1", "Job", volcano_spec), pytorchjob]
+    if dispatcher == "appwrapper":
+        wrapper_spec = {"components": [{"template": pytorchjob}]}
+        samples.append(build_sample("workload.codeflare.dev/v1beta2", "AppWrapper", wrapper_spec))
+    jobset_spec = {"replicatedJobs": [{"name": "node", "template": job_spec}]}
+    samples.append(build_sample("jobset.x-k8s.io/v1alpha2", "JobSet", jobset_spec))
+    return samples
 
 
 def build_sample(api_version: str, kind: str, spec: Object | None = None, name: str = "sample") -> Object:
-    obj = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": "default"}}
-    return obj | ({"spec": spec} if spec else {})
+    obj: Object = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": "default"}}
+    if spec:
+        obj["spec"] = spec
+    return obj
 
 
 def is_admitted(api: Api, obj: Object) -> bool:
-    """Whether a dry run passes; until the webhook is up, the API server answers 500."""
+    """Whether a dry run passes; until the webhook is up, the API server answers 500. ClusterError if it is refused."""
     try:
         api.dry_run(obj)
     except ApiError as error:
@@ -78,6 +75,7 @@ def is_admitted(api: Api, obj: Object) -> bool:
 
 
 def object_exists(api: Api, obj: Object) -> bool:
+    """Whether an object exists; raises ApiError if the read fails with another status than 404."""
     try:
         api.get(obj)
     except ApiError as error:
@@ -88,15 +86,18 @@ def object_exists(api: Api, obj: Object) -> bool:
 
 
 def read_queue_state(api: Api) -> str:
+    """The state of Volcano's queue `default`, such as "Open"; "" if it has none yet."""
     queue = api.call("GET", "/apis/scheduling.volcano.sh/v1beta1/queues/default")
     return str(queue.get("status", {}).get("state", ""))
 
 
 def is_available(api: Api, deployment: Object) -> bool:
+    """Whether a Deployment has an available replica."""
     return bool(api.get(deployment).get("status", {}).get("availableReplicas"))
 
 
 def has_condition(obj: Object, kind: str) -> bool:
+    """Whether a condition of this type is True."""
     conditions = obj.get("status", {}).get("conditions") or []
     return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that play whole runs on this machine."""
+"""Fixtures of the tests that execute whole runs on this machine."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["cli", "runai_planned"]
 
 @pytest.fixture
 def create_run(write: Write, tmp_path: Path) -> Iterator[Callable[..., FlowRunProcesses]]:
-    """Create a flow run of two ticking agents, whose processes never outlive the test."""
+    """Create a flow run of two ticking agents; a sweep ends its processes after the test."""
 
     def make(**keys: Any) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()

@@ -13,7 +13,7 @@ from shutil import rmtree
 import pytest
 
 from tests.conftest import Write
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
@@ -37,7 +37,7 @@ class S3:
         server_code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{self.port}'])"
         devnull = subprocess.DEVNULL
         self._process = subprocess.Popen([sys.executable, "-c", server_code], stdout=devnull, stderr=devnull)
-        until(self._make_bucket)
+        wait_until(self._make_bucket)
 
     def _make_bucket(self) -> bool:
         import boto3
@@ -87,7 +87,7 @@ def start_waiting(write: Write, go_file: Path) -> tuple[Process, RunFolder]:
         f"import pathlib, time\nwhile not pathlib.Path({str(go_file)!r}).exists():\n    time.sleep(0.05)\nprint('gone')"
     )
     process = start_command("run", str(write(code=code, **SINGLE_PROCESS)))
-    folder = until(
+    folder = wait_until(
         lambda: next((folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"), None)
     )
     return process, folder
@@ -117,7 +117,7 @@ def test_run_outlives_its_folder(s3: S3) -> None:
 def test_unreachable_store_does_not_end_the_run(s3: S3, write: Write, tmp_path: Path) -> None:
     """The run succeeds, its report says what is missing, and the next process of the run completes the archive."""
     process, folder = start_waiting(write, tmp_path / "go")
-    until(lambda: "journal" in Store(URL).list_files(folder.name))
+    wait_until(lambda: "journal" in Store(URL).list_files(folder.name))
     s3.stop()
     (tmp_path / "go").touch()
     stdout, stderr = process.communicate(timeout=120)
@@ -136,7 +136,7 @@ def test_unreachable_store_does_not_end_the_run(s3: S3, write: Write, tmp_path: 
 def test_lost_run_is_resumed_from_the_archive(s3: S3, write: Write, tmp_path: Path) -> None:
     """A process that finds the journal only in the archive attaches to the job and knows which process was lost."""
     process, folder = start_waiting(write, tmp_path / "go")
-    until(lambda: b'"wait"' in Store(URL).read(f"{folder.name}/journal"))
+    wait_until(lambda: b'"wait"' in Store(URL).read(f"{folder.name}/journal"))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     for name in ("journal", "profile.json", "attempt-1/plan.json"):

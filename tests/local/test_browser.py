@@ -1,6 +1,6 @@
-"""Prefect's pages in a real browser: the form of a profile, a run from its form to its end, and what its page shows.
+"""Prefect's pages in a real browser: the form of a profile, a run from its form to its end, and its page.
 
-With TORCHYARD_PICTURES=FOLDER it also writes the pictures of docs/ui.md there.
+With TORCHYARD_PICTURES=FOLDER the pictures of docs/ui.md are written to that folder.
 """
 
 import os
@@ -17,9 +17,9 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 
 from scripts.deployments import deploy_flows
+from tests.prefect_servers import PASSWORD, prefect_server, use_prefect_server
 from tests.skips import find_chromium
-from tests.waiting import until
-from tests.yard import PASSWORD, prefect_server, speaking_to
+from tests.waiting import wait_until
 from torchyard.common.project_root import ROOT
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no chromium")
@@ -30,13 +30,13 @@ DEPLOYMENT = "train/digits-local"
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with the project's deployments, and a worker; yields the address of its pages."""
     folder = tmp_path_factory.mktemp("yard")
-    with prefect_server(folder / "prefect") as server, speaking_to(server):
+    with prefect_server(folder / "prefect") as server, use_prefect_server(server):
         deploy_flows()
         command = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "torchyard"]
         settings = {"TORCHYARD_RUNS": str(folder / "runs"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
         worker = subprocess.Popen(
             [*command, "--type", "process"],
-            env={**os.environ, **settings},
+            env=os.environ | settings,
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -50,7 +50,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def page(yard: str) -> Iterator[Page]:
-    """A browser that has logged in."""
+    """A page of a browser that has logged in."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         browser_page = browser.new_page(viewport={"width": 1200, "height": 1000})
@@ -71,11 +71,12 @@ def open_form(page: Page, yard: str) -> None:
 
 
 def submit(page: Page, yard: str, fill: Callable[[Page], None]) -> None:
-    """Fill the form and submit it, and again on a new page if Prefect says that something went wrong.
+    """Fill the form and submit it; repeat on a new page if Prefect reports that something went wrong.
 
-    Its SQLite may be locked for a moment, and its page then stays at "Oops".
+    Prefect's SQLite may be locked for a moment, and the page then stays at "Oops".
     """
-    scheduled, error = page.get_by_text("scheduled to start"), page.get_by_text("Something went wrong")
+    scheduled = page.get_by_text("scheduled to start")
+    error = page.get_by_text("Something went wrong")
     for _ in range(5):
         fill(page)
         page.get_by_role("button", name="Submit").click()
@@ -83,7 +84,7 @@ def submit(page: Page, yard: str, fill: Callable[[Page], None]) -> None:
         if scheduled.count():
             return
         open_form(page, yard)
-    raise AssertionError("Prefect does not take the run")
+    raise AssertionError("Prefect did not accept the run in 5 attempts")
 
 
 def find_field(page: Page, name: str) -> Locator:
@@ -92,14 +93,15 @@ def find_field(page: Page, name: str) -> Locator:
 
 
 def save_picture(page: Page, name: str) -> None:
-    """Write a picture for the docs, if they are asked for."""
-    if pictures_folder := os.environ.get("TORCHYARD_PICTURES"):
+    """Write a picture for the docs if TORCHYARD_PICTURES is set."""
+    pictures_folder = os.environ.get("TORCHYARD_PICTURES")
+    if pictures_folder:
         page.wait_for_timeout(1500)  # animations
         page.screenshot(path=f"{pictures_folder}/{name}.png")
 
 
 def list_runs() -> list[FlowRun]:
-    """The runs of the deployment, the newest last; a sweep that is due is none of them."""
+    """The runs of the deployment, oldest first, without those of other deployments such as the scheduled sweep."""
     with get_client(sync_client=True) as client:
         deployment_id = client.read_deployment_by_name(DEPLOYMENT).id
         runs = [run for run in client.read_flow_runs() if run.deployment_id == deployment_id]
@@ -111,12 +113,12 @@ def await_end(run: FlowRun) -> FlowRun:
         current = next(candidate for candidate in list_runs() if candidate.id == run.id)
         return current.state and current.state.is_final() and current
 
-    ended: FlowRun = until(find_ended_run, 300)
+    ended: FlowRun = wait_until(find_ended_run, 300)
     return ended
 
 
 def test_form_refuses_a_mistake_and_starts_what_fits(page: Page, yard: str) -> None:
-    """A value out of bounds is refused in the form and makes no run; a change is run to its end and its artifacts."""
+    """The form refuses a value out of bounds; a valid change becomes a run with its artifacts."""
     open_form(page, yard)
     fill_attempts_and_args(page, 21)
     save_picture(page, "form")
@@ -144,7 +146,7 @@ def fill_attempts_and_args(page: Page, attempts: int) -> None:
 
 
 def check_pages(page: Page) -> None:
-    """The page of an ended run, which is open, and its artifacts."""
+    """Check the open page of an ended run, and its artifacts."""
     page.reload()
     page.get_by_text("end: succeeded").first.wait_for()
     page.get_by_text("wait: epoch 25 of 25").first.wait_for()
@@ -160,7 +162,7 @@ def check_pages(page: Page) -> None:
 
 
 def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:
-    """The switch of the form gives a run that shows plan and checks and says that nothing was started."""
+    """The switch of the form creates a run that shows plan and checks and reports that nothing was started."""
     known_ids = {run.id for run in list_runs()}
     open_form(page, yard)
     switch = page.locator(".p-label", has=page.locator("label", has_text="dry run")).last.get_by_role("switch")

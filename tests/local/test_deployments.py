@@ -20,7 +20,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from scripts.api import YardError
 from scripts.deployments import _DIRECTORY_STEP, deploy_flows
 from scripts.server import choose_server
-from tests.yard import prefect_server, speaking_to
+from tests.prefect_servers import prefect_server, use_prefect_server
 from torchyard.common.pool import DEFAULT_POOL
 from torchyard.common.project_root import ROOT
 
@@ -29,7 +29,7 @@ DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment, speaking_to(environment):
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment, use_prefect_server(environment):
         deploy_flows()
         yield environment
 
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 @pytest.fixture
 def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A client of a server that `make up` has deployed to."""
-    with speaking_to(server), get_client(sync_client=True) as client:
+    with use_prefect_server(server), get_client(sync_client=True) as client:
         yield client
 
 
@@ -134,7 +134,7 @@ def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) ->
 def test_refused_credentials_are_reported_in_one_sentence(server: dict[str, str]) -> None:
     """If the server at PREFECT_API_URL has another password, the error says what to set, without a traceback."""
     refusal = r"rejects the credentials \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
-    with speaking_to({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=refusal):
+    with use_prefect_server({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=refusal):
         choose_server()
 
 

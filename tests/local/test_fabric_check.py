@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Planned, Write
-from tests.kubelet import kubelet
-from tests.plan_parts import container, env
+from tests.kubelet import expand_variables
+from tests.plan_parts import get_container, get_env
 from torchyard.cli.main import main
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.metrics.registry import read_json_lines
@@ -30,12 +30,14 @@ def run_pods(plan: ManifestPlan, shell: str, folder: Path) -> list[PodResult]:
     """Run both pods' commands at the same time, as the kubelet would, on loopback."""
     pods = []
     for node in range(2):
-        pod_env = {"TORCHYARD_NODE": str(node), **{name: str(value) for name, value in env(plan).items()}}
+        pod_env = {"TORCHYARD_NODE": str(node), **{name: str(value) for name, value in get_env(plan).items()}}
         pod_env |= {"TORCHYARD_NODE": str(node), "PET_LOCAL_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
         pod_env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder / str(node))}
         (folder / str(node)).mkdir()
         master_host = f"{plan.job}-worker-0.{plan.job}"
-        argv = [kubelet(arg, pod_env).replace(master_host, "127.0.0.1") for arg in container(plan)["command"]]
+        argv = [
+            expand_variables(arg, pod_env).replace(master_host, "127.0.0.1") for arg in get_container(plan)["command"]
+        ]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         process_env = {**pod_env, "PATH": path}
         popen_options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -1,4 +1,4 @@
-"""What Prefect knows about the flow run that a Lease names."""
+"""Ownership of a Lease: the flow run that it names, its key in Prefect, and whether that flow run is alive."""
 
 from typing import Any
 from uuid import UUID
@@ -8,7 +8,7 @@ from prefect import flow, get_client
 from prefect.client.schemas.objects import State, StateType
 
 from flows.train import train
-from tests.leases import lease
+from tests.leases import build_lease
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
 from torchyard.tasks.flow_run import ownership
@@ -31,30 +31,31 @@ def create_flow_run(flow_function: Any = train, entrypoint: str | None = None) -
         return str(client.create_flow_run_from_deployment(deployment).id)
 
 
-def build_lease(run_id: str, secret: str = "") -> dict[str, Any]:
-    """The Lease of a flow run, sealed with a key if there is one."""
+def build_sealed_lease(run_id: str, secret: str = "") -> dict[str, Any]:
+    """The Lease of a flow run, sealed with `secret`; without a seal if `secret` is empty."""
     run = Run(id=run_id, attempt=1, folder="")
-    sealed = lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
+    sealed = build_lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
     sealed["metadata"]["namespace"] = "default"
     sealed["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(sealed, "default", secret)
     return sealed
 
 
 def test_run_has_one_key() -> None:
-    """Every process that owns the run gets the same key, and another run has another one."""
-    first, second = create_flow_run(), create_flow_run()
+    """Every process that owns the run gets the same key, and another run gets another key."""
+    first = create_flow_run()
+    second = create_flow_run()
     assert len(obtain_key(first)) == 64
     assert obtain_key(first) == obtain_key(first)
     assert obtain_key(first) != obtain_key(second)
 
 
 def test_run_of_another_server_has_no_key() -> None:
-    """A run of another Prefect server has no key here, and asking for it raises nothing."""
+    """The key of a run of another Prefect server is empty, and the request for it raises nothing."""
     assert (obtain_key("0190c7f0-0000-7000-8000-0000a1b2c3d4"), obtain_key("x")) == ("", "")
 
 
-def test_key_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If Prefect does not answer, a run goes on after a few seconds without a key for seals."""
+def test_missing_key_does_not_delay_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Prefect does not respond, a run continues after a few seconds without a key for seals."""
     import threading
 
     monkeypatch.setattr(ownership, "_KEY_TIMEOUT_S", 0.05)
@@ -63,12 +64,15 @@ def test_key_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sealed_lease_names_its_run() -> None:
-    """A Lease's claim to a flow run with a key is believed only if the Lease has the seal of that key."""
+    """A Lease that names a flow run with a key is confirmed only if it has the seal of that key."""
     run_id = create_flow_run()
     key = obtain_key(run_id)
-    assert confirm_flow_run(build_lease(run_id, key)) == run_id
-    assert (confirm_flow_run(build_lease(run_id)), confirm_flow_run(build_lease(run_id, "b" * 64))) == ("", "")
-    moved = build_lease(run_id, key)
+    assert confirm_flow_run(build_sealed_lease(run_id, key)) == run_id
+    assert (confirm_flow_run(build_sealed_lease(run_id)), confirm_flow_run(build_sealed_lease(run_id, "b" * 64))) == (
+        "",
+        "",
+    )
+    moved = build_sealed_lease(run_id, key)
     moved["metadata"]["namespace"] = "mine"
     assert confirm_flow_run(moved) == ""
 
@@ -87,18 +91,18 @@ def test_run_without_a_key_must_be_of_our_deployment(
 ) -> None:
     """A flow run without a key must belong to the flow `train` and to one of our deployments."""
     run_id = create_flow_run(flow_function, entrypoint)
-    assert confirm_flow_run(build_lease(run_id)) == (run_id if is_confirmed else "")
+    assert confirm_flow_run(build_sealed_lease(run_id)) == (run_id if is_confirmed else "")
 
 
 def test_flow_run_must_match_the_name_of_the_run() -> None:
-    """A Lease may not name a flow run whose id does not end the run's name."""
-    mismatched = build_lease(create_flow_run(train, _ENTRYPOINT))
+    """A Lease is not confirmed if the name of its run does not end with the id of the flow run."""
+    mismatched = build_sealed_lease(create_flow_run(train, _ENTRYPOINT))
     mismatched["metadata"]["annotations"]["torchyard/flow-run"] = create_flow_run(train, _ENTRYPOINT)
     assert confirm_flow_run(mismatched) == ""
 
 
 def test_living_run_is_found_by_its_name() -> None:
-    """A run whose Lease is gone counts as alive if a living flow run's id matches the end of the run's name."""
+    """A run without a Lease counts as alive if the id of a living flow run matches the end of the run's name."""
     run_id = create_flow_run()
     name = f"sample-{Run(id=run_id, attempt=1, folder='').short}"
     with get_client(sync_client=True) as client:

@@ -17,38 +17,40 @@ pytestmark = pytest.mark.usefixtures("api")
 def test_lost_run_is_attached_to(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """After a SIGKILL the restarted run finds its job, starts nothing twice and keeps every line."""
     run = create_run()
-    run.lose(lambda: have_ranks_ticked(tmp_path))
-    agents = run.agents()
-    assert run.process().wait() == 0
-    assert (run.state().is_completed(), run.agents()) == (True, agents)
+    run.kill_when(lambda: have_ranks_ticked(tmp_path))
+    agents = run.read_agent_pids()
+    assert run.start_process().wait() == 0
+    assert (run.read_state().is_completed(), run.read_agent_pids()) == (True, agents)
     logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
     for truth in (tmp_path / "truth").glob("*"):
         assert all(logs.count(line) == 1 for line in truth.read_text().splitlines())
 
 
-def test_second_process_leaves_the_run_to_its_owner(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+def test_second_process_leaves_the_run_to_its_owner(
+    create_run: Callable[..., FlowRunProcesses], tmp_path: Path
+) -> None:
     """If a run is started twice at once, the second process names the owner and exits; the first finishes the run."""
     run = create_run(ticks=150)
-    owner = run.process()
+    owner = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
-    second = run.process()
+    second = run.start_process()
     _, stderr = second.communicate()
     assert (second.returncode, owner.poll()) == (0, None)
     assert f"is owned by process {owner.pid}; this process exits" in stderr
     owner.communicate()
-    assert run.state().is_completed()
+    assert run.read_state().is_completed()
 
 
 def test_run_lost_three_times_is_given_up(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """Three losses in a row at the same step end as GaveUp, of type Crashed, with a sentence."""
     run = create_run(ticks=600)
     for losses in (1, 2, 3):
-        run.lose(lambda: have_ranks_ticked(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
-    run.process().communicate()
-    state = run.state()
+        run.kill_when(lambda: have_ranks_ticked(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
+    run.start_process().communicate()
+    state = run.read_state()
     assert (state.type.value, state.name) == ("CRASHED", "GaveUp")
     assert "3 processes of this run were lost in a row at the same step" in str(state.message)
-    assert run.living()
+    assert run.list_running_pids()
 
 
 def list_steps(run: FlowRunProcesses, name: str) -> list[Any]:
@@ -60,19 +62,19 @@ def test_job_dies_with_its_launcher_where_the_profile_says_so(
 ) -> None:
     """With on_launcher_lost: stop the watchdog removes the job at once, and reports that to Prefect."""
     run = create_run(on_launcher_lost="stop")
-    run.lose(lambda: have_ranks_ticked(tmp_path))
-    wait_until(lambda: run.state().name == "Swept")
-    assert run.living() == []
+    run.kill_when(lambda: have_ranks_ticked(tmp_path))
+    wait_until(lambda: run.read_state().name == "Swept")
+    assert run.list_running_pids() == []
 
 
 def test_cancel_without_a_signal_is_heeded(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A run whose worker is gone can still be cancelled: it polls Prefect for that."""
     run = create_run(ticks=600)
-    process = run.process()
+    process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     run.cancel()
     process.communicate(timeout=30)
-    assert (run.state().name, run.living()) == ("Cancelled", [])
+    assert (run.read_state().name, run.list_running_pids()) == ("Cancelled", [])
 
 
 def test_cancelled_run_does_not_come_back(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
@@ -82,23 +84,23 @@ def test_cancelled_run_does_not_come_back(create_run: Callable[..., FlowRunProce
     def cancel_once_ticking() -> bool:
         return have_ranks_ticked(tmp_path) and run.cancel()
 
-    run.lose(cancel_once_ticking)
-    wait_until(lambda: run.state().is_cancelled())
-    assert run.living() == []
+    run.kill_when(cancel_once_ticking)
+    wait_until(lambda: run.read_state().is_cancelled())
+    assert run.list_running_pids() == []
 
 
 def test_sweep_takes_what_nobody_carries(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A job is left alone while its lease lasts or its launcher lives, and removed once both are over."""
     run = create_run(ticks=300, deadlines={"lease": "8s"})
-    process = run.process()
+    process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     time.sleep(8.5)
     sweep(return_state=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert run.living()
+    assert run.list_running_pids()
     sweep(return_state=True)
-    assert run.living()
+    assert run.list_running_pids()
     wait_until(lambda: run.folder.remaining_lease_s() < 0)
     assert "swept 1" in str(sweep(return_state=True).message)
-    assert (run.living(), run.state().name) == ([], "Swept")
+    assert (run.list_running_pids(), run.read_state().name) == ([], "Swept")

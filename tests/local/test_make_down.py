@@ -12,7 +12,7 @@ from prefect import flow, get_client
 
 from scripts import processes
 from scripts.runs import tear_down_open_runs
-from tests.yard import prefect_server, speaking_to
+from tests.prefect_servers import prefect_server, use_prefect_server
 from torchyard.host import processes as host
 from torchyard.run.folder import RunFolder
 
@@ -43,7 +43,7 @@ def open_run(name: str, worker: str) -> RunFolder:
 
 def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of another worker, runs started by hand, and runs that a living process owns are left alone."""
-    with speaking_to(prefect_api):
+    with use_prefect_server(prefect_api):
         own_run, owned_run = (
             open_run("ours", processes.get_worker_name()),
             open_run("carried", processes.FORMER_WORKER_NAME),
@@ -58,7 +58,7 @@ def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: 
 
 def test_down_ends_processes_whose_folder_was_removed(prefect_api: dict[str, str]) -> None:
     """If the folders of two runs were removed, only the processes of the run that our worker took are ended."""
-    with speaking_to(prefect_api):
+    with use_prefect_server(prefect_api):
         folders = [open_run("ours", processes.get_worker_name()), open_run("others", "torchyard of another folder")]
         stray_processes = [start_stray_process(str(folder.last("start")["run"])) for folder in folders]
         try:

@@ -1,4 +1,4 @@
-"""What a team has around its training, seen at work: a webhook, an experiment, and a Prometheus that scrapes runs."""
+"""The integrations of a team with real counterparts: a webhook, an MLflow experiment, and a Prometheus that scrapes."""
 
 import json
 import os
@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from tests.conftest import Write
-from tests.histories import recorded
+from tests.histories import build_records
 from tests.receiver import Receiver
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.exporter.endpoint import serve_metrics
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
@@ -49,17 +49,18 @@ def read_runs(uri: str) -> tuple[Any, list[Any]]:
 
 
 def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Receiver, tmp_path: Path) -> None:
-    """A run whose launcher is killed and comes back: each row is in the experiment once, and its recovery told once.
+    """A run whose launcher was killed and resumed has each row in the experiment once and one message, of its recovery.
 
-    A second receiver, which is away, is a line of the report.
+    The report has a line about a second receiver, which cannot be reached.
     """
     pytest.importorskip("mlflow", reason="there is no mlflow")
-    os.environ["HOOK"], uri = receiver.address, f"sqlite:///{tmp_path}/mlflow.db"
+    os.environ["HOOK"] = receiver.address
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
     keys = {"notify": ["$HOOK", "json://127.0.0.1:1/away"], "metrics_to": [{"mlflow": {"uri": uri}}]}
     first = start_command(
         "run", str(write(code=COUNTS, args=["--wait", str(tmp_path / "go")], **SINGLE_PROCESS, **keys))
     )
-    written = until(lambda: next(iter(runs_folder().glob("*/metrics-to-mlflow.json")), None), 120)
+    written = wait_until(lambda: next(iter(runs_folder().glob("*/metrics-to-mlflow.json")), None), 120)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     (folder,) = list_run_folders()
@@ -80,7 +81,7 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
 
 
 def test_failed_run_is_reported_when_it_ends(write: Write, receiver: Receiver) -> None:
-    """The message has the report's sentence, and the run ends as it would without a receiver."""
+    """The message starts with the report's sentence, and the run ends as it does without a receiver."""
     path = str(write(code=COUNTS, args=["--fail"], **SINGLE_PROCESS, notify=[receiver.address]))
     process = start_command("run", path)
     stdout, stderr = process.communicate(timeout=120)
@@ -88,11 +89,11 @@ def test_failed_run_is_reported_when_it_ends(write: Write, receiver: Receiver) -
     assert (process.returncode, report and report.end, report and report.unsent) == (1, "failed", ()), stdout + stderr
     assert report
     assert receiver.titles == ["sample: failed"]
-    assert receiver.got[0]["message"].startswith(report.sentence)
+    assert receiver.received[0]["message"].startswith(report.sentence)
 
 
 def test_missing_variable_is_found_before_anything_starts(write: Write) -> None:
-    """`torchyard check` and preflight name the variable, and no job is started."""
+    """`torchyard check` fails with the name of the variable."""
     path = str(write(notify=["$NO_SUCH_HOOK"]))
     process = start_command("check", path)
     stdout, _ = process.communicate(timeout=60)
@@ -102,7 +103,7 @@ def test_missing_variable_is_found_before_anything_starts(write: Write) -> None:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[str]:
-    """A Prometheus that scrapes our endpoint every half second, with our alerts; yields its address."""
+    """A Prometheus that scrapes the exporter every half second, with the alerts of the docs; yields its address."""
     if not shutil.which("prometheus"):
         pytest.skip("there is no prometheus")
     server, _ = serve_metrics("127.0.0.1", 0)
@@ -115,7 +116,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     log = (tmp_path / "prometheus.log").open("w+")
     process = subprocess.Popen([*command, "--config.file", str(tmp_path / "prometheus.yml")], stdout=log, stderr=log)
     try:
-        yield f"http://127.0.0.1:{until(lambda: find_port(process.pid))}"
+        yield f"http://127.0.0.1:{wait_until(lambda: find_port(process.pid))}"
     finally:
         process.kill()
         process.wait()
@@ -124,17 +125,17 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
         server.server_close()
 
 
-def find_port(pid: int) -> int:
-    """The port on which a process listens; 0 while it does not."""
+def find_port(pid: int) -> int | None:
+    """The port on which a process listens; None while it listens on none."""
     try:
         sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
     except OSError:
-        return 0
+        return None
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         columns = line.split()
         if columns[3] == "0A" and f"socket:[{columns[9]}]" in sockets:
             return int(columns[1].rpartition(":")[2], 16)
-    return 0
+    return None
 
 
 def query_prometheus(address: str, expression: str) -> list[Any]:
@@ -145,7 +146,7 @@ def query_prometheus(address: str, expression: str) -> list[Any]:
 
 
 def make_runs() -> None:
-    """Runs in several states, and the history of one profile."""
+    """Create one waiting and one running run, and the history of one profile."""
     start = {"entry": "fresh", "profile": "sample", "launcher": "volcano", "gpus": 16}
     for name, events in {
         "sample-00000001": (("step", {"name": "submit"}),),
@@ -156,36 +157,39 @@ def make_runs() -> None:
         folder.record_event("start", **start)
         for event, fields in events:
             folder.record_event(event, **fields)
-    record = recorded([200.0])[0].model_copy(update={"fabric": "as-promised"})
+    record = build_records([200.0])[0].model_copy(update={"fabric": "as-promised"})
     store_record(history_path(runs_folder(), record.key), record)
 
 
 def list_expressions() -> list[tuple[str, str]]:
-    """Every expression of the dashboard, for all profiles, by the panel's title."""
+    """The panel's title and the expression of every query of the dashboard, for all profiles."""
     board = json.loads((ROOT / "docs" / "prometheus" / "grafana.json").read_text())
-    panels = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
-    return [(title, expression.replace("$profile", ".*")) for title, expression in panels]
+    expressions = []
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            expressions.append((panel["title"], target["expr"].replace("$profile", ".*")))
+    return expressions
 
 
 def test_every_panel_of_the_dashboard_has_data(prometheus: str) -> None:
-    """A real Prometheus scrapes the endpoint, and answers each panel's expression and each alert that is due."""
+    """A real Prometheus that scrapes the exporter has data for every panel, and fires the alert of the lost run."""
     make_runs()
     with RunFolder(runs_folder() / "sample-00000001").owned():
-        until(lambda: query_prometheus(prometheus, "torchyard_run_waiting_seconds"))
+        wait_until(lambda: query_prometheus(prometheus, "torchyard_run_waiting_seconds"))
         empty = [title for title, expression in list_expressions() if not query_prometheus(prometheus, expression)]
         assert (len(list_expressions()), empty) == (17, [])
         states = query_prometheus(prometheus, "torchyard_runs")
         assert {series["metric"]["state"]: series["value"][1] for series in states} == {"waiting": "1", "lost": "1"}
         (gpus,) = query_prometheus(prometheus, "torchyard_gpus_held")
         assert (gpus["metric"]["launcher"], gpus["value"][1]) == ("volcano", "16")
-        alerts = until(lambda: query_prometheus(prometheus, 'ALERTS{alertname="TorchyardLost"}'))
+        alerts = wait_until(lambda: query_prometheus(prometheus, 'ALERTS{alertname="TorchyardLost"}'))
         assert alerts[0]["metric"]["profile"] == "sample"
 
 
 def test_metrics_of_every_panel_and_alert_exist(prometheus: str) -> None:
-    """No panel and no alert names a metric that the endpoint does not have."""
+    """Every metric that a panel or an alert names is exported."""
     make_runs()
-    until(lambda: query_prometheus(prometheus, "torchyard_runs"))
+    wait_until(lambda: query_prometheus(prometheus, "torchyard_runs"))
     alerts = yaml.safe_load((ROOT / "docs" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     with urllib.request.urlopen(f"{prometheus}/api/v1/targets/metadata?match_target=") as response:
         existing = {metric["metric"] for metric in json.load(response)["data"]}

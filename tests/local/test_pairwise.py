@@ -12,7 +12,7 @@ import pytest
 from programs import pairwise
 from tests.shaped_nodes import ShapedNodes
 from tests.skips import can_shape
-from tests.started_programs import launch, read_rows, run
+from tests.started_programs import build_command, read_rows, run
 
 PROGRAM = "programs/pairwise.py"
 SHORT = ("--size=512K", "--trials=3")
@@ -147,9 +147,9 @@ def test_equal_links_name_no_node(nodes: ShapedNodes) -> None:
 
 def test_processes_of_one_agent_are_one_node_unless_told_otherwise() -> None:
     """Two processes of an agent make no pair; with --each-process they do, and have names of their own."""
-    refused = run(launch(2, PROGRAM, "--size=4K"))
+    refused = run(build_command(2, PROGRAM, "--size=4K"))
     assert "requires two nodes or more, each with the same number of processes" in refused.stderr
-    rows = read_rows(run(launch(2, PROGRAM, "--size=4K", "--each-process")).stdout)
+    rows = read_rows(run(build_command(2, PROGRAM, "--size=4K", "--each-process")).stdout)
     assert [row["node"].rpartition(":")[2] + row["peer"].rpartition(":")[2] for row in rows[:-1]] == ["01", "01"]
     assert json.dumps(rows[-1]["verdict"]) == '"no slow node"'
 

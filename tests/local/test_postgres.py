@@ -1,4 +1,4 @@
-"""A Prefect server on PostgreSQL: a lost run comes back there too, and nobody sees the database's password."""
+"""A Prefect server on PostgreSQL: a lost run is resumed there too, and no process shows the database's password."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ from scripts.processes import DATABASE_VARIABLE
 from tests.chaos.world import kill_all
 from tests.conftest import Write
 from tests.flow_processes import wait_until
-from tests.postgres import PASSWORD, create_database, running_postgres
+from tests.postgres import PASSWORD, create_database, run_postgres
+from tests.prefect_servers import prefect_server, use_prefect_server
 from tests.skips import find_postgres
-from tests.yard import prefect_server, speaking_to
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders
 
@@ -35,10 +35,10 @@ while not os.path.exists(os.environ["TRUTH"] + "/go"):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server whose data are in a PostgreSQL."""
+    """A server that stores its data in PostgreSQL."""
     if not find_postgres():
         pytest.skip("there is no PostgreSQL")
-    with running_postgres() as address, pytest.MonkeyPatch.context() as patch:
+    with run_postgres() as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv(DATABASE_VARIABLE, create_database(address, "prefect"))
         with prefect_server(tmp_path_factory.mktemp("prefect")) as environment:
             patch.delenv(DATABASE_VARIABLE)
@@ -47,10 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 @pytest.fixture
 def worker(server: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    """A worker of our pool; yields its log. Its processes never outlive the test."""
+    """A worker of the pool; yields its log. Its processes are killed after the test."""
     argv = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
-    env = {**os.environ, **server, "PYTHONPATH": str(ROOT)}
-    with speaking_to(server), get_client(sync_client=True) as client:
+    env = os.environ | server | {"PYTHONPATH": str(ROOT)}
+    with use_prefect_server(server), get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
     log = tmp_path / "worker.log"
     with log.open("wb") as log_file:
@@ -59,11 +59,11 @@ def worker(server: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     kill_all(f"TORCHYARD_RUNS={os.environ['TORCHYARD_RUNS']}")
 
 
-def test_run_on_postgresql_comes_back(server: dict[str, str], worker: Path, write: Write, tmp_path: Path) -> None:
-    """The flow of a run is killed: the run is scheduled again, attaches to its program, and ends Completed."""
+def test_run_on_postgresql_is_resumed(server: dict[str, str], worker: Path, write: Write, tmp_path: Path) -> None:
+    """A run whose flow process is killed is scheduled again, attaches to its program, and ends Completed."""
     path = write(code=WAITS, env={"TRUTH": str(tmp_path)}, agent="none", rendezvous="env")
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
-    with speaking_to(server), get_client(sync_client=True) as client:
+    with use_prefect_server(server), get_client(sync_client=True) as client:
         deployment = client.create_deployment(
             client.create_flow(train),
             name=path.stem,
@@ -89,6 +89,6 @@ def _is_waiting(folder: RunFolder) -> bool:
 
 
 def test_password_of_the_database_is_not_shown(server: dict[str, str]) -> None:
-    """No process has the database's password among its arguments, where every user could read it."""
+    """No process has the database's password in its arguments, which every user can read."""
     lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert PASSWORD not in lines

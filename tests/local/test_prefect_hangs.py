@@ -1,4 +1,4 @@
-"""A Prefect server that hangs: it accepts connections and answers nothing, and no run suffers from it."""
+"""A Prefect server that hangs: it accepts connections without a response, and no run is affected."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ BLIND_S = 8.0  # long enough to report progress and to poll the run's state
 
 
 class Server:
-    """The tests' own Prefect server."""
+    """The Prefect server of the `api` fixture, which a signal can stop and continue."""
 
     def hang(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -36,7 +36,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """The server, which answers again after the test."""
+    """The server; it responds again after the test."""
     yield Server()
     Server().go_on()
 
@@ -46,44 +46,44 @@ def read_renewal_time(folder: RunFolder) -> float:
 
 
 def measure_reaction_s(folder: RunFolder) -> float:
-    """Seconds from the end of the last agent until the wait was over."""
+    """Seconds from the end of the last agent to the end of the wait step."""
     states = [read_state(str(folder.attempt(1) / f"node-{node}")) or {} for node in (0, 1)]
     collected_at = [event["at"] for event in folder.events() if event["event"] == "step" and event["name"] == "collect"]
     return float(collected_at[0] - max(state["ended"] for state in states))
 
 
-def test_run_does_not_notice_that_prefect_hangs(
+def test_run_is_not_affected_by_a_prefect_that_hangs(
     create_run: Callable[..., FlowRunProcesses],
     server: Server,
     tmp_path: Path,
 ) -> None:
-    """With a server that hangs during the wait, the lease is renewed and the end is seen, torn down and reported."""
+    """While the server hangs, the lease is renewed, and the end of the job is detected, torn down and reported."""
     run = create_run(ticks=120)
-    process = run.process()
+    process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     server.hang()
     renewed_at = read_renewal_time(run.folder)
     wait_until(lambda: read_renewal_time(run.folder) > renewed_at + BLIND_S)
     report = wait_until(run.folder.report, 60)
-    assert (report.end, report.leftovers, run.living(), process.poll()) == ("succeeded", (), [], None)
+    assert (report.end, report.leftovers, run.list_running_pids(), process.poll()) == ("succeeded", (), [], None)
     assert measure_reaction_s(run.folder) < 2.0
     server.go_on()
     process.communicate(timeout=90)
-    assert run.state().is_completed()
+    assert run.read_state().is_completed()
 
 
-def test_cancel_waits_for_no_answer(
+def test_cancel_does_not_wait_for_a_response(
     create_run: Callable[..., FlowRunProcesses],
     server: Server,
     tmp_path: Path,
 ) -> None:
-    """A SIGTERM while the server hangs tears everything down within the half minute that Prefect gives."""
+    """A SIGTERM while the server hangs tears the run down within the 30 s that Prefect allows."""
     run = create_run(ticks=600)
-    process = run.process()
+    process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     server.hang()
     os.kill(process.pid, signal.SIGTERM)
     report = wait_until(run.folder.report, 30)
-    assert (report.end, report.leftovers, run.living()) == ("stopped", (), [])
+    assert (report.end, report.leftovers, run.list_running_pids()) == ("stopped", (), [])
     process.kill()
     process.communicate()

@@ -1,4 +1,4 @@
-"""What Prefect's pages and the report say about a run that was lost or suspended."""
+"""Prefect's states and the report of a run that was lost or suspended."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("api")
 
 
 def task_states(run: FlowRunProcesses) -> dict[str, list[str]]:
-    """The states of a run's task runs in Prefect, by name of the step."""
+    """The states of a run's task runs in Prefect, oldest first, by the name of the step."""
     run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     states: dict[str, list[str]] = {}
     with get_client(sync_client=True) as client:
@@ -29,13 +29,13 @@ def task_states(run: FlowRunProcesses) -> dict[str, list[str]]:
     return states
 
 
-def test_comeback_is_told_as_it_was(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """A lost wait becomes Crashed in Prefect, and the report has every step, the gap and the whole time."""
+def test_resume_is_reported_with_all_its_steps(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+    """A lost wait becomes Crashed in Prefect, and the report has every step, the gap and the total time."""
     run = create_run(ticks=120)
     started_at = time.time()
-    run.lose(lambda: have_ranks_ticked(tmp_path) and "Running" in task_states(run).get("wait", ()))
+    run.kill_when(lambda: have_ranks_ticked(tmp_path) and "Running" in task_states(run).get("wait", ()))
     lost_at = time.time()
-    second = run.process()
+    second = run.start_process()
     wait_until(lambda: task_states(run).get("wait", [""])[0] == "Crashed")
     second.communicate()
     report = run.folder.report()
@@ -54,7 +54,7 @@ def test_comeback_is_told_as_it_was(create_run: Callable[..., FlowRunProcesses],
 
 
 class Deployed(FlowRunProcesses):
-    """A flow run of a deployment: only such a run can be suspended."""
+    """A flow run of a deployment; Prefect can suspend only such a run."""
 
     def __init__(self, run: FlowRunProcesses) -> None:
         with get_client(sync_client=True) as client:
@@ -63,18 +63,18 @@ class Deployed(FlowRunProcesses):
             self.id = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
 
 
-def test_suspended_run_goes_on_and_says_so(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """A suspended run is soon Running again, with a sentence that says why, and completes."""
+def test_suspended_run_continues_and_reports_that(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+    """A suspended run is Running again within seconds, with the reason in its message, and completes."""
     run = Deployed(create_run(ticks=100))
-    process = run.process()
+    process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Suspended(timeout_seconds=3600))
-    assert run.state().name == "Suspended"
-    wait_until(lambda: run.state().name == "Running", 15)
-    assert "a run cannot be suspended" in str(run.state().message)
+    assert run.read_state().name == "Suspended"
+    wait_until(lambda: run.read_state().name == "Running", 15)
+    assert "a run cannot be suspended" in str(run.read_state().message)
     _, stderr = process.communicate()
     assert "a run cannot be suspended" in stderr
-    assert (run.state().name, run.living()) == ("Completed", [])
+    assert (run.read_state().name, run.list_running_pids()) == ("Completed", [])
     report: Any = run.folder.report()
     assert [step.name for step in report.steps] == ["preflight", "submit", "wait", "collect", "teardown"]

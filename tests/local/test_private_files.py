@@ -10,8 +10,8 @@ from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 
 from flows.train import train
 from tests.conftest import Write
-from tests.private_modes import open_to_others
-from tests.waiting import until
+from tests.private_modes import list_accessible_to_others
+from tests.waiting import wait_until
 from torchyard.common import secrets
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders, runs_folder
@@ -51,12 +51,15 @@ def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, 
     """A run's files are private, except for the program's; only plan, spec and log contain its secret."""
     report, run = failed_run
     folder = Path(report.folder)
-    assert open_to_others(runs_folder()) == [f"{folder.name}/checkpoints", f"{folder.name}/checkpoints/model.pt"]
+    assert list_accessible_to_others(runs_folder()) == [
+        f"{folder.name}/checkpoints",
+        f"{folder.name}/checkpoints/model.pt",
+    ]
     secret_files = [
         path.name for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")
     ]
     assert sorted(secret_files) == ["log", "plan.json", "spec.json"]
-    prefect_text = until(lambda: read_prefect_texts(run))
+    prefect_text = wait_until(lambda: read_prefect_texts(run))
     assert "secret WANDB_API_KEY" in prefect_text
     assert "overrides: HF_TOKEN: looks like a secret" in prefect_text
     assert [text for text in (SECRET, "\x1b") if text in prefect_text] == []

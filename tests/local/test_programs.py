@@ -12,7 +12,7 @@ import torch
 
 from programs import digits
 from scripts.server import _find_free_port
-from tests.started_programs import TELL_THREADS, Finished, Rows, launch, read_rows, run, surround
+from tests.started_programs import PRINT_THREADS, Finished, Rows, build_command, build_env, read_rows, run
 from torchyard.common.project_root import ROOT
 
 HELD_OUT = 359
@@ -21,7 +21,7 @@ HELD_OUT = 359
 @pytest.fixture(scope="module")
 def full_output() -> str:
     """The output of an uninterrupted training on two ranks."""
-    return run(launch(2, "programs/digits.py")).stdout
+    return run(build_command(2, "programs/digits.py")).stdout
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stopped_rows(folder: Path) -> Rows:
     """The rows of a training on one rank that gets SIGTERM in the pause after its first epoch."""
-    command = launch(1, "programs/digits.py", "--pause=2", f"--checkpoint-dir={folder}")
+    command = build_command(1, "programs/digits.py", "--pause=2", f"--checkpoint-dir={folder}")
     rows = []
-    with subprocess.Popen(command, cwd=ROOT, env=surround(), stdout=subprocess.PIPE, text=True) as training:
+    with subprocess.Popen(command, cwd=ROOT, env=build_env(), stdout=subprocess.PIPE, text=True) as training:
         for line in training.stdout or ():
             rows += read_rows(line)
             if rows:
@@ -47,15 +47,15 @@ def stopped_rows(folder: Path) -> Rows:
 def resumed_output(folder: Path, stopped_rows: Rows) -> str:
     """The output of the stopped training when it is restarted on two ranks, for four epochs in all."""
     assert stopped_rows
-    return run(launch(2, "programs/digits.py", "--epochs=4", f"--checkpoint-dir={folder}")).stdout
+    return run(build_command(2, "programs/digits.py", "--epochs=4", f"--checkpoint-dir={folder}")).stdout
 
 
 @pytest.fixture(scope="module")
 def third_run(folder: Path, resumed_output: str) -> Finished:
     """A third start, with nothing left to do, which prints the names of its threads after the training."""
     assert resumed_output
-    program = f"from programs import digits; digits.main(); {TELL_THREADS}"
-    return run(launch(1, "-c", program, "--epochs=4"), TORCHYARD_CHECKPOINTS=str(folder))
+    program = f"from programs import digits; digits.main(); {PRINT_THREADS}"
+    return run(build_command(1, "-c", program, "--epochs=4"), TORCHYARD_CHECKPOINTS=str(folder))
 
 
 def test_two_ranks_train_together(full_output: str) -> None:
@@ -124,7 +124,7 @@ def test_damaged_checkpoint_is_reported_and_ignored(
 
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     """A batch that three processes cannot share equally gives exit code 2 and one sentence, no traceback."""
-    completed = run(launch(1, "programs/digits.py", "--batch-size=50"), WORLD_SIZE="3")
+    completed = run(build_command(1, "programs/digits.py", "--batch-size=50"), WORLD_SIZE="3")
     assert completed.returncode == 2
     assert completed.stderr == "digits.py: --batch-size 50 cannot be shared equally by 3 processes; 48 can.\n"
 
@@ -141,7 +141,7 @@ def test_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_pi_is_correct(world_size: int) -> None:
     """Any number of processes computes pi to nine digits in each trial, even if it does not divide the intervals."""
-    rows = read_rows(run(launch(world_size, "programs/pi.py", "--trials=2")).stdout)
+    rows = read_rows(run(build_command(world_size, "programs/pi.py", "--trials=2")).stdout)
     assert [row.get("trial") for row in rows] == [1, 2, None]
     assert all(row["error"] <= 1e-9 for row in rows)
     assert rows[-1]["world_size"] == world_size

@@ -182,17 +182,17 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
 def failed_run(write: Write) -> FlowRunProcesses:
     """A run that has failed."""
     failed_run = FlowRunProcesses(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
-    failed_run.process().wait()
-    assert failed_run.state().name == "Failed"
+    failed_run.start_process().wait()
+    assert failed_run.read_state().name == "Failed"
     return failed_run
 
 
 def test_late_reschedule_does_not_train_again(failed_run: FlowRunProcesses, client: SyncPrefectClient) -> None:
     """A run that an automation of the previous version schedules after its end reports that end again."""
-    message = failed_run.state().message
+    message = failed_run.read_state().message
     client.set_flow_run_state(failed_run.id, Scheduled(message=LOST_MESSAGE), force=True)
-    failed_run.process().wait()
-    assert (failed_run.state().name, failed_run.state().message, failed_run.folder.attempts()) == (
+    failed_run.start_process().wait()
+    assert (failed_run.read_state().name, failed_run.read_state().message, failed_run.folder.attempts()) == (
         "Failed",
         message,
         [1],
@@ -206,7 +206,7 @@ def test_retry_by_a_user_trains_again(failed_run: FlowRunProcesses, client: Sync
         failed_run.folder.record_event("end", end="swept", by="sweep", sentence="its lease has ended")
     retry = State[Any](type=StateType.SCHEDULED, name="AwaitingRetry", message="Retry from the UI")
     client.set_flow_run_state(failed_run.id, retry, force=True)
-    failed_run.process().wait()
+    failed_run.start_process().wait()
     assert failed_run.folder.attempts() == [1, 2]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.cli.main import main
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
@@ -55,8 +55,8 @@ def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) 
 def test_killed_run_is_attached_to(write: Write) -> None:
     """The job goes on training, `attach` follows it to its end, and each of its lines is in the log once."""
     first = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
-    log = until(lambda: next(iter(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")), None))
-    until(lambda: '"step": 3' in log.read_text())
+    log = wait_until(lambda: next(iter(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")), None))
+    wait_until(lambda: '"step": 3' in log.read_text())
     first.send_signal(signal.SIGKILL)
     first.communicate()
     folder = only_run()
@@ -74,7 +74,7 @@ def test_killed_run_is_attached_to(write: Write) -> None:
 def test_termination_ends_the_run(write: Write) -> None:
     """SIGTERM tears the job down, and the report says who stopped it."""
     process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
-    until(lambda: [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"])
+    wait_until(lambda: [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"])
     process.terminate()
     stdout, _ = process.communicate(timeout=60)
     report = only_run().report()

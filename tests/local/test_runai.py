@@ -15,7 +15,7 @@ from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
 from tests.flow_processes import FlowRunProcesses
-from tests.runai_jobs import Cli, Planned, begun, profile
+from tests.runai_jobs import Cli, Planned, build_profile_keys, start_agents
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import runai
 from torchyard.machines.backend import MachinesBackend, _remove_job
@@ -40,7 +40,9 @@ def run_flow(path: Path, **keys: Any) -> tuple[State[Any], Report]:
 def test_pi_is_computed(cli: Cli, write: Write, cli_forms: tuple[str, str, str]) -> None:
     """The first app of guide 001 runs on two pods of two processes, however the CLI passes its command on."""
     keys = {"processes": 2, "args": ["--trials=2", "--intervals=9999"], "metrics": "json-lines"}
-    state, report = run_flow(write("pi", **profile(cli(*cli_forms), **keys)), program=str(ROOT / "programs" / "pi.py"))
+    state, report = run_flow(
+        write("pi", **build_profile_keys(cli(*cli_forms), **keys)), program=str(ROOT / "programs" / "pi.py")
+    )
     assert (str(state.name), report.leftovers) == ("Completed", ())
     assert report.collected
     assert report.collected.metrics.summary["world_size"] == 4
@@ -58,7 +60,7 @@ time.sleep(60)
 @pytest.mark.usefixtures("api")
 def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: Path) -> None:
     """A pod that fails ends the run at once, with the exception that its own log shows."""
-    path = write("fails", code=FAILS, **profile(cli(), agent="none", rendezvous="env"))
+    path = write("fails", code=FAILS, **build_profile_keys(cli(), agent="none", rendezvous="env"))
     state, report = run_flow(path, program=str(tmp_path / "fails.py"))
     assert state.is_failed()
     assert "bad learning rate" in report.sentence
@@ -69,11 +71,11 @@ def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: P
 def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_path: Path) -> None:
     """A job whose launcher was killed runs on in Run:ai until a sweep here deletes it; its log is fetched first."""
     keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", "echo up; sleep 60"]}
-    run = FlowRunProcesses(write(**profile(cli(), **keys)))
-    run.lose(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
+    run = FlowRunProcesses(write(**build_profile_keys(cli(), **keys)))
+    run.kill_when(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
     assert list((tmp_path / "cloud").iterdir())
     sweep(runs=[run.folder.name], return_state=True)
-    assert (run.state().name, list((tmp_path / "cloud").iterdir())) == ("Swept", [])
+    assert (run.read_state().name, list((tmp_path / "cloud").iterdir())) == ("Swept", [])
     assert (run.folder.attempt(1) / "node-1" / "log").read_text().endswith("| up\n")
 
 
@@ -86,10 +88,10 @@ def until(plan: CommandPlan, is_reached: Callable[[Mapping[str, Any], Status], b
         deadline, status = time.monotonic() + seconds, Status(state="pending", reason="")
         while not is_reached(watch.states, status):
             assert time.monotonic() < deadline, status
-            watch.poll(0.2)
+            watch.poll(timeout_s=0.2)
             status = runai.read_status(Observation(watch.states, frozenset(), time.time()))
         if status.state in ENDED_STATES:
-            watch.drain_logs(5.0)
+            watch.drain_logs(idle_timeout_s=5.0)
         return status
 
 
@@ -105,7 +107,7 @@ def read_log(plan: CommandPlan, node: int) -> list[str]:
 def test_job_ends_and_its_logs_are_here(runai_planned: Planned, generation: str) -> None:
     """All lines of each pod, including the last one, are in its own log."""
     plan = runai_planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
-    begun(plan)
+    start_agents(plan)
     assert until(plan, has_ended).state == "succeeded"
     _remove_job(plan)
     assert (read_log(plan, 0), read_log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
@@ -114,11 +116,11 @@ def test_job_ends_and_its_logs_are_here(runai_planned: Planned, generation: str)
 def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_path: Path) -> None:
     """A running job is deleted with its pods, its output is kept here, and cancelling again succeeds."""
     plan = runai_planned("echo up; sleep 60")
-    begun(plan)
+    start_agents(plan)
     until(plan, lambda seen, status: status.state == "running")
     with MachinesBackend(plan).watch(list) as watch:
         assert _remove_job(plan) == []
-        watch.drain_logs(5.0)
+        watch.drain_logs(idle_timeout_s=5.0)
         assert watch.lost_logs() == {}
     assert (read_log(plan, 0), read_log(plan, 1), _remove_job(plan)) == (["up"], ["up"], [])
     assert not list((tmp_path / "cloud").iterdir())
@@ -127,7 +129,7 @@ def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_pat
 def test_deleted_job_is_gone(runai_planned: Planned, tmp_path: Path) -> None:
     """A job that another user deletes is reported as gone."""
     plan = runai_planned("sleep 60")
-    begun(plan)
+    start_agents(plan)
     until(plan, lambda seen, status: status.state == "running")
     argv = ("training", "pytorch", "delete", plan.job, "--project", "mlo")
     subprocess.run([tmp_path / "runai", *argv], check=True)
@@ -137,7 +139,7 @@ def test_deleted_job_is_gone(runai_planned: Planned, tmp_path: Path) -> None:
 def test_silent_cli_ends_nothing(runai_planned: Planned, tmp_path: Path) -> None:
     """While the login is expired the job keeps its last known state, and the reason says why."""
     plan, broken = runai_planned("sleep 60"), tmp_path / "cloud" / "broken"
-    begun(plan)
+    start_agents(plan)
     until(plan, lambda seen, status: status.state == "running")
     broken.write_text("your token is expired, please log in")
     status = until(plan, lambda seen, status: "runai does not answer" in status.reason)
@@ -151,7 +153,7 @@ def test_silent_cli_ends_nothing(runai_planned: Planned, tmp_path: Path) -> None
 def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: Path) -> None:
     """A job that Run:ai preempts has failed with a cause that is worth another attempt."""
     plan = runai_planned("sleep 60")
-    begun(plan)
+    start_agents(plan)
     (tmp_path / "cloud" / plan.job / "words").write_text(json.dumps({"": "Preempted"}))
     failure = until(plan, has_ended).failure
     assert failure
@@ -162,7 +164,7 @@ def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: P
 def test_log_is_served_from_a_byte(runai_planned: Planned) -> None:
     """The log can be read from any byte on, however often, and no line is in it twice."""
     plan = runai_planned("for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.4; done")
-    begun(plan)
+    start_agents(plan)
     until(plan, lambda seen, status: any(read_log(plan, 0) if Path(plan.processes[0].log).exists() else ()))
     assert until(plan, has_ended).state == "succeeded"
     log_bytes, follow = Path(plan.processes[0].log).read_bytes(), plan.processes[0].follow

@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
 from tests.flow_processes import wait_until
-from tests.yard import prefect_server, speaking_to
+from tests.prefect_servers import prefect_server, use_prefect_server
 from torchyard.common.project_root import ROOT
 
 COPIED_NAMES = ("flows", "tasks", "torchyard", "profiles", "programs", "scripts", "prefect.yaml", "prefect.toml")
@@ -90,7 +90,7 @@ def _copy_code(path: Path) -> None:
 
 @pytest.fixture
 def prefect_client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
-    with speaking_to(server), get_client(sync_client=True) as client:
+    with use_prefect_server(server), get_client(sync_client=True) as client:
         yield client
 
 

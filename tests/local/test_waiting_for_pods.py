@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.pod_jobs import NODES, Job, after, lines, slowly
-from tests.waiting import until
+from tests.pod_jobs import NODES, Job, build_lines, run_later, slow_log
+from tests.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.log_follower import LogFollower
@@ -24,23 +24,23 @@ def job(fake_api: FakeApi, planned: Planned) -> Job:
 
 def test_old_job_with_a_backlog_is_attached_to_and_lives(job: Job) -> None:
     """An attached run older than its deadlines, whose log takes seconds to arrive, is neither late nor silent."""
-    job.server.logs[job.name("worker-0")] = slowly(20, 0.1)
-    after(2.5, job.end)
+    job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
+    run_later(2.5, job.end)
     assert job.wait(age=5000, start=60, silence=1).status.state == "succeeded"
 
 
 def test_log_that_cannot_be_asked_for_is_not_silent(job: Job) -> None:
     """While a kubelet does not serve a pod's log, the silence clock stops."""
-    job.server.fail("GET", "/log", 500)
-    after(3, job.server.heal, job.end)
+    job.fake_api.fail("GET", "/log", 500)
+    run_later(3, job.fake_api.heal, job.end)
     assert job.wait(silence=1).status.state == "succeeded"
 
 
 def test_job_that_ended_while_nobody_looked_is_not_late(job: Job) -> None:
     """A job that ended unobserved is not late, even if its end is seen after the run deadline and an outage."""
     job.end()
-    job.server.fail("GET", "/pods", 0)
-    after(1.5, job.server.heal)
+    job.fake_api.fail("GET", "/pods", 0)
+    run_later(1.5, job.fake_api.heal)
     assert job.wait(age=5000, run=100).status.state == "succeeded"
 
 
@@ -48,9 +48,9 @@ def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
     """A job that is fully seen and heard but prints nothing is ended for silence."""
     monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.5)
     for node in NODES:
-        job.server.logs[job.name(node)] = slowly(10_000, 60, first=lines(1))
+        job.fake_api.logs[job.get_pod_name(node)] = slow_log(10_000, 60, first_lines=build_lines(1))
     assert job.wait(silence=1).cause == "silence"
-    assert job.server.find(job.plan.main["apiVersion"], "Job", job.plan.job) is None
+    assert job.fake_api.find(job.plan.main["apiVersion"], "Job", job.plan.job) is None
 
 
 # --- slow logs at the end
@@ -59,27 +59,31 @@ def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
 def test_log_is_waited_for_while_it_comes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that comes slowly is read to its end, and meanwhile the wait keeps calling back."""
     monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.8)
-    job.server.logs[job.name("worker-0")] = slowly(20, 0.1)
+    job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
     job.end()
     polls = list[list[str]]()
     outcome = job.wait(on_poll=polls.append)
-    assert (outcome.lost, len(job.log())) == ({}, 20)
+    assert (outcome.lost, len(job.read_log())) == ({}, 20)
     assert len(polls) > 10
 
 
 def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that is unavailable during an outage is read when the API server is back, however long that takes."""
     monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.3)
-    job.server.logs[job.name("worker-0")] = b"".join(lines(5))
-    job.server.fail("GET", "/log", 0)
+    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5))
+    job.fake_api.fail("GET", "/log", 0)
     with ClusterWatch(job.plan) as watch:
         job.end()
-        until(lambda: watch.poll(0.1) is False and watch.states["Pod/worker-0"]["status"]["phase"] == "Succeeded")
-        job.server.fail("GET", ".", 0)
-        job.server.cut()
-        until(lambda: watch.poll(0.05) is not None and not watch.is_fully_observed())
-        after(2.5, job.server.heal)
-        assert (watch.drain_logs(1.0), watch.lost_logs(), len(job.log())) == (True, {}, 5)
+        wait_until(
+            lambda: (
+                watch.poll(timeout_s=0.1) is False and watch.states["Pod/worker-0"]["status"]["phase"] == "Succeeded"
+            )
+        )
+        job.fake_api.fail("GET", ".", 0)
+        job.fake_api.cut()
+        wait_until(lambda: watch.poll(timeout_s=0.05) is not None and not watch.is_fully_observed())
+        run_later(2.5, job.fake_api.heal)
+        assert (watch.drain_logs(idle_timeout_s=1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
 
 
 # --- the launcher's own trouble
@@ -89,7 +93,7 @@ def test_thread_that_cannot_start_is_started_later(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If no thread can be started for a log, the job is still watched, and the log is read later."""
-    job.server.logs[job.name("worker-0")] = b"".join(lines(3))
+    job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
     original_start, seen_running = LogFollower.start, threading.Event()
 
     def start_late(self: LogFollower) -> None:
@@ -103,7 +107,7 @@ def test_thread_that_cannot_start_is_started_later(
 
     caplog.set_level("INFO")
     monkeypatch.setattr(LogFollower, "start", start_late)
-    after(3, job.end)
+    run_later(3, job.end)
     outcome = job.wait(on_poll=note_running)
-    assert (outcome.status.state, outcome.lost, len(job.log())) == ("succeeded", {}, 3)
+    assert (outcome.status.state, outcome.lost, len(job.read_log())) == ("succeeded", {}, 3)
     assert caplog.text.count("cannot follow every log: can't start new thread") == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.scripted_jobs import Make, scripted_job, waited
+from tests.scripted_jobs import Make, scripted_job, wait_briefly
 from torchyard.model.errors import FolderError
 
 
@@ -18,7 +18,7 @@ def job(write: Write, tmp_path: Path) -> Make:
 def test_log_that_comes_late_has_not_failed_to_start(job: Make) -> None:
     """Over a slow connection neither start nor silence is judged before the log has arrived."""
     plan = job(tenths=25, follow="sleep 2; tail -c +$(($1 + 1)) there; sleep 9", size=', "log_size": 66')
-    assert waited(plan, age_s=5000).status.state == "succeeded"
+    assert wait_briefly(plan, age_s=5000).status.state == "succeeded"
 
 
 @pytest.mark.parametrize("error", [FolderError("x", "gone"), OSError(28, "No space left on device"), ValueError("x")])
@@ -28,4 +28,4 @@ def test_callback_that_fails_does_not_end_the_wait(job: Make, error: Exception) 
     def on_poll(_: list[str]) -> None:
         raise error
 
-    assert waited(job(tenths=3), on_poll=on_poll).status.state == "succeeded"
+    assert wait_briefly(job(tenths=3), on_poll=on_poll).status.state == "succeeded"

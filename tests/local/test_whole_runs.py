@@ -18,7 +18,7 @@ import torchyard.tasks.train
 from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.host.processes import _has_variable
 from torchyard.model.run import Report
 from torchyard.run import folder_lease
@@ -263,9 +263,9 @@ def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytes
     def collect_slowly(*args: Any) -> Any:
         (folder,) = list_run_folders()
         old_mtime = age_lease(folder)
-        until(lambda: read_mtime(folder) > old_mtime)
+        wait_until(lambda: read_mtime(folder) > old_mtime)
         return collect(*args)
 
     monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(collect=collect_slowly))
     assert train(str(write(code="")), return_state=True).is_completed()
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])

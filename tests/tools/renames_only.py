@@ -59,30 +59,30 @@ class Comparison:
         self.renames: Counter[Rename] = Counter()
         self._path = path
 
-    def compare(self, old: ast.AST, new: ast.AST) -> None:
-        self._compare_nodes(old, new, {})
+    def compare(self, before: ast.AST, after: ast.AST) -> None:
+        self._compare_nodes(before, after, {})
 
-    def _compare_nodes(self, old: ast.AST, new: ast.AST, local_names: dict[str, str]) -> None:
+    def _compare_nodes(self, before: ast.AST, after: ast.AST, local_names: dict[str, str]) -> None:
         """Compare two nodes. `local_names` maps the old local names of the enclosing function to the new ones."""
-        if type(old) is not type(new):
-            self._add_difference(new, type(old).__name__, type(new).__name__)
+        if type(before) is not type(after):
+            self._add_difference(after, type(before).__name__, type(after).__name__)
             return
-        if isinstance(old, _FUNCTIONS):
+        if isinstance(before, _FUNCTIONS):
             local_names = {}
-        name_fields = _NAME_FIELDS.get(type(old), ())
+        name_fields = _NAME_FIELDS.get(type(before), ())
         for field in name_fields:
-            self._compare_names(old, new, field, local_names)
-        for field in old._fields:
+            self._compare_names(before, after, field, local_names)
+        for field in before._fields:
             if field not in name_fields and field not in _IGNORED_FIELDS:
-                self._compare_values(getattr(old, field, None), getattr(new, field, None), new, local_names)
+                self._compare_values(getattr(before, field, None), getattr(after, field, None), after, local_names)
 
-    def _compare_names(self, old: ast.AST, new: ast.AST, field: str, local_names: dict[str, str]) -> None:
-        old_name = getattr(old, field)
-        new_name = getattr(new, field)
-        if isinstance(old, _LOCALS) and isinstance(old_name, str) and isinstance(new_name, str):
-            self._record_local(old_name, new_name, local_names, getattr(new, "lineno", 0))
+    def _compare_names(self, before: ast.AST, after: ast.AST, field: str, local_names: dict[str, str]) -> None:
+        old_name = getattr(before, field)
+        new_name = getattr(after, field)
+        if isinstance(before, _LOCALS) and isinstance(old_name, str) and isinstance(new_name, str):
+            self._record_local(old_name, new_name, local_names, getattr(after, "lineno", 0))
         elif old_name != new_name:
-            self.renames[Rename(type(old).__name__, str(old_name), str(new_name))] += 1
+            self.renames[Rename(type(before).__name__, str(old_name), str(new_name))] += 1
 
     def _record_local(self, old_name: str, new_name: str, local_names: dict[str, str], line: int) -> None:
         previous = local_names.setdefault(old_name, new_name)
@@ -93,18 +93,18 @@ class Comparison:
         if len(sources) > 1:
             self.ambiguities.append(f"{self._path}:{line}: COLLISION: {' and '.join(sources)} both became {new_name}")
 
-    def _compare_values(self, old: object, new: object, parent: ast.AST, local_names: dict[str, str]) -> None:
-        if isinstance(old, ast.AST) and isinstance(new, ast.AST):
-            self._compare_nodes(old, new, local_names)
-        elif isinstance(old, list) and isinstance(new, list):
-            old_items = _drop_docstring(old)
-            new_items = _drop_docstring(new)
+    def _compare_values(self, before: object, after: object, parent: ast.AST, local_names: dict[str, str]) -> None:
+        if isinstance(before, ast.AST) and isinstance(after, ast.AST):
+            self._compare_nodes(before, after, local_names)
+        elif isinstance(before, list) and isinstance(after, list):
+            old_items = _drop_docstring(before)
+            new_items = _drop_docstring(after)
             if len(old_items) != len(new_items):
                 self._add_difference(parent, f"{len(old_items)} items", f"{len(new_items)} items")
             for old_item, new_item in zip(old_items, new_items, strict=False):
                 self._compare_values(old_item, new_item, parent, local_names)
-        elif old != new:
-            self._add_difference(parent, repr(old), repr(new))
+        elif before != after:
+            self._add_difference(parent, repr(before), repr(after))
 
     def _add_difference(self, node: ast.AST, old: str, new: str) -> None:
         self.differences.append(f"{self._path}:{getattr(node, 'lineno', '?')}: {old} became {new}")

@@ -118,14 +118,14 @@ def _list_plans() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _list_statuses() -> Iterator[tuple[str, Callable[[], str]]]:
-    from tests.recording import OBSERVED, recorded
+    from tests.recording import OBSERVED, load_moments
     from torchyard.launchers import registry
     from torchyard.model.run import Observation
 
     chance = random.Random(_SEED)
     states_field = Observation._fields[0]
     for path in sorted(OBSERVED.glob("*.json")):
-        for moment in recorded(path.stem, json.loads(path.read_text())):
+        for moment in load_moments(path.stem, json.loads(path.read_text())):
             launcher = registry.load_launcher(moment.case.partition("-")[0])
             states: Mapping[str, Any] = getattr(moment.observed, states_field)
             observations = [moment.observed]
@@ -200,18 +200,18 @@ def _find_rename(path: str, renames: Mapping[str, str]) -> str | None:
     return None
 
 
-def list_differences(old: Any, new: Any, path: str = "") -> Iterator[Difference]:
+def list_differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]:
     """The leaves of two JSON values that differ. Lists are compared index by index."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from list_differences(old.get(key, "ABSENT"), new.get(key, "ABSENT"), f"{path}/{key}")
-        if list(old) != list(new) and old.keys() == new.keys():
-            yield Difference(f"{path} (order of keys)", json.dumps(list(old)), json.dumps(list(new)))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for old_item, new_item in zip(old, new, strict=True):
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            yield from list_differences(before.get(key, "ABSENT"), after.get(key, "ABSENT"), f"{path}/{key}")
+        if list(before) != list(after) and before.keys() == after.keys():
+            yield Difference(f"{path} (order of keys)", json.dumps(list(before)), json.dumps(list(after)))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for old_item, new_item in zip(before, after, strict=True):
             yield from list_differences(old_item, new_item, f"{path}/*")
-    elif old != new:
-        yield Difference(path, json.dumps(old), json.dumps(new))
+    elif before != after:
+        yield Difference(path, json.dumps(before), json.dumps(after))
 
 
 def _dump(root: Path) -> dict[str, str]:
@@ -243,9 +243,9 @@ def main(argv: list[str] | None = None) -> int:
     groups: Counter[Difference] = Counter()
     examples: dict[Difference, str] = {}
     for name in names:
-        old = rename_keys(json.loads(old_cases.get(name, '"ABSENT"')), renames)
+        before = rename_keys(json.loads(old_cases.get(name, '"ABSENT"')), renames)
         new = json.loads(new_cases.get(name, '"ABSENT"'))
-        differences = set(list_differences(old, new))
+        differences = set(list_differences(before, new))
         differing += bool(differences)
         groups.update(differences)
         for difference in differences:

@@ -1,7 +1,7 @@
 """`make soak`: runs a suite of tests many times, some of them beside a load, and counts the failures of each test.
 
 A test that fails sometimes is a defect of the test or of the program. One round shows neither, so a suite is trusted
-only after many rounds, on a quiet and on a busy machine. A failed test is not repeated here, as tests/steady.py does.
+only after many rounds, on a quiet and on a busy machine. A failed test is not repeated here, as tests/rerun_alone.py does.
 
     python -m tests.tools.soak unit --rounds 20 --loaded 5
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from tests.skips import MAY_SKIP, list_lacks
+from tests.skips import MAY_SKIP, list_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     if not 0 <= args.loaded <= args.rounds:
         parser.error(f"--loaded must be between 0 and {args.rounds}, the number of rounds")
 
-    reasons = [reason for _, reason in list_lacks()]
+    reasons = [reason for _, reason in list_missing()]
     os.environ.setdefault(MAY_SKIP, ",".join(["none", *reasons]))
     rounds: list[Round] = []
     with ExitStack() as stack:

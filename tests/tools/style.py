@@ -81,17 +81,17 @@ def measure(paths: list[Path]) -> Measurement:
         text = path.read_text(encoding="utf-8")
         lines += sum(bool(line.strip()) for line in text.splitlines())
         for node in ast.walk(ast.parse(text)):
-            place = f"{path}:{getattr(node, 'lineno', 0)}"
+            location = f"{path}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, _FUNCTIONS):
                 names.update(_list_bound_names(node))
             elif _is_vague_attribute(node):
-                attributes.append(place)
+                attributes.append(location)
             elif _is_packed_assignment(node):
-                packed.append(place)
+                packed.append(location)
             elif isinstance(node, ast.Dict) and None in node.keys:
-                splats.append(place)
+                splats.append(location)
             elif isinstance(node, ast.IfExp) and _has_inner_conditional(node):
-                nested.append(place)
+                nested.append(location)
     vague = Counter({name: count for name, count in names.items() if name in VAGUE_NAMES})
     return Measurement(lines, names.total(), vague, attributes, packed, splats, nested)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.removed_folders import Start, node_folder, starting
+from tests.removed_folders import Start, node_folder, starter
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def node(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a process and remove its run's folder; nothing outlives the test."""
-    with starting(tmp_path) as begin:
+    with starter(tmp_path) as begin:
         yield begin

@@ -10,7 +10,7 @@ def test_every_difference_has_one_reason(row: str) -> None:
     """A field is as in the guide, or one reason in tests/guides/reasons.yaml says why not."""
     reasons = load_reasons()
     for difference in compare(row)[1]:
-        explanations = [reason.why for reason in reasons if reason.covers(difference.row, difference.field)]
+        explanations = [reason.text for reason in reasons if reason.covers(difference.row, difference.field)]
         assert len(explanations) == 1, f"{difference}: {explanations or 'give a reason in tests/guides/reasons.yaml'}"
 
 

@@ -9,7 +9,7 @@ from tests.hang.faults import FAULTS
 from tests.hang.figures import Row, Truth, evaluate_row, quantile, summarize, tabulate_kinds
 from tests.hang.healthy import STYLES
 from tests.hang.judge import Line, Verdict, VerdictRecorder, replay
-from tests.hang_tables import build_missing_rank_records
+from tests.rank_records import build_missing_rank_records
 from torchyard.model.hang import RECORD_PREFIX, Straggler
 
 SLEEP = Cell("sleep", 4, 1, 0)

@@ -124,7 +124,7 @@ def test_walk_runs_as_written(path: Path, shell: list[str]) -> None:
     for name, text in files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
-    lines = [line for block in list_blocks(path) if not block.elsewhere for line in block.lines]
+    lines = [line for block in list_blocks(path) if not block.skip_reason for line in block.lines]
     unchanged = [
         line for line in lines if line.rpartition("> ")[2] not in files
     ]  # the reader has changed what was printed

@@ -1,4 +1,4 @@
-"""Two hosts behind a real OpenSSH, and jobs on them."""
+"""Two hosts with a real OpenSSH server, and jobs on them."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, command_plan_of, load
-from tests.ssh_jobs import TALK, Planned
+from tests.ssh_jobs import PROGRAM, Planned
 from tests.sshd import Hosts
 from torchyard.model.plan import CommandPlan
 from torchyard.steps.teardown import teardown
@@ -19,7 +19,7 @@ from torchyard.steps.teardown import teardown
 
 @pytest.fixture(autouse=True)
 def exclusive_lock() -> Iterator[None]:
-    """One of these tests at a time: their runs have one name, and so the same ports and process labels."""
+    """Run one of these tests at a time: their runs have the same name, and thus the same ports and process labels."""
     with open(Path(tempfile.gettempdir(), f"torchyard-ssh-tests-{os.getuid()}"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -37,19 +37,19 @@ def shared_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.fixture
 def hosts(shared_hosts: Hosts) -> Hosts:
-    """Two hosts that the user's ssh can reach."""
+    """Two hosts that the user's ssh can reach through TORCHYARD_SSH."""
     os.environ["TORCHYARD_SSH"] = shared_hosts.ssh
     return shared_hosts
 
 
 @pytest.fixture
 def build_plan(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
-    """Plan a job of two nodes that print lines, with the given keys changed."""
+    """Plan a job of two nodes that print lines, with these profile keys and options instead of the defaults."""
 
     def plan(attempt: int = 1, options: dict[str, Any] | None = None, run: str = "run", **keys: Any) -> CommandPlan:
         host_settings = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
-        merged_options = {"hosts": host_settings, "python": sys.executable, **(options or {})}
-        profile_keys = {"code": TALK, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env", **keys}
+        merged_options = {"hosts": host_settings, "python": sys.executable} | (options or {})
+        profile_keys = {"code": PROGRAM, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env"} | keys
         return command_plan_of(load(write(**profile_keys, options=merged_options)), tmp_path / run, attempt)
 
     return plan
@@ -57,7 +57,7 @@ def build_plan(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
 
 @pytest.fixture
 def plan_job(build_plan: Planned, hosts: Hosts) -> Iterator[Planned]:
-    """Plan such a job, which is torn down after the test."""
+    """Plan a job as `build_plan` does; after the test it is torn down, and nothing may remain on the hosts."""
     plans: list[CommandPlan] = []
 
     def plan(**keys: Any) -> CommandPlan:
@@ -67,4 +67,4 @@ def plan_job(build_plan: Planned, hosts: Hosts) -> Iterator[Planned]:
     yield plan
     for job_plan in plans:
         assert teardown(job_plan) == ()
-    assert hosts.left() == []
+    assert hosts.list_leftovers() == []

@@ -1,4 +1,4 @@
-"""What can be wrong with a host behind ssh, and how that is reported."""
+"""Faults of a host that ssh reaches, and how they are reported."""
 
 import os
 import shutil
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from tests import sshd
-from tests.ssh_jobs import Planned, failures
-from tests.sshd import Hosts, until
+from tests.ssh_jobs import Planned, describe_failed_checks
+from tests.sshd import Hosts, wait_until
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.model.errors import HostError
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
-SKIP_REASON = sshd.missing()
+SKIP_REASON = sshd.find_obstacle()
 pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 ])  # fmt: skip
 def test_unreachable_host_is_reported_in_one_sentence(build_plan: Planned, name: str, message: str) -> None:
     """An unreachable host is reported with ssh's message and the command that must work, before any start."""
-    (finding,) = failures(build_plan(nodes=1, options={"hosts": [name]})).splitlines()
+    (finding,) = describe_failed_checks(build_plan(nodes=1, options={"hosts": [name]})).splitlines()
     assert finding.startswith(f"{name}: reach it by ssh: ")
     assert message in finding
 
@@ -41,13 +41,13 @@ def test_unreachable_host_is_reported_in_one_sentence(build_plan: Planned, name:
     ({"hosts": [{"host": "host-a", "address": "gpu-x"}, "host-b"]}, "route from host-b to gpu-x: "),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")  # fmt: skip
 def test_host_that_lacks_something_is_reported(build_plan: Planned, options: dict[str, Any], message: str) -> None:
-    """What a host lacks is reported with a remedy before anything is started."""
+    """A missing interpreter, folder or route is reported with a remedy before anything is started."""
     plan = build_plan(options=options)
-    assert message in failures(plan)
+    assert message in describe_failed_checks(plan)
 
 
 def test_full_disk_on_a_host_is_reported(build_plan: Planned, hosts: Hosts) -> None:
-    """If a host has no room for the program and its supervisor, the error says so, and nothing stays behind."""
+    """If a host has no room for the program and its supervisor, the error names the host and nothing remains there."""
     small_disk = hosts.folder / "small"
     small_disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", small_disk], check=True)
@@ -61,49 +61,49 @@ def test_full_disk_on_a_host_is_reported(build_plan: Planned, hosts: Hosts) -> N
 
 
 def test_program_that_is_too_large_is_not_copied(build_plan: Planned, tmp_path: Path) -> None:
-    """A folder with large data in it is refused, with the alternatives, before anything is sent."""
+    """A source folder with large data is refused, with the alternatives, before anything is sent."""
     (tmp_path / "data").touch()
     os.truncate(tmp_path / "data", 300 * 2**20)
     with pytest.raises(HostError, match="it holds 300 MiB, and 200 MiB can be copied: see options"):
         submit(build_plan(options={"source": "."}), Deadlines())
 
 
-def test_removed_site_leaves_no_process(plan_job: Planned, hosts: Hosts) -> None:
-    """If the run's folder on a host is removed, its processes are found by their label and ended."""
+def test_processes_end_after_their_folder_was_removed(plan_job: Planned, hosts: Hosts) -> None:
+    """If the run's folder on a host was removed, teardown finds the processes by their label and ends them."""
     plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     _remove(hosts.folder / "host-a" / ".torchyard")
     with ProcessWatch(plan.processes) as watch:
-        until(lambda: watch.poll(0.1) and all(watch.states.values()))
+        wait_until(lambda: watch.poll(timeout_s=0.1) and all(watch.states.values()))
         assert {process_state["phase"] for process_state in watch.states.values()} <= {"running", "absent"}
     assert teardown(plan) == ()
-    assert hosts.left() == []
+    assert hosts.list_leftovers() == []
 
 
-def test_remains_of_a_site_are_brought_and_removed(plan_job: Planned, hosts: Hosts) -> None:
-    """If a part of the run's folder on a host is removed, the rest is brought and removed, and its processes end."""
+def test_remaining_files_of_a_host_are_fetched_and_removed(plan_job: Planned, hosts: Hosts) -> None:
+    """If part of the run's folder on a host was removed, teardown fetches the other files and ends the processes."""
     plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     (site,) = (hosts.folder / "host-a" / ".torchyard").iterdir()
     (site / "checkpoints" / "last.pt").write_text("step 100")
     _remove(site / "supervisor")
     assert teardown(plan) == ()
-    assert hosts.left() == []
+    assert hosts.list_leftovers() == []
     (fetched_files,) = {Path(plan_site.files) for plan_site in plan.sites if plan_site.host == "host-a"}
     assert (fetched_files / "checkpoints" / "last.pt").read_text() == "step 100"
 
 
 def test_host_that_cannot_be_torn_down_is_reported(build_plan: Planned, hosts: Hosts) -> None:
-    """Teardown reports a host that cannot be reached as left over."""
+    """Teardown reports a host that cannot be reached as a leftover."""
     (leftover,) = teardown(build_plan(options={"hosts": ["wrong-key", "host-b"]}))
     assert leftover.startswith("wrong-key: reach it by ssh: ")
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, into which processes may write compiled modules at the same time."""
+    """Remove a folder; retry, because processes may write compiled modules into it at the same time."""
 
     def is_gone() -> bool:
         shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
-    until(is_gone)
+    wait_until(is_gone)

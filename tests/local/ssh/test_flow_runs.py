@@ -1,5 +1,6 @@
-"""Whole runs on hosts behind ssh: the flow, its metrics, and lost launchers."""
+"""Whole runs on hosts that ssh reaches: the flow, its metrics, and lost launchers."""
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,13 +17,13 @@ from tests.sshd import Hosts
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 
-SKIP_REASON = sshd.missing()
+SKIP_REASON = sshd.find_obstacle()
 pytestmark = [pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON), pytest.mark.usefixtures("api")]
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Two hosts that the user's ssh can reach; no run outlives them."""
+    """Two hosts that the user's ssh can reach; their runs are swept before they stop."""
     ssh_hosts = Hosts(tmp_path / "ssh")
     try:
         ssh_hosts.start()
@@ -39,7 +40,7 @@ def build_host_options(hosts: Hosts) -> dict[str, object]:
 
 
 def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
-    """Two hosts train one network; its accuracy and checkpoint are fetched, and nothing is left on either host."""
+    """Two hosts train one network; its accuracy and checkpoint are fetched, and nothing remains on either host."""
     program = str(ROOT / "programs" / "digits.py")
     keys = {"nodes": 2, "metrics": "json-lines", "options": build_host_options(hosts)}
     state = train(str(write(program=program, args=["--epochs=2"], **keys)), return_state=True)
@@ -49,7 +50,7 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
     assert report.collected
     assert float(str(report.collected.metrics.rows[-1]["accuracy"])) > 0.8
     assert len(list(Path(report.folder).glob("attempt-1/node-*/files/checkpoints/*"))) == 1
-    assert (report.leftovers, hosts.left()) == ((), [])
+    assert (report.leftovers, hosts.list_leftovers()) == ((), [])
 
 
 # --- lost launchers
@@ -57,14 +58,16 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
 
 @pytest.fixture
 def lose_run(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., FlowRunProcesses]:
-    """A run of two ticking hosts whose process was killed."""
+    """Start a run on both hosts, and kill its launcher once both ranks print lines."""
 
     def create_lost_run(ticks: int, **keys: object) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()
         args = [f"--truth={tmp_path}/truth", f"--ticks={ticks}"]
         without_agent = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
-        run = FlowRunProcesses(write(program=TICK_PROGRAM, args=args, options=build_host_options(hosts), **without_agent, **keys))
-        run.lose(lambda: have_ranks_ticked(tmp_path))
+        run = FlowRunProcesses(
+            write(program=TICK_PROGRAM, args=args, options=build_host_options(hosts), **without_agent, **keys)
+        )
+        run.kill_when(lambda: have_ranks_ticked(tmp_path))
         return run
 
     return create_lost_run
@@ -74,44 +77,50 @@ def has_every_line_once(run: FlowRunProcesses, truth: Path) -> bool:
     """Whether every line of both hosts is in the local logs exactly once."""
     logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
     printed_lines = [path.read_text().splitlines() for path in truth.glob("*")]
-    return len(printed_lines) == 2 and all(logs.count(line) == 1 for lines in printed_lines for line in lines)
+    return len(printed_lines) == 2 and all(logs.count(line) == 1 for line in itertools.chain(*printed_lines))
 
 
-def test_lost_launcher_finds_its_job_there(lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path) -> None:
-    """After a SIGKILL the restarted run attaches to its hosts and gets every line exactly once."""
-    run = lose_run(ticks=60)
-    assert run.process().wait() == 0
-    assert run.state().is_completed()
-    assert has_every_line_once(run, tmp_path / "truth")
-    assert hosts.left() == []
-
-
-def test_hosts_end_a_job_that_nobody_looks_after(
+def test_restarted_launcher_attaches_to_its_hosts(
     lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path
 ) -> None:
-    """Without its launcher a job ends with its lease on every host; a later launch gets that cause and the logs."""
+    """After a SIGKILL the restarted run attaches to its hosts and gets every line exactly once."""
+    run = lose_run(ticks=60)
+    assert run.start_process().wait() == 0
+    assert run.read_state().is_completed()
+    assert has_every_line_once(run, tmp_path / "truth")
+    assert hosts.list_leftovers() == []
+
+
+def test_hosts_end_a_job_whose_lease_expires(
+    lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path
+) -> None:
+    """Every host ends the job when its lease expires; a later launch reports that cause and fetches the logs."""
     run = lose_run(ticks=6000, deadlines={"lease": "6s"})
-    wait_until(lambda: not any(hosts.processes(name) for name in hosts.addresses))
-    assert len([path for path in hosts.left() if path.endswith(".torchyard")]) == 2
-    assert run.process().wait() == 0
-    assert "its lease was not renewed for 6 s (deadlines.lease)" in str(run.state().message)
-    assert (has_every_line_once(run, tmp_path / "truth"), hosts.left()) == (True, [])
+    wait_until(lambda: not any(hosts.list_processes(name) for name in hosts.addresses))
+    assert len([path for path in hosts.list_leftovers() if path.endswith(".torchyard")]) == 2
+    assert run.start_process().wait() == 0
+    assert "its lease was not renewed for 6 s (deadlines.lease)" in str(run.read_state().message)
+    assert (has_every_line_once(run, tmp_path / "truth"), hosts.list_leftovers()) == (True, [])
 
 
-def test_sweep_clears_hosts_and_brings_all_home(lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path) -> None:
-    """A sweep here ends a run on its hosts whose launcher was killed, after fetching its logs."""
+def test_sweep_clears_the_hosts_and_fetches_the_logs(
+    lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path
+) -> None:
+    """A sweep on this machine ends a run whose launcher was killed, after fetching its logs from the hosts."""
     run = lose_run(ticks=6000)
     sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
-    assert (run.state().name, hosts.left()) == ("Swept", [])
+    assert (run.read_state().name, hosts.list_leftovers()) == ("Swept", [])
     assert has_every_line_once(run, tmp_path / "truth")
 
 
-def test_run_goes_on_from_another_machine(lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path) -> None:
-    """Another machine without any files of the run finds its job on the hosts and completes it with every line."""
+def test_run_continues_from_another_machine(
+    lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path
+) -> None:
+    """A machine without any files of the run finds its job on the hosts and completes it with every line."""
     run = lose_run(ticks=300)
-    hosts.forget()
+    hosts.age_renewals()
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "elsewhere")
-    assert run.process().wait() == 0
-    assert run.state().is_completed(), run.state().message
-    assert (has_every_line_once(run, tmp_path / "truth"), hosts.left()) == (True, [])
+    assert run.start_process().wait() == 0
+    assert run.read_state().is_completed(), run.read_state().message
+    assert (has_every_line_once(run, tmp_path / "truth"), hosts.list_leftovers()) == (True, [])
     assert run.folder.path.parent.name == "elsewhere"

@@ -1,19 +1,19 @@
-"""A rank that hangs on a host behind ssh, which has nothing of torchyard but what was copied there."""
+"""A rank that hangs on a host that ssh reaches, which has only those files of torchyard that were copied to it."""
 
 import pytest
 
 from tests import sshd
-from tests.hanging import NAME, PROGRAM, check_hang
-from tests.ssh_jobs import Planned, carry
+from tests.hanging_program import NAME, PROGRAM, check_hang
+from tests.ssh_jobs import Planned, run_steps
 from torchyard.model.run import Attempt
 
-SKIP_REASON = sshd.missing()
+SKIP_REASON = sshd.find_obstacle()
 pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 
 
 def test_hanging_rank_on_another_host_is_named(plan_job: Planned) -> None:
-    """The rank and its line are told from the host's log; the recorder is removed with the rest."""
+    """The host's log names the rank and its line, and the recorder is removed with the other files."""
     agents = {"agent": "torchrun", "rendezvous": "c10d"}
     plan = plan_job(name=NAME, code=PROGRAM, args=[], on_hang="fail", **agents)
-    outcome, collected = carry(plan)
+    outcome, collected = run_steps(plan)
     check_hang(Attempt(number=1, outcome=outcome, collected=collected))

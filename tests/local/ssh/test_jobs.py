@@ -1,4 +1,4 @@
-"""Jobs on hosts behind a real OpenSSH, also over a network that breaks."""
+"""Jobs on hosts with a real OpenSSH server, also over a network that breaks."""
 
 import os
 import threading
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests import sshd
-from tests.ssh_jobs import Planned, carry, files, texts
-from tests.sshd import Hosts, until
+from tests.ssh_jobs import Planned, read_fetched_files, read_log_texts, run_steps
+from tests.sshd import Hosts, wait_until
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
-SKIP_REASON = sshd.missing()
+SKIP_REASON = sshd.find_obstacle()
 pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 # Adds up the ranks of two processes.
 SUM_RANKS = """
@@ -36,24 +36,25 @@ if __name__ == "__main__":
 
 
 def test_job_runs_on_hosts_and_its_output_is_fetched(plan_job: Planned, hosts: Hosts) -> None:
-    """Both hosts run the program in their homes; its lines and files are fetched, and nothing is left there."""
+    """Both hosts run the program in their homes; its lines and files are fetched, and nothing remains on them."""
     plan = plan_job()
-    outcome, collected = carry(plan)
+    outcome, collected = run_steps(plan)
     assert (outcome.status.state, [log.lost for log in collected.logs]) == ("succeeded", ["", ""])
-    assert texts(plan, 1) == ["found", *(f"line {number}" for number in range(10))]
+    assert read_log_texts(plan, 1) == ["found", *(f"line {number}" for number in range(10))]
     assert teardown(plan) == ()
     home = hosts.folder / "host-b" / ".torchyard" / "sample-a1b2c3d4-1"
-    assert files(plan, 1) == {"checkpoints/rank-1": f"{home}/work"}
-    assert hosts.left() == []
+    assert read_fetched_files(plan, 1) == {"checkpoints/rank-1": f"{home}/work"}
+    assert hosts.list_leftovers() == []
 
 
 def test_next_attempt_finds_every_checkpoint(plan_job: Planned) -> None:
-    """The next attempt has every host's checkpoints on each host, because rank 0 may then be elsewhere."""
-    first, second = plan_job(), plan_job(attempt=2)
-    carry(first)
+    """The next attempt gets every host's checkpoints on each host, because rank 0 may then run on another one."""
+    first = plan_job()
+    second = plan_job(attempt=2)
+    run_steps(first)
     teardown(first)
-    carry(second)
-    assert [texts(second, node)[0] for node in (0, 1)] == ["found rank-0 rank-1"] * 2
+    run_steps(second)
+    assert [read_log_texts(second, node)[0] for node in (0, 1)] == ["found rank-0 rank-1"] * 2
 
 
 def test_folder_of_the_program_is_copied(plan_job: Planned, tmp_path: Path) -> None:
@@ -63,73 +64,76 @@ def test_folder_of_the_program_is_copied(plan_job: Planned, tmp_path: Path) -> N
     (tmp_path / "words.py").write_text("WORD = 'here'")
     code = "import os, words; print(words.WORD, os.path.exists('.git')); open('out.txt', 'w').write('new')"
     plan = plan_job(code=code, options={"source": "."})
-    carry(plan)
-    assert texts(plan, 0) == ["here False"]
+    run_steps(plan)
+    assert read_log_texts(plan, 0) == ["here False"]
     teardown(plan)
-    assert files(plan, 0) == {"work/out.txt": "new"}
+    assert read_fetched_files(plan, 0) == {"work/out.txt": "new"}
 
 
 def test_broken_connections_lose_no_line(plan_job: Planned, hosts: Hosts) -> None:
-    """Connections that are killed, or hang because the network is down, are reopened: no line is lost."""
+    """Connections that are killed, or hang because the network is down, are reopened, and no line is lost."""
     os.environ["TORCHYARD_SSH"] = f"{hosts.ssh} -oServerAliveInterval=1 -oServerAliveCountMax=1"
     plan = plan_job(args=["5"])
     with ThreadPoolExecutor(1) as pool:
         disturbance = pool.submit(disturb, hosts)
-        outcome, collected = carry(plan)
+        outcome, collected = run_steps(plan)
         disturbance.result()
     assert (outcome.status.state, [log.lost for log in collected.logs]) == ("succeeded", ["", ""])
-    assert [texts(plan, node)[1:] for node in (0, 1)] == [[f"line {number}" for number in range(500)]] * 2
+    assert [read_log_texts(plan, node)[1:] for node in (0, 1)] == [[f"line {number}" for number in range(500)]] * 2
 
 
 def disturb(hosts: Hosts) -> None:
     """Once the job has connections, kill those of one host and unplug the other."""
-    until(lambda: len(hosts.sessions("host-a")) >= 2 and len(hosts.sessions("host-b")) >= 2)
+    wait_until(lambda: len(hosts.list_sessions("host-a")) >= 2 and len(hosts.list_sessions("host-b")) >= 2)
     time.sleep(1)
-    hosts.cut("host-a")
+    hosts.kill_connections("host-a")
     hosts.unplug("host-b", 4)
 
 
 def test_unreachable_server_does_not_end_the_job(plan_job: Planned, hosts: Hosts) -> None:
-    """A host that is unreachable for seconds, while its job ends, is asked until it answers."""
+    """A host that is unreachable for seconds while its job ends is polled until it responds."""
     plan = plan_job(args=["2"])
     handle = submit(plan, Deadlines())
-    hosts.shut("host-b")
-    restart_timer = threading.Timer(3.0, lambda: hosts.serve("host-b"))
+    hosts.stop_server("host-b")
+    restart_timer = threading.Timer(3.0, lambda: hosts.start_server("host-b"))
     restart_timer.start()
     assert wait(handle).status.state == "succeeded"
     restart_timer.join()
-    assert texts(plan, 1)[-1] == "line 199"
+    assert read_log_texts(plan, 1)[-1] == "line 199"
 
 
 def test_failure_on_a_host_is_diagnosed(plan_job: Planned) -> None:
-    """The first host that fails ends the other, and its last lines give the cause."""
+    """The first host that fails ends the other one, and its last lines give the cause."""
     code = "import os, time\nif os.environ['RANK'] == '1': raise ValueError('no such planet')\ntime.sleep(60)"
-    outcome, collected = carry(plan_job(code=code))
+    outcome, collected = run_steps(plan_job(code=code))
     assert outcome.exit_codes["node-1"] == 1
     assert collected.failure
     assert (collected.failure.node, "no such planet" in collected.failure.sentence) == ("node-1", True)
 
 
 def test_logs_and_files_of_a_stopped_job_are_fetched(plan_job: Planned) -> None:
-    """A run that is torn down in the middle, without a watch, fetches its logs and files first."""
+    """Teardown of a running job that no process watches fetches its logs and files first."""
     plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     time.sleep(0.5)
     assert teardown(plan) == ()
-    assert "line 5" in texts(plan, 0)
-    assert "checkpoints/rank-0" in files(plan, 0)
+    assert "line 5" in read_log_texts(plan, 0)
+    assert "checkpoints/rank-0" in read_fetched_files(plan, 0)
 
 
 def test_this_machine_can_be_one_of_the_hosts(plan_job: Planned, hosts: Hosts) -> None:
-    """localhost can be one of the hosts, at the given address, and nothing is copied to it."""
+    """localhost can be one of the hosts, at the given address; nothing is copied to it."""
     local_host = {"host": "localhost", "address": f"{hosts.network}.254"}
     plan = plan_job(code=SUM_RANKS, args=["spawn", "env://"], options={"hosts": [local_host, "host-b"]})
-    outcome, _ = carry(plan)
-    assert [outcome.status.state, texts(plan, 0)[-1], texts(plan, 1)[-1]] == ["succeeded", *["the sum is 3.0"] * 2]
+    outcome, _ = run_steps(plan)
+    assert [outcome.status.state, read_log_texts(plan, 0)[-1], read_log_texts(plan, 1)[-1]] == [
+        "succeeded",
+        *["the sum is 3.0"] * 2,
+    ]
 
 
 def test_second_submit_attaches_to_the_job(plan_job: Planned) -> None:
-    """A second submit starts nothing twice, and no longer needs the program here."""
+    """A second submit starts no process, and does not need the program on this machine any more."""
     plan = plan_job(args=["60"])
     first = submit(plan, Deadlines())
     assert plan.sites[0].work
@@ -140,19 +144,19 @@ def test_second_submit_attaches_to_the_job(plan_job: Planned) -> None:
 
 
 def test_interface_between_the_hosts_is_found(plan_job: Planned) -> None:
-    """gloo and NCCL get the interface that leads to the other hosts, unless the user has set one."""
+    """gloo and NCCL get the interface with the route to the other hosts, unless the user has set one."""
     code = "import os; print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
     plan = plan_job(code=code, env={"NCCL_SOCKET_IFNAME": "ib0"})
-    carry(plan)
-    assert [texts(plan, node) for node in (0, 1)] == [["eth7 ib0"]] * 2
+    run_steps(plan)
+    assert [read_log_texts(plan, node) for node in (0, 1)] == [["eth7 ib0"]] * 2
 
 
 def test_several_agents_share_a_host(plan_job: Planned) -> None:
-    """A host that is named twice has two agents, one folder, and its GPUs split between them."""
+    """A host that is named twice runs two agents in one folder, with its GPUs split between them."""
     code = "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'], os.getcwd())"
     plan = plan_job(code=code, options={"hosts": ["host-a", "host-a"]}, resources={"gpus": 2})
-    carry(plan)
-    (first, second) = (texts(plan, node)[0].split() for node in (0, 1))
+    run_steps(plan)
+    (first, second) = (read_log_texts(plan, node)[0].split() for node in (0, 1))
     assert (first[:2], second[:2], first[2] == second[2]) == (["0", "0,1"], ["1", "2,3"], True)
 
 
@@ -162,12 +166,12 @@ def test_several_agents_share_a_host(plan_job: Planned) -> None:
     {"rendezvous": "file", "args": ["spawn", "{rendezvous}"]},
 ], ids=lambda keys: f"{keys.get('agent', 'spawn')}-{keys['rendezvous']}")  # fmt: skip
 def test_every_rendezvous_works_between_hosts(plan_job: Planned, tmp_path: Path, keys: dict[str, Any]) -> None:
-    """Processes of two hosts add up their ranks, however they are started and however they meet."""
+    """Processes of two hosts add up their ranks with every agent and rendezvous."""
     (tmp_path / "disk").mkdir()
     shared_file = {"shared_file": str(tmp_path / "disk" / "meet")} if keys["rendezvous"] == "file" else {}
-    plan = plan_job(code=SUM_RANKS, **{"args": [], **keys}, **shared_file)
-    outcome, _ = carry(plan)
-    sums = [text for node in (0, 1) for text in texts(plan, node) if "the sum is" in text]
+    plan = plan_job(code=SUM_RANKS, **({"args": []} | keys), **shared_file)
+    outcome, _ = run_steps(plan)
+    sums = [text for node in (0, 1) for text in read_log_texts(plan, node) if "the sum is" in text]
     assert (outcome.status.state, len(sums), teardown(plan)) == ("succeeded", 2, ())
     assert all(text.endswith("the sum is 3.0") for text in sums)
     assert list((tmp_path / "disk").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Another machine takes over a job on hosts behind ssh; its own folder stands for its own disk."""
+"""Another machine takes over a job on hosts that ssh reaches; a separate runs folder acts as its disk."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,8 @@ import pytest
 
 from tests import sshd
 from tests.conftest import RUN_ID, Write, load
-from tests.ssh_jobs import Planned, failures, texts, told
-from tests.sshd import Hosts, until
+from tests.ssh_jobs import Planned, describe_checks, describe_failed_checks, read_log_texts
+from tests.sshd import Hosts, wait_until
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.staging import find_last_attempt
 from torchyard.model.errors import RunInUseError
@@ -19,12 +19,12 @@ from torchyard.run.takeover import adopt_run
 from torchyard.steps.submit import submit
 from torchyard.steps.wait import wait
 
-SKIP_REASON = sshd.missing()
+SKIP_REASON = sshd.find_obstacle()
 pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 SERVE = """
 import os, socket, sys, time
 if os.environ["RANK"] == "0":
-    kept = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+    server = socket.create_server(("", int(os.environ["MASTER_PORT"])))
 print("serves")
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.1)
@@ -34,20 +34,21 @@ while not os.path.exists(sys.argv[1]):
 def test_run_continues_from_another_machine(
     plan_job: Planned, build_plan: Planned, hosts: Hosts, tmp_path: Path
 ) -> None:
-    """Once no launcher renews a job, another machine attaches to it, accepts its port and gets its whole log."""
+    """Once no launcher renews a job, another machine accepts its used port, attaches to it and gets its complete log."""
     keys = {"code": SERVE, "args": [str(tmp_path / "enough")]}
-    first, second = plan_job(**keys), build_plan(**keys, run="elsewhere")
+    first = plan_job(**keys)
+    second = build_plan(**keys, run="elsewhere")
     submit(first, Deadlines())
-    until(lambda: "is held by this run" in told(second), 30)
-    hosts.forget()
-    assert (failures(second), find_last_attempt(second)) == ("", 1)
+    wait_until(lambda: "is held by this run" in describe_checks(second), 30)
+    hosts.age_renewals()
+    assert (describe_failed_checks(second), find_last_attempt(second)) == ("", 1)
     handle = submit(second, Deadlines())
     (tmp_path / "enough").touch()
-    assert (handle.created, wait(handle).status.state, texts(second, 0)) == (False, "succeeded", ["serves"])
+    assert (handle.created, wait(handle).status.state, read_log_texts(second, 0)) == (False, "succeeded", ["serves"])
 
 
 def test_machine_without_files_of_the_run_finds_the_attempt(plan_job: Planned, write: Write, tmp_path: Path) -> None:
-    """A run whose second attempt is on its hosts continues with that one, and keeps its count of attempts."""
+    """A run whose second attempt is on its hosts continues with that attempt, and keeps its count of attempts."""
     plan = plan_job(attempt=2, args=["60"])
     submit(plan, Deadlines())
     options = {"hosts": [process.host for process in plan.processes]}
@@ -59,20 +60,20 @@ def test_machine_without_files_of_the_run_finds_the_attempt(plan_job: Planned, w
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_owned_job_is_not_taken_over(plan_job: Planned, build_plan: Planned, attempt: int) -> None:
-    """While one machine owns a run, another one is refused, with the owner's name, for this and the next attempt."""
+    """While one machine owns a run, another one is refused for this attempt and the next; the error names the owner."""
     plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     with ProcessWatch(plan.processes) as watch, ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit, build_plan(attempt, run="elsewhere"), Deadlines())
-        until(lambda: watch.poll(0.1) is None or second.done(), 30)
+        wait_until(lambda: watch.poll(timeout_s=0.1) is None or second.done(), 30)
         with pytest.raises(RunInUseError, match=rf"is owned by {socket.gethostname()}:.*/run#\w+; this process exits"):
             second.result()
 
 
 def test_launcher_whose_run_was_taken_over_exits(plan_job: Planned, build_plan: Planned, hosts: Hosts) -> None:
-    """A machine whose run another one has taken over in the meantime is told so, and leaves."""
+    """A launcher whose run was taken over by another machine reports that machine and exits."""
     first = submit(plan_job(args=["60"]), Deadlines())
-    hosts.forget()
+    hosts.age_renewals()
     submit(build_plan(args=["60"], run="elsewhere"), Deadlines())
     with pytest.raises(RunInUseError, match=r"/elsewhere#\w+; this process exits"):
         wait(first)

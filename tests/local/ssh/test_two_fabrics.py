@@ -1,4 +1,4 @@
-"""A benchmark of two networks between two hosts behind ssh, each as slow as wanted, beside what iperf3 measures."""
+"""A benchmark of two shaped networks between two hosts that ssh reaches, compared with iperf3."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from flows.train import train
 from tests import sshd
 from tests.conftest import Write
 from tests.flow_processes import serving_runs
-from tests.sshd import Hosts, ip
+from tests.sshd import Hosts, run_ip
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders, runs_folder
 
-SKIP_REASON = sshd.missing() or ("" if shutil.which("tc") else "no tc: apt-get install -y iproute2")
+SKIP_REASON = sshd.find_obstacle() or ("" if shutil.which("tc") else "no tc: apt-get install -y iproute2")
 pytestmark = [pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON), pytest.mark.usefixtures("api")]
 RATES_MBIT = {"eth7": 400, "eth8": 100}
 BITS_PER_GB = 8e9
@@ -39,38 +39,38 @@ fabrics:
 
 @pytest.fixture
 def host_a_addresses(hosts: Hosts) -> Iterator[dict[str, str]]:
-    """The hosts with a second network, both shaped; yields host-a's address in each."""
+    """Add a second network between the hosts, and shape both; yields host-a's address by the name of the link."""
     second_network = f"{hosts.network.rpartition('.')[0]}.78"
-    pids = {name: hosts.inside(name)[2] for name in hosts.addresses}
-    ip(f"link add eth8 netns {pids['host-a']} type veth peer name eth8 netns {pids['host-b']}")
+    pids = {name: hosts.get_prefix(name)[2] for name in hosts.addresses}
+    run_ip(f"link add eth8 netns {pids['host-a']} type veth peer name eth8 netns {pids['host-b']}")
     for number, pid in enumerate(pids.values(), 1):
-        ip(f"address add {second_network}.{number}/24 dev eth8", "link set eth8 up", inside=pid)
+        run_ip(f"address add {second_network}.{number}/24 dev eth8", "link set eth8 up", namespace_pid=pid)
     for name in pids:
         for link, mbit in RATES_MBIT.items():
             tc_command = f"tc qdisc replace dev {link} root tbf rate {mbit}mbit burst 64kb latency 200ms"
-            subprocess.run([*hosts.inside(name), *tc_command.split()], check=True)
+            subprocess.run([*hosts.get_prefix(name), *tc_command.split()], check=True)
     yield {"eth7": hosts.addresses["host-a"], "eth8": f"{second_network}.1"}
     for name in pids:
-        subprocess.run([*hosts.inside(name), "tc", "qdisc", "del", "dev", "eth7", "root"], check=True)
-    ip("link delete eth8", inside=pids["host-a"])
+        subprocess.run([*hosts.get_prefix(name), "tc", "qdisc", "del", "dev", "eth7", "root"], check=True)
+    run_ip("link delete eth8", namespace_pid=pids["host-a"])
 
 
 def _measure_link(hosts: Hosts, address: str) -> float:
-    """What iperf3 sends from host-b to this address of host-a, in GB/s."""
-    with subprocess.Popen([*hosts.inside("host-a"), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
-        iperf_client = [*hosts.inside("host-b"), "iperf3", "-c", address, "-t", "3", "-O", "1", "-J"]
-        sshd.until(lambda: _is_listening(hosts))
+    """The bandwidth from host-b to this address of host-a that iperf3 measures, in GB/s."""
+    with subprocess.Popen([*hosts.get_prefix("host-a"), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
+        iperf_client = [*hosts.get_prefix("host-b"), "iperf3", "-c", address, "-t", "3", "-O", "1", "-J"]
+        sshd.wait_until(lambda: _is_listening(hosts))
         result = json.loads(subprocess.run(iperf_client, capture_output=True, text=True, check=True).stdout)
     return float(result["end"]["sum_received"]["bits_per_second"]) / BITS_PER_GB
 
 
 def _is_listening(hosts: Hosts) -> bool:
-    completed = subprocess.run([*hosts.inside("host-a"), "ss", "-ltn"], capture_output=True, text=True, check=True)
+    completed = subprocess.run([*hosts.get_prefix("host-a"), "ss", "-ltn"], capture_output=True, text=True, check=True)
     return ":5201" in completed.stdout
 
 
 def test_each_network_is_measured_at_its_rate(hosts: Hosts, host_a_addresses: dict[str, str], write: Write) -> None:
-    """The variables of a fabric choose the interface: each bandwidth is that of its network, and of iperf3 there."""
+    """Each fabric's variables select its interface, and the benchmark measures the shaped rate, as iperf3 does."""
     shape_path = Path(os.environ["TORCHYARD_RUNS"]).parent / "hardware" / "lab" / "pair.yaml"
     shape_path.parent.mkdir(parents=True)
     shape_path.write_text(SHAPE)
@@ -99,5 +99,6 @@ def test_each_network_is_measured_at_its_rate(hosts: Hosts, host_a_addresses: di
         print({link: f"{rate:.4g} GB/s by iperf3" for link, rate in iperf_busbw.items()})
         for link, mbit in RATES_MBIT.items():
             assert 0.8 < iperf_busbw[link] / (mbit / 8e3) < 1.05
-    assert [report.leftovers for folder in list_run_folders() if (report := folder.report())] == [(), ()]
-    assert hosts.left() == []
+    reports = [folder.report() for folder in list_run_folders()]
+    assert [report.leftovers for report in reports if report] == [(), ()]
+    assert hosts.list_leftovers() == []

@@ -29,13 +29,13 @@ def test_program_alone_is_told_its_place(planned: Planned) -> None:
 
 @KUBERNETES
 @pytest.mark.parametrize(("rendezvous", "scheme"), [("static", "tcp://"), ("env", "env://")])
-def test_arguments_are_filled_in(planned: Planned, launcher: str, rendezvous: str, first: str) -> None:
+def test_arguments_are_filled_in(planned: Planned, launcher: str, rendezvous: str, scheme: str) -> None:
     """Names in braces in the arguments are replaced by the job's values, and the rank is the pod's own."""
     plan = planned(launcher=launcher, nodes=2, processes=4, rendezvous=rendezvous, agent="none", args=ARGUMENTS)
     *args, rank, url = get_command(plan)[-5:]
     assert args == ["--nodes=2", "--each=4", "--of=8"]
     assert rank in ("--rank=$(TORCHYARD_NODE)", "--rank=$(RANK)")
-    assert url.startswith(f"--at={first}")
+    assert url.startswith(f"--at={scheme}")
 
 
 @KUBERNETES

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, command_plan_of
-from tests.lone_processes import lone_profile
+from tests.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.find import fetch_run_to_resume, find_run
 from torchyard.cli.main import main
@@ -21,7 +21,7 @@ def run(write: Write, tmp_path: Path) -> RunFolder:
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
     archived.record_event("start", run="an-id", folder=str(tmp_path / "gone" / archived.name))
-    plan = command_plan_of(lone_profile(write), tmp_path / "gone" / archived.name)
+    plan = command_plan_of(build_lone_profile(write), tmp_path / "gone" / archived.name)
     archived.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     return archived
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.conftest import Write, load, plan_of
-from tests.nccl_lines import socket_node
+from tests.nccl_lines import list_socket_lines
 from tests.reports import short_report
 from torchyard.cli.main import main
 from torchyard.common import secrets
@@ -98,7 +98,7 @@ def test_logs_name_the_network(write: Write, capsys: pytest.CaptureFixture[str])
     folder.path.mkdir(parents=True)
     folder.save_attempt_plan(1, AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines()))
     (only,) = short_report().attempts
-    verdict = evaluate_fabric(parse_nccl_log(socket_node("a")), Expect(transport="roce"), 2)
+    verdict = evaluate_fabric(parse_nccl_log(list_socket_lines("a")), Expect(transport="roce"), 2)
     folder.save_ended(only.model_copy(update={"collected": only.collected.model_copy(update={"fabric": verdict})}))
     assert main(["logs", folder.name]) == 0
     captured = capsys.readouterr()

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import KEY, noisy_nights, recorded
+from tests.histories import KEY, build_records, draw_noisy_values
 from torchyard.cli.main import main
 from torchyard.run.folder import runs_folder
-from torchyard.trend.records import history_path, keep_record
+from torchyard.trend.records import history_path, store_record
 
 
 @pytest.fixture
 def history() -> Path:
     """A history of twenty nights."""
     path = history_path(runs_folder(), KEY)
-    for record in recorded([*noisy_nights(1, 0.01, 19), 150.0]):
-        keep_record(path, record)
+    for record in build_records([*draw_noisy_values(1, 0.01, 19), 150.0]):
+        store_record(path, record)
     return path
 
 
@@ -27,7 +27,7 @@ def test_histories_are_listed(history: Path, capsys: pytest.CaptureFixture[str])
 
 def test_history_of_one_run_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """A history that has just begun has 1 run, not 1 runs."""
-    keep_record(history_path(runs_folder(), KEY), recorded([1.0])[0])
+    store_record(history_path(runs_folder(), KEY), build_records([1.0])[0])
     assert main(["trend"]) == 0
     assert capsys.readouterr().out.split("  ")[1] == "1 run"
 
@@ -63,7 +63,7 @@ def test_plot_is_written(history: Path, tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("history")
 def test_unknown_history_is_told_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """A name without a history is an error that lists the histories; so is a profile with two of them."""
-    keep_record(history_path(runs_folder(), other := KEY.model_copy(update={"nodes": "4x1"})), recorded([1.0])[0])
+    store_record(history_path(runs_folder(), other := KEY.model_copy(update={"nodes": "4x1"})), build_records([1.0])[0])
     assert main(["trend", "nope"]) == 1
     assert f"there is no such history; there are: {KEY.stem}, {other.stem}" in capsys.readouterr().err
     assert main(["trend", KEY.profile]) == 1

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, command_plan_of
-from tests.hangs import ALL_REDUCE, HANG, RECORDS, STRAGGLER, WAITS, line_of, record
-from tests.lone_processes import lone_profile
+from tests.hang_examples import (
+    ALL_REDUCE,
+    HANG,
+    RECORDS,
+    STRAGGLER,
+    WAITING_STACK,
+    build_job_record,
+    format_record_line,
+)
+from tests.lone_processes import build_lone_profile
 from tests.reports import report
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.main import main
@@ -22,7 +30,7 @@ from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, S
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 from torchyard.steps.hang_files import write_hang_files
 
-IN_TORCH = WAITS[0].model_copy(update={"file": "/usr/lib/python3.12/site-packages/torch/d.py"})
+IN_TORCH = WAITING_STACK[0].model_copy(update={"file": "/usr/lib/python3.12/site-packages/torch/d.py"})
 STAMP = "2026-11-21T08:00:47.123Z node-0 | "
 
 
@@ -30,7 +38,7 @@ STAMP = "2026-11-21T08:00:47.123Z node-0 | "
 def run(write: Write) -> RunFolder:
     """A run of one node that has begun an attempt."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
-    plan = command_plan_of(lone_profile(write), folder.path)
+    plan = command_plan_of(build_lone_profile(write), folder.path)
     folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     folder.record_event("start", run="an-id", folder=str(folder.path))
     return folder
@@ -40,7 +48,7 @@ def report_ranks(run: RunFolder, *records: RankRecord) -> None:
     """Write records into the node's log, between lines of the program."""
     (log,) = run.plans()[-1].nodes.values()
     Path(log).parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{STAMP}[default0]:epoch 1", *(STAMP + line_of(record) for record in records), f"{STAMP}epoch 2"]
+    lines = [f"{STAMP}[default0]:epoch 1", *(STAMP + format_record_line(record) for record in records), f"{STAMP}epoch 2"]
     Path(log).write_text("\n".join([*lines, ""]))
 
 
@@ -59,7 +67,7 @@ def ask(run: RunFolder, capsys: pytest.CaptureFixture[str], *words: str) -> list
 def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """While no hang is known, a table says what each rank does, by its last record."""
     healthy = [record.model_copy(update={"kind": "pulse"}) for record in RECORDS.values()]
-    report_ranks(run, record(0, stalled_s=1.0), *healthy)
+    report_ranks(run, build_job_record(0, stalled_s=1.0), *healthy)
     head, columns, first, _, third, last = ask(run, capsys)
     assert head == "no rank is known to hang; the last report of each:"
     assert columns.split() == ["rank", "node", "collectives", "done", "waits", "in", "place", "since", "seen", "(UTC)"]
@@ -73,7 +81,7 @@ def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureF
 
 def test_rank_that_has_not_reported_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """A rank without a record is not left out in silence."""
-    report_ranks(run, record(1, world=6))
+    report_ranks(run, build_job_record(1, world=6))
     assert ask(run, capsys)[-1] == "not reported: rank 0, 2-5"
 
 
@@ -144,7 +152,7 @@ def test_nothing_of_a_record_reaches_the_terminal_as_more_than_text(
 ) -> None:
     """Names and numbers in a record come from the job, and may be anything: such a record is none."""
     evil = Frame(function="\x1b[2Jx\n0  all is well", file="a.py", line=1)
-    report_ranks(run, record(0, stack=(evil,), at=1e300, stalled_s=12345.0, world=10**15))
+    report_ranks(run, build_job_record(0, stack=(evil,), at=1e300, stalled_s=12345.0, world=10**15))
     (log,) = run.plans()[-1].nodes.values()
     Path(log).write_text(Path(log).read_text().replace("12345.0", "Infinity"))
     lines = ask(run, capsys)
@@ -154,7 +162,7 @@ def test_nothing_of_a_record_reaches_the_terminal_as_more_than_text(
 
 def test_thousand_ranks_are_shortened(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """Of many ranks the first and the last are shown, and where the others are found."""
-    report_ranks(run, *(record(rank, world=1000, kind="pulse") for rank in range(1000)))
+    report_ranks(run, *(build_job_record(rank, world=1000, kind="pulse") for rank in range(1000)))
     lines = ask(run, capsys)
     assert len(lines) == 131
     assert "    ... 872 more: see --json" in lines
@@ -163,7 +171,7 @@ def test_thousand_ranks_are_shortened(run: RunFolder, capsys: pytest.CaptureFixt
 def test_collectives_are_counted_by_group() -> None:
     """One group needs no name, several do, and not all of many are listed."""
     done = GroupProgress(enqueued=7, completed=6)
-    counted = [_count_collectives(record(0, groups=dict.fromkeys(names, done))) for names in ("", "0", "01", "012345")]
+    counted = [_count_collectives(build_job_record(0, groups=dict.fromkeys(names, done))) for names in ("", "0", "01", "012345")]
     assert counted == ["", "6", "0: 6, 1: 6", "0: 6, 1: 6, 2: 6, 3: 6, 2 more"]
     assert ALL_REDUCE.group == "0"
 

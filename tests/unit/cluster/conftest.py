@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.leases import OrphanedRun, Make, build_lease
+from tests.leases import Make, OrphanedRun, build_lease
 from tests.pod_jobs import Job
 from torchyard.cluster import orphans
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.pod_jobs import run_later, build_lines
+from tests.pod_jobs import build_lines, run_later
 from torchyard.cluster import create, lease
 from torchyard.cluster.checks.admission import check_admission
 from torchyard.kube.client import Client

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.pod_jobs import Job, run_later, build_lines, slow_log
+from tests.pod_jobs import Job, build_lines, run_later, slow_log
 from tests.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch

@@ -6,7 +6,7 @@ from email.utils import formatdate
 import pytest
 
 from tests.fake_api import FakeApi, Handler
-from tests.leases import NO_RUN_ALIVE, ID, RUN, Make, find_removable, find_kept_reasons, format_time, sweep
+from tests.leases import ID, NO_RUN_ALIVE, RUN, Make, find_kept_reasons, find_removable, format_time, sweep
 from torchyard.cluster import orphans
 from torchyard.cluster.orphans import SweepScope
 from torchyard.kube.client import Client, get_cluster_client

@@ -5,7 +5,20 @@ from typing import Any
 import pytest
 
 from tests.fake_api import FakeApi
-from tests.leases import NO_RUN_ALIVE, ID, JOBS, RUN, Make, find_removable, exists, find_kept_reasons, build_lease, format_time, sweep, build_object
+from tests.leases import (
+    ID,
+    JOBS,
+    NO_RUN_ALIVE,
+    RUN,
+    Make,
+    build_lease,
+    build_object,
+    exists,
+    find_kept_reasons,
+    find_removable,
+    format_time,
+    sweep,
+)
 from torchyard.model.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("unwatched")

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.fake_objects import Object
-from tests.pod_jobs import NODES, Job, run_later, build_lines, slow_log
+from tests.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.waiting import wait_until
 from torchyard.cluster import stop
 from torchyard.cluster.backend import ClusterBackend

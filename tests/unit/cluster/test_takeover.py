@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import Write
 from tests.fake_api import FakeApi
-from tests.leases import JOBS, RUN, format_time, build_object
-from tests.lost_machines import OUTCOME, KEY, adopt_folder, seal_ending, seal_outcome, put_lease
+from tests.leases import JOBS, RUN, build_object, format_time
+from tests.lost_machines import KEY, OUTCOME, adopt_folder, put_lease, seal_ending, seal_outcome
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.profile import Profile

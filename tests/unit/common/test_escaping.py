@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.markdown import render_markdown
+from tests.markdown import render_html
 from torchyard.common.escaping import (
     escape_markdown,
     escape_paragraph,
@@ -26,19 +26,19 @@ def test_a_quoted_line_is_shown_as_it_was_written(text: str) -> None:
     """Escaped text is rendered by Markdown exactly as it was written."""
     import html
 
-    assert html.unescape(render_markdown(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
+    assert html.unescape(render_html(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
 
 
 @given(st.text(max_size=60))
 @settings(max_examples=200)
 def test_a_fence_shows_any_text(text: str) -> None:
     """A code block's fence is longer than any run of backticks inside."""
-    assert render_markdown("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
+    assert render_html("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
 
 
 def test_code_holds_backticks_and_bars() -> None:
     """Inline code may contain any character, as a path may."""
-    assert render_markdown(format_code("a`b")) == "<p><code>a`b</code></p>\n"
+    assert render_html(format_code("a`b")) == "<p><code>a`b</code></p>\n"
     assert format_code("a|b") == "`a\\|b`"
 
 
@@ -49,7 +49,7 @@ def test_addresses_and_mentions_are_not_links() -> None:
 
 def test_several_lines_stay_several_lines() -> None:
     """A text of several lines, such as preflight's findings, keeps its line breaks."""
-    assert render_markdown(escape_paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
+    assert render_html(escape_paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
 
 
 def test_control_codes_except_tab_and_newline_are_removed() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.failure_logs import block, read
+from tests.failure_logs import build_summary_entry, diagnose_lines
 from torchyard.diagnosis.collective_timeout import RankLine, TimeoutExplanation, explain_timeout
 
 # The watchdog's messages in torch 1.9, 1.13, 2.0, 2.1, 2.3 and 2.6.
@@ -72,7 +72,7 @@ def explain(*logs: tuple[int | None, list[str]]) -> TimeoutExplanation:
 def test_timeout_is_not_an_nccl_error(version: str) -> None:
     """The exception with which the watchdog ends its process is not the cause: the timeout before it is."""
     lines = [f"[default0]:{line}" for line in watchdog(0, version=version)]
-    failure = read({"node_0": 1}, node_0=[*lines, *block(0, 0, -6, 10)])
+    failure = diagnose_lines({"node_0": 1}, node_0=[*lines, *build_summary_entry(0, 0, -6, 10)])
     assert (failure.cause, failure.rank, failure.retry) == ("nccl-timeout", 0, True)
     assert failure.sentence.startswith("Rank 0 on node-0 waited 1,803 s for ALLREDUCE")
 

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.stuck_pods import NOT_FOUND, NOW, event, of_job, pod, stamp, told, why
+from tests.stuck_pods import (
+    NOT_FOUND,
+    NOW,
+    build_job_event,
+    build_pod,
+    build_pod_event,
+    explain,
+    format_time,
+    summarize,
+)
 from torchyard.diagnosis.event_rules import find_event_rules, get_first_seen, get_last_seen
 from torchyard.diagnosis.no_progress import ClusterContext
 from torchyard.model.plan import ManifestPlan
@@ -26,7 +35,7 @@ EVENTS = {
 def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
     """An event gives a cause with the pod's name, and whether another attempt may succeed."""
     reason, message, cause, retry = EVENTS[case]
-    diagnosis = told(why(plan, ClusterContext([event(plan, reason, message)]), worker_0=pod()))
+    diagnosis = summarize(explain(plan, ClusterContext([build_pod_event(plan, reason, message)]), worker_0=build_pod()))
     assert (diagnosis[0], diagnosis[2]) == (cause, retry)
     assert diagnosis[1].startswith("worker-0: ")
     assert diagnosis[1].endswith(f"({reason}: {message})")
@@ -35,7 +44,7 @@ def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
 def test_event_ends_the_job_after_the_patience_of_its_cause(plan: ManifestPlan) -> None:
     """A missing Secret may still be created: it ends the job after 90 s, not at once."""
     diagnoses = [
-        why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=pod()) for ago in (30, 100)
+        explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=build_pod()) for ago in (30, 100)
     ]
     assert [diagnosis.is_final for diagnosis in diagnoses if diagnosis] == [False, True]
 
@@ -43,8 +52,8 @@ def test_event_ends_the_job_after_the_patience_of_its_cause(plan: ManifestPlan) 
 @pytest.mark.parametrize(("error_tail", "is_final"), [(USED, False), (WHOLE, True)])
 def test_quota_used_by_other_jobs_does_not_end_the_job(plan: ManifestPlan, error_tail: str, is_final: bool) -> None:
     """A quota that others use up may become free; a request above the whole quota never succeeds."""
-    diagnosis = why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + error_tail)]))
-    assert told(diagnosis)[0] == "quota"
+    diagnosis = explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", GO + error_tail)]))
+    assert summarize(diagnosis)[0] == "quota"
     assert diagnosis
     assert diagnosis.is_final is is_final
 
@@ -62,13 +71,13 @@ def test_quota_used_by_other_jobs_does_not_end_the_job(plan: ManifestPlan, error
 )
 def test_refused_pods_name_the_reason(plan: ManifestPlan, message: str, clause: str) -> None:
     """A refusal by a webhook, a policy or Pod Security is distinguished from a missing object."""
-    diagnosis = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", message)])))
+    diagnosis = summarize(explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", message)])))
     assert (diagnosis[0], clause in diagnosis[1], message in diagnosis[1]) == ("pod-refused", True, True)
 
 
 def test_only_the_message_of_a_go_error_is_quoted(plan: ManifestPlan) -> None:
     """Only the API server's message is quoted from an error that Volcano prints as a Go struct."""
-    sentence = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + USED)])))[1]
+    sentence = summarize(explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", GO + USED)])))[1]
     quote = 'pods "a" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=7, limited: cpu=8'
     assert sentence.endswith(f"(FailedCreate: {quote})")
 
@@ -95,9 +104,9 @@ def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
 @pytest.mark.parametrize(
     ("times", "first", "last"),
     [
-        ({"firstTimestamp": stamp(90), "lastTimestamp": stamp(10)}, NOW - 90, NOW - 10),
-        ({"eventTime": stamp(90), "series": {"lastObservedTime": stamp(5)}}, NOW - 90, NOW - 5),
-        ({"firstTimestamp": None, "metadata": {"creationTimestamp": stamp(70)}}, NOW - 70, NOW - 70),
+        ({"firstTimestamp": format_time(90), "lastTimestamp": format_time(10)}, NOW - 90, NOW - 10),
+        ({"eventTime": format_time(90), "series": {"lastObservedTime": format_time(5)}}, NOW - 90, NOW - 5),
+        ({"firstTimestamp": None, "metadata": {"creationTimestamp": format_time(70)}}, NOW - 70, NOW - 70),
         ({"firstTimestamp": 7, "series": "x"}, 0.0, 0.0),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.failure_logs import read
+from tests.failure_logs import diagnose_lines
 from torchyard.diagnosis.evidence import extract_details, quote_match
 
 
@@ -25,7 +25,7 @@ def test_quote_contains_the_match(offset: int) -> None:
 def test_proof_in_the_middle_of_a_line_is_shown() -> None:
     """A sentence quotes the part of the line that proves its cause, not the beginning of the line."""
     line = f"{{{'a: 1, ' * 60}}} RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert "CUDA error: an illegal memory access" in read({"node_0": 1}, node_0=[line]).sentence
+    assert "CUDA error: an illegal memory access" in diagnose_lines({"node_0": 1}, node_0=[line]).sentence
 
 
 COMPLETION = "NET/IB: Got completion from peer 10.0.0.5<44> with status=12 opcode=0 len=0 vendor err 129 (Send) "

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.ended_pods import ended_pod
+from tests.ended_pods import build_ended_pod
 from tests.recording import EPOCH
-from tests.stuck_pods import KINDS, NOW, PODS, READS, pod, stamp, standing
+from tests.stuck_pods import KINDS, NOW, PODS, READS, build_pod, build_stalled_job, format_time
 from torchyard.diagnosis import job_status
 from torchyard.launchers import registry
 from torchyard.model.run import Observation
@@ -15,16 +15,16 @@ from torchyard.model.run import Observation
 
 def test_pod_that_was_killed_with_the_job_is_not_its_cause() -> None:
     """If two pods ended in the same second, the one that was not deleted is the cause."""
-    killed = ended_pod("Failed", 137, 20, deletionTimestamp="2023-11-14T22:13:35Z")
-    states = {"Pod/worker-0": killed, "Pod/worker-1": ended_pod("Failed", 7, 20)}
+    killed = build_ended_pod("Failed", 137, 20, deletionTimestamp="2023-11-14T22:13:35Z")
+    states = {"Pod/worker-0": killed, "Pod/worker-1": build_ended_pod("Failed", 7, 20)}
     status = job_status.build_failed_status(Observation(states, frozenset()), "")
     assert status.reason == "worker-1 ended with exit code 7"
 
 
 def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
     """If a pod is deleted and its peers then fail, the deletion is the cause, and a retry is worthwhile."""
-    removed = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
-    states = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": removed}
+    removed = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
+    states = {"Pod/worker-1": build_ended_pod("Failed", 1, 21), "Removed/worker-0": removed}
     failure = job_status.build_failed_status(Observation(states, frozenset()), "").failure
     assert failure
     assert (failure.cause, failure.node, failure.retry) == ("pod-deleted", "worker-0", True)
@@ -32,8 +32,8 @@ def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
 
 def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
     """A pod that was deleted after the failure is not its cause."""
-    removed = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
-    states = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": removed}
+    removed = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
+    states = {"Pod/worker-1": build_ended_pod("Failed", 1, 21), "Removed/worker-0": removed}
     assert (
         job_status.build_failed_status(Observation(states, frozenset()), "").reason == "worker-1 ended with exit code 1"
     )
@@ -76,8 +76,8 @@ def test_exit_code_counts_before_a_deletion_in_the_same_second(deleted_at: str, 
 )
 def test_cause_of_a_removal_is_read_from_the_conditions(condition: dict[str, Any], cause: str) -> None:
     """The last conditions of a removed pod name the reason for its removal."""
-    removed = pod("Running", **condition)
-    removed["metadata"]["deletionTimestamp"] = stamp(20)
+    removed = build_pod("Running", **condition)
+    removed["metadata"]["deletionTimestamp"] = format_time(20)
     failure = job_status.build_failed_status(Observation({"Removed/worker-0": removed}, frozenset(), NOW), "").failure
     assert failure
     assert (failure.cause, failure.retry) == (cause, True)
@@ -87,7 +87,7 @@ def test_cause_of_a_removal_is_read_from_the_conditions(condition: dict[str, Any
 def test_a_status_reads_each_pod_a_few_times(planned: Planned, launcher: str) -> None:
     """Reading a job's status reads each of its pods a bounded number of times."""
     plan = planned(nodes=PODS, launcher=launcher)
-    observed, _, pods = standing(plan, 1)
+    observed, _, pods = build_stalled_job(plan, 1)
     job: Any = {f"{KINDS[launcher]}/{plan.job}": plan.main}
     registry.load_launcher(launcher).read_status(observed._replace(states=job | dict(observed.states)))
     assert max(pod.reads for pod in pods) <= READS
@@ -105,13 +105,13 @@ def restarted(exit_code: int, second: int) -> dict[str, Any]:
 
 def test_pod_that_failed_before_its_removal_is_reported_by_its_exit_code() -> None:
     """A controller that restarts a job removes the pod that failed: its exit code is the cause."""
-    removed = ended_pod("Failed", 7, 20, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
-    peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
+    removed = build_ended_pod("Failed", 7, 20, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
+    peer = build_ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
     states = {
         "Job/x": {"status": {"retryCount": 1}},
         "Removed/worker-1": peer,
         "Removed/worker-0": removed,
-        "Pod/worker-0": ended_pod("Failed", 7, 40),
+        "Pod/worker-0": build_ended_pod("Failed", 7, 40),
     }
     status = job_status.build_failed_status(Observation(states, frozenset()), "")
     assert (status.reason, status.failure) == ("worker-0 ended with exit code 7, after 1 retry", None)
@@ -119,7 +119,7 @@ def test_pod_that_failed_before_its_removal_is_reported_by_its_exit_code() -> No
 
 def test_container_that_was_restarted_has_failed_before_its_pod_was_removed() -> None:
     """A job whose backoff limit is reached loses its pods: the last end of the restarted container is the cause."""
-    peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:28Z", deletionGracePeriodSeconds=0)
+    peer = build_ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:28Z", deletionGracePeriodSeconds=0)
     states = {"Removed/worker-0": peer, "Pod/worker-1": restarted(7, 27)}
     status = job_status.build_failed_status(Observation(states, frozenset()), "")
     assert (status.reason, status.failure) == ("worker-1 ended with exit code 7, after 2 retries", None)
@@ -135,7 +135,7 @@ def counted(job: dict[str, Any], *pods: dict[str, Any], planned_pods: int = 8, r
     return job_status.build_succeeded_status(observed, {"status": job}, planned_pods).reason
 
 
-DONE = ended_pod("Succeeded", 0, 20)
+DONE = build_ended_pod("Succeeded", 0, 20)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_pod_that_has_failed_does_not_run() -> None:
     """Pods that have ended, or whose container is down, are not counted among those that run."""
     down = restarted(1, 20)
     down["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
-    pods = {"a": ended_pod("Failed", 1, 20), "b": DONE, "c": down, "d": restarted(1, 20)}
+    pods = {"a": build_ended_pod("Failed", 1, 20), "b": DONE, "c": down, "d": restarted(1, 20)}
     status = job_status.build_unfinished_status(Observation({}, frozenset()), pods, job_status.Gang(4, 1))
     assert (status.state, status.reason) == ("running", "1 of 4 pods run, 1 has succeeded, 1 has failed, 1 is down")
 

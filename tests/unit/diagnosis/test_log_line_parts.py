@@ -4,23 +4,23 @@ import time
 
 import pytest
 
-from tests.failure_logs import block, raised, read
+from tests.failure_logs import build_summary_entry, build_traceback, diagnose_lines
 from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line
 from torchyard.model.run import LogLine
 
 
 def test_last_exception_counts() -> None:
     """An exception that the program caught and logged is not why it failed."""
-    caught_error = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    failure = read({"node_0": 1}, node_0=[*caught_error, *raised(0, "KeyError: 'label'"), *block(0, 0, 1, 10)])
+    caught_error = build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    failure = diagnose_lines({"node_0": 1}, node_0=[*caught_error, *build_traceback(0, "KeyError: 'label'"), *build_summary_entry(0, 0, 1, 10)])
     assert (failure.cause, failure.line) == ("program-error", "[default0]:KeyError: 'label'")
 
 
 def test_chain_of_exceptions_is_one() -> None:
     """The cause of a failure may be in the exception that led to the last one."""
     link = "[default0]:The above exception was the direct cause of the following exception:"
-    chain = [*raised(0, "OSError: [Errno 28] No space left on device"), link, *raised(0, "RuntimeError: not saved")]
-    assert read({"node_0": 1}, node_0=[*chain, *block(0, 0, 1, 10)]).cause == "disk-full"
+    chain = [*build_traceback(0, "OSError: [Errno 28] No space left on device"), link, *build_traceback(0, "RuntimeError: not saved")]
+    assert diagnose_lines({"node_0": 1}, node_0=[*chain, *build_summary_entry(0, 0, 1, 10)]).cause == "disk-full"
 
 
 def test_source_and_ignored_exceptions_prove_nothing() -> None:
@@ -29,9 +29,9 @@ def test_source_and_ignored_exceptions_prove_nothing() -> None:
     rows = [f"[default0]:{row}" for row in [*source, "RuntimeError: Connection closed by peer"]]
     ignored_exception = [
         "[default0]:Exception ignored in: <function f>",
-        *raised(0, "OSError: [Errno 28] No space left"),
+        *build_traceback(0, "OSError: [Errno 28] No space left"),
     ]
-    assert read({"node_0": 1}, node_0=[*rows, *ignored_exception, *block(0, 0, 1, 10)]).cause == "peer-lost"
+    assert diagnose_lines({"node_0": 1}, node_0=[*rows, *ignored_exception, *build_summary_entry(0, 0, 1, 10)]).cause == "peer-lost"
 
 
 def test_prefixes_escapes_and_returns_are_stripped() -> None:
@@ -39,7 +39,7 @@ def test_prefixes_escapes_and_returns_are_stripped() -> None:
     progress_bar = (
         "2026-11-21T08:22:10.123456Z [default1]:\x1b[32m 50%|##\r 60%|###\r[rank5]: \x1b[31mKeyError: 'x'\x1b[0m"
     )
-    failure = read({"node_0": 1, "node_1": None}, node_0=[progress_bar])
+    failure = diagnose_lines({"node_0": 1, "node_1": None}, node_0=[progress_bar])
     assert failure.rank == 5
     assert failure.sentence.startswith("Rank 5 on node-0 raised KeyError: 'x'; ")
 
@@ -50,7 +50,7 @@ def test_prefixes_escapes_and_returns_are_stripped() -> None:
 def test_long_line_takes_no_time(text: str) -> None:
     """A line of a megabyte is read quickly, whatever it repeats, and does not fill the report."""
     started = time.perf_counter()
-    failure = read({"node_0": 1}, node_0=[text * (1_000_000 // len(text))])
+    failure = diagnose_lines({"node_0": 1}, node_0=[text * (1_000_000 // len(text))])
     assert time.perf_counter() - started < 5.0
     assert len("".join(failure.tail)) < 3000
 
@@ -104,8 +104,8 @@ def test_noise_proves_nothing() -> None:
 def test_exceptions_are_found_with_what_caused_them() -> None:
     """Each traceback is one exception; a chain is one as well, and wrappers that only report a child are left out."""
     link = "The above exception was the direct cause of the following exception:"
-    chain = [*raised(0, "OSError: full"), f"[default0]:{link}", *raised(0, "RuntimeError: not saved")]
-    rows = [*raised(0, "KeyError: 'x'"), *chain, *raised(0, "torch.distributed.ChildFailedError: train.py")]
+    chain = [*build_traceback(0, "OSError: full"), f"[default0]:{link}", *build_traceback(0, "RuntimeError: not saved")]
+    rows = [*build_traceback(0, "KeyError: 'x'"), *chain, *build_traceback(0, "torch.distributed.ChildFailedError: train.py")]
     exceptions = [[line.text for line in exception] for exception in find_exceptions(parse(*rows))]
     assert exceptions == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
 
@@ -114,15 +114,15 @@ def test_exception_without_a_traceback_counts_if_there_is_none_with_one() -> Non
     """A line that looks like an exception is one only where no traceback was printed."""
     bare = "ValueError: bad batch"
     assert [[line.text for line in exception] for exception in find_exceptions(parse(bare, "done"))] == [[bare]]
-    exceptions = find_exceptions(parse(bare, *raised(0, "KeyError: 'x'")))
+    exceptions = find_exceptions(parse(bare, *build_traceback(0, "KeyError: 'x'")))
     assert [[line.text for line in exception] for exception in exceptions] == [["KeyError: 'x'"]]
 
 
 @pytest.mark.parametrize("indent", ["    ", "  | ", "\t"])
 def test_indented_traceback_is_one(indent: str) -> None:
     """A traceback that a logger or an exception group indents is read like any other."""
-    rows = [f"{indent}{line.partition(':')[2]}" for line in raised(0, "torch.OutOfMemoryError: CUDA out of memory.")]
-    assert read({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
+    rows = [f"{indent}{line.partition(':')[2]}" for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")]
+    assert diagnose_lines({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
     assert [[line.text for line in exception] for exception in find_exceptions(parse(*rows))] == [
         ["torch.OutOfMemoryError: CUDA out of memory."]
     ]
@@ -130,7 +130,7 @@ def test_indented_traceback_is_one(indent: str) -> None:
 
 def test_returns_at_line_ends_hide_nothing() -> None:
     """A log with CR LF line ends gives torchrun's report: each line has one part."""
-    rows = [f"{row}\r" for row in block(3, 1, -9, 10)]
+    rows = [f"{row}\r" for row in build_summary_entry(3, 1, -9, 10)]
     assert [line.text for line in parse("a\r", "", "\r")] == ["a", "", ""]
-    failure = read({"node_0": 1}, node_0=rows)
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests import causes_page
-from tests.failure_logs import HARMLESS, NAMES, SPELLINGS, load, read
+from tests.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
 from torchyard.diagnosis.log_patterns import CAUSES
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import LogLine
@@ -47,7 +47,7 @@ RETRIED = {
 @pytest.mark.parametrize("name", NAMES)
 def test_log_is_read(name: str) -> None:
     """Recorded and posted logs give the cause, where it began, the worker's own exit code and whether to retry."""
-    logs, exit_codes, expected = load(name)
+    logs, exit_codes, expected = load_log(name)
     failure = diagnose_failure(logs, exit_codes)
     assert failure is not None
     assert {key: str(getattr(failure, key)) for key in expected} == expected
@@ -56,7 +56,7 @@ def test_log_is_read(name: str) -> None:
 @pytest.mark.parametrize(("cause", "line"), SPELLINGS)
 def test_line_gives_its_cause(cause: str, line: str) -> None:
     """One clear line is enough, in the wording of many versions; one that only sounds like a failure stays unknown."""
-    failure = read({"node_0": 1}, node_0=[line])
+    failure = diagnose_lines({"node_0": 1}, node_0=[line])
     assert failure.cause == cause
     assert failure.line == (None if cause == "unknown" else line)
     assert failure.retry == (cause in RETRIED) or cause == "rdma-connect"
@@ -65,14 +65,14 @@ def test_line_gives_its_cause(cause: str, line: str) -> None:
 @pytest.mark.parametrize("line", HARMLESS)
 def test_harmless_line_is_not_a_cause(line: str) -> None:
     """Lines that healthy programs print too are not a cause."""
-    assert read({"node_0": 1}, node_0=[line]).cause == "unknown"
+    assert diagnose_lines({"node_0": 1}, node_0=[line]).cause == "unknown"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *dict.fromkeys(cause for cause, _ in SPELLINGS)])
 def test_harmless_lines_change_no_cause(name: str) -> None:
     """Harmless lines anywhere in a failing log, from any of its processes, leave cause, node and rank as they were."""
     if name in NAMES:
-        logs, exit_codes, _ = load(name)
+        logs, exit_codes, _ = load_log(name)
     else:
         logs = {"node-0": [LogLine(0.0, "node-0", line) for cause, line in SPELLINGS if cause == name][:1]}
         exit_codes = {"node-0": 1}
@@ -111,7 +111,7 @@ def mix(rng: random.Random, lines: list[LogLine]) -> list[LogLine]:
 
 def test_every_cause_is_tested() -> None:
     """Each entry of the table has a log or a line that shows it."""
-    shown_causes = {cause for cause, _ in SPELLINGS} | {load(name)[2]["cause"] for name in NAMES}
+    shown_causes = {cause for cause, _ in SPELLINGS} | {load_log(name)[2]["cause"] for name in NAMES}
     assert {cause.slug for cause in CAUSES} <= shown_causes
 
 
@@ -123,6 +123,6 @@ def test_page_of_causes_is_current() -> None:
 def test_sentence_is_one_sentence() -> None:
     """The sentence for the user has its placeholders filled in, and is a single sentence."""
     line = "DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 clients joined."
-    failure = read({"node_0": 1}, node_0=[line])
+    failure = diagnose_lines({"node_0": 1}, node_0=[line])
     assert failure.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 came in time: check")
     assert not [cause.description for cause in CAUSES if ". " in cause.description or cause.description.endswith(".")]

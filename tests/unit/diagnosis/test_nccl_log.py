@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.nccl_lines import say, socket_node, verbs_node
+from tests.nccl_lines import format_line, list_rdma_lines, list_socket_lines
 from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricReading
 
@@ -24,7 +24,7 @@ def test_probe_of_a_pod_belongs_to_its_node() -> None:
 
 def test_channels_name_the_devices() -> None:
     """The devices that carry channels come from the list, by their numbers; so do link layer and version."""
-    reading = parse_nccl_log([*verbs_node("a"), *verbs_node("b", 8)])
+    reading = parse_nccl_log([*list_rdma_lines("a"), *list_rdma_lines("b", 8)])
     assert (reading.transport, reading.gdr, reading.nccl, reading.ranks) == ("roce", "yes", "2.27.3+cuda12.9", 16)
     assert [(node.node, node.used, node.links) for node in reading.nodes] == [
         ("a", ("mlx5_0", "mlx5_1"), ("RoCE",)),
@@ -36,7 +36,7 @@ def test_channels_name_the_devices() -> None:
 
 def test_network_that_was_only_loaded_carries_nothing() -> None:
     """Within one node NCCL lists its devices and chooses a network, and uses neither."""
-    lines = [line for line in verbs_node("a") if "via NET" not in line and "nNodes" not in line]
+    lines = [line for line in list_rdma_lines("a") if "via NET" not in line and "nNodes" not in line]
     assert parse_nccl_log(lines).transport == "intra-node-only"
 
 
@@ -57,7 +57,7 @@ PREFIXES = ("", "[1,0]<stdout>:", "[default0]:", " 3: ", "\x1b[36m(Worker pid=3)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_channel_is_read(channel: str, prefix: str) -> None:
     """The forms of many versions and plugins are read behind the prefixes of many launchers, with CRs at line ends."""
-    line = say("a", 0, channel)
+    line = format_line("a", 0, channel)
     reading = parse_nccl_log([f"{prefix}{line}\r"])
     assert all(node.evidence in ((), (line,)) for node in reading.nodes)
     assert (reading.transport, reading.gdr) == CHANNELS[channel]
@@ -65,14 +65,14 @@ def test_channel_is_read(channel: str, prefix: str) -> None:
 
 def test_sockets_over_infiniband_are_sockets() -> None:
     """An interface named like an InfiniBand device carries TCP."""
-    reading = parse_nccl_log([*socket_node("a", nics=("ib1", "ib4")), *socket_node("b", 8, nics=("ib1", "ib4"))])
+    reading = parse_nccl_log([*list_socket_lines("a", nics=("ib1", "ib4")), *list_socket_lines("b", 8, nics=("ib1", "ib4"))])
     assert (reading.transport, reading.nodes[0].used, reading.nodes[0].hcas) == ("socket", ("ib1", "ib4"), ())
 
 
 def test_spliced_lines_add_no_host() -> None:
     """Two lines that were written over each other are read as far as they are whole, and add no host."""
-    complete_lines = verbs_node("gpu-1")
-    spliced_line = say("gpu-1", 0, "comm 0x1 rank 0 nra") + say(
+    complete_lines = list_rdma_lines("gpu-1")
+    spliced_line = format_line("gpu-1", 0, "comm 0x1 rank 0 nra") + format_line(
         "gpu-1", 1, "Channel 00/0 : 1[1] -> 9[1] [send] via NET/IB/0"
     )
     assert {node.node for node in parse_nccl_log([*complete_lines, spliced_line, f"12{complete_lines[3]}"]).nodes} == {
@@ -82,7 +82,7 @@ def test_spliced_lines_add_no_host() -> None:
 
 def test_blocks_and_lines_give_the_same_reading() -> None:
     """A node's log read in blocks gives the same reading as its lines, however often they repeat."""
-    lines = verbs_node("worker-0")
+    lines = list_rdma_lines("worker-0")
     reader = NcclLogReader()
     for _ in range(3):
         reader.process_block("worker-0", "\n".join([*lines * 5, ""]).encode())
@@ -92,7 +92,7 @@ def test_blocks_and_lines_give_the_same_reading() -> None:
 def test_proof_is_a_line_of_the_log() -> None:
     """A phrase may be the beginning of a longer one: the evidence is the line that ends with it."""
     first, second = (
-        say("a", 0, f"Channel 0{channel} : 0[0] -> 8[0] [send] via NET/IB/{channel}") for channel in (12, 1)
+        format_line("a", 0, f"Channel 0{channel} : 0[0] -> 8[0] [send] via NET/IB/{channel}") for channel in (12, 1)
     )
     reader = NcclLogReader()
     reader.process_block("a", f"{first}\n{second}\n".encode())
@@ -115,8 +115,8 @@ def test_processes_may_list_different_devices() -> None:
         line
         for rank in (0, 1)
         for line in (
-            say("a", rank, f"NET/IB : Using [0]mlx5_{rank}:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
-            say("a", rank, f"Channel 00/0 : {rank}[{rank}] -> 8[0] [send] via NET/IB/0"),
+            format_line("a", rank, f"NET/IB : Using [0]mlx5_{rank}:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
+            format_line("a", rank, f"Channel 00/0 : {rank}[{rank}] -> 8[0] [send] via NET/IB/0"),
         )
     ]
     (node,) = parse_nccl_log(lines).nodes
@@ -125,22 +125,22 @@ def test_processes_may_list_different_devices() -> None:
 
 def test_link_layer_is_that_of_the_devices_in_use() -> None:
     """A RoCE port beside InfiniBand that carries nothing does not name the network."""
-    device_list = say("a", 0, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_9:1/RoCE ; OOB ib0:10.0.0.1<0>")
-    reading = parse_nccl_log([device_list, say("a", 0, "Channel 00 : 1[0] -> 0[0] [receive] via NET/IB/0")])
+    device_list = format_line("a", 0, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_9:1/RoCE ; OOB ib0:10.0.0.1<0>")
+    reading = parse_nccl_log([device_list, format_line("a", 0, "Channel 00 : 1[0] -> 0[0] [receive] via NET/IB/0")])
     assert (reading.transport, reading.nodes[0].links) == ("ib", ("IB",))
 
 
 def test_interfaces_of_sockets_are_not_hcas() -> None:
     """NCCL logs interfaces as HCAs too."""
-    (node,) = parse_nccl_log([say("a", 0, "NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'")]).nodes
+    (node,) = parse_nccl_log([format_line("a", 0, "NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'")]).nodes
     assert (node.hcas, node.nics) == ((), ("eth0",))
 
 
 def test_merged_devices_are_named_one_by_one() -> None:
     """A device that NCCL has merged from two is both of them."""
     lines = [
-        say("a", 0, "NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=400000 ndevs=2"),
-        say("a", 0, "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/2/GDRDMA"),
+        format_line("a", 0, "NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=400000 ndevs=2"),
+        format_line("a", 0, "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/2/GDRDMA"),
     ]
     assert parse_nccl_log(lines).nodes[0].used == ("mlx5_0", "mlx5_1")
 
@@ -160,18 +160,18 @@ NETWORKS = {
 @pytest.mark.parametrize("network", NETWORKS)
 def test_network_is_named(network: str) -> None:
     """Channels name the network; NVLink between nodes is neither RDMA nor TCP."""
-    assert parse_nccl_log([say("a", 0, text) for text in NETWORKS[network]]).transport == network
+    assert parse_nccl_log([format_line("a", 0, text) for text in NETWORKS[network]]).transport == network
 
 
 def test_provider_of_libfabric_is_read() -> None:
     """The plugin's name is the same whatever libfabric uses below it."""
-    lines = [say("a", 0, f"NET/OFI Selected {letter}rovider is tcp, fabric is 10.0.0.0/8") for letter in ("P", "p")]
+    lines = [format_line("a", 0, f"NET/OFI Selected {letter}rovider is tcp, fabric is 10.0.0.0/8") for letter in ("P", "p")]
     assert [parse_nccl_log([line]).nodes[0].provider for line in lines] == ["tcp", "tcp"]
 
 
 def test_rank_count_of_rccl_is_read() -> None:
     """RCCL adds the communicator to each channel line."""
-    line = say("a", 0, "Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0/GDRDMA comm 0x95cdeb0 nRanks 08")
+    line = format_line("a", 0, "Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0/GDRDMA comm 0x95cdeb0 nRanks 08")
     reader = NcclLogReader()
     assert [reader.process_node_line("a", line), reader.process_node_line("a", line.replace("0x95", "0x96"))] == [
         True,
@@ -185,7 +185,7 @@ def test_cut_line_proves_no_missing_feature() -> None:
     lines = ("Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0", "NET/IB : Using [0]mlx5_0:1/RoCE [1]ml")
     readers = [NcclLogReader(), NcclLogReader()]
     for reader, text in zip(readers, lines, strict=True):
-        reader.process_block("a", say("a", 0, text).encode())
+        reader.process_block("a", format_line("a", 0, text).encode())
     assert (readers[0].build_reading().gdr, readers[1].build_reading().nodes[0].is_hca_list_complete) == (
         "unknown",
         False,
@@ -196,7 +196,7 @@ def test_phrase_in_a_long_line_is_found() -> None:
     """A progress bar may have written a megabyte before NCCL's message, without a line end."""
     reader = NcclLogReader()
     reader.process_block(
-        "a", b"\r 50%|####" * 100_000 + say("a", 0, "Ring 00 : 8 -> 0 [send] via NET/Socket/0").encode()
+        "a", b"\r 50%|####" * 100_000 + format_line("a", 0, "Ring 00 : 8 -> 0 [send] via NET/Socket/0").encode()
     )
     assert reader.build_reading().transport == "socket"
 
@@ -204,7 +204,7 @@ def test_phrase_in_a_long_line_is_found() -> None:
 @given(st.data())
 def test_any_cut_is_read(data: st.DataObject) -> None:
     """A log that is cut at any byte is read, and proves no channel that is not in it."""
-    text = "\n".join([*verbs_node("a"), *socket_node("b", 8)]).encode()
+    text = "\n".join([*list_rdma_lines("a"), *list_socket_lines("b", 8)]).encode()
     start = data.draw(st.integers(0, len(text)))
     text_cut = text[start : data.draw(st.integers(start, len(text)))]
     reading = parse_nccl_log(text_cut.decode().split("\n"))
@@ -217,7 +217,7 @@ def test_any_cut_is_read(data: st.DataObject) -> None:
 @given(st.data())
 def test_line_within_a_line_changes_nothing(data: st.DataObject) -> None:
     """Where another process writes into the middle of a line, neither a host nor a lack of GPUDirect is made up."""
-    lines = [*verbs_node("gpu-a") * 2, *verbs_node("gpu-b", 8) * 2]
+    lines = [*list_rdma_lines("gpu-a") * 2, *list_rdma_lines("gpu-b", 8) * 2]
     index = data.draw(st.integers(0, len(lines) - 1))
     offset = data.draw(st.integers(0, len(lines[index])))
     spliced_lines = [lines[index][:offset] + data.draw(st.sampled_from(lines)), lines[index][offset:]]
@@ -232,7 +232,7 @@ def test_line_within_a_line_changes_nothing(data: st.DataObject) -> None:
 @given(st.permutations(range(4)), st.sampled_from(PREFIXES), st.booleans())
 def test_order_and_prefix_change_nothing(order: list[int], prefix: str, colour: bool) -> None:
     """Neither the order of the nodes nor prefixes, colours and CRs change what is read."""
-    lines_by_node = [verbs_node(f"n-{index}", 8 * index) for index in range(4)]
+    lines_by_node = [list_rdma_lines(f"n-{index}", 8 * index) for index in range(4)]
     lines = [f"{prefix}{line}\r" for index in order for line in lines_by_node[index]]
     if colour:
         lines = [line.replace("NCCL INFO", "\x1b[01;31m\x1b[KNCCL\x1b[m INFO") for line in lines]

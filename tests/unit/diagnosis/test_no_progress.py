@@ -8,21 +8,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
-from tests.recorded_jobs import JUNK, damaged, places
+from tests.recorded_jobs import JUNK, damaged_observations, nested_keys
 from tests.stuck_pods import (
     KINDS,
     NOT_FOUND,
     NOW,
     PODS,
     READS,
-    event,
-    of_job,
-    pod,
-    stamp,
-    standing,
-    told,
-    unplaced,
-    why,
+    build_job_event,
+    build_pod,
+    build_pod_event,
+    build_stalled_job,
+    build_unschedulable_pod,
+    explain,
+    format_time,
+    summarize,
 )
 from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
 from torchyard.model.plan import ManifestPlan
@@ -42,16 +42,16 @@ CLOSED = failed_check("queue default", "is Closed; open queues: none", "")
 def test_elastic_job_continues_without_one_pod(planned: Planned, min_pods: int) -> None:
     """A pod that will never start ends only a job that needs it."""
     plan = planned(nodes={"min": min_pods, "max": 2})
-    diagnosis = why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=pod(), worker_1=pod())
+    diagnosis = explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=build_pod(), worker_1=build_pod())
     assert diagnosis
     assert diagnosis.is_final == (min_pods == 2)
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "a pod that runs": ({}, pod("Running")),
-    "a pod that was there before": ({}, pod() | {"metadata": {"uid": "new"}}),
-    "long ago": ({"lastTimestamp": stamp(200), "firstTimestamp": stamp(300)}, pod()),
-    "another reason": ({"reason": "BackOff"}, pod()),
+    "a pod that runs": ({}, build_pod("Running")),
+    "a pod that was there before": ({}, build_pod() | {"metadata": {"uid": "new"}}),
+    "long ago": ({"lastTimestamp": format_time(200), "firstTimestamp": format_time(300)}, build_pod()),
+    "another reason": ({"reason": "BackOff"}, build_pod()),
 }
 
 
@@ -59,13 +59,13 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_unrelated_event_explains_nothing(plan: ManifestPlan, case: str) -> None:
     """An event counts only if it is recent and about this pod, and the pod has not started."""
     override, seen_pod = OTHERS[case]
-    assert why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND) | override]), worker_0=seen_pod) is None
+    assert explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND) | override]), worker_0=seen_pod) is None
 
 
 def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
     """An event of attempt 10 does not count for attempt 1, although its name begins with that of attempt 1."""
     override = {"involvedObject": {"kind": "Job", "name": f"{plan.job}0"}}
-    assert why(plan, ClusterContext([of_job(plan, "FailedCreate", "no") | override])) is None
+    assert explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", "no") | override])) is None
 
 
 # --- nodes, queues, schedulers
@@ -73,15 +73,15 @@ def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
 
 def test_node_that_does_not_answer_is_named(plan: ManifestPlan) -> None:
     """A running pod that loses its readiness without a reason is on a node that does not answer."""
-    silent = pod("Running", type="Ready", status="False")
-    explanation = told(why(plan, worker_0=pod("Running"), worker_1=silent))
+    silent = build_pod("Running", type="Ready", status="False")
+    explanation = summarize(explain(plan, worker_0=build_pod("Running"), worker_1=silent))
     assert explanation == ("node-lost", "worker-1: its node n-1 has not answered since 22:12:50 UTC", True)
 
 
 def test_container_that_is_not_ready_is_not_on_a_lost_node(plan: ManifestPlan) -> None:
     """A pod that is not ready for a given reason is not on a lost node: its kubelet answers."""
-    busy = pod("Running", type="Ready", status="False", reason="ContainersNotReady")
-    assert why(plan, worker_0=pod("Running"), worker_1=busy) is None
+    busy = build_pod("Running", type="Ready", status="False", reason="ContainersNotReady")
+    assert explain(plan, worker_0=build_pod("Running"), worker_1=busy) is None
 
 
 ROOMS: dict[str, tuple[Check | None, str, str]] = {
@@ -96,23 +96,23 @@ ROOMS: dict[str, tuple[Check | None, str, str]] = {
 def test_gang_without_room_is_explained(plan: ManifestPlan, case: str) -> None:
     """The explanation names the gang's request, and whether its nodes are too small, tainted, or only busy."""
     capacity, cause, part = ROOMS[case]
-    explanation = told(why(plan, ClusterContext(capacity=capacity), worker_0=unplaced(), worker_1=unplaced()))
+    explanation = summarize(explain(plan, ClusterContext(capacity=capacity), worker_0=build_unschedulable_pod(), worker_1=build_unschedulable_pod()))
     assert explanation[1].startswith("waits for the gang: it needs 2 pods x 8 nvidia.com/gpu")
     assert (explanation[0], part in explanation[1], explanation[2]) == (cause, True, False)
 
 
 def test_pod_that_only_waits_for_its_gang_is_not_to_blame(plan: ManifestPlan) -> None:
     """The explanation quotes the scheduler about the pod that does not fit, not about one that would."""
-    fits = unplaced("can possibly be assigned to n-1", "Schedulable")
-    assert told(why(plan, worker_0=fits, worker_1=unplaced("no cpu")))[1].endswith(": no cpu")
+    fits = build_unschedulable_pod("can possibly be assigned to n-1", "Schedulable")
+    assert summarize(explain(plan, worker_0=fits, worker_1=build_unschedulable_pod("no cpu")))[1].endswith(": no cpu")
 
 
 def test_run_that_holds_the_port_is_named(plan: ManifestPlan) -> None:
     """The run that holds the port is named if this user may see its pod."""
     spec = {"containers": [{"ports": [{"hostPort": 23456}]}], "nodeName": "n-1"}
-    own_pod = unplaced("1 node(s) didn't have free ports for the requested pod ports") | {"spec": spec}
+    own_pod = build_unschedulable_pod("1 node(s) didn't have free ports for the requested pod ports") | {"spec": spec}
     holder = {"metadata": {"labels": {"torchyard/run": "other"}}, "spec": spec}
-    explanation = told(why(plan, ClusterContext(capacity=OPEN, other_pods=[holder]), worker_0=own_pod))
+    explanation = summarize(explain(plan, ClusterContext(capacity=OPEN, other_pods=[holder]), worker_0=own_pod))
     assert (explanation[0], explanation[2]) == ("host-port", True)
     assert explanation[1].endswith("no node has port 23456 free (run other has it)")
 
@@ -129,8 +129,8 @@ def test_run_that_holds_the_port_is_named(plan: ManifestPlan) -> None:
 def test_job_without_pods_is_explained(plan: ManifestPlan, context: dict[str, Any], cause: str, part: str) -> None:
     """Before there are pods, the queue, an event about the PodGroup, or the nodes explain the wait."""
     message = context.pop("message", None)
-    explanation = told(
-        why(plan, ClusterContext([of_job(plan, "Unschedulable", message)] if message else [], **context))
+    explanation = summarize(
+        explain(plan, ClusterContext([build_job_event(plan, "Unschedulable", message)] if message else [], **context))
     )
     assert (explanation[0], part in explanation[1]) == (cause, True)
 
@@ -140,7 +140,7 @@ def test_job_without_a_status_has_a_silent_controller(plan: ManifestPlan) -> Non
     diagnosis = explain_no_progress(
         plan, Observation({f"Job/{plan.job}": {"status": {}}}, frozenset(), NOW), ClusterContext()
     )
-    assert told(diagnosis)[0] == "controller-silent"
+    assert summarize(diagnosis)[0] == "controller-silent"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_admitted_gang_without_pods_was_missed(plan: ManifestPlan, phase: str, a
         f"Job/{plan.job}": {"status": {"state": {"phase": "Pending"}}},
         "PodGroup/x": {"status": {"phase": phase}},
     }
-    states[f"Job/{plan.job}"]["metadata"] = {"creationTimestamp": stamp(ago)}
+    states[f"Job/{plan.job}"]["metadata"] = {"creationTimestamp": format_time(ago)}
     diagnosis = explain_no_progress(plan, Observation(states, frozenset(), NOW), ClusterContext())
     assert bool(diagnosis) == is_missed
     if diagnosis:
@@ -162,8 +162,8 @@ def test_admitted_gang_without_pods_was_missed(plan: ManifestPlan, phase: str, a
 
 def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
     """A healthy start has no explanation, despite the warning that Volcano gives at every start."""
-    warning = of_job(plan, "Unschedulable", "0/2 tasks in gang unschedulable: pod group is ready")
-    assert why(plan, ClusterContext([warning]), worker_0=pod(), worker_1=pod("Running")) is None
+    warning = build_job_event(plan, "Unschedulable", "0/2 tasks in gang unschedulable: pod group is ready")
+    assert explain(plan, ClusterContext([warning]), worker_0=build_pod(), worker_1=build_pod("Running")) is None
 
 
 # --- anything
@@ -173,7 +173,7 @@ def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
 def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
     """A damaged observation, with damaged events and pods around it."""
     event_body: dict[str, Any] = {"involvedObject": {"kind": "Pod", "name": "job-worker-0"}, "reason": "FailedMount"}
-    event_body |= {"message": "not found", "firstTimestamp": stamp(9), "series": {"lastObservedTime": stamp(1)}}
+    event_body |= {"message": "not found", "firstTimestamp": format_time(9), "series": {"lastObservedTime": format_time(1)}}
     other_pod = {"metadata": {"labels": {"torchyard/run": "a"}}, "spec": {"containers": [{"ports": [{"hostPort": 1}]}]}}
     objects = [
         copy.deepcopy(event_body),
@@ -181,11 +181,11 @@ def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
         other_pod,
     ]
     for _ in range(draw(st.integers(0, 4))):
-        container, key = draw(places(objects))
+        container, key = draw(nested_keys(objects))
         container[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
         objects = [obj if obj else {"x": 1} for obj in objects]
     checks = st.sampled_from([None, OPEN, ROOM, CLOSED])
-    observed = draw(damaged(spoken=False))[1]
+    observed = draw(damaged_observations(with_host_states=False))[1]
     return observed, ClusterContext(objects[:2], draw(checks), draw(checks), objects[2:])
 
 
@@ -201,8 +201,8 @@ def test_anything_is_explained_or_not(plan: ManifestPlan, damage: tuple[Observat
 def test_a_warning_costs_one_scan_of_its_pod(planned: Planned, launcher: str) -> None:
     """More warnings add only a few reads of the pod that each one is about."""
     plan = planned(nodes=PODS, launcher=launcher)
-    few = standing(plan, 1)
-    many = standing(plan, 3)
+    few = build_stalled_job(plan, 1)
+    many = build_stalled_job(plan, 3)
     for observed, context, _ in (few, many):
         diagnosis = explain_no_progress(plan, observed, context)
         assert diagnosis

@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from tests.ended_pods import ended_pod
+from tests.ended_pods import build_ended_pod
 from torchyard.diagnosis import pod_facts
 
 
 def test_sidecar_is_not_taken_for_the_worker() -> None:
     """The worker's container status is found by its name, because a kubelet sorts them by name."""
-    pod_with_sidecar = ended_pod("Running", 7, 20)
+    pod_with_sidecar = build_ended_pod("Running", 7, 20)
     pod_with_sidecar["status"]["containerStatuses"].insert(0, {"name": "agent", "state": {"running": {}}})
     assert pod_facts.get_pod_exit_code(pod_with_sidecar) == 7
 
 
 def test_failed_pod_with_exit_code_0_counts_as_1() -> None:
     """A Failed pod whose container exited with 0, as at its deadline, counts as exit code 1."""
-    assert pod_facts.get_pod_exit_code(ended_pod("Failed", 0, 20)) == 1
+    assert pod_facts.get_pod_exit_code(build_ended_pod("Failed", 0, 20)) == 1
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,16 @@ def test_invalid_time_is_zero(timestamp: Any, seconds: float) -> None:
 
 def test_deletion_was_requested_before_its_grace() -> None:
     """The stamp of a deletion marks the end of the grace period, so the request came that much earlier."""
-    deleted_pod = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:50Z", deletionGracePeriodSeconds=30)
+    deleted_pod = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:50Z", deletionGracePeriodSeconds=30)
     assert pod_facts.get_deletion_time(deleted_pod) == 1_700_000_000.0
-    assert pod_facts.get_deletion_time(ended_pod("Running", 0, 0)) == 0.0
+    assert pod_facts.get_deletion_time(build_ended_pod("Running", 0, 0)) == 0.0
 
 
 def test_container_that_was_not_seen_to_start_has_no_times() -> None:
     """A container has a start once it runs and an end once it has ended; before that, 0 and infinity."""
     running = {"status": {"containerStatuses": [{"state": {"running": {"startedAt": "2023-11-14T22:13:20Z"}}}]}}
     assert [pod_facts.get_container_start(pod) for pod in (running, {})] == [1_700_000_000.0, 0.0]
-    assert [pod_facts.get_container_end(pod) for pod in (ended_pod("Failed", 1, 20), running)] == [
+    assert [pod_facts.get_container_end(pod) for pod in (build_ended_pod("Failed", 1, 20), running)] == [
         1_700_000_000.0,
         float("inf"),
     ]

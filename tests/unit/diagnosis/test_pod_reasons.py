@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ended_pods import ended_pod
+from tests.ended_pods import build_ended_pod
 from tests.recording import EPOCH
 from tests.stuck_pods import NOW
 from torchyard.diagnosis import pod_reasons
@@ -11,7 +11,7 @@ from torchyard.diagnosis import pod_reasons
 @pytest.mark.parametrize(("policy", "causes"), [("OnFailure", []), ("Never", ["oom-pod"])])
 def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str]) -> None:
     """An OOMKilled container that its kubelet restarts does not end the job."""
-    oom_killed = ended_pod("Running", 137, 20)
+    oom_killed = build_ended_pod("Running", 137, 20)
     oom_killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     oom_killed["spec"]["restartPolicy"] = policy
     failure = pod_reasons.find_pod_failure({"worker-0": oom_killed}, EPOCH)

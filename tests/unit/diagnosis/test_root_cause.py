@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.failure_logs import SPELLINGS, WATCHDOG, block, raised, read
+from tests.failure_logs import SPELLINGS, WATCHDOG, build_summary_entry, build_traceback, diagnose_lines
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import LogLine
 
@@ -20,16 +20,16 @@ def test_job_without_failures_has_no_cause() -> None:
 
 def test_rank_that_received_sigterm_is_not_the_first_failure() -> None:
     """On two nodes, the earliest entry that is not a SIGTERM is the first failure."""
-    node_0 = [*block(0, 0, -15, 10), *block(1, 1, -6, 14)]
-    node_1 = [*block(2, 0, -15, 9), *block(3, 1, 7, 12)]
-    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=["5", *node_1])
+    node_0 = [*build_summary_entry(0, 0, -15, 10), *build_summary_entry(1, 1, -6, 14)]
+    node_1 = [*build_summary_entry(2, 0, -15, 9), *build_summary_entry(3, 1, 7, 12)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=["5", *node_1])
     assert (failure.node, failure.rank, failure.exit_code) == ("node-1", 3, 7)
 
 
 def test_root_cause_wins_within_a_second() -> None:
     """If ranks fail in the same second and no line is marked, torchrun's root cause, its last entry, comes first."""
-    rows = ["Failures:", *block(0, 0, 1, 10), "Root Cause (first observed failure):", *block(1, 1, 3, 10)]
-    failure = read({"node_0": 1}, node_0=rows)
+    rows = ["Failures:", *build_summary_entry(0, 0, 1, 10), "Root Cause (first observed failure):", *build_summary_entry(1, 1, 3, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.rank, failure.exit_code) == (1, 3)
 
 
@@ -50,60 +50,60 @@ def test_earlier_lines_are_read_if_the_last_prove_no_cause() -> None:
 
 def test_sigterm_alone_is_the_cause() -> None:
     """If there is nothing but a SIGTERM, the SIGTERM is the cause."""
-    failure = read({"node_0": 1, "node_1": None}, node_0=block(1, 1, -15, 10), node_1=["hello"])
+    failure = diagnose_lines({"node_0": 1, "node_1": None}, node_0=build_summary_entry(1, 1, -15, 10), node_1=["hello"])
     assert (failure.cause, failure.rank, failure.exit_code, failure.retry) == ("terminated", 1, -15, True)
 
 
 def test_fabric_error_explains_timeouts_elsewhere() -> None:
     """A rank that got no answer over RDMA is the cause, not the ranks that waited for it and failed first."""
-    node_0 = [f"[default0]:{WATCHDOG}", *block(0, 0, -6, 10)]
-    node_1 = [f"[default1]:{RETRY_EXCEEDED}", *block(3, 1, -6, 12)]
-    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    node_0 = [f"[default0]:{WATCHDOG}", *build_summary_entry(0, 0, -6, 10)]
+    node_1 = [f"[default1]:{RETRY_EXCEEDED}", *build_summary_entry(3, 1, -6, 12)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
     assert (failure.cause, failure.node, failure.rank) == ("rdma-retry-exceeded", "node-1", 3)
 
 
 def test_lost_process_explains_fabric_error() -> None:
     """RDMA requests to a killed process fail too, so the kill is the cause."""
-    node_1 = [f"[default1]:{RETRY_EXCEEDED}", *raised(1, "RuntimeError: NCCL communicator was aborted")]
-    failure = read({"node_0": -9, "node_1": 1}, node_0=["hello"], node_1=[*node_1, *block(3, 1, 1, 12)])
+    node_1 = [f"[default1]:{RETRY_EXCEEDED}", *build_traceback(1, "RuntimeError: NCCL communicator was aborted")]
+    failure = diagnose_lines({"node_0": -9, "node_1": 1}, node_0=["hello"], node_1=[*node_1, *build_summary_entry(3, 1, 1, 12)])
     assert (failure.cause, failure.node, failure.exit_code) == ("agent-killed", "node-0", -9)
 
 
 def test_killed_rank_that_is_reported_late_is_the_first() -> None:
     """torchrun reports a killed worker only after it has stopped the others; it still failed first."""
-    node_0 = [*raised(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"), *block(0, 0, 1, 10)]
-    node_1 = ["[default1]:hello", *["[default0]:waiting"] * 40, *block(3, 1, -9, 41)]
-    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    node_0 = [*build_traceback(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"), *build_summary_entry(0, 0, 1, 10)]
+    node_1 = ["[default1]:hello", *["[default0]:waiting"] * 40, *build_summary_entry(3, 1, -9, 41)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
 
 
 def test_later_error_explains_nothing() -> None:
     """An error long after a timeout did not cause it."""
-    node_0 = [f"[default0]:{WATCHDOG}", *block(0, 0, -6, 10)]
-    node_1 = ["100", *raised(1, "KeyError: 'step'"), *block(3, 1, 1, 50)]
-    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    node_0 = [f"[default0]:{WATCHDOG}", *build_summary_entry(0, 0, -6, 10)]
+    node_1 = ["100", *build_traceback(1, "KeyError: 'step'"), *build_summary_entry(3, 1, 1, 50)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
     assert (failure.cause, failure.node, failure.rank) == ("nccl-timeout", "node-0", 0)
 
 
 def test_own_error_is_not_blamed_on_others() -> None:
     """An exception of the first rank is the cause, even if another node ran out of memory in the same second."""
-    node_1 = ["[default0]:torch.OutOfMemoryError: CUDA out of memory.", *block(2, 0, 1, 10)]
-    node_0 = [*raised(0, "ValueError: bad batch"), *block(0, 0, 1, 9)]
-    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    node_1 = ["[default0]:torch.OutOfMemoryError: CUDA out of memory.", *build_summary_entry(2, 0, 1, 10)]
+    node_0 = [*build_traceback(0, "ValueError: bad batch"), *build_summary_entry(0, 0, 1, 9)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
     assert (failure.cause, failure.rank) == ("program-error", 0)
 
 
 def test_error_that_a_killed_rank_survived_is_not_the_cause() -> None:
     """An error that a rank survived before it was killed is not why it ended."""
-    caught_error = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    assert read({"node_0": 1}, node_0=[*caught_error, *block(0, 0, -9, 10)]).cause == "killed"
+    caught_error = build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    assert diagnose_lines({"node_0": 1}, node_0=[*caught_error, *build_summary_entry(0, 0, -9, 10)]).cause == "killed"
 
 
 def test_sigkill_alone_is_not_out_of_memory() -> None:
     """SIGKILL does not name its sender, a line of the OOM killer does; MemoryError is not a signal."""
     oom = "Memory cgroup out of memory: Killed process 4242 (python)"
-    assert read({"node_0": 1}, node_0=[oom, *block(0, 0, -9, 10)]).cause == "oom-host"
-    failure = read({"node_0": 1}, node_0=[*raised(0, "MemoryError"), *block(0, 0, 1, 10)])
+    assert diagnose_lines({"node_0": 1}, node_0=[oom, *build_summary_entry(0, 0, -9, 10)]).cause == "oom-host"
+    failure = diagnose_lines({"node_0": 1}, node_0=[*build_traceback(0, "MemoryError"), *build_summary_entry(0, 0, 1, 10)])
     assert (failure.cause, "SIGKILL" in failure.sentence) == ("oom-host", False)
 
 
@@ -113,53 +113,53 @@ def test_recorded_traceback_is_read() -> None:
         "  traceback : Traceback (most recent call last):",
         '    File "/srv/app/train.py", line 3, in <module>',
     ]
-    rows = [*block(1, 1, 1, 10)[:-1], *traceback, "      step()", "  ValueError: bad batch", "=" * 60]
-    failure = read({"node_0": 1, "node_1": None}, node_0=rows)
+    rows = [*build_summary_entry(1, 1, 1, 10)[:-1], *traceback, "      step()", "  ValueError: bad batch", "=" * 60]
+    failure = diagnose_lines({"node_0": 1, "node_1": None}, node_0=rows)
     assert (failure.cause, failure.rank, failure.line) == ("program-error", 1, "  ValueError: bad batch")
 
 
 def test_rank_is_in_the_line() -> None:
     """NCCL's watchdog names its rank, even in a line without torchrun's mark."""
-    assert read({"node_0": 1, "node_1": None}, node_0=[WATCHDOG.removeprefix("[rank0]:")]).rank == 0
+    assert diagnose_lines({"node_0": 1, "node_1": None}, node_0=[WATCHDOG.removeprefix("[rank0]:")]).rank == 0
 
 
 def test_silent_node_does_not_hide_the_cause() -> None:
     """A node without a log may have failed first, but the error that another node reports is the better answer."""
-    failure = read({"node_0": 1, "node_1": 1}, node_1=["100", "torch.OutOfMemoryError: CUDA out of memory."])
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_1=["100", "torch.OutOfMemoryError: CUDA out of memory."])
     assert (failure.cause, failure.node) == ("oom-gpu", "node-1")
 
 
 def test_node_that_received_sigterm_is_not_the_first() -> None:
     """An agent that was ended by SIGTERM wrote its last line first, but the other one is the one that failed."""
-    failure = read({"node_0": 143, "node_1": 1}, node_0=["hello"], node_1=["9", "ValueError: bad batch"])
+    failure = diagnose_lines({"node_0": 143, "node_1": 1}, node_0=["hello"], node_1=["9", "ValueError: bad batch"])
     assert (failure.cause, failure.node) == ("program-error", "node-1")
 
 
 def test_local_rank_becomes_global() -> None:
     """Without torchrun's failure summary, the rendezvous result maps a local rank to its global rank."""
-    node_1 = ["I1121 api.py:553]   global_ranks=[2, 3]", *raised(1, "KeyError: 'x'")]
-    assert read({"node_0": None, "node_1": 1}, node_0=["hello"], node_1=node_1).rank == 3
+    node_1 = ["I1121 api.py:553]   global_ranks=[2, 3]", *build_traceback(1, "KeyError: 'x'")]
+    assert diagnose_lines({"node_0": None, "node_1": 1}, node_0=["hello"], node_1=node_1).rank == 3
 
 
 def test_report_of_torchrun_1_9_is_read() -> None:
     """The older form of torchrun's failure summary is read as well."""
     fields = ["time: 2021-07-13_13:18:54", "rank: 3 (local_rank: 1)", "exitcode: -9 (pid: 4404)", "error_file: <N/A>"]
     report = ["[0]:", *(f"  {field}" for field in fields), '  msg: "Signal 9 (SIGKILL) received by PID 4404"']
-    failure = read({"node_0": 1}, node_0=report)
+    failure = diagnose_lines({"node_0": 1}, node_0=report)
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
 
 
 @pytest.mark.parametrize(("code", "cause"), [(137, "agent-killed"), (143, "terminated"), (1, "unknown")])
 def test_exit_code_of_a_silent_agent(code: int, cause: str) -> None:
     """A shell's 128 + n is signal n; an unknown cause is never worth a new attempt."""
-    failure = read({"node_0": code, "node_1": None}, node_0=["hello"])
+    failure = diagnose_lines({"node_0": code, "node_1": None}, node_0=["hello"])
     assert (failure.cause, failure.exit_code, failure.retry) == (cause, code, cause != "unknown")
 
 
 def test_agent_killed_after_sigterm_was_terminated() -> None:
     """An agent that got SIGTERM and did not end in time was stopped, not lost."""
     signal_line = "W1121 08:22:10.123456 42 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
-    assert read({"node_0": -9}, node_0=["hello", signal_line]).cause == "terminated"
+    assert diagnose_lines({"node_0": -9}, node_0=["hello", signal_line]).cause == "terminated"
 
 
 def test_reason_of_the_store_is_the_cause() -> None:
@@ -168,7 +168,7 @@ def test_reason_of_the_store_is_the_cause() -> None:
         "10",
         "RendezvousConnectionError: The connection to etcd has failed. See inner exception for details.",
     ]
-    failure = read(
+    failure = diagnose_lines(
         {"node_0": 1, "etcd": 1}, node_0=agent_lines, etcd=["panic: write: no space: No space left on device"]
     )
     assert (failure.cause, failure.node) == ("disk-full", "etcd")
@@ -177,7 +177,7 @@ def test_reason_of_the_store_is_the_cause() -> None:
 def test_tail_is_of_the_failing_rank() -> None:
     """The tail has the last 50 lines of the rank that failed, without those of other ranks."""
     lines = [f"[default{index % 2}]:step {index // 2}" for index in range(200)]
-    failure = read({"node_0": 1}, node_0=[*lines, *block(1, 1, 7, 10)])
+    failure = diagnose_lines({"node_0": 1}, node_0=[*lines, *build_summary_entry(1, 1, 7, 10)])
     assert (len(failure.tail), failure.tail[-1]) == (50, "[default1]:step 99")
 
 
@@ -185,7 +185,7 @@ def test_tail_is_of_the_failing_rank() -> None:
 @given(st.data())
 def test_any_text_can_be_read(data: st.DataObject) -> None:
     """No line and no exit code makes the reader fail; a failure always names a node of the job."""
-    known_lines = [line for _, line in SPELLINGS] + block(1, 1, 1, 1) + raised(0, "KeyError")
+    known_lines = [line for _, line in SPELLINGS] + build_summary_entry(1, 1, 1, 1) + build_traceback(0, "KeyError")
     text = st.lists(st.one_of(st.text(max_size=30), st.sampled_from(known_lines)), max_size=3).map("".join)
     lines = st.lists(st.builds(LogLine, st.floats(0, 2e9), st.just("node"), text), max_size=12)
     nodes = st.sampled_from(["node-0", "node-1", "etcd"])

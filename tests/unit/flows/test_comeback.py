@@ -14,7 +14,7 @@ def test_flow_names_the_runs_that_it_has_resumed(fake_prefect: FakePrefect) -> N
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
     folder.record_event("start", run=RUN_ID, count=1)
-    fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
+    fake_prefect.run_fields = {"deployment_id": RUN_ID, "run_count": 1}
     state = comeback.fn()
     assert (state.is_completed(), state.message) == (True, "resumed 1: a-run")
 

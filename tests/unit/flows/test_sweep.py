@@ -24,9 +24,9 @@ from flows.sweep import (
 from tests import removed_folders
 from tests.fake_api import FakeApi
 from tests.fake_prefect import FakePrefect
-from tests.leases import RUN, Cast, lease
-from tests.removed_folders import LABEL, Start, lives
-from tests.waiting import until
+from tests.leases import RUN, OrphanedRun, build_lease
+from tests.removed_folders import LABEL, Start, is_running
+from tests.waiting import wait_until
 from torchyard.cluster import orphans
 from torchyard.host.processes import find_labelled
 from torchyard.run.folder import RunFolder, runs_folder
@@ -122,8 +122,8 @@ def test_sweep_ends_only_processes_without_a_supervisor(
     """A sweep leaves orphan processes to their supervisor, and ends only those whose supervisor has exited."""
     state = start()
     if is_supervisor_killed:
-        os.kill(state["keeper"], signal.SIGKILL)
-        until(lambda: not lives(state["keeper"]))
+        os.kill(state["supervisor"], signal.SIGKILL)
+        wait_until(lambda: not is_running(state["supervisor"]))
     abandoned_runs = list(_find_orphan_process_runs(None))
     assert [abandoned_run.run for abandoned_run in abandoned_runs] == (
         [removed_folders.RUN] if is_supervisor_killed else []
@@ -143,36 +143,36 @@ def find_cluster_runs(faults: list[str], without_lease: bool = False) -> list[Ab
 def test_refused_list_fails_the_sweep(fake_api: FakeApi) -> None:
     """A sweep that may not list Leases removes nothing, ends Failed, and names the right and the role."""
     faults: list[str] = []
-    run = Cast(fake_api, lease(ago=3))
+    run = OrphanedRun(fake_api, build_lease(ago=3))
     fake_api.fail("GET", r"/leases\?", 403)
     assert find_cluster_runs(faults, without_lease=True) == []
     end = _build_sweep_state(_format_summary([], 0, dry_run=False), faults)
     assert end.is_failed()
     assert "list leases" in str(end.message)
     assert "deploy/kubernetes/rbac.yaml" in str(end.message)
-    assert run.left == ["Lease", "Job", "Pod"]
+    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
 def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> None:
     """If objects without a Lease cannot be judged, runs with an expired Lease are still found."""
     faults: list[str] = []
-    Cast(fake_api, lease(), "other")
-    bare = Cast(fake_api, lease())
-    fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
+    OrphanedRun(fake_api, build_lease(), "other")
+    bare = OrphanedRun(fake_api, build_lease())
+    fake_api.objects._objects.pop(("coordination.k8s.io/v1/leases", "default", RUN))
     fake_api.fail("GET", f"namespaces/default/leases/{RUN}", 403)
     assert [abandoned_run.location for abandoned_run in find_cluster_runs(faults)] == ["namespace other"]
     assert len(faults) == 1
-    assert bare.left == ["Job", "Pod"]
+    assert bare.remaining_kinds == ["Job", "Pod"]
 
 
 def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     """Objects without a Lease are listed with the reason why they stay, and the final state counts them."""
-    run = Cast(fake_api, lease())
-    fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
+    run = OrphanedRun(fake_api, build_lease())
+    fake_api.objects._objects.pop(("coordination.k8s.io/v1/leases", "default", RUN))
     abandoned_runs = find_cluster_runs([])
     assert [_remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
     assert _format_summary(abandoned_runs, 0, dry_run=False) == "swept 0 runs; 1 listed and kept"
-    assert run.left == ["Job", "Pod"]
+    assert run.remaining_kinds == ["Job", "Pod"]
 
 
 def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +185,9 @@ def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch
     monkeypatch.setattr(flow, "report_state", report_state)
     for confirmed in ("", "0190c7f0"):
         monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
-        run = Cast(fake_api, lease())
+        run = OrphanedRun(fake_api, build_lease())
         (orphan,) = orphans.find_orphans(None, orphans.SweepScope(check_alive=lambda _: ""))
-        assert (_remove_orphan(orphan), run.left) == ([], [])
+        assert (_remove_orphan(orphan), run.remaining_kinds) == ([], [])
     assert reported_states == ["0190c7f0: Swept"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.runai_jobs import cli, runai_planned
-from tests.supervised import keep
+from tests.supervised import call_supervisor
 
 __all__ = ["cli", "runai_planned"]
 
@@ -15,4 +15,4 @@ __all__ = ["cli", "runai_planned"]
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder whose process does not outlive the test."""
     yield tmp_path / "kept"
-    keep("cancel", tmp_path / "kept", "0")
+    call_supervisor("cancel", tmp_path / "kept", "0")

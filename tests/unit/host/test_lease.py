@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.supervised import ended, keep, start, texts
+from tests.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit
 from torchyard.host.processes import find_labelled
 from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 
@@ -51,7 +51,7 @@ def start_watched(folder: Path) -> Iterator[Callable[..., StatusCaller]]:
     status_callers: list[StatusCaller] = []
 
     def start_leased(lease: float) -> StatusCaller:
-        start(folder, "sleep 60", lease=lease)
+        start_script(folder, "sleep 60", lease=lease)
         status_callers.append(StatusCaller(folder))
         return status_callers[-1]
 
@@ -61,10 +61,13 @@ def start_watched(folder: Path) -> Iterator[Callable[..., StatusCaller]]:
 
 def test_process_ends_with_its_lease(folder: Path) -> None:
     """A process whose lease is not renewed gets SIGTERM, and SIGKILL after the grace; log and state give the reason."""
-    start(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=0.3, grace=0.3)
-    state = ended(folder)
+    start_script(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=0.3, grace=0.3)
+    state = wait_for_exit(folder)
     assert (state["exit"], state["abandoned"]) == (-9, 0.3)
-    assert texts(folder) == ["ended by its supervisor: its lease was not renewed for 0.3 s (deadlines.lease)", "bye"]
+    assert read_log_texts(folder) == [
+        "ended by its supervisor: its lease was not renewed for 0.3 s (deadlines.lease)",
+        "bye",
+    ]
     assert find_labelled(str(folder)) == []
 
 
@@ -73,36 +76,36 @@ def test_renewed_lease_keeps_a_process_alive(folder: Path, start_watched: Callab
     status_caller = start_watched(lease=1)
     for _ in range(12):
         status_caller.send_heartbeat("here:/runs/a")
-    assert keep("status", folder)["phase"] == "running"
-    assert ended(folder)["abandoned"] == 1
+    assert call_supervisor("status", folder)["phase"] == "running"
+    assert wait_for_exit(folder)["abandoned"] == 1
 
 
 @pytest.mark.parametrize("jump", [-1e7, 1e7])
 def test_clock_change_does_not_end_a_lease(folder: Path, jump: float) -> None:
     """A renewal counts from when the supervisor saw it, whatever the clock of the renewing process shows."""
-    start(folder, "sleep 60", lease=1.0)
+    start_script(folder, "sleep 60", lease=1.0)
     time.sleep(0.6)
-    os.utime(folder.parent / "looked", (time.time() + jump, time.time() + jump))
+    os.utime(folder.parent / "owner", (time.time() + jump, time.time() + jump))
     time.sleep(0.6)
-    assert keep("status", folder)["phase"] == "running"
-    assert ended(folder)["abandoned"] == 1.0
+    assert call_supervisor("status", folder)["phase"] == "running"
+    assert wait_for_exit(folder)["abandoned"] == 1.0
 
 
 def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
     """A lease can be renewed on a full disk: the mtime of its file is the heartbeat."""
-    (folder.parent / "looked").symlink_to("/dev/full")
+    (folder.parent / "owner").symlink_to("/dev/full")
     status_caller = start_watched(lease=1)
     for _ in range(12):
         status_caller.send_heartbeat("here:/runs/a")
-    assert keep("status", folder)["phase"] == "running"
+    assert call_supervisor("status", folder)["phase"] == "running"
 
 
 def test_second_launcher_gets_the_name_of_the_owner(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
     """A second launcher gets the name of the one that renews a process's lease, until that one counts as dead."""
     status_caller = start_watched(lease=60)
-    heartbeat_file = folder.parent / "looked"
+    heartbeat_file = folder.parent / "owner"
     assert status_caller.wait_until("here:/runs/a", lambda _: "here:/runs/a" in heartbeat_file.read_text())
-    assert status_caller.wait_until("there:/runs/a", lambda state: state.get("carrier") == "here:/runs/a")
+    assert status_caller.wait_until("there:/runs/a", lambda state: state.get("other_owner") == "here:/runs/a")
     os.utime(heartbeat_file, (time.time() - 61,) * 2)
-    assert status_caller.wait_until("there:/runs/a", lambda state: "carrier" not in state)
+    assert status_caller.wait_until("there:/runs/a", lambda state: "other_owner" not in state)
     assert heartbeat_file.read_text().strip() == "there:/runs/a"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervised import ended, start, texts
-from tests.waiting import until
+from tests.supervised import read_log_texts, start_script, wait_for_exit
+from tests.waiting import wait_until
 from torchyard.host.state import view_state
 from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 
 
 def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
     """Each line has the time at which it arrived and the name of its node."""
-    start(folder, "echo one")
-    ended(folder)
+    start_script(folder, "echo one")
+    wait_for_exit(folder)
     timestamp, node, *_ = (folder / "log").read_text().split()
     assert (timestamp[:2], timestamp[-1], node) == ("20", "Z", "node-0")
 
@@ -26,24 +26,24 @@ def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
     """Without room for its log a process still runs to its end, and the lost lines are counted."""
     folder.mkdir()
     (folder / "log").symlink_to("/dev/full")
-    start(folder, "seq 100; exit 4")
-    state = ended(folder)
+    start_script(folder, "seq 100; exit 4")
+    state = wait_for_exit(folder)
     assert (state["exit"], state["lost"], state["error"]) == (4, 100, "No space left on device")
 
 
 def test_endless_line_is_split(folder: Path) -> None:
     """A line of three megabytes is kept in pieces, every byte of it."""
-    start(folder, "head -c 3000000 /dev/zero | tr '\\0' x")
-    ended(folder)
-    assert len(texts(folder)) == 3
-    assert sum(map(len, texts(folder))) == 3_000_000
+    start_script(folder, "head -c 3000000 /dev/zero | tr '\\0' x")
+    wait_for_exit(folder)
+    assert len(read_log_texts(folder)) == 3
+    assert sum(map(len, read_log_texts(folder))) == 3_000_000
 
 
 @pytest.mark.parametrize(("offset", "expected"), [(0, b"one\ntwo\n"), (2, b"e\ntwo\n"), (8, b""), (99, b"")])
 def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expected: bytes) -> None:
     """Follow prints the log from a byte on, and exits with 0 once nothing more can come."""
-    start(folder, "exit 3")
-    ended(folder)
+    start_script(folder, "exit 3")
+    wait_for_exit(folder)
     (folder / "log").write_text("one\ntwo\n")
     argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "follow", str(folder), str(offset)]
     completed = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
@@ -63,26 +63,30 @@ def write_rank_log(folder: Path, *lines: str) -> None:
 def test_unprinted_lines_of_a_killed_torchrun_are_recovered(folder: Path) -> None:
     """Lines that torchrun had on disk but had not printed when it was killed are appended, each once."""
     write_rank_log(folder, "seen", "owed")
-    start(folder, "echo '[default1]:seen'; kill -9 $$")
-    ended(folder)
-    assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
+    start_script(folder, "echo '[default1]:seen'; kill -9 $$")
+    wait_for_exit(folder)
+    assert read_log_texts(folder) == ["[default1]:seen", "[default1]:owed"]
     assert not (folder / "ranks").exists()
 
 
 def test_line_inside_a_message_of_torchrun_is_not_repeated(folder: Path) -> None:
     """If a rank's line ends in the middle of torchrun's own traceback, it is in the log and is not appended again."""
     write_rank_log(folder, "seen", "owed")
-    start(folder, "echo '  File \"api.py\", line 86[default1]:seen'; kill -9 $$")
-    ended(folder)
-    assert texts(folder) == ['  File "api.py", line 86[default1]:seen', "[default1]:owed"]
+    start_script(folder, "echo '  File \"api.py\", line 86[default1]:seen'; kill -9 $$")
+    wait_for_exit(folder)
+    assert read_log_texts(folder) == ['  File "api.py", line 86[default1]:seen', "[default1]:owed"]
 
 
 def test_line_that_torchrun_joined_is_not_repeated(folder: Path) -> None:
     """torchrun prints a line that a rank has not ended, and then the next prefix in the same line: nothing is lost."""
     write_rank_log(folder, "step 1", "bar done", "owed")
-    start(folder, "printf '[default1]:ste[default1]:p 1\\n[default1]:bar [default1]:done\\n'; kill -9 $$")
-    ended(folder)
-    assert texts(folder) == ["[default1]:ste[default1]:p 1", "[default1]:bar [default1]:done", "[default1]:owed"]
+    start_script(folder, "printf '[default1]:ste[default1]:p 1\\n[default1]:bar [default1]:done\\n'; kill -9 $$")
+    wait_for_exit(folder)
+    assert read_log_texts(folder) == [
+        "[default1]:ste[default1]:p 1",
+        "[default1]:bar [default1]:done",
+        "[default1]:owed",
+    ]
 
 
 def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
@@ -90,9 +94,9 @@ def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
     write_rank_log(folder, "\r 10%\r 50%\r100%", "windows\r", "\r 10%\r 20%")
     with (folder / "ranks" / "id" / "attempt_0" / "1" / "stdout.log").open("ab") as file:
         file.write(b"\r 30%")
-    start(folder, "echo '[default1]: 10%'; kill -9 $$")
-    ended(folder)
-    assert texts(folder) == ["[default1]: 10%", "[default1]:100%", "[default1]:windows", "[default1]: 20%"]
+    start_script(folder, "echo '[default1]: 10%'; kill -9 $$")
+    wait_for_exit(folder)
+    assert read_log_texts(folder) == ["[default1]: 10%", "[default1]:100%", "[default1]:windows", "[default1]: 20%"]
 
 
 def run_verb(verb: str, folder: Path) -> None:
@@ -104,20 +108,20 @@ def run_verb(verb: str, folder: Path) -> None:
 def test_unprinted_lines_of_a_killed_supervisor_are_recovered(folder: Path, verb: str) -> None:
     """Any verb on a process without its supervisor completes the log from torchrun's own copy, each line once."""
     write_rank_log(folder, "seen", "owed")
-    start(folder, "echo '[default1]:seen'; printf torn; sleep 60")
-    until(lambda: (folder / "log").exists() and texts(folder))
-    os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
+    start_script(folder, "echo '[default1]:seen'; printf torn; sleep 60")
+    wait_until(lambda: (folder / "log").exists() and read_log_texts(folder))
+    os.kill(view_state(str(folder))["supervisor"], signal.SIGKILL)
     for _ in range(2):
         run_verb(verb, folder)
-    assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
+    assert read_log_texts(folder) == ["[default1]:seen", "[default1]:owed"]
     assert view_state(str(folder))["recovered"]
 
 
 def test_partial_line_of_a_killed_supervisor_is_terminated(folder: Path) -> None:
     """A line that a power cut has interrupted is kept as a separate line, and the complete one follows."""
     write_rank_log(folder, "whole")
-    start(folder, "sleep 60")
+    start_script(folder, "sleep 60")
     (folder / "log").write_text("2026-11-22T00:00:00.000Z node-0 | [default1]:wh")
-    os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
+    os.kill(view_state(str(folder))["supervisor"], signal.SIGKILL)
     run_verb("status", folder)
-    assert texts(folder) == ["[default1]:wh", "[default1]:whole"]
+    assert read_log_texts(folder) == ["[default1]:wh", "[default1]:whole"]

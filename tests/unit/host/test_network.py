@@ -5,8 +5,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.conftest import Write, load
-from tests.lone_processes import lone_plan
-from tests.supervised import ended, start, texts
+from tests.lone_processes import build_lone_plan
+from tests.supervised import read_log_texts, start_script, wait_for_exit
 from torchyard.host.network import (
     LISTEN_URLS_PLACEHOLDER,
     _find_source_address,
@@ -57,9 +57,9 @@ def test_own_addresses_are_recognized() -> None:
 def test_supervisor_fills_in_the_listen_urls(folder: Path) -> None:
     """The supervisor fills in the addresses on the host, before it starts the store."""
     serves = {"name": "127.0.0.5", "port": 9, "toward": ["127.0.0.7"]}
-    start(folder, "", argv=["echo", f"--listen={LISTEN_URLS_PLACEHOLDER}"], serves=serves)
-    ended(folder)
-    assert texts(folder) == ["--listen=http://127.0.0.5:9,http://127.0.0.1:9"]
+    start_script(folder, "", argv=["echo", f"--listen={LISTEN_URLS_PLACEHOLDER}"], serves=serves)
+    wait_for_exit(folder)
+    assert read_log_texts(folder) == ["--listen=http://127.0.0.5:9,http://127.0.0.1:9"]
 
 
 def is_listening(host: str, port: int) -> bool:
@@ -71,7 +71,7 @@ def test_etcd_listens_only_on_these_addresses(write: Write, tmp_path: Path) -> N
     """A real etcd answers on the first host's addresses and on no other address of this machine."""
     hosts = [{"host": "localhost", "address": "127.0.0.5"}, {"host": "127.0.0.1", "address": "127.0.0.7"}]
     keys = {"nodes": 2, "rendezvous": "etcd-v2", "options": {"hosts": hosts}}
-    plan = lone_plan(load(write(**keys)), tmp_path / "run")
+    plan = build_lone_plan(load(write(**keys)), tmp_path / "run")
     try:
         assert ensure_rendezvous(plan) == plan.probe
         port = urlsplit(str(plan.probe)).port or 0

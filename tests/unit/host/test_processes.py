@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.removed_folders import LABEL, RUN, Start, lives
-from tests.supervised import keep
-from tests.waiting import until
+from tests.removed_folders import LABEL, RUN, Start, is_running
+from tests.supervised import call_supervisor
+from tests.waiting import wait_until
 from torchyard.host.processes import find_labelled
 from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 from torchyard.machines.processes import run_command
@@ -19,7 +19,7 @@ from torchyard.model.plan import Command
 def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> None:
     """A process outlives its folder: the status reports that it is running, and why it has no other values."""
     start()
-    state = keep("status", node)
+    state = call_supervisor("status", node)
     assert (state["phase"], state["detail"]) == ("running", "its folder was removed; it keeps running")
 
 
@@ -27,24 +27,24 @@ def test_end_is_reported_without_the_folder(start: Start, node: Path, tmp_path: 
     """The exit code of a process whose folder was removed is known, and its log counts as lost."""
     start()
     (tmp_path / "go").touch()
-    until(lambda: keep("status", node)["phase"] == "exited")
-    state = keep("status", node)
+    wait_until(lambda: call_supervisor("status", node)["phase"] == "exited")
+    state = call_supervisor("status", node)
     assert (state["exit"], state["lost"], state["error"]) == (3, 1, "No such file or directory")
 
 
 def test_cancel_finds_a_process_by_its_label(start: Start, node: Path) -> None:
     """Cancel ends a process without a folder, and its supervisor."""
     state = start()
-    assert keep("cancel", node, "5") == {"phase": "absent", "left": []}
-    assert not lives(state["agent"])
-    assert not lives(state["keeper"])
+    assert call_supervisor("cancel", node, "5") == {"phase": "absent", "left": []}
+    assert not is_running(state["agent"])
+    assert not is_running(state["supervisor"])
 
 
 def test_cancel_ends_a_process_without_folder_and_supervisor(start: Start, node: Path) -> None:
     """A process without folder and supervisor is still found by its label."""
     state = start()
-    os.kill(state["keeper"], signal.SIGKILL)
-    assert keep("cancel", node, "5")["left"] == []
+    os.kill(state["supervisor"], signal.SIGKILL)
+    assert call_supervisor("cancel", node, "5")["left"] == []
     assert find_labelled(LABEL) == []
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_started_twice(start: Start, node: Path) -> None:
 def test_lease_expires_without_the_folder(start: Start) -> None:
     """Without a renewal, a process whose folder was removed ends with its lease, and its supervisor exits."""
     state = start(lease=0.3, grace=0.3)
-    until(lambda: not lives(state["agent"]) and not lives(state["keeper"]))
+    wait_until(lambda: not is_running(state["agent"]) and not is_running(state["supervisor"]))
 
 
 def test_lease_is_renewed_without_the_folder(start: Start, node: Path) -> None:
@@ -69,8 +69,8 @@ def test_lease_is_renewed_without_the_folder(start: Start, node: Path) -> None:
         for _ in range(10):
             status_command.stdin.write(b"here:/runs/a\n")
             time.sleep(0.2)
-        assert lives(state["agent"])
-        assert lives(state["keeper"])
+        assert is_running(state["agent"])
+        assert is_running(state["supervisor"])
         status_command.stdin.close()
 
 
@@ -78,7 +78,7 @@ def test_failing_supervisor_ends_its_process(start: Start) -> None:
     """If the supervisor itself fails, it ends its process, which would otherwise be left unsupervised."""
     argv = ["bash", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
     state = start(remove=False, lease=0.2, grace="no number", argv=argv)
-    until(lambda: not lives(state["keeper"]))
+    wait_until(lambda: not is_running(state["supervisor"]))
     assert find_labelled(LABEL) == []
 
 

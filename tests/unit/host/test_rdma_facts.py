@@ -18,17 +18,17 @@ class Pod:
         self.root = root
 
     def add(self, port: str, table: str = "- v4:2@eth1", state: str = "4: ACTIVE") -> None:
-        GidPod(self.root / "sys", []).port(port, table, state)
+        GidPod(self.root / "sys", []).add_port(port, table, state)
         (self.root / "dev/infiniband").mkdir(parents=True, exist_ok=True)
         (self.root / "dev/infiniband" / f"uverbs{port[5]}").touch()
 
     def run(self, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any], str]:
-        """The exit code, the facts, and the text on stderr."""
-        code = rdma_facts.main(args, f"{self.root}/")
+        """The exit code, the printed JSON, and the text on stderr."""
+        exit_code = rdma_facts.main(args, f"{self.root}/")
         captured = capsys.readouterr()
         (line,) = captured.out.splitlines()
-        facts: dict[str, Any] = json.loads(line)["torchyard_rdma"]
-        return code, facts, captured.err
+        report: dict[str, Any] = json.loads(line)["torchyard_rdma"]
+        return exit_code, report, captured.err
 
 
 @pytest.fixture
@@ -38,19 +38,19 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
     return Pod(tmp_path)
 
 
-def test_facts_are_those_of_the_kernel(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each port has its state and its GIDs with type and interface; empty slots are left out."""
+def test_ports_are_reported_with_their_gids(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each port has its state and its GIDs with type and interface, without empty slots."""
     pod.add("mlx5_0/1")
     os.environ["NCCL_IB_GID_INDEX"] = "1"
-    code, facts, _ = pod.run(capsys, "required")
-    (port,) = facts["ports"]
-    assert (code, facts["lacks"], facts["devices"], facts["gid_index"]) == (0, [], 1, "1")
+    exit_code, report, _ = pod.run(capsys, "required")
+    (port,) = report["ports"]
+    assert (exit_code, report["lacks"], report["devices"], report["gid_index"]) == (0, [], 1, "1")
     assert (port["port"], port["state"]) == ("mlx5_0/1", "4: ACTIVE")
     assert port["gids"] == [[1, "0000:0000:0000:0000:0000:ffff:0a00:0007", "RoCE v2", "eth1"]]
 
 
 @pytest.mark.parametrize(
-    ("rule", "chosen"),
+    ("rule", "selected"),
     [
         ("", ["mlx5_0/1", "mlx5_1/1", "mlx5_10/1"]),
         ("mlx5_1", ["mlx5_1/1", "mlx5_10/1"]),
@@ -61,34 +61,36 @@ def test_facts_are_those_of_the_kernel(pod: Pod, capsys: pytest.CaptureFixture[s
         ("^=mlx5_1", ["mlx5_0/1", "mlx5_10/1"]),
     ],
 )
-def test_ports_are_chosen_as_by_nccl(
-    pod: Pod, capsys: pytest.CaptureFixture[str], rule: str, chosen: list[str]
+def test_ports_are_selected_as_by_nccl(
+    pod: Pod, capsys: pytest.CaptureFixture[str], rule: str, selected: list[str]
 ) -> None:
-    """NCCL_IB_HCA has prefixes, exact names after `=`, and those to leave out after `^`."""
+    """NCCL_IB_HCA selects ports by prefix, by exact name after `=`, and all others after `^`."""
     for port in ("mlx5_0/1", "mlx5_1/1", "mlx5_10/1"):
         pod.add(port)
     os.environ["NCCL_IB_HCA"] = rule
-    assert [port["port"] for port in pod.run(capsys)[1]["ports"]] == chosen
+    _, report, _ = pod.run(capsys)
+    assert [port["port"] for port in report["ports"]] == selected
 
 
 def test_pod_without_devices_reports_what_is_missing(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a device the facts name what is missing, and the pod starts unless RDMA is required."""
-    code, facts, stderr = pod.run(capsys)
-    assert (code, stderr, len(facts["lacks"])) == (0, "", 2)
-    code, _, stderr = pod.run(capsys, "required")
-    assert code == 1
+    """Without a device the report lists what is missing, and the pod starts unless RDMA is required."""
+    exit_code, report, stderr = pod.run(capsys)
+    assert (exit_code, stderr, len(report["lacks"])) == (0, "", 2)
+    exit_code, _, stderr = pod.run(capsys, "required")
+    assert exit_code == 1
     assert stderr.startswith(
         "torchyard: error: this pod cannot use RDMA: the pod has no /dev/infiniband/uverbs*: ask for"
     )
 
 
-def test_port_that_is_down_is_named(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
-    """If no port is ACTIVE, the first one and its state are named."""
+def test_port_that_is_down_is_reported(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """If no port is ACTIVE, the first one is reported with its state."""
     pod.add("mlx5_0/1", state="1: DOWN")
-    assert pod.run(capsys)[1]["lacks"] == ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"]
+    _, report, _ = pod.run(capsys)
+    assert report["lacks"] == ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"]
 
 
-def test_missing_library_is_named(
+def test_missing_library_is_reported(
     pod: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image without libibverbs cannot use RDMA, whatever devices the pod has."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runai_jobs import Planned, begun
+from tests.runai_jobs import Planned, start_agents
 from torchyard.host.runai import _update_state
 from torchyard.host.runai_cli import JobResponse
 from torchyard.machines.backend import _remove_job
@@ -18,8 +18,8 @@ from torchyard.pods.template import CLI_RUN_LABEL, RUN_LABEL
 def test_second_submit_adopts(runai_planned: Planned) -> None:
     """A second submit finds the job and its submission time."""
     plan = runai_planned("sleep 60")
-    first = begun(plan)
-    second = begun(plan)
+    first = start_agents(plan)
+    second = start_agents(plan)
     assert (first.created, second.created) == (True, False)
     assert first.submitted_at == second.submitted_at
     _remove_job(plan)
@@ -29,10 +29,10 @@ def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
     """A job with the same name but another run's label is not adopted."""
     plan = runai_planned("sleep 60")
     argv_file = tmp_path / "cloud" / plan.job / "given"
-    begun(plan)
+    start_agents(plan)
     argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo belongs to another run"):
-        begun(plan)
+        start_agents(plan)
     _remove_job(plan)
 
 
@@ -41,13 +41,13 @@ def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_pat
     """A job with the old label is adopted by its own run, and by no other."""
     plan = runai_planned("sleep 60")
     argv_file = tmp_path / "cloud" / plan.job / "given"
-    begun(plan)
+    start_agents(plan)
     argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{RUN_LABEL}={run}"))
     if run == "another":
         with pytest.raises(HostError, match="belongs to another run"):
-            begun(plan)
+            start_agents(plan)
     else:
-        assert not begun(plan).created
+        assert not start_agents(plan).created
     _remove_job(plan)
 
 
@@ -57,12 +57,11 @@ def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -
     submit = plan.processes[0].submit
     assert submit
     assert submit.input
-    refused = submit.model_copy(
-        update={"input": {**submit.input, "argv": [*submit.input["argv"][:5], "--no-such-flag"]}}
-    )
+    argv = [*submit.input["argv"][:5], "--no-such-flag"]
+    refused = submit.model_copy(update={"input": submit.input | {"argv": argv}})
     processes: tuple[Process, ...] = (plan.processes[0].model_copy(update={"submit": refused}), plan.processes[1])
     with pytest.raises(HostError, match="unknown flag: --no-such-flag"):
-        begun(plan.model_copy(update={"processes": processes}))
+        start_agents(plan.model_copy(update={"processes": processes}))
 
 
 # --- what a response of the CLI means

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.archives import member, tar
+from tests.archives import build_member, build_tar
 from torchyard.host.staging import record_heartbeat
 from torchyard.machines.staging import _SCRIPTS_FOLDER
 
 SCRIPT_PATH = str(_SCRIPTS_FOLDER / "staging.py")
-OWNER = '{"carrier": "here:/runs/a"}'
+OWNER = '{"owner": "here:/runs/a"}'
 
 
 def run_script(verb: str, folder: Path, *args: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
@@ -29,8 +29,8 @@ def query_script(verb: str, folder: Path) -> Any:
 
 def test_incomplete_tar_creates_no_folder(tmp_path: Path) -> None:
     """A run's folder on a host is created completely or not at all."""
-    stream = tar(member("work/x.py"), whole=False).read()
-    argv = [sys.executable, SCRIPT_PATH, "place", str(tmp_path / "site-1"), '{"carrier": "here:/runs/a"}']
+    stream = build_tar(build_member("work/x.py"), with_regular_file=False).read()
+    argv = [sys.executable, SCRIPT_PATH, "place", str(tmp_path / "site-1"), '{"owner": "here:/runs/a"}']
     completed = subprocess.run(argv, input=stream, capture_output=True, check=False)
     assert (completed.returncode, list(tmp_path.iterdir())) == (1, [])
 
@@ -38,7 +38,9 @@ def test_incomplete_tar_creates_no_folder(tmp_path: Path) -> None:
 def test_files_that_the_job_left_are_fetched(tmp_path: Path) -> None:
     """Checkpoints and new or changed files are sent back, but not the files that were sent and stayed as they were."""
     folder = tmp_path / "sample-1"
-    run_script("place", folder, OWNER, stream=tar(member("work/same.py"), member("work/changed.py")).read())
+    run_script(
+        "place", folder, OWNER, stream=build_tar(build_member("work/same.py"), build_member("work/changed.py")).read()
+    )
     (folder / "work" / "changed.py").write_text("new")
     (folder / "work" / "new.txt").touch()
     (folder / "checkpoints" / "5.pt").touch()
@@ -48,9 +50,12 @@ def test_files_that_the_job_left_are_fetched(tmp_path: Path) -> None:
 
 def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:
     """A second process of the same run sends no tar, and the host names no other owner."""
-    run_script("place", tmp_path / "sample-1", OWNER, stream=tar(member("work/x.py")).read())
+    run_script("place", tmp_path / "sample-1", OWNER, stream=build_tar(build_member("work/x.py")).read())
     lines = run_script("place", tmp_path / "sample-1", OWNER).stdout.splitlines()
-    assert [json.loads(line) for line in lines] == [{"wanted": False, "carrier": ""}, {"created": False, "carrier": ""}]
+    assert [json.loads(line) for line in lines] == [
+        {"wanted": False, "other_owner": ""},
+        {"created": False, "other_owner": ""},
+    ]
 
 
 def test_attempts_of_a_run_are_listed(tmp_path: Path) -> None:
@@ -71,7 +76,7 @@ def test_removal_includes_partial_folders(tmp_path: Path) -> None:
 
 def test_owner_is_replaced_once_it_is_dead(tmp_path: Path) -> None:
     """A second owner is refused with the first one's name until that one has sent no heartbeat for a minute."""
-    file = str(tmp_path / "looked")
+    file = str(tmp_path / "owner")
     assert (record_heartbeat(file, "here:/a"), record_heartbeat(file, "there:/a")) == ("", "here:/a")
     os.utime(file, (time.time() - 61,) * 2)
     assert (record_heartbeat(file, "there:/a"), record_heartbeat(file, "here:/a")) == ("", "there:/a")

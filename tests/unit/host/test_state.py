@@ -5,21 +5,21 @@ import os
 import signal
 from pathlib import Path
 
-from tests.supervised import keep, start
+from tests.supervised import call_supervisor, start_script
 from torchyard.host.state import _STATE_BYTES, read_boot_id, view_state, write_state
 
 
 def kill_supervisor(folder: Path) -> None:
     """Kill the supervisor of a living process, as a power cut does."""
-    start(folder, "sleep 60")
-    os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
-    assert keep("status", folder)["phase"] == "unkept"
+    start_script(folder, "sleep 60")
+    os.kill(view_state(str(folder))["supervisor"], signal.SIGKILL)
+    assert call_supervisor("status", folder)["phase"] == "unsupervised"
 
 
 def test_killed_supervisor_is_not_a_reboot(folder: Path) -> None:
     """A supervisor that was killed on a running host does not look like a restart of the host."""
     kill_supervisor(folder)
-    assert (view_state(str(folder))["phase"], view_state(str(folder))["rebooted"]) == ("unkept", False)
+    assert (view_state(str(folder))["phase"], view_state(str(folder))["rebooted"]) == ("unsupervised", False)
 
 
 def test_reboot_of_the_host_is_detected(folder: Path) -> None:

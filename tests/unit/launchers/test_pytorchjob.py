@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.observed_moments import moments, read, true_conditions
-from tests.plan_parts import env, own_address, said
+from tests.observed_moments import find_moments, list_true_conditions, read_status
+from tests.plan_parts import get_env, get_local_address, get_torchrun_option
 from tests.recorded_jobs import FILES
 from tests.recording import EPOCH
-from tests.user_manifests import PYTORCHJOB, Launched, changed
+from tests.user_manifests import PYTORCHJOB, Launched, change_spec
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Controller, OpenQueue
 from torchyard.model.run import Observation
@@ -33,15 +33,15 @@ def test_job_has_a_port_of_its_own(planned: Planned) -> None:
     plan = planned(launcher="pytorchjob", nodes=2, **HOST)
     (port,) = plan.pod["spec"]["containers"][0]["ports"]
     assert port == {"name": "pytorchjob-port", "containerPort": elastic(plan)["rdzvPort"]}
-    assert said(plan, "rdzv_endpoint").endswith(f":{port['containerPort']}")
+    assert get_torchrun_option(plan, "rdzv_endpoint").endswith(f":{port['containerPort']}")
 
 
 def test_operator_knows_the_same_rendezvous_as_torchrun(planned: Planned) -> None:
     """The elasticPolicy has the same rendezvous as the command."""
     plan = planned(launcher="pytorchjob", nodes=2, rendezvous="etcd-v2")
     policy = elastic(plan)
-    assert (policy["rdzvBackend"], policy["rdzvId"]) == ("etcd-v2", said(plan, "rdzv_id"))
-    assert f"{policy['rdzvHost']}:{policy['rdzvPort']}" == said(plan, "rdzv_endpoint")
+    assert (policy["rdzvBackend"], policy["rdzvId"]) == ("etcd-v2", get_torchrun_option(plan, "rdzv_id"))
+    assert f"{policy['rdzvHost']}:{policy['rdzvPort']}" == get_torchrun_option(plan, "rdzv_endpoint")
 
 
 def test_operator_id_is_new_for_each_attempt(planned: Planned) -> None:
@@ -81,7 +81,7 @@ def test_operator_keeps_failed_pods(planned: Planned) -> None:
 def test_names_are_those_of_the_operator(planned: Planned) -> None:
     """The operator's Service of a pod is called <job>-worker-<i>."""
     plan = planned(launcher="pytorchjob")
-    assert own_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE)"
+    assert get_local_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE)"
 
 
 def test_gang_needs_a_flag_of_the_operator(planned: Planned) -> None:
@@ -97,13 +97,13 @@ def test_operator_tells_the_place_itself(planned: Planned) -> None:
     """A PyTorchJob with a master gets ranks and addresses from the operator, whose values would hide ours."""
     plan = planned(launcher="pytorchjob", nodes=3, rendezvous="env")
     assert plan.nodes.keys() == {"master-0", "worker-0", "worker-1"}
-    assert not env(plan).keys() & {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TORCHYARD_NODE"}
+    assert not get_env(plan).keys() & {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TORCHYARD_NODE"}
 
 
 def test_queue_of_a_pytorchjob_is_that_of_its_gang(launched: Launched) -> None:
     """Preflight checks the queue of a PyTorchJob's PodGroup if the manifest names one."""
     policy = {"schedulingPolicy": {"queue": "research"}}
-    plans = [launched(changed(PYTORCHJOB, runPolicy=policy)), launched(PYTORCHJOB)]
+    plans = [launched(change_spec(PYTORCHJOB, runPolicy=policy)), launched(PYTORCHJOB)]
     queues = [
         [requirement.name for requirement in plan.requires if isinstance(requirement, OpenQueue)] for plan in plans
     ]
@@ -115,29 +115,29 @@ def test_queue_of_a_pytorchjob_is_that_of_its_gang(launched: Launched) -> None:
 
 def test_elastic_success_of_one_worker_is_none_of_the_job() -> None:
     """The operator says Succeeded when one worker is done, although the other one still runs."""
-    assert any("Succeeded" in true_conditions(moment) for moment in moments("pytorchjob-ok", "running"))
+    assert any("Succeeded" in list_true_conditions(moment) for moment in find_moments("pytorchjob-ok", "running"))
 
 
 def test_worker_may_fail_after_success() -> None:
     """The operator goes on saying Succeeded when the other worker fails."""
-    last = moments("pytorchjob-ok-then-fails", "failed")[-1]
-    assert ("Succeeded" in true_conditions(last), "worker-1 ended with exit code 7") == (True, last.reason)
+    last = find_moments("pytorchjob-ok-then-fails", "failed")[-1]
+    assert ("Succeeded" in list_true_conditions(last), "worker-1 ended with exit code 7") == (True, last.reason)
 
 
 def test_running_operator_has_a_worker_that_never_fits() -> None:
     """Without a gang the PyTorchJob is Running while one of its workers has no node."""
-    last = moments("pytorchjob-one-does-not-fit-no-gang", "pending")[-1]
-    assert ("Running" in true_conditions(last), "4 of 5 pods run; worker-" in last.reason) == (True, True)
+    last = find_moments("pytorchjob-one-does-not-fit-no-gang", "pending")[-1]
+    assert ("Running" in list_true_conditions(last), "4 of 5 pods run; worker-" in last.reason) == (True, True)
 
 
 def test_gang_that_does_not_fit_is_created_and_no_more() -> None:
     """With a gang scheduler the PyTorchJob stays Created, and the reason quotes the scheduler."""
-    last = moments("pytorchjob-never-fits", "pending")[-1]
-    assert (true_conditions(last), "Insufficient nvidia.com/gpu" in last.reason) == ({"Created"}, True)
+    last = find_moments("pytorchjob-never-fits", "pending")[-1]
+    assert (list_true_conditions(last), "Insufficient nvidia.com/gpu" in last.reason) == ({"Created"}, True)
 
 
 def test_job_whose_nodes_had_joined_has_started() -> None:
     """A PyTorchJob that recreates a pod is not taken for one that never started."""
     states = FILES["pytorchjob-ok"][1].observed.states
-    status = read("pytorchjob-ok", Observation(states, frozenset({"worker-0", "worker-1"}), EPOCH))
+    status = read_status("pytorchjob-ok", Observation(states, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"

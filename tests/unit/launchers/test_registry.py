@@ -15,9 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import plan_of
-from tests.observed_moments import EVERY, group_of, moments, phase_of, pods_of, read, true_conditions
-from tests.recorded_jobs import FILES, JUNK, SPOKEN, damaged
-from tests.recording import EPOCH, OBSERVED, Recorded
+from tests.observed_moments import (
+    EACH_MOMENT,
+    find_moments,
+    get_phase,
+    get_pod_group,
+    get_pods,
+    list_true_conditions,
+    read_status,
+)
+from tests.recorded_jobs import FILES, HOST_STATES, JUNK, damaged_observations
+from tests.recording import EPOCH, OBSERVED, RecordedMoment
 from torchyard.agents.black_box import pack_files
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis import job_status, pod_facts
@@ -76,10 +84,10 @@ def test_plan_is_the_same_at_every_call(name: str) -> None:
 # --- every recording
 
 
-@EVERY
-def test_state_is_as_recorded(moment: Recorded) -> None:
+@EACH_MOMENT
+def test_state_is_as_recorded(moment: RecordedMoment) -> None:
     """At every moment, state and reason are read from what was seen as they were recorded."""
-    status = read(moment.case, moment.observed)
+    status = read_status(moment.case, moment.observed)
     assert (status.state, status.reason) == (moment.expected, moment.reason)
 
 
@@ -97,15 +105,15 @@ def test_every_case_is_recorded() -> None:
     assert FILES.keys() == {f"{launcher}-{name}" for launcher, cases in stated.items() for name in cases}
 
 
-@EVERY
-def test_success_is_that_of_every_pod(moment: Recorded) -> None:
+@EACH_MOMENT
+def test_success_is_that_of_every_pod(moment: RecordedMoment) -> None:
     """A job that succeeded has no pod that failed or still runs."""
     if moment.expected == "succeeded":
-        assert {pod["status"]["phase"] for pod in pods_of(moment).values()} <= {"Succeeded"}
+        assert {pod["status"]["phase"] for pod in get_pods(moment).values()} <= {"Succeeded"}
 
 
-@EVERY
-def test_failure_has_evidence(moment: Recorded) -> None:
+@EACH_MOMENT
+def test_failure_has_evidence(moment: RecordedMoment) -> None:
     """A job that failed has a pod that says so, or a controller that does."""
     if moment.expected == "failed":
         statuses = str([obj["status"] for obj in moment.observed.states.values()])
@@ -118,13 +126,13 @@ def test_failure_has_evidence(moment: Recorded) -> None:
 @pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
 def test_pod_group_that_runs_proves_nothing(case: str) -> None:
     """A PodGroup is Running as soon as its pods have nodes, even if their image cannot be pulled."""
-    assert "Running" in [group_of(moment)["status"].get("phase") for moment in moments(case, "pending")]
+    assert "Running" in [get_pod_group(moment)["status"].get("phase") for moment in find_moments(case, "pending")]
 
 
 @pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
 def test_image_that_cannot_be_had_is_the_cause(case: str) -> None:
     """An ImagePullBackOff fails the job after a while, with a cause that no log could show."""
-    failure = read(case, moments(case, "failed")[0].observed).failure
+    failure = read_status(case, find_moments(case, "failed")[0].observed).failure
     assert failure is not None
     assert (failure.cause, failure.retry) == ("image", False)
 
@@ -132,7 +140,7 @@ def test_image_that_cannot_be_had_is_the_cause(case: str) -> None:
 @pytest.mark.parametrize("case", ["volcano-image-late", "pytorchjob-image-late"])
 def test_image_that_is_late_is_waited_for(case: str) -> None:
     """One ErrImagePull is no failure, and the reason quotes it in the meantime."""
-    assert "ErrImagePull" in "".join(moment.reason for moment in moments(case, "pending"))
+    assert "ErrImagePull" in "".join(moment.reason for moment in find_moments(case, "pending"))
 
 
 @pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
@@ -145,7 +153,7 @@ def test_healthy_job_is_warned_of(case: str) -> None:
 @pytest.mark.parametrize("case", ["volcano-elastic-one-does-not-fit", "pytorchjob-elastic-one-does-not-fit"])
 def test_elastic_job_runs_with_fewer(case: str) -> None:
     """An elastic job has started once its least number of workers has."""
-    assert "4 of 5 pods run" in moments(case, "running")[-1].reason
+    assert "4 of 5 pods run" in find_moments(case, "running")[-1].reason
 
 
 @pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
@@ -157,7 +165,7 @@ def test_normal_start_is_not_alarming(case: str) -> None:
 @pytest.mark.parametrize("case", ["volcano-oom-zero", "pytorchjob-oom-zero"])
 def test_memory_is_told_of_a_success(case: str) -> None:
     """OOMKilled with exit code 0 is a success, and the reason mentions it."""
-    assert moments(case, "succeeded")[-1].reason == "2 of 2 pods succeeded; but worker-1 ran out of memory on the way"
+    assert find_moments(case, "succeeded")[-1].reason == "2 of 2 pods succeeded; but worker-1 ran out of memory on the way"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_memory_is_told_of_a_success(case: str) -> None:
 def test_cause_is_known_to_the_cluster_alone(launcher: str, case: str, cause: str, retry: bool) -> None:
     """The cause of a pod's death from outside is reported with its node, and whether a retry is worthwhile."""
     name = f"{launcher}-{case}"
-    failure = read(name, moments(name, "failed")[0].observed).failure
+    failure = read_status(name, find_moments(name, "failed")[0].observed).failure
     assert failure is not None
     assert (failure.cause, failure.retry, failure.node) == (cause, retry, "worker-1")
 
@@ -176,30 +184,30 @@ def test_cause_is_known_to_the_cluster_alone(launcher: str, case: str, cause: st
 @pytest.mark.parametrize("case", ["volcano-deleted", "pytorchjob-deleted"])
 def test_pods_of_a_deleted_job_fail(case: str) -> None:
     """A deleted job is gone, although its pods end as Failed."""
-    assert any("'Failed'" in str(pods_of(moment)) for moment in moments(case, "gone"))
+    assert any("'Failed'" in str(get_pods(moment)) for moment in find_moments(case, "gone"))
 
 
 @pytest.mark.parametrize("case", ["volcano-crash-loop", "pytorchjob-crash-loop"])
 def test_crash_loop_is_seen_through(case: str) -> None:
     """A crash loop is a failure, although with restartPolicy OnFailure every controller says Running for ever."""
-    last = moments(case, "failed")[-1]
-    assert ("Running" in (phase_of(last), *true_conditions(last)), "CrashLoopBackOff" in last.reason) == (True, True)
+    last = find_moments(case, "failed")[-1]
+    assert ("Running" in (get_phase(last), *list_true_conditions(last)), "CrashLoopBackOff" in last.reason) == (True, True)
 
 
 @pytest.mark.parametrize("case", ["pytorchjob-clean-running", "pytorchjob-clean-all", "volcano-completes"])
 def test_pods_that_a_controller_removes_do_not_fail(case: str) -> None:
     """Pods that a controller kills because the job is done are no failure."""
-    assert "'exitCode': 137" in "".join(str(pods_of(moment)) for moment in FILES[case])
+    assert "'exitCode': 137" in "".join(str(get_pods(moment)) for moment in FILES[case])
 
 
 # --- made-up statuses
 
 
 @settings(max_examples=1000)
-@given(damaged())
+@given(damaged_observations())
 def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
     """A state can be read from any status, and it is never success if a pod has failed."""
-    status = read(*damage)
+    status = read_status(*damage)
     pods = job_status.select_job_pods(damage[1]).values()
     failed = any(pod_facts.get_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod) for pod in pods)
     assert not (failed and status.state == "succeeded")
@@ -212,28 +220,28 @@ PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapp
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
 def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
     """A finished job has not succeeded if the phase of a pod is anything but Succeeded."""
-    moment = moments(case, "succeeded")[-1]
+    moment = find_moments(case, "succeeded")[-1]
     states = copy.deepcopy(dict(moment.observed.states))
     next(obj for name, obj in states.items() if name.startswith("Pod/"))["status"]["phase"] = junk
-    assert read(case, Observation(states, frozenset(), moment.observed.observed_at)).state != "succeeded"
+    assert read_status(case, Observation(states, frozenset(), moment.observed.observed_at)).state != "succeeded"
 
 
 @PODS
 @pytest.mark.parametrize("junk", [value for value in JUNK if value is not None and value != 0], ids=repr)
 def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
     """An exit code that is not the number 0 is not a success."""
-    moment = moments(case, "succeeded")[-1]
+    moment = find_moments(case, "succeeded")[-1]
     states = copy.deepcopy(dict(moment.observed.states))
     pod = next(obj for name, obj in states.items() if name.startswith("Pod/"))
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = junk
-    assert read(case, Observation(states, frozenset(), moment.observed.observed_at)).state != "succeeded"
+    assert read_status(case, Observation(states, frozenset(), moment.observed.observed_at)).state != "succeeded"
 
 
-@pytest.mark.parametrize("case", SPOKEN)
+@pytest.mark.parametrize("case", HOST_STATES)
 @given(st.sampled_from(JUNK))
 def test_word_that_is_none_is_no_success(case: str, junk: Any) -> None:
     """A launcher on machines does not take a malformed state for success."""
-    assert read(case, Observation({"node-0": junk}, frozenset(), EPOCH)).state in ("pending", "failed")
+    assert read_status(case, Observation({"node-0": junk}, frozenset(), EPOCH)).state in ("pending", "failed")
 
 
 def inside_kinds() -> set[str]:
@@ -241,7 +249,7 @@ def inside_kinds() -> set[str]:
     kinds: set[str] = set()
 
     @settings(max_examples=1000, database=None, derandomize=True)
-    @given(damaged())
+    @given(damaged_observations())
     def draw(damage: tuple[str, Observation]) -> None:
         for obj in damage[1].states.values():
             parts = {"object": obj} | (obj if isinstance(obj, dict) else {})

@@ -3,9 +3,9 @@
 from typing import Any
 
 from tests.conftest import Planned
-from tests.observed_moments import job_of, moments, phase_of, pods_of
-from tests.plan_parts import own_address
-from tests.user_manifests import JOB, Launched, changed
+from tests.observed_moments import find_moments, get_job, get_phase, get_pods
+from tests.plan_parts import get_local_address
+from tests.user_manifests import JOB, Launched, change_spec
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import OpenQueue
 
@@ -44,7 +44,7 @@ def test_volcano_gives_pods_an_index_and_a_name(planned: Planned) -> None:
 def test_names_are_those_of_the_svc_plugin(planned: Planned) -> None:
     """A pod of Volcano is <job>-<task>-<i>.<job>."""
     plan = planned(nodes=2)
-    assert own_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
+    assert get_local_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
     assert (plan.tasks, plan.container) == ({"worker": 2}, volcano(plan)["tasks"][0]["name"])
 
 
@@ -67,7 +67,7 @@ def test_queue_is_used_and_looked_at(planned: Planned) -> None:
 
 def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
     """Preflight checks the queue that the job names, or else Volcano's default queue."""
-    plans = [launched(JOB), launched(changed(JOB, queue=None))]
+    plans = [launched(JOB), launched(change_spec(JOB, queue=None))]
     assert [
         requirement.name for plan in plans for requirement in plan.requires if isinstance(requirement, OpenQueue)
     ] == [
@@ -81,26 +81,26 @@ def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
 
 def test_counts_vanish_after_completed() -> None:
     """Volcano drops its counts when a Job is Completed, so the pods are counted."""
-    last = moments("volcano-ok", "succeeded")[-1]
-    assert ("succeeded" in job_of(last)["status"], last.reason) == (False, "2 of 2 pods succeeded")
+    last = find_moments("volcano-ok", "succeeded")[-1]
+    assert ("succeeded" in get_job(last)["status"], last.reason) == (False, "2 of 2 pods succeeded")
 
 
 def test_one_crash_is_not_a_loop() -> None:
     """A job with a container that was restarted once is still running."""
-    assert any("CrashLoopBackOff" in str(pods_of(moment)) for moment in moments("volcano-crash-loop", "running"))
+    assert any("CrashLoopBackOff" in str(get_pods(moment)) for moment in find_moments("volcano-crash-loop", "running"))
 
 
 def test_pending_again_has_started() -> None:
     """A Volcano Job that is Pending again because a pod is recreated counts as running."""
-    assert "Pending" in [phase_of(moment) for moment in moments("volcano-pod-deleted-no-policies", "running")]
+    assert "Pending" in [get_phase(moment) for moment in find_moments("volcano-pod-deleted-no-policies", "running")]
 
 
 def test_hopeless_job_does_not_wait_for_its_last_pod() -> None:
     """A job has failed with its first pod, even if without policies Volcano says Running while a peer hangs."""
-    first = moments("volcano-no-policies-fails", "failed")[0]
-    assert (phase_of(first), first.reason) == ("Running", "worker-1 ended with exit code 7")
+    first = find_moments("volcano-no-policies-fails", "failed")[0]
+    assert (get_phase(first), first.reason) == ("Running", "worker-1 ended with exit code 7")
 
 
 def test_queue_is_told_before_there_are_pods() -> None:
     """The reason names the queue that does not admit a job, though its PodGroup says nothing."""
-    assert "space-volcano-queue is full or closed" in moments("volcano-queue", "pending")[-1].reason
+    assert "space-volcano-queue is full or closed" in find_moments("volcano-queue", "pending")[-1].reason

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned, Write, load
-from tests.drawn import POD_LAUNCHERS
+from tests.generated_profiles import POD_LAUNCHERS
 from tests.user_files import FILES, PROFILE, get_refusal, list_findings
 from tests.user_manifests import JOB
 from torchyard.common.project_root import ROOT

@@ -1,6 +1,6 @@
 """The nouns of a job's network."""
 
-from tests.nccl_lines import socket_node, verbs_node
+from tests.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.model.fabric import FabricVerdict
@@ -9,7 +9,7 @@ from torchyard.model.hardware import Expect
 
 def test_verdict_survives_the_disk() -> None:
     """A report.json gives back the verdict that was written, with every node."""
-    reading = parse_nccl_log([*verbs_node("a"), *socket_node("b", 8)])
+    reading = parse_nccl_log([*list_rdma_lines("a"), *list_socket_lines("b", 8)])
     verdict = evaluate_fabric(reading, Expect(transport="roce"), 2)
     assert FabricVerdict.model_validate_json(verdict.model_dump_json()) == verdict
     assert verdict.proof.endswith("via NET/Socket/0")

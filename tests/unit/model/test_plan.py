@@ -9,8 +9,8 @@ from hypothesis import given
 from pydantic import TypeAdapter
 
 from tests.conftest import RUN_ID, Planned, Write, command_plan_of, load, plan_of
-from tests.drawn import RUNS, plan
-from tests.drawn_plans import ANY, IN_PODS, at, parts, plan_pods
+from tests.generated_plans import POD_PROFILES, PROFILES, find_values, plan_pods, walk_values
+from tests.generated_profiles import RUNS, build_plan
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, Plan
@@ -37,19 +37,19 @@ MAY_BE_EMPTY = (
 )
 
 
-@given(IN_PODS, RUNS)
+@given(POD_PROFILES, RUNS)
 def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
     """Names of objects and pods are valid as host names and Services; all other names are valid for their kind."""
     plan = plan_pods(profile, run)
     pods = [f"{plan.job}-{name}{'-abcde' if plan.has_random_suffix else ''}" for name in plan.nodes]
     rules = {
-        SERVICE: [*at(plan, r"metadata\.name"), *pods],
+        SERVICE: [*find_values(plan, r"metadata\.name"), *pods],
         LABEL: [
-            *at(plan, r"(c|initC)ontainers\.\d+\.name"),
-            *at(plan, r"(volumes|volumeMounts|resourceClaims)\.\d+\.name"),
+            *find_values(plan, r"(c|initC)ontainers\.\d+\.name"),
+            *find_values(plan, r"(volumes|volumeMounts|resourceClaims)\.\d+\.name"),
         ],
-        VARIABLE: at(plan, r"env\.\d+\.name"),
-        PORT: at(plan, r"ports\.\d+\.name"),
+        VARIABLE: find_values(plan, r"env\.\d+\.name"),
+        PORT: find_values(plan, r"ports\.\d+\.name"),
     }
     assert {name for rule, names in rules.items() for name in names if not re.fullmatch(rule, name)} == set()
 
@@ -68,21 +68,21 @@ def test_names_that_cannot_be_are_refused(keys: dict[str, Any], message: str) ->
     """A name that an API server would refuse, or that would hide one of ours, is refused in the profile."""
     least = {"name": "a", "about": "a test", "launcher": "volcano", "image": "i:1", "program": "a.py"}
     with pytest.raises(ProfileError, match=re.escape(message)):
-        plan(Profile.model_validate({**least, **keys}), Run(id=RUN_ID, attempt=1, folder="/runs/here"))
+        build_plan(Profile.model_validate({**least, **keys}), Run(id=RUN_ID, attempt=1, folder="/runs/here"))
 
 
-@given(IN_PODS, RUNS)
+@given(POD_PROFILES, RUNS)
 def test_labels_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
     """Keys of labels, selectors and annotations are valid, and so are the values of labels and selectors."""
     plan = plan_pods(profile, run)
-    labels = [mapping for key in ("labels", "matchLabels", "nodeSelector", "selector") for mapping in at(plan, key)]
+    labels = [mapping for key in ("labels", "matchLabels", "nodeSelector", "selector") for mapping in find_values(plan, key)]
     assert {
-        key for mapping in (*labels, *at(plan, "annotations")) for key in mapping if not re.fullmatch(KEY, key)
+        key for mapping in (*labels, *find_values(plan, "annotations")) for key in mapping if not re.fullmatch(KEY, key)
     } == set()
     assert {value for mapping in labels for value in mapping.values() if not re.fullmatch(VALUE, value)} == set()
 
 
-@given(IN_PODS, RUNS)
+@given(POD_PROFILES, RUNS)
 def test_nothing_in_a_pod_is_named_twice(profile: Profile, run: Run) -> None:
     """Containers, volumes, variables and mount paths are unique: a second one would be refused or hide the first."""
     plan = plan_pods(profile, run)
@@ -94,16 +94,16 @@ def test_nothing_in_a_pod_is_named_twice(profile: Profile, run: Run) -> None:
         assert all(len(set(names)) == len(names) for names in lists)
 
 
-@given(IN_PODS, RUNS)
+@given(POD_PROFILES, RUNS)
 def test_pods_of_a_job_add_up(profile: Profile, run: Run) -> None:
     """The number of pods is that of the nodes everywhere: in the manifest, for the agents and for the program."""
     plan, nodes = plan_pods(profile, run), profile.nodes
-    counts = at(plan, r"(tasks\.\d+\.replicas|pytorchReplicaSpecs\.\w+\.replicas|spec\.completions)")
+    counts = find_values(plan, r"(tasks\.\d+\.replicas|pytorchReplicaSpecs\.\w+\.replicas|spec\.completions)")
     assert sum(counts) == sum(plan.tasks.values()) == nodes.max
-    assert set(at(plan, "minAvailable")) <= {nodes.min}
-    assert set(at(plan, "minReplicas")) <= {nodes.min}
-    assert set(at(plan, "maxReplicas")) <= {nodes.max}
-    assert set(at(plan, "nprocPerNode")) <= ({str(profile.processes)} if profile.resolved_agent == "none" else set())
+    assert set(find_values(plan, "minAvailable")) <= {nodes.min}
+    assert set(find_values(plan, "minReplicas")) <= {nodes.min}
+    assert set(find_values(plan, "maxReplicas")) <= {nodes.max}
+    assert set(find_values(plan, "nprocPerNode")) <= ({str(profile.processes)} if profile.resolved_agent == "none" else set())
     assert {size for size in variables(plan, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
     assert [requirement.pods for requirement in plan.requires if isinstance(requirement, Capacity)] == [nodes.min]
 
@@ -112,22 +112,22 @@ def variables(plan: ManifestPlan, name: str) -> list[str]:
     return [variable["value"] for variable in plan.pod["spec"]["containers"][0]["env"] if variable["name"] == name]
 
 
-@given(IN_PODS, RUNS)
+@given(POD_PROFILES, RUNS)
 def test_nothing_in_a_manifest_is_empty(profile: Profile, run: Run) -> None:
     """A manifest has no null and no empty string, list or mapping: some controller gives each its own meaning."""
     plan = plan_pods(profile, run)
     empty_paths = [
-        path for obj in (*plan.store, *plan.objects) for path, value in parts(obj) if value in (None, "", [], {})
+        path for obj in (*plan.store, *plan.objects) for path, value in walk_values(obj) if value in (None, "", [], {})
     ]
     assert [path for path in empty_paths if not any(re.fullmatch(rule, path) for rule in MAY_BE_EMPTY)] == []
 
 
-@given(ANY, RUNS)
+@given(PROFILES, RUNS)
 def test_plan_is_the_same_again(profile: Profile, run: Run) -> None:
     """A plan that is saved and read back is the same, and so is one that is made again."""
-    second = plan(profile, run)
+    second = build_plan(profile, run)
     reader: TypeAdapter[Plan] = TypeAdapter(Plan)
-    assert reader.validate_json(second.model_dump_json()) == second == plan(profile, run)
+    assert reader.validate_json(second.model_dump_json()) == second == build_plan(profile, run)
 
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))

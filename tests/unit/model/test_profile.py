@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load
-from tests.user_files import refused
+from tests.user_files import get_refusal
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 
@@ -101,7 +101,7 @@ def test_value_that_only_looks_odd_is_taken(write: Write, keys: dict[str, Any]) 
 
 def test_bad_name_is_told(write: Write) -> None:
     """A file name that cannot become a job's name is refused, with the rule."""
-    assert "name: string should match pattern" in refused(write("My_Profile"))
+    assert "name: string should match pattern" in get_refusal(write("My_Profile"))
 
 
 def test_own_threshold_comes_first(write: Write) -> None:

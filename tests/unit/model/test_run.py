@@ -4,8 +4,8 @@ import re
 
 from hypothesis import assume, given
 
-from tests.drawn import RUNS, plan
-from tests.drawn_plans import ANY, at
+from tests.generated_plans import PROFILES, find_values
+from tests.generated_profiles import RUNS, build_plan
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import FreePort
@@ -21,16 +21,16 @@ def test_short_names_differ_for_runs_of_one_minute() -> None:
 def names(plan: Plan) -> set[str]:
     ids = set(re.findall(r"--rdzv_id=([\w-]+)|'rdzvId': '([\w-]+)'", str(plan)))
     if isinstance(plan, ManifestPlan):
-        return {*map(str, ids), plan.folder, *at(plan, r"metadata\.name")}
+        return {*map(str, ids), plan.folder, *find_values(plan, r"metadata\.name")}
     ports = {f"port {requirement.port}" for requirement in plan.requires if isinstance(requirement, FreePort)}
     return {*map(str, ids), plan.label, *plan.logs.values(), *ports}
 
 
-@given(ANY, RUNS)
+@given(PROFILES, RUNS)
 def test_two_attempts_share_no_name(profile: Profile, run: Run) -> None:
     """Attempts share no objects, folders, rendezvous ids or ports: the previous one may still be shutting down."""
     assume("port" not in profile.options)
     first, second = (
-        names(plan(profile, run.model_copy(update={"attempt": attempt}))) for attempt in (run.attempt, run.attempt + 1)
+        names(build_plan(profile, run.model_copy(update={"attempt": attempt}))) for attempt in (run.attempt, run.attempt + 1)
     )
     assert first & second == set()

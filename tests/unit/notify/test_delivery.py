@@ -14,7 +14,7 @@ def test_message_arrives_as_text(receiver: Receiver) -> None:
     delivery = Delivery([receiver.address, "$HOOK"], {"HOOK": f"{receiver.address}2"})
     delivery.send(MESSAGE, [0, 1], arrived.append)
     assert (delivery.finish(10), sorted(arrived)) == ((), [0, 1])
-    assert [(message["title"], message["message"], message["type"]) for message in receiver.got] == [
+    assert [(message["title"], message["message"], message["type"]) for message in receiver.received] == [
         ("mine: failed", MESSAGE.body, "failure")
     ] * 2
 
@@ -48,7 +48,7 @@ def test_refusal_is_reported(receiver: Receiver) -> None:
 
 def test_receiver_that_hangs_delays_neither_the_caller_nor_the_others(receiver: Receiver) -> None:
     """Sending returns immediately, the end does not wait for the answer, and the other address is tried as well."""
-    receiver.hangs = True
+    receiver.is_hanging = True
     arrived: list[int] = []
     delivery = Delivery([receiver.address, "json://127.0.0.1:1/x"], {})
     delivery.send(MESSAGE, [0, 1], arrived.append)
@@ -62,4 +62,4 @@ def test_line_of_a_program_mentions_nobody_in_a_chat(receiver: Receiver) -> None
     delivery = Delivery([receiver.address], {})
     delivery.send(Message("x", "died: <!channel> @everyone", "failure"), [0], lambda _: None)
     delivery.finish(10)
-    assert receiver.got[0]["message"] == "died: <! channel> @ everyone"
+    assert receiver.received[0]["message"] == "died: <! channel> @ everyone"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.hangs import HANG, STRAGGLER
-from tests.markdown import render_markdown
+from tests.hang_examples import HANG, STRAGGLER
+from tests.markdown import render_html
 from tests.reports import short_report
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import HangUpdate, RankGroup
@@ -41,7 +41,7 @@ def test_terminal_shows_the_hang() -> None:
 
 def test_page_has_a_section_of_the_hang() -> None:
     """Heading, sentence, table and evidence are in Prefect's page."""
-    html = render_markdown(render_markdown(ended(hang=HANG, straggler=STRAGGLER)))
+    html = render_html(render_markdown(ended(hang=HANG, straggler=STRAGGLER)))
     for part in ("<h2>Hang</h2>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>", LATE):
         assert part in html
 
@@ -67,7 +67,7 @@ def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
     text = form(ended(hang=hang))
     assert len(text.encode()) < _MAX_PAGE_BYTES / 2
     assert not re.search(r"\x1b|\n# big", text)
-    assert form is render_text or "<img src=x" not in render_markdown(text)
+    assert form is render_text or "<img src=x" not in render_html(text)
 
 
 def test_straggler_without_a_delay_is_reported() -> None:
@@ -77,8 +77,8 @@ def test_straggler_without_a_delay_is_reported() -> None:
 
 def test_page_of_a_running_job() -> None:
     """While a rank hangs, the page has what the report would have; afterwards it says that no rank hangs."""
-    html = render_markdown(render_hang_page("yolo", HangUpdate(hang=HANG)))
+    html = render_html(render_hang_page("yolo", HangUpdate(hang=HANG)))
     for part in ("<h1>yolo</h1>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>"):
         assert part in html
     assert "No rank hangs." not in html
-    assert "<p>No rank hangs.</p>" in render_markdown(render_hang_page("yolo", HangUpdate()))
+    assert "<p>No rank hangs.</p>" in render_html(render_hang_page("yolo", HangUpdate()))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hangs import HANG
+from tests.hang_examples import HANG
 from tests.reports import attempt, report_of, short_report
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import Report, Step

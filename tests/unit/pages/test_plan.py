@@ -1,6 +1,6 @@
 """The pages of a run that has not begun: its plan and its checks."""
 
-from tests.markdown import render_markdown
+from tests.markdown import render_html
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.requirements import Check
@@ -17,7 +17,7 @@ def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
     plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
     page = render_plan_page(profile, plan)
     for part in ("volcano", "2 x 1, started by torchrun", "ultralytics/yolov5:v7.0", "/usr/src/app/train.py"):
-        assert part in render_markdown(page)
+        assert part in render_html(page)
     table, _, folded = page.partition("<details>")
     assert "run 43200 s" in table
     assert "kind: manifests" in folded

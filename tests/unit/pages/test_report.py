@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.markdown import render_markdown
-from tests.nccl_lines import list_socket_lines, list_rdma_lines
+from tests.markdown import render_html
+from tests.nccl_lines import list_rdma_lines, list_socket_lines
 from tests.reports import attempt, report, report_of, short_report
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
@@ -94,7 +94,7 @@ def test_quoted_text_is_not_markup_on_a_page() -> None:
         EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),)
     )
     text = render_markdown(evil_report)
-    html = render_markdown(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
+    html = render_html(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
     assert re.findall(r"<(?:a|b|strong|em|h2|script)\b", html) == []
     assert (html.count("<img"), html.count("<pre>"), html.count("<h1>")) == (1, 1, 1)
     cells = {row.count("<td>") for row in re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)}

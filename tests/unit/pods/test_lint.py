@@ -100,13 +100,13 @@ def test_sound_manifest_shows_none(manifest: str) -> None:
 
 
 TRAPS: list[Trap] = [
-    (VOLCANO, "minAvailable: 2", "minAvailable: 0", "spec.minAvailable", "makes 2 of 0"),
+    (VOLCANO, "minAvailable: 2", "minAvailable: 0", "spec.minAvailable", "replaces 0 by 2"),
     (VOLCANO, "[PodFailed, PodEvicted]", "[PodEvicted]", "spec.policies", "its peers hang"),
-    (VOLCANO, "Policy: Never", "Policy: Always", f"{POD}.restartPolicy", "for ever"),
-    (VOLCANO, '["--publish-not-ready-addresses=true"]', "[]", "spec.plugins.svc", "once it is ready"),
+    (VOLCANO, "Policy: Never", "Policy: Always", f"{POD}.restartPolicy", "forever"),
+    (VOLCANO, '["--publish-not-ready-addresses=true"]', "[]", "spec.plugins.svc", "once the pod is ready"),
     (VOLCANO, 'svc: ["--publish-not-ready-addresses=true"]', "", "spec.plugins.svc", "VC_WORKER_HOSTS is empty"),
     (VOLCANO, "env: [], ", "", "spec.plugins.env", "VC_TASK_INDEX is empty"),
-    (PYTORCHJOB, "29417", "23456", f"{TRAIN}.containers[0].ports", "cannot share one"),
+    (PYTORCHJOB, "29417", "23456", f"{TRAIN}.containers[0].ports", "cannot share a node"),
     (PYTORCHJOB, "ports: [{name: pytorchjob-port, containerPort: 29417}]", "", f"{TRAIN}.containers[0].ports", "23456"),
     (PYTORCHJOB, "minReplicas: 1", "standalone: true", "spec.elasticPolicy.standalone", "crashes"),
     (PYTORCHJOB, "minReplicas: 1", "maxRestarts: 100", "spec.elasticPolicy.maxRestarts", "100 times"),
@@ -116,10 +116,10 @@ TRAPS: list[Trap] = [
         "name: etcd, labels",
         "name: train-worker-0, labels",
         "metadata.name",
-        "makes the pod train-worker-0 too",
+        "creates the pod train-worker-0 too",
     ),
-    (MASTER, "{backoffLimit: 3}", "{}", "spec.pytorchReplicaSpecs.Master.restartPolicy", "for ever"),
-    (MASTER, "replicas: 1", "restartPolicy: Never", "spec.pytorchReplicaSpecs.Master.replicas", "not written as 1"),
+    (MASTER, "{backoffLimit: 3}", "{}", "spec.pytorchReplicaSpecs.Master.restartPolicy", "forever"),
+    (MASTER, "replicas: 1", "restartPolicy: Never", "spec.pytorchReplicaSpecs.Master.replicas", "without replicas: 1"),
 ]
 
 
@@ -132,9 +132,9 @@ def test_trap_is_named(case: Trap) -> None:
 def test_sentence_has_three_parts() -> None:
     """A warning says where the trap is, what happens, and what to write instead."""
     objects = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
-    sentence = "the webhook makes 2 of 0, the sum of the replicas: nothing starts until all of them fit; "
+    sentence = "the webhook replaces 0 by 2, the sum of the replicas: no pod starts until all of them fit; "
     assert lint_manifest(objects) == (
-        f"Job train, spec.minAvailable: {sentence}write 2 if that is meant, and 1 if not.",
+        f"Job train, spec.minAvailable: {sentence}write 2 if all pods must start together, and 1 if not.",
     )
 
 

@@ -37,18 +37,18 @@ C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
 INIT_METHOD_MANIFEST = LAUNCH_MANIFEST.replace("train.py", "train.py --dist-url=file:///shared/$JOB")
 TRAPS: list[Trap] = [
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "10.2.19.4", COMMAND_PATH, "10.2.19.4 is one machine's address"),
-    (INIT_METHOD_MANIFEST, "file:///shared/$JOB", "tcp://10.2.19.4:22222", COMMAND_PATH, "want the port 22222"),
-    (C10D_MANIFEST, '"$first:2379"', "10.2.19.4:2379", VOLCANO_COMMAND_PATH, "want the port 2379"),
+    (INIT_METHOD_MANIFEST, "file:///shared/$JOB", "tcp://10.2.19.4:22222", COMMAND_PATH, "conflict on port 22222"),
+    (C10D_MANIFEST, '"$first:2379"', "10.2.19.4:2379", VOLCANO_COMMAND_PATH, "conflict on port 2379"),
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "mnist-master-0", COMMAND_PATH, "no pod has the name mnist-master-0"),
     (C10D_MANIFEST, '"$first:2379"', "train-worker-0.train:2379", VOLCANO_COMMAND_PATH, "no pod has the name train-worker-0.train"),
     (LAUNCH_MANIFEST, "$MASTER_PORT", "29500", COMMAND_PATH, "29500 is the port of every example"),
     (C10D_MANIFEST, ":2379", ":29400", VOLCANO_COMMAND_PATH, "29400 is the port of every example"),
-    (INIT_METHOD_MANIFEST, "/$JOB", "/meet", COMMAND_PATH, "waits for ever in the file /shared/meet"),
+    (INIT_METHOD_MANIFEST, "/$JOB", "/meet", COMMAND_PATH, "has left the file /shared/meet"),
     (LAUNCH_MANIFEST, "Worker: {<<: *replica}", "Worker: {<<: *replica, replicas: 3}", f"{MASTER_PATH}.hostNetwork", "need 4"),
-    (MASTER, "{containers:", "{subdomain: train, containers:", f"{MASTER_PATH}.subdomain", "makes the headless Service"),
-    (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "nothing here makes the Service meeting-point"),
+    (MASTER, "{containers:", "{subdomain: train, containers:", f"{MASTER_PATH}.subdomain", "create the headless Service"),
+    (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "does not create the Service meeting-point"),
     (PYTORCHJOB, "metadata: {name: etcd}\nspec: {clusterIP", "metadata: {name: other}\nspec: {clusterIP",
-     "spec.elasticPolicy.rdzvHost", "makes the Service etcd"),
+     "spec.elasticPolicy.rdzvHost", "create the Service etcd"),
 ]  # fmt: skip
 
 

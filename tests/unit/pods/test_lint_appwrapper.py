@@ -62,8 +62,8 @@ def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
     [
         ("warmupGracePeriodDuration", None, "after 5m in which not all pods run"),
         ("admissionGracePeriodDuration", None, "after 1m in which not all pods exist"),
-        ("deletionOnFailureGracePeriodDuration", None, "are deleted at once"),
-        ("successTTLDuration", "7d", "7d is not a duration of Go"),
+        ("deletionOnFailureGracePeriodDuration", None, "are deleted immediately"),
+        ("successTTLDuration", "7d", "7d is not a Go duration"),
     ],
 )
 def test_patience_of_the_wrapper_is_looked_at(name: str, value: str | None, expected: str) -> None:

@@ -7,10 +7,10 @@ from torchyard.pods.lint import lint_manifest
 
 TRAPS: list[Trap] = [
     (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),
-    (VOLCANO, "$JOB_ID-$TRY", "${JOB_ID}", "spec.policies", "RestartJob begins again with the same rendezvous id"),
-    (VOLCANO, "$JOB_ID-$TRY", "fixed", "spec.policies", "every further try dies of RendezvousClosedError"),
+    (VOLCANO, "$JOB_ID-$TRY", "${JOB_ID}", "spec.policies", "RestartJob starts again with the same rendezvous id"),
+    (VOLCANO, "$JOB_ID-$TRY", "fixed", "spec.policies", "every further attempt fails with RendezvousClosedError"),
     (VOLCANO, "$JOB_ID-$TRY", "fixed", f"{POD}.containers[0].command", "the id fixed is the same in every run"),
-    (VOLCANO, '--rdzv_id="$JOB_ID-$TRY"', "", f"{POD}.containers[0].command", "every job is `none`"),
+    (VOLCANO, '--rdzv_id="$JOB_ID-$TRY"', "", f"{POD}.containers[0].command", "every job has the id `none`"),
     (VOLCANO, "--nnodes=$VC", "--nnodes 3 --nnodes=$VC", f"{POD}.containers[0].command", "--nnodes is given 2"),
     (VOLCANO, "=$VC_WORKER_NUM", "=4:8", f"{POD}.containers[0].command", "waits for 4 nodes"),
     (PYTORCHJOB, ", --enable-v2", "", "spec.containers[0]", "404"),
@@ -43,7 +43,7 @@ def test_id_from_the_name_of_the_job_is_new() -> None:
     """With an etcd that outlives the run, the id can come from the job's name, which is new for every run."""
     manifest = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:").replace("rdzvId: train-1, ", "")
     (warning,) = lint_manifest(parse(manifest))
-    assert "every job is `none`" in warning
+    assert "every job has the id `none`" in warning
     assert warning.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name.")
     source = "{fieldRef: {fieldPath: \"metadata.labels['training.kubeflow.org/job-name']\"}}"
     ports_with_env = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"

@@ -44,7 +44,7 @@ def test_down_ends_only_its_workers_runs(fake_prefect: FakePrefect, capsys: pyte
     folder = create_open_folder("sample-1", 600)
     ends = []
     for worker in ("another", get_worker_name()):
-        fake_prefect.run = {"labels": {"prefect.worker.name": worker}}
+        fake_prefect.run_fields = {"labels": {"prefect.worker.name": worker}}
         tear_down_open_runs()
         ends.append(folder.last("end").get("end"))
     assert ends == [None, "swept"]

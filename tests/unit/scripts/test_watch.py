@@ -29,7 +29,7 @@ def test_each_line_is_printed_once_and_in_order(fake_prefect: FakePrefect, capsy
     with open_prefect_client() as client:
         follower = watch._RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run))
         for lines in ([noise, second], [noise, second, first], [noise, second, first]):
-            fake_prefect.answers["/logs/filter"] = lines
+            fake_prefect.responses["/logs/filter"] = lines
             follower._print_logs()
     assert capsys.readouterr().out.splitlines() == ["  00:00:02 epoch 2", "  00:00:01 epoch 1"]
 
@@ -53,8 +53,8 @@ def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
     """A file that is not in prefect.yaml is a run of train/any-profile, which is given the file's whole path."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     deployment = fake_prefect.flow_run | {"name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
-    fake_prefect.answers["/deployments/name/train/any-profile"] = deployment
-    fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
+    fake_prefect.responses["/deployments/name/train/any-profile"] = deployment
+    fake_prefect.responses[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
     fake_prefect.state = "COMPLETED"
     for name in ("mine.yaml", "/any/mine.yaml"):
         assert watch.run_and_follow(fake_prefect.url, name) == 0
@@ -65,12 +65,12 @@ def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
 def test_exit_code_is_the_runs_end(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make train` exits with 1 for a run that has failed, and with 0 for one that is Completed."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    fake_prefect.answers["/deployments/name/train/digits-local"] = {
+    fake_prefect.responses["/deployments/name/train/digits-local"] = {
         **fake_prefect.flow_run,
         "name": "digits-local",
         "updated": "2026-01-01T00:00:00Z",
     }
-    fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
+    fake_prefect.responses[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
     codes = []
     for state in ("FAILED", "COMPLETED"):
         fake_prefect.state = state

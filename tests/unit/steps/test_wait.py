@@ -124,7 +124,7 @@ def test_wait_retries_until_descriptors_are_free(job: Make, caplog: pytest.LogCa
         assert wait_briefly(plan).status.state == "succeeded"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert caplog.text.count("Too many open files; the job goes on, and it is tried again") == 1
+    assert caplog.text.count("Too many open files (retrying; the job is not affected)") == 1
 
 
 def test_lost_worker_is_reported_before_its_agent_ends(job: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.lone_processes import lone_plan
+from tests.lone_processes import build_lone_plan
 from torchyard.model.plan import CommandPlan
 from torchyard.steps.teardown import teardown
 
@@ -14,6 +14,6 @@ from torchyard.steps.teardown import teardown
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan of one process here that prints a line; it does not outlive the test."""
-    plan = lone_plan(load(write(agent="none", rendezvous="env")), tmp_path / "run")
+    plan = build_lone_plan(load(write(agent="none", rendezvous="env")), tmp_path / "run")
     yield plan
     assert teardown(plan) == ()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import compared_fabrics
+from tests.benchmarks import compare_two_fabrics
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
 from tests.reports import short_report
@@ -50,7 +50,7 @@ def test_user_request_repeats_the_measurements(folder: RunFolder, fake_prefect: 
     """A failed benchmark that a user starts again is measured again."""
     _resume_benchmark(folder, compare)
     states = (("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"))
-    fake_prefect.answers["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
+    fake_prefect.responses["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
     assert _resume_benchmark(folder, lambda: RunEnd("succeeded", "better")) == ("succeeded", "better")
 
 
@@ -77,7 +77,7 @@ def test_task_measures_one_fabric() -> None:
 
 def test_end_names_the_largest_bandwidth_of_each_fabric() -> None:
     """The final state's sentence has the best busbw over each fabric."""
-    assert _describe_end(compared_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
+    assert _describe_end(compare_two_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
 
 
 @pytest.mark.parametrize(("own_name", "child_name"), [("local", "train/a"), ("local@team-b", "train/a@team-b")])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.histories import KEY, TREND, draw_noisy_values, build_records
+from tests.histories import KEY, TREND, build_records, draw_noisy_values
 from torchyard.model.fabric import FabricReading, FabricVerdict
 from torchyard.model.run import Collected, Metrics, Row
 from torchyard.model.trend import Trend, TrendVerdict

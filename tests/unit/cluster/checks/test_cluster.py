@@ -49,7 +49,7 @@ def test_refused_credentials_are_the_only_finding(
 ) -> None:
     """If the server does not know the user, nothing else is checked, and the remedy is to log in."""
     monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.05)
-    for status, message in ((401, "refuses the credentials"), (503, "does not answer")):
+    for status, message in ((401, "refuses the credentials"), (503, "does not respond")):
         fake_api.heal()
         fake_api.fail("GET", "^/api$", status)
         (check,) = check_cluster(plan)

@@ -40,10 +40,10 @@ def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Clien
     """Where the cluster does not know the kind, or may not show it, the finding says so."""
     reference = ReferencedObject(object_kind="NetworkAttachmentDefinition", name="sriov")
     assert check_reference(fake_server, reference, "x", 2).detail.endswith(
-        "this cluster does not know the kind (k8s.cni.cncf.io/v1)"
+        "this cluster does not serve the kind (k8s.cni.cncf.io/v1)"
     )
     fake_api.fail("GET", "/configmaps$", 403)
-    assert "what exists cannot be listed" in check_reference(fake_server, CONFIG, "x", 2).detail
+    assert "the existing names cannot be listed" in check_reference(fake_server, CONFIG, "x", 2).detail
 
 
 @pytest.mark.parametrize(

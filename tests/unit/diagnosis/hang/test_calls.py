@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hang_tables import name_call, plant, plant_waiting, table
+from tests.rank_records import build_collective, build_record, build_waiting_record, index_by_rank
 from torchyard.diagnosis.hang.calls import describe_call, find_call_groups, find_completed_ranks, find_network_fault
 from torchyard.diagnosis.hang.pending_collectives import PendingCollective
 from torchyard.model.hang import Collective, GroupProgress, Link, RankRecord
@@ -11,56 +11,56 @@ ALL = PendingCollective("0", 6, frozenset(range(4)), frozenset(range(4)), frozen
 
 
 def in_calls(*calls: Collective) -> dict[int, RankRecord]:
-    return table(*(plant_waiting(rank, waits=call) for rank, call in enumerate(calls)))
+    return index_by_rank(*(build_waiting_record(rank, pending=call) for rank, call in enumerate(calls)))
 
 
 @pytest.mark.parametrize(
     ("other", "sides"),
     [
-        (name_call(), 1),
-        (name_call("barrier"), 2),
-        (name_call(size=500), 2),
-        (name_call().model_copy(update={"dtypes": ("Half",)}), 2),
-        (name_call().model_copy(update={"sizes": ((10, 100),)}), 1),
-        (name_call().model_copy(update={"sizes": (), "dtypes": ()}), 1),
-        (name_call("send 0->1"), 1),
+        (build_collective(), 1),
+        (build_collective("barrier"), 2),
+        (build_collective(size=500), 2),
+        (build_collective().model_copy(update={"dtypes": ("Half",)}), 2),
+        (build_collective().model_copy(update={"sizes": ((10, 100),)}), 1),
+        (build_collective().model_copy(update={"sizes": (), "dtypes": ()}), 1),
+        (build_collective("send 0->1"), 1),
     ],
 )
 def test_same_call(other: Collective, sides: int) -> None:
     """Calls differ in their operation, number of elements or type; what a rank does not say is no difference."""
-    assert len(find_call_groups(ALL, in_calls(*[name_call()] * 3, other))) == sides
+    assert len(find_call_groups(ALL, in_calls(*[build_collective()] * 3, other))) == sides
 
 
 @pytest.mark.parametrize("operation", ["all_to_all", "scatter", "all_gather_v", "gather", "coalesced"])
 def test_calls_of_different_sizes(operation: str) -> None:
     """Operations whose ranks may bring different sizes do not differ by them."""
-    records = in_calls(*(name_call(operation, size=size) for size in range(1, 5)))
+    records = in_calls(*(build_collective(operation, size=size) for size in range(1, 5)))
     assert len(find_call_groups(ALL, records)) < 2
 
 
 def test_completed_alone() -> None:
     """A rank that has completed an all_reduce in which others wait is found; a broadcast's root may be ahead."""
-    done = plant(3, groups={"0": GroupProgress(called=6, completed=6)})
+    done = build_record(3, groups={"0": GroupProgress(enqueued=6, completed=6)})
     some = ALL._replace(waiting=frozenset({0, 1, 2}))
-    assert find_completed_ranks(some, {**in_calls(*[name_call()] * 3), 3: done}) == {3}
-    assert find_completed_ranks(some, {**in_calls(*[name_call("broadcast")] * 3), 3: done}) == frozenset()
+    assert find_completed_ranks(some, {**in_calls(*[build_collective()] * 3), 3: done}) == {3}
+    assert find_completed_ranks(some, {**in_calls(*[build_collective("broadcast")] * 3), 3: done}) == frozenset()
 
 
 def test_call_in_words() -> None:
     """A call is its operation, number of elements and type."""
-    assert describe_call(name_call("gloo:all_reduce")) == "all_reduce of 1,000 float"
+    assert describe_call(build_collective("gloo:all_reduce")) == "all_reduce of 1,000 float"
 
 
 def test_connections_without_loss_are_no_cut() -> None:
     """A connection that has delivered everything in the end is sound."""
     links = (Link(peer="10.0.0.2:7", retransmits=9, queued=0),)
-    assert find_network_fault(ALL, table(plant_waiting(0, links=links))) is None
+    assert find_network_fault(ALL, index_by_rank(build_waiting_record(0, links=links))) is None
 
 
 def test_all_lost_connections_lead_to_one_node() -> None:
     """If several nodes lose what they send to one node, that one is at fault."""
     links = (Link(peer="node-7:4000", retransmits=9, queued=10),)
-    records = table(plant_waiting(0, links=links), plant_waiting(2, links=links), plant_waiting(3, node="node-7"))
+    records = index_by_rank(build_waiting_record(0, links=links), build_waiting_record(2, links=links), build_waiting_record(3, node="node-7"))
     cut = find_network_fault(ALL, records)
     assert cut is not None
     assert (cut.nodes, cut.is_shared) == (("node-7",), True)
@@ -76,7 +76,7 @@ def test_lost_node_is_found_by_its_address(reports: tuple[int, ...]) -> None:
         lost = [Link(peer=nodes[other][1], local=nodes[rank][1], retransmits=9, queued=10) for other in others]
         return tuple(lost) if rank in reports else tuple(each.model_copy(update={"queued": 0}) for each in lost)
 
-    records = table(*(plant_waiting(rank, node=node, links=links(rank)) for rank, (node, _) in nodes.items()))
+    records = index_by_rank(*(build_waiting_record(rank, node=node, links=links(rank)) for rank, (node, _) in nodes.items()))
     cut = find_network_fault(ALL, records)
     assert cut is not None
     assert (cut.nodes, cut.is_shared) == (("node-2",), True)

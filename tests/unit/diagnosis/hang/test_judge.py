@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.hang_tables import LOAD, LOADER, STEP, TORCH, TRAIN, name_call, plant, plant_absent, plant_waiting, table
+from tests.rank_records import (
+    LOAD,
+    LOADER,
+    STEP,
+    TORCH,
+    TRAIN,
+    build_collective,
+    build_missing_rank_records,
+    build_record,
+    build_waiting_record,
+    index_by_rank,
+)
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.model.hang import Frame, GroupProgress, Hang, Link, RankRecord
 
@@ -19,7 +30,7 @@ def judge(records: dict[int, RankRecord]) -> Hang:
 
 def test_sentence_names_rank_place_and_waiting_ranks() -> None:
     """The sentence says which rank hangs, where, and who waits for it in what."""
-    assert judge(plant_absent(stack=LOADER)).sentence == (
+    assert judge(build_missing_rank_records(stack=LOADER)).sentence == (
         "rank 3 on node-1 hangs in load (train.py:88), in DataLoader.__next__: "
         "ranks 0-2 wait for it in all_reduce number 6 of the default group (train.py:40)"
     )
@@ -30,11 +41,11 @@ SAVE = (Frame(function="save", file=f"{TORCH}/serialization.py", line=850), *LOA
 SOCKET = (Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=706), *LOAD)
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("missing-rank", {}),
-    ("stopped", {"state": "T", "blind_s": 12.0}),
+    ("stopped", {"state": "T", "frozen_s": 12.0}),
     ("missing-rank", {"state": "Z"}),
     ("missing-rank", {"kind": "end", "state": ""}),
-    ("gil", {"blind_s": 11.0, "state": "R", "is_active": True}),
-    ("gil", {"blind_s": 11.0, "state": "S"}),
+    ("gil", {"frozen_s": 11.0, "state": "R", "is_active": True}),
+    ("gil", {"frozen_s": 11.0, "state": "S"}),
     ("storage", {"state": "D", "wchan": "folio_wait_bit_common"}),
     ("storage", {"wchan": "wait_for_partner"}),
     ("storage", {"stack": SAVE, "stalled_s": 70.0}),
@@ -48,7 +59,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "facts"), KINDS, ids=lambda value: str(value)[:60])
 def test_class_of_missing_rank(kind: str, facts: dict[str, Any]) -> None:
     """A rank that others wait for has the class that its own facts show."""
-    records = plant_absent(**facts)
+    records = build_missing_rank_records(**facts)
     long = {rank: its.model_copy(update={"stalled_s": 320.0}) for rank, its in records.items() if rank < 3}
     hang = judge({**records, **long})
     assert (hang.kind, hang.ranks, hang.waiting) == (kind, (3,), (0, 1, 2))
@@ -56,14 +67,14 @@ def test_class_of_missing_rank(kind: str, facts: dict[str, Any]) -> None:
 
 NO_HANG: list[tuple[str, dict[str, Any]]] = [
     ("computes", {"is_active": True, "stalled_s": 200.0}),
-    ("writes a checkpoint", {"writes": True, "stack": SAVE, "state": "D", "stalled_s": 200.0}),
+    ("writes a checkpoint", {"uses_files": True, "stack": SAVE, "state": "D", "stalled_s": 200.0}),
     ("flushes a checkpoint", {"state": "D", "stack": (Frame(function="fsync", file=TRAIN, line=9),)}),
     ("waits for its child", {"stack": CHILD, "stalled_s": 200.0}),
-    ("compiles, with the GIL held now and then", {"is_active": True, "blind_s": 2.0, "stalled_s": 200.0}),
-    ("holds the GIL, but not for long", {"is_active": True, "state": "R", "blind_s": 6.0, "stalled_s": 200.0}),
-    ("is as slow as usual", {"usual_s": 5.0}),
+    ("compiles, with the GIL held now and then", {"is_active": True, "frozen_s": 2.0, "stalled_s": 200.0}),
+    ("holds the GIL, but not for long", {"is_active": True, "state": "R", "frozen_s": 6.0, "stalled_s": 200.0}),
+    ("is as slow as usual", {"typical_pause_s": 5.0}),
     ("has ended a moment ago", {"kind": "end", "state": "", "stalled_s": 0.0}),
-    ("has not begun", {"groups": {}, "usual_s": 0.0}),
+    ("has not begun", {"groups": {}, "typical_pause_s": 0.0}),
     ("is healthy", {"kind": "pulse", "stalled_s": 0.1}),
 ]
 
@@ -71,62 +82,62 @@ NO_HANG: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("facts", [facts for _, facts in NO_HANG], ids=[name for name, _ in NO_HANG])
 def test_patience(facts: dict[str, Any]) -> None:
     """A rank that may still come is no hang."""
-    waits = 9.0 if facts.get("kind") == "end" else float(facts.get("stalled_s", 12.0)) or 12.0
-    records = plant_absent(**facts)
-    others = {rank: its.model_copy(update={"stalled_s": waits}) for rank, its in records.items() if rank < 3}
+    stalled_s = 9.0 if facts.get("kind") == "end" else float(facts.get("stalled_s", 12.0)) or 12.0
+    records = build_missing_rank_records(**facts)
+    others = {rank: record.model_copy(update={"stalled_s": stalled_s}) for rank, record in records.items() if rank < 3}
     assert detect_hang({**records, **others}, 4) is None
 
 
 def test_waiting_for_one_busy_rank_excuses_an_idle_one() -> None:
     """An idle rank may wait for the busy one in a way that no record shows."""
-    records = table(plant_waiting(0), plant_waiting(1), plant(2, is_active=True), plant(3))
+    records = index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3))
     assert detect_hang(records, 4) is None
 
 
 def test_a_stopped_rank_is_not_excused() -> None:
     """A stopped rank hangs, whatever another one does."""
-    records = table(plant_waiting(0), plant_waiting(1), plant(2, is_active=True), plant(3, state="T"))
+    records = index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3, state="T"))
     assert judge(records).ranks == (3,)
 
 
 def test_old_stalls_prove_nothing() -> None:
     """A stall that is no longer reported is over."""
-    assert detect_hang(plant_absent(), 4, dict.fromkeys(range(4), 30.0)) is None
+    assert detect_hang(build_missing_rank_records(), 4, dict.fromkeys(range(4), 30.0)) is None
 
 
 def test_one_old_stall_is_not_blamed() -> None:
     """A rank whose log comes late is not blamed."""
-    assert detect_hang(plant_absent(), 4, {0: 0.0, 1: 0.0, 2: 0.0, 3: 40.0}) is None
+    assert detect_hang(build_missing_rank_records(), 4, {0: 0.0, 1: 0.0, 2: 0.0, 3: 40.0}) is None
 
 
 def test_silent_rank_is_named_late() -> None:
     """A rank without any record is named, once even a slow rank would have come."""
-    records = {rank: plant_waiting(rank, stalled_s=301.0) for rank in range(3)}
+    records = {rank: build_waiting_record(rank, stalled_s=301.0) for rank in range(3)}
     hang = judge(records)
     assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
     assert hang.sentence.startswith("rank 3 has sent no record: ")
-    assert detect_hang({rank: plant_waiting(rank, stalled_s=100.0) for rank in range(3)}, 4) is None
+    assert detect_hang({rank: build_waiting_record(rank, stalled_s=100.0) for rank in range(3)}, 4) is None
 
 
-def pair(called: int, completed: int) -> GroupProgress:
-    return GroupProgress(ranks=(2, 3), called=called, completed=completed)
+def pair(enqueued: int, completed: int) -> GroupProgress:
+    return GroupProgress(ranks=(2, 3), enqueued=enqueued, completed=completed)
 
 
 def test_chain_ends_at_the_first_cause() -> None:
     """A rank that is itself kept waiting is not blamed: the one that it waits for is."""
-    default = GroupProgress(ranks=(0, 1, 2, 3), called=5, completed=5)
-    dependent = plant(2, groups={"0": default, "7": pair(3, 2)}, waits=name_call(sequence=3, group="7"), stack=STEP)
-    records = table(plant_waiting(0), plant_waiting(1), dependent, plant(3, groups={"0": default, "7": pair(2, 2)}))
+    default = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=5)
+    dependent = build_record(2, groups={"0": default, "7": pair(3, 2)}, pending=build_collective(sequence=3, group="7"), stack=STEP)
+    records = index_by_rank(build_waiting_record(0), build_waiting_record(1), dependent, build_record(3, groups={"0": default, "7": pair(2, 2)}))
     hang = judge(records)
     assert (hang.ranks, hang.waiting) == ((3,), (0, 1, 2))
 
 
 def test_ring_is_a_deadlock() -> None:
     """Ranks that wait for each other in two groups are all named, with both groups."""
-    one, two = (GroupProgress(ranks=(0, 1), called=called, completed=2) for called in (3, 2))
-    records = table(
-        plant(0, world=2, groups={"a": one, "b": two}, waits=name_call(sequence=3, group="a"), stack=STEP),
-        plant(1, world=2, groups={"a": two, "b": one}, waits=name_call("barrier", 3, group="b"), stack=LOAD),
+    one, two = (GroupProgress(ranks=(0, 1), enqueued=enqueued, completed=2) for enqueued in (3, 2))
+    records = index_by_rank(
+        build_record(0, world=2, groups={"a": one, "b": two}, pending=build_collective(sequence=3, group="a"), stack=STEP),
+        build_record(1, world=2, groups={"a": two, "b": one}, pending=build_collective("barrier", 3, group="b"), stack=LOAD),
     )
     hang = detect_hang(records, 2)
     assert hang is not None
@@ -138,14 +149,16 @@ def test_ring_is_a_deadlock() -> None:
 def test_receive_that_nobody_can_serve() -> None:
     """A rank in a receive that no counter shows, while all others wait for it in a collective, is a deadlock."""
     receive = (Frame(function="recv", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
-    hang = judge(plant_absent(stack=receive))
+    hang = judge(build_missing_rank_records(stack=receive))
     assert (hang.kind, hang.ranks) == ("deadlock-between-groups", (0, 1, 2, 3))
 
 
 def test_minority_of_a_mismatch_is_to_blame() -> None:
     """Where one rank calls another operation than the others, both sides are named, and the fewer are to blame."""
-    other = plant_waiting(3, waits=name_call(size=500), stack=(*STEP[:2], Frame(function="step", file=TRAIN, line=44)))
-    hang = judge(table(*map(plant_waiting, range(3)), other))
+    other = build_waiting_record(
+        3, pending=build_collective(size=500), stack=(*STEP[:2], Frame(function="step", file=TRAIN, line=44))
+    )
+    hang = judge(index_by_rank(*map(build_waiting_record, range(3)), other))
     assert (hang.kind, hang.ranks, hang.waiting) == ("collective-mismatch", (3,), (0, 1, 2))
     assert "ranks 0-2 call all_reduce of 1,000 float (train.py:40)" in hang.sentence
     assert "rank 3 calls all_reduce of 500 float (train.py:44)" in hang.sentence
@@ -153,66 +166,66 @@ def test_minority_of_a_mismatch_is_to_blame() -> None:
 
 def test_sizes_of_all_to_all_may_differ() -> None:
     """An all_to_all of different sizes is no mismatch."""
-    records = table(*(plant_waiting(rank, waits=name_call("all_to_all", size=rank)) for rank in range(4)))
+    records = index_by_rank(*(build_waiting_record(rank, pending=build_collective("all_to_all", size=rank)) for rank in range(4)))
     assert detect_hang(records, 4) is None
 
 
 def test_completed_by_one_rank_alone() -> None:
     """A rank that is through an all_reduce that all others still wait in has called something else."""
-    finished = plant(3, groups={"0": GroupProgress(ranks=(0, 1, 2, 3), called=6, completed=6)}, stalled_s=30.0)
-    hang = judge(table(*(plant_waiting(rank, stalled_s=30.0) for rank in range(3)), finished))
+    finished = build_record(3, groups={"0": GroupProgress(ranks=(0, 1, 2, 3), enqueued=6, completed=6)}, stalled_s=30.0)
+    hang = judge(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0) for rank in range(3)), finished))
     assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
 
 
 def test_all_inside_is_unknown() -> None:
     """Where all ranks are in the same call and nothing moves, nobody is blamed."""
-    hang = judge(table(*(plant_waiting(rank, stalled_s=30.0) for rank in range(4))))
+    hang = judge(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0) for rank in range(4))))
     assert (hang.kind, hang.ranks) == ("unknown", ())
 
 
 def test_all_inside_and_active_is_patient() -> None:
     """A collective that may still move data is no hang."""
-    assert detect_hang(table(*(plant_waiting(rank, stalled_s=30.0, is_active=True) for rank in range(4))), 4) is None
+    assert detect_hang(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0, is_active=True) for rank in range(4))), 4) is None
 
 
 def test_network_of_the_node_that_all_lost_connections_share() -> None:
     """If one node's connections to several others retransmit, that node is to blame."""
     links = tuple(Link(peer=f"10.0.0.{host}:7", retransmits=5, queued=9000) for host in (2, 3))
-    hang = judge(table(*(plant_waiting(rank, links=links if rank == 3 else ()) for rank in range(4))))
+    hang = judge(index_by_rank(*(build_waiting_record(rank, links=links if rank == 3 else ()) for rank in range(4))))
     assert (hang.kind, hang.nodes, hang.ranks) == ("network", ("node-1",), (2, 3))
 
 
 def test_one_lost_connection_blames_neither_end() -> None:
     """One connection that retransmits does not show which end is at fault."""
     links = (Link(peer="10.0.0.2:7", retransmits=5, queued=9000),)
-    hang = judge(table(*(plant_waiting(rank, links=links if rank == 3 else ()) for rank in range(4))))
+    hang = judge(index_by_rank(*(build_waiting_record(rank, links=links if rank == 3 else ()) for rank in range(4))))
     assert (hang.kind, hang.ranks) == ("network", ())
 
 
 def test_all_idle_outside_collectives() -> None:
     """If nobody waits in a collective and nobody does anything, the clusters say where the ranks are."""
-    hang = judge(table(*(plant(rank, stalled_s=70.0) for rank in range(4))))
+    hang = judge(index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(4))))
     assert hang.kind == "all-waiting-outside"
     assert [(each.ranks, each.location) for each in hang.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
-@pytest.mark.parametrize("busy", [{"is_active": True}, {"writes": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
+@pytest.mark.parametrize("busy", [{"is_active": True}, {"uses_files": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
 def test_one_busy_rank_is_no_idle_job(busy: dict[str, Any]) -> None:
     """A job of which one rank does something is not idle."""
-    records = table(*(plant(rank, stalled_s=70.0) for rank in range(3)), plant(3, **{"stalled_s": 70.0, **busy}))
+    records = index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(3)), build_record(3, **{"stalled_s": 70.0, **busy}))
     assert detect_hang(records, 4) is None
 
 
 def test_a_job_without_process_groups_has_no_rhythm() -> None:
     """Programs that never join a process group are not judged."""
-    assert detect_hang(table(plant(0, world=1, groups={}, usual_s=0.0, stalled_s=900.0)), 1) is None
+    assert detect_hang(index_by_rank(build_record(0, world=1, groups={}, typical_pause_s=0.0, stalled_s=900.0)), 1) is None
 
 
 def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
     """In the set-up of a process group there are no counters: the stacks show who has not come."""
     setup = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
-    facts: dict[str, Any] = {"groups": {}, "usual_s": 0.0, "stalled_s": 25.0}
-    records = table(*(plant(rank, stack=setup, **facts) for rank in range(3)), plant(3, **facts))
+    facts: dict[str, Any] = {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 25.0}
+    records = index_by_rank(*(build_record(rank, stack=setup, **facts) for rank in range(3)), build_record(3, **facts))
     hang = judge(records)
     assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
     assert "the set-up of a process group" in hang.sentence
@@ -220,15 +233,15 @@ def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
 
 def test_late_completion_is_no_wait() -> None:
     """A rank that hangs outside, and has not yet seen that its last call is complete, is still the culprit."""
-    lag = GroupProgress(ranks=(0, 1, 2, 3), called=5, completed=4)
-    hang = judge(plant_absent(groups={"0": lag}, waits=name_call(sequence=5), stack=LOADER))
+    lag = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=4)
+    hang = judge(build_missing_rank_records(groups={"0": lag}, pending=build_collective(sequence=5), stack=LOADER))
     assert (hang.kind, hang.ranks) == ("data-loader", (3,))
 
 
 def test_asynchronous_calls_ahead() -> None:
     """With NCCL, ranks call ahead by different numbers: the rank before the first open call is the culprit."""
-    ahead = [GroupProgress(ranks=(0, 1, 2, 3), called=called, completed=5) for called in (50, 48, 6)]
-    records = table(*(plant_waiting(rank, groups={"0": its}) for rank, its in enumerate(ahead)), plant(3))
+    ahead = [GroupProgress(ranks=(0, 1, 2, 3), enqueued=enqueued, completed=5) for enqueued in (50, 48, 6)]
+    records = index_by_rank(*(build_waiting_record(rank, groups={"0": its}) for rank, its in enumerate(ahead)), build_record(3))
     assert judge(records).ranks == (3,)
 
 
@@ -236,20 +249,20 @@ _COUNTS = st.integers(0, 4)
 _GROUPS = st.dictionaries(
     st.sampled_from(["0", "a", "b"]),
     st.builds(
-        GroupProgress, ranks=st.sampled_from([(), (0, 1), (1, 2, 3), (0, 99)]), called=_COUNTS, completed=_COUNTS
+        GroupProgress, ranks=st.sampled_from([(), (0, 1), (1, 2, 3), (0, 99)]), enqueued=_COUNTS, completed=_COUNTS
     ),
 )
 _OPERATIONS = st.sampled_from(["all_reduce", "gloo:barrier", "send 0->1", "recv 9<-2", "send", ""])
-_WAITS = st.none() | st.builds(name_call, _OPERATIONS, _COUNTS, _COUNTS, st.sampled_from(["0", "a", "x"]))
+_WAITS = st.none() | st.builds(build_collective, _OPERATIONS, _COUNTS, _COUNTS, st.sampled_from(["0", "a", "x"]))
 _RECORD = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["stall", "stall", "stall", "pulse", "resume", "end"]),
         "groups": _GROUPS,
-        "waits": _WAITS,
+        "pending": _WAITS,
         "stack": st.sampled_from([(), LOAD, STEP, LOADER, SOCKET]),
         "state": st.sampled_from(["", "R", "S", "D", "T", "Z", "?"]),
         "is_active": st.booleans(),
-        "blind_s": st.sampled_from([0.0, 400.0]),
+        "frozen_s": st.sampled_from([0.0, 400.0]),
         "stalled_s": st.sampled_from([0.0, 30.0, 400.0]),
         "links": st.sampled_from([(), (Link(peer="", retransmits=1, queued=1),)]),
     }
@@ -260,12 +273,12 @@ _RECORD = st.fixed_dictionaries(
 @given(st.dictionaries(st.integers(0, 4), _RECORD))
 def test_no_records_break_the_judge(facts: dict[int, dict[str, Any]]) -> None:
     """Any records give a verdict or none, and no rank is missing from a collective that it waits in."""
-    records = {rank: plant(rank, **its) for rank, its in facts.items()}
+    records = {rank: build_record(rank, **its) for rank, its in facts.items()}
     hang = detect_hang(records, 4)
     if hang is None:
         return
     assert hang.sentence
     assert not set(hang.ranks) & set(hang.waiting)
     if hang.kind not in ("collective-mismatch", "network", "deadlock-between-groups") and hang.collective:
-        waits = [records[rank].waits for rank in hang.ranks if rank in records and records[rank].kind == "stall"]
+        waits = [records[rank].pending for rank in hang.ranks if rank in records and records[rank].kind == "stall"]
         assert hang.collective not in waits

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.hang_tables import plant, plant_absent, plant_waiting, table
+from tests.rank_records import build_missing_rank_records, build_record, build_waiting_record, index_by_rank
 from torchyard.diagnosis.hang.judge import detect_hang
 
 
@@ -13,32 +13,32 @@ from torchyard.diagnosis.hang.judge import detect_hang
     [
         ({"state": "T"}, "rank 3 on node-1 is stopped in load (train.py:88): ranks 0-2 wait for it in "),
         (
-            {"full": "/data", "writes": True},
+            {"full_mount": "/data", "uses_files": True},
             "rank 3 on node-1 is out of disk space at /data in load (train.py:88): ranks 0-2 wait ",
         ),
         ({"kind": "end", "state": ""}, "rank 3 on node-1 has ended: ranks 0-2 wait for it in "),
-        ({"blind_s": 12.0}, "in a call that holds Python's global lock: "),
+        ({"frozen_s": 12.0}, "in a call that holds Python's global lock: "),
         ({"state": "D"}, "where it reads or writes files: "),
         ({"stack": ()}, "rank 3 on node-1 does not come: "),
     ],
 )
 def test_sentence_by_kind(facts: dict[str, Any], words: str) -> None:
     """The sentence says what is known of the culprit."""
-    hang = detect_hang(plant_absent(**facts), 4)
+    hang = detect_hang(build_missing_rank_records(**facts), 4)
     assert hang is not None
     assert words in hang.sentence
 
 
 def test_two_culprits_in_one_sentence() -> None:
     """Two ranks of the same fault are named together."""
-    hang = detect_hang(table(plant_waiting(0), plant_waiting(1), plant(2), plant(3)), 4)
+    hang = detect_hang(index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2), build_record(3)), 4)
     assert hang is not None
     assert hang.sentence.startswith("ranks 2-3 on node-1 hang in load (train.py:88): ranks 0-1 wait for them in ")
 
 
 def test_evidence_has_counts_and_facts() -> None:
     """The evidence names the counters of both sides and the culprit's process."""
-    hang = detect_hang(plant_absent(wchan="hrtimer_nanosleep"), 4)
+    hang = detect_hang(build_missing_rank_records(wchan="hrtimer_nanosleep"), 4)
     assert hang is not None
     assert hang.evidence == (
         "rank 3 has called 5 collectives of the default group",

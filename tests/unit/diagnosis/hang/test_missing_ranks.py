@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.hang_tables import LOAD, plant
+from tests.rank_records import LOAD, build_record
 from torchyard.diagnosis.hang.missing_ranks import diagnose_missing_rank
 from torchyard.model.hang import Frame
 
@@ -17,20 +17,20 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
     ("facts", "limit_s"),
     [
         ({}, 3.0),
-        ({"usual_s": 4.0}, 12.0),
-        ({"usual_s": 0.0, "groups": {}}, 20.0),
-        ({"state": "T", "usual_s": 0.1}, 2.0),
+        ({"typical_pause_s": 4.0}, 12.0),
+        ({"typical_pause_s": 0.0, "groups": {}}, 20.0),
+        ({"state": "T", "typical_pause_s": 0.1}, 2.0),
         ({"is_active": True}, 300.0),
-        ({"is_active": True, "usual_s": 30.0}, 600.0),
+        ({"is_active": True, "typical_pause_s": 30.0}, 600.0),
         ({"state": "D"}, 8.0),
         ({"state": "D", "wchan": "jbd2_log_wait_commit"}, 60.0),
-        ({"state": "D", "writes": True}, 300.0),
-        ({"full": "/data", "writes": True}, 8.0),
+        ({"state": "D", "uses_files": True}, 300.0),
+        ({"full_mount": "/data", "uses_files": True}, 8.0),
     ],
 )
 def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
     """How long a rank may stay away depends on what it does, and on what is usual in this run."""
-    assert diagnose_missing_rank(plant(0, **facts), 0.0).limit_s == limit_s
+    assert diagnose_missing_rank(build_record(0, **facts), 0.0).limit_s == limit_s
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
         ({"stack": frame("read", "/l/ssl.py")}, "network"),
         ({"stack": frame("urlopen", "/l/urllib/request.py")}, "network"),
         ({"wchan": "inet_csk_accept"}, "network"),
-        ({"blind_s": 5.0, "state": "S"}, "gil"),
-        ({"full": "/data", "is_active": True}, "storage"),
-        ({"full": "/data"}, "missing-rank"),
-        ({"full": "/data", "is_active": True, "groups": {}, "usual_s": 0.0}, "compute"),
-        ({"blind_s": 5.0, "state": "D"}, "storage"),
-        ({"blind_s": 5.0, "state": "T"}, "stopped"),
+        ({"frozen_s": 5.0, "state": "S"}, "gil"),
+        ({"full_mount": "/data", "is_active": True}, "storage"),
+        ({"full_mount": "/data"}, "missing-rank"),
+        ({"full_mount": "/data", "is_active": True, "groups": {}, "typical_pause_s": 0.0}, "compute"),
+        ({"frozen_s": 5.0, "state": "D"}, "storage"),
+        ({"frozen_s": 5.0, "state": "T"}, "stopped"),
     ],
 )
 def test_kind_by_facts(facts: dict[str, Any], kind: str) -> None:
     """The strongest fact decides."""
-    assert diagnose_missing_rank(plant(0, **facts), 0.0).kind == kind
+    assert diagnose_missing_rank(build_record(0, **facts), 0.0).kind == kind
 
 
 def test_nothing_known_is_patient() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hang_tables import plant
+from tests.rank_records import build_record
 from torchyard.diagnosis.hang.records import BlackBox, parse_line, parse_records
 from torchyard.model.hang import RECORD_PREFIX
 
@@ -22,13 +22,13 @@ class Clock:
 
 
 def line(rank: int = 0, **facts: Any) -> str:
-    return RECORD_PREFIX + plant(rank, **{"node": "", **facts}).model_dump_json()
+    return RECORD_PREFIX + build_record(rank, **{"node": "", **facts}).model_dump_json()
 
 
 @pytest.mark.parametrize("prefix", ["", "[default0]:", "[1,0]<stdout>:", "\x1b[32m[rank3]: ", "2026-01-01T00:00:00Z "])
 def test_prefixes_before_the_mark(prefix: str) -> None:
     """Whatever a launcher puts before the mark, the record is read."""
-    assert parse_line(prefix + line(2)) == plant(2, node="")
+    assert parse_line(prefix + line(2)) == build_record(2, node="")
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_ages_are_by_our_clock() -> None:
     """A node's clock may be wrong: a record's age counts from its arrival."""
     clock = Clock()
     box = BlackBox(clock)
-    box.process_text("a", line(0, at=5.0))
-    box.process_text("b", line(2, at=9e9))
+    box.process_text("a", line(0, timestamp=5.0))
+    box.process_text("b", line(2, timestamp=9e9))
     clock.now = 4.0
     assert box.get_record_ages() == {0: 4.0, 2: 4.0}
 
@@ -116,9 +116,9 @@ def test_a_record_that_comes_late_is_old() -> None:
     """A log stream that was held up delivers old records, and they count as old."""
     clock = Clock()
     box = BlackBox(clock)
-    box.process_text("a", line(0, at=1000.0))
+    box.process_text("a", line(0, timestamp=1000.0))
     clock.now = 40.0
-    box.process_text("a", line(0, at=1010.0))
+    box.process_text("a", line(0, timestamp=1010.0))
     assert box.get_record_ages() == {0: 30.0}
 
 
@@ -127,7 +127,7 @@ def test_a_clock_that_is_set_back_is_forgotten() -> None:
     clock = Clock()
     box = BlackBox(clock)
     for clock.now in range(0, 1000, 50):
-        box.process_text("a", line(0, at=1000.0 + clock.now - (30 if clock.now else 0)))
+        box.process_text("a", line(0, timestamp=1000.0 + clock.now - (30 if clock.now else 0)))
     assert box.get_record_ages()[0] == 0.0
 
 
@@ -143,6 +143,6 @@ def test_memory_is_bounded_by_ranks() -> None:
     """However many records come, one for each rank is kept, and twelve windows."""
     box = BlackBox(Clock())
     for turn in range(20):
-        box.process_text("n", "".join(line(rank, kind="pulse", waited=turn / 100) + "\n" for rank in range(4)))
+        box.process_text("n", "".join(line(rank, kind="pulse", waiting_share=turn / 100) + "\n" for rank in range(4)))
     assert len(box.latest) == 4
     assert [each.waited_share for each in box.windows[3]] == [round(0.08 + turn / 100, 2) for turn in range(12)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hang_tables import LOAD, LOADER, STEP, TORCH, TRAIN, plant, table
+from tests.rank_records import LOAD, LOADER, STEP, TORCH, TRAIN, build_record, index_by_rank
 from torchyard.diagnosis.hang.stack_locations import describe_location, describe_nodes, find_user_frame, group_ranks
 from torchyard.model.hang import Frame
 
@@ -26,12 +26,12 @@ SOCKET = Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=
 )
 def test_place(stack: tuple[Frame, ...], place: str) -> None:
     """The user's innermost line, and what it calls."""
-    assert describe_location(plant(0, stack=stack)) == place
+    assert describe_location(build_record(0, stack=stack)) == place
 
 
 def test_state_where_no_stack_is_known() -> None:
     """Without a stack, the process's state is the place."""
-    assert describe_location(plant(0, stack=(), state="T")) == "is stopped"
+    assert describe_location(build_record(0, stack=(), state="T")) == "is stopped"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_library_frames_are_not_the_users(file: str) -> None:
 
 def test_the_fewest_ranks_come_first() -> None:
     """Ranks at the same place are one cluster; the odd one comes first."""
-    clusters = group_ranks(table(plant(0, stack=STEP), plant(1, stack=STEP), plant(2)))
+    clusters = group_ranks(index_by_rank(build_record(0, stack=STEP), build_record(1, stack=STEP), build_record(2)))
     assert [each.ranks for each in clusters] == [(2,), (0, 1)]
 
 
@@ -56,7 +56,7 @@ def test_folder_of_the_user_may_be_called_torch() -> None:
 
 def test_rank_that_has_ended_is_nowhere() -> None:
     """The stack of a process that is gone says nothing."""
-    assert describe_location(plant(0, kind="end")) == "has ended"
+    assert describe_location(build_record(0, kind="end")) == "has ended"
 
 
 def test_nodes_by_name() -> None:

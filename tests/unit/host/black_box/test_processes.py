@@ -1,4 +1,4 @@
-"""What the kernel says of a rank."""
+"""The state and the activity of a rank, as /proc reports them."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.host.black_box import processes
 from torchyard.host.black_box.processes import Sample
 
@@ -39,7 +39,7 @@ def measure(pid: int, seconds: float = 0.5) -> tuple[Sample, Sample]:
 def test_waiting_process_is_not_active() -> None:
     """A process that sleeps uses nothing, whatever it did before."""
     with running(WAITING) as pid:
-        until(lambda: processes.read_state(pid) == "S" and processes.read_wchan(pid).endswith("nanosleep"))
+        wait_until(lambda: processes.read_state(pid) == "S" and processes.read_wchan(pid).endswith("nanosleep"))
         assert not processes.is_active(*measure(pid))
 
 
@@ -63,22 +63,22 @@ def test_downloading_process_is_active() -> None:
 
 
 def test_process_whose_child_computes_is_active() -> None:
-    """What a compiler or a worker does for a rank counts as the rank's."""
+    """The activity of a rank's child processes, such as a compiler, counts as the rank's."""
     with running(WITH_BUSY_CHILD) as pid:
-        until(lambda: processes.is_active(*measure(pid)))
+        wait_until(lambda: processes.is_active(*measure(pid)))
 
 
 def test_writing_process_writes() -> None:
-    """A process that writes is told from one that computes."""
+    """A process that writes is distinguished from one that computes."""
     with running(WRITING) as pid:
         assert processes.is_writing(*measure(pid))
 
 
 def test_stopped_and_ended_processes_have_their_states() -> None:
-    """A stopped process is T, one that is gone has no state."""
+    """A stopped process has the state T, and one that has ended has none."""
     with running(WAITING) as pid:
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: processes.read_state(pid) == "T")
+        wait_until(lambda: processes.read_state(pid) == "T")
     assert processes.read_state(pid) == ""
 
 
@@ -86,10 +86,10 @@ def test_only_a_signal_with_a_handler_is_caught() -> None:
     """A signal that would end the process is not sent, because the process does not catch it."""
     code = f"import signal; signal.signal(signal.SIGUSR1, lambda *_: None); {WAITING}"
     with running(code) as pid:
-        until(lambda: processes.has_signal_handler(pid, signal.SIGUSR1))
+        wait_until(lambda: processes.has_signal_handler(pid, signal.SIGUSR1))
         assert not processes.has_signal_handler(pid, signal.SIGUSR2)
 
 
 def test_healthy_connections_are_not_listed() -> None:
-    """A process without a connection that retransmits has none to show."""
+    """Only connections that retransmit are listed."""
     assert processes.list_retransmitting_links(os.getpid()) == []

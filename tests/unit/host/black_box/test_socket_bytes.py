@@ -1,17 +1,17 @@
-"""What the kernel says of a process's TCP connections."""
+"""The bytes that TCP connections of a process have received, as the kernel reports them."""
 
 import os
 import socket
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.host.black_box.socket_bytes import count_received_bytes
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def test_received_bytes_are_counted(family: socket.AddressFamily) -> None:
-    """What arrives on a connection is counted, whether the program has read it or not."""
+    """Bytes that arrive on a connection are counted, whether the program has read them or not."""
     with socket.socket(family) as listening:
         listening.bind(("localhost" if family == socket.AF_INET else "::1", 0))
         listening.listen()
@@ -20,9 +20,9 @@ def test_received_bytes_are_counted(family: socket.AddressFamily) -> None:
             before = count_received_bytes([os.getpid()])[inode]
             sender.sendall(bytes(5000))
             assert before == 0
-            until(lambda: count_received_bytes([os.getpid()])[inode] == 5000)
+            wait_until(lambda: count_received_bytes([os.getpid()])[inode] == 5000)
 
 
 def test_process_that_is_gone_has_received_nothing() -> None:
-    """A process without a folder in /proc has no connections, and that is no error."""
+    """A process without a folder in /proc has no connections, which is not an error."""
     assert count_received_bytes([2**22 + 1]) == {}

@@ -20,13 +20,13 @@ def test_child_that_a_user_requested_again_is_not_cancelled(
     fake_prefect: FakePrefect, earlier_states: list[tuple[str, str]], expected_states: list[str]
 ) -> None:
     """A run is cancelled with its parent, unless a user has requested it again since it ended."""
-    fake_prefect.answers = {
+    fake_prefect.responses = {
         "/flow_runs/filter": [fake_prefect.flow_run],
         "/flow_run_states/": [STATE | {"type": state_type, "name": name} for state_type, name in earlier_states],
     }
     with open_bounded_client() as client:
         names = cancel_children(client, [UUID(RUN_ID)])
-    assert (fake_prefect.set_to, names) == (expected_states, ["a-run"] * len(expected_states))
+    assert (fake_prefect.requested_states, names) == (expected_states, ["a-run"] * len(expected_states))
 
 
 @pytest.mark.parametrize(("state", "is_cancelled"), [("RUNNING", False), ("CANCELLING", True), ("CANCELLED", True)])

@@ -27,7 +27,7 @@ class GivenBackError(Exception):
 def prefect(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakePrefect:
     """A run of a deployment that this process has taken, after a process on another machine was lost."""
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
-    fake_prefect.run = {"deployment_id": RUN_ID, "labels": dict(ELSEWHERE)}
+    fake_prefect.run_fields = {"deployment_id": RUN_ID, "labels": dict(ELSEWHERE)}
     set_states(fake_prefect, "Process exited with status code: -9")
 
     def stop_process(*_: Any, delay_s: float) -> None:
@@ -42,7 +42,7 @@ def prefect(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakeP
 def set_states(prefect: FakePrefect, message: str) -> None:
     """Set the run's states in Prefect, with this message of the loss."""
     states = [STATE | {"type": kind, "name": kind.title(), "message": message} for kind in LOST]
-    prefect.answers["/flow_run_states/"] = states
+    prefect.responses["/flow_run_states/"] = states
 
 
 def hold_sample_run(write: Write, run_count: int = 2, **keys: Any) -> None:
@@ -52,7 +52,7 @@ def hold_sample_run(write: Write, run_count: int = 2, **keys: Any) -> None:
 
 def get_written_labels(prefect: FakePrefect) -> Any:
     """The run's labels as they were last written; None if they were not."""
-    return prefect.named[-1] if prefect.named else None
+    return prefect.updates[-1] if prefect.updates else None
 
 
 def test_first_process_records_its_machine(prefect: FakePrefect, write: Write) -> None:
@@ -68,7 +68,7 @@ def test_busy_prefect_is_queried_again_immediately(
     """If the server refuses two changes, as a locked SQLite does, the machine is recorded a moment later."""
     pauses: list[float] = []
     monkeypatch.setattr("prefect.client.base.time.sleep", pauses.append)
-    prefect.busy = 2
+    prefect.refusals = 2
     hold_sample_run(write, run_count=1)
     assert get_written_labels(prefect)["torchyard.machine"] == identify_machine(runs_folder())
     assert (len(pauses) > 1, max(pauses) < 1.0, caplog.text) == (True, True, "")
@@ -84,7 +84,7 @@ def test_run_of_another_machine_is_given_back(prefect: FakePrefect, write: Write
 
 def test_run_whose_launcher_is_dead_starts_here_after_its_lease(prefect: FakePrefect, write: Write) -> None:
     """Once the lease on the other machine has ended, this machine takes a run whose launcher is known to be dead."""
-    prefect.run["labels"]["torchyard.sought"] = 1.0
+    prefect.run_fields["labels"]["torchyard.sought"] = 1.0
     hold_sample_run(write)
     assert get_written_labels(prefect)["torchyard.machine"] == identify_machine(runs_folder())
     assert get_written_labels(prefect)["torchyard.states"] == len(LOST)
@@ -92,7 +92,7 @@ def test_run_whose_launcher_is_dead_starts_here_after_its_lease(prefect: FakePre
 
 def test_run_of_a_silent_machine_fails_after_its_lease(prefect: FakePrefect, write: Write) -> None:
     """A machine that only fell silent may still be training: the run is not started again, and a user must decide."""
-    prefect.run["labels"]["torchyard.sought"] = 1.0
+    prefect.run_fields["labels"]["torchyard.sought"] = 1.0
     set_states(prefect, "no heartbeat for 120 s")
     with pytest.raises(HolderGoneError, match=r"on other:/runs#1, .* within 60 s .* retry this run"):
         hold_sample_run(write)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
-from tests.leases import lease
+from tests.leases import build_lease
 from torchyard.pods import lease_record
 from torchyard.tasks.flow_run import ownership
 from torchyard.tasks.flow_run.ownership import confirm_flow_run, obtain_key, read_liveness_by_name
@@ -17,7 +17,7 @@ KEY = "a" * 64
 
 def build_sealed_lease(key: str) -> dict[str, Any]:
     """The Lease of the fake server's flow run, sealed with a key."""
-    obj = lease("sample-a1b2c3d4", annotations={"torchyard/flow-run": RUN_ID})
+    obj = build_lease("sample-a1b2c3d4", annotations={"torchyard/flow-run": RUN_ID})
     obj["metadata"]["namespace"] = "default"
     obj["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(obj, "default", key)
     return obj
@@ -26,8 +26,8 @@ def build_sealed_lease(key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("key", "run_id"), [(KEY, RUN_ID), ("b" * 64, ""), ("", "")])
 def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, run_id: str) -> None:
     """A Lease is trusted only if it was sealed with the key that Prefect stores for the flow run."""
-    fake_prefect.run = {"labels": {"torchyard.key": KEY}}
-    fake_prefect.answers[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "train", "created": "2026-01-01T00:00:00Z"}
+    fake_prefect.run_fields = {"labels": {"torchyard.key": KEY}}
+    fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "train", "created": "2026-01-01T00:00:00Z"}
     assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(key))) == (KEY, run_id)
 
 
@@ -48,7 +48,7 @@ def test_prefect_that_refuses_confirms_nothing(fake_prefect: FakePrefect) -> Non
 
 def test_living_flow_run_is_found_by_the_end_of_its_id(fake_prefect: FakePrefect) -> None:
     """A run of which only the name is known counts as alive if the id of a living flow run has the same end."""
-    fake_prefect.answers["/flow_runs/filter"] = [fake_prefect.flow_run | {"state_name": "Running"}]
+    fake_prefect.responses["/flow_runs/filter"] = [fake_prefect.flow_run | {"state_name": "Running"}]
     assert read_liveness_by_name("sample-a1b2c3d4") == "Prefect reports it as Running"
-    fake_prefect.answers["/flow_runs/filter"] = []
+    fake_prefect.responses["/flow_runs/filter"] = []
     assert read_liveness_by_name("sample-a1b2c3d4") == ""

@@ -19,7 +19,7 @@ def test_page_is_one_artifact_however_often_it_is_shown(fake_prefect: FakePrefec
     assert [(artifact["key"], artifact["data"]) for artifact in fake_prefect.artifacts] == [
         ("plan-digits-local", "one")
     ]
-    assert fake_prefect.patched == ["two", "three"]
+    assert fake_prefect.artifact_updates == ["two", "three"]
 
 
 def test_progress_is_a_bar_and_the_name_of_the_task_that_waits(fake_prefect: FakePrefect) -> None:
@@ -28,8 +28,8 @@ def test_progress_is_a_bar_and_the_name_of_the_task_that_waits(fake_prefect: Fak
     with open_bounded_client() as client:
         pages.set_waiting_task(None, "epoch 1 of 4")
         pages.publish_progress(client, "epoch 1 of 4", 25.0)
-        assert fake_prefect.named == []
+        assert fake_prefect.updates == []
         pages.set_waiting_task(RUN_ID, "epoch 2 of 4")
         pages.publish_progress(client, "epoch 2 of 4", 50.0)
-    assert fake_prefect.named == [{"name": "wait: epoch 2 of 4"}]
-    assert fake_prefect.patched == [50.0]
+    assert fake_prefect.updates == [{"name": "wait: epoch 2 of 4"}]
+    assert fake_prefect.artifact_updates == [50.0]

@@ -9,16 +9,16 @@ from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
-from tests.histories import KEY, recorded
+from tests.histories import KEY, build_records
 from tests.reports import short_report
-from tests.waiting import until
+from tests.waiting import wait_until
 from torchyard.loading.profile import load_profile
 from torchyard.model.result import RunResult
 from torchyard.model.trend import TrendVerdict
 from torchyard.run.folder import runs_folder
 from torchyard.run.signals import CancelRequested
 from torchyard.tasks.flow_run.reporter import PrefectReporter
-from torchyard.trend.records import history_path, keep_record
+from torchyard.trend.records import history_path, store_record
 
 
 def build_progress_call(value: float) -> Callable[[SyncPrefectClient], None]:
@@ -34,12 +34,12 @@ def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
     """Of all values sent to a hanging server, only the newest one arrives once the server responds."""
     with PrefectReporter(RUN_ID) as reporter:
         reporter.send("bar", build_progress_call(1.0))
-        until(lambda: server.asked > 2)
+        wait_until(lambda: server.request_count > 2)
         future = [reporter.send("bar", build_progress_call(float(number))) for number in range(2, 100)][-1]
         server.answering.set()
         future.result(30)
-        assert 99.0 in server.patched
-        assert len(set(server.patched)) <= 3  # a call in flight that was given up may still arrive
+        assert 99.0 in server.artifact_updates
+        assert len(set(server.artifact_updates)) <= 3  # a call in flight that was given up may still arrive
 
 
 def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePrefect) -> None:
@@ -47,22 +47,22 @@ def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePr
     with PrefectReporter(RUN_ID, profile="digits-local") as reporter:
         reporter.label_flow_run(load_profile("digits-local"))
         reporter.show_page("metrics", lambda: "one")
-        until(lambda: fake_prefect.artifacts)
+        wait_until(lambda: fake_prefect.artifacts)
         reporter.show_page("metrics", lambda: "two")
-        until(lambda: fake_prefect.patched)
+        wait_until(lambda: fake_prefect.artifact_updates)
         reporter.show_report(short_report())
     assert [(artifact.get("key"), artifact["data"]) for artifact in fake_prefect.artifacts][:1] == [
         ("metrics-digits-local", "one")
     ]
-    assert fake_prefect.patched == ["two"]
-    assert fake_prefect.named[0] == {"name": f"digits-local 2x1 {RUN_ID[-8:]}", "tags": ["baremetal"]}
-    assert {"tags": ["baremetal", "end: succeeded"]} in fake_prefect.named
+    assert fake_prefect.artifact_updates == ["two"]
+    assert fake_prefect.updates[0] == {"name": f"digits-local 2x1 {RUN_ID[-8:]}", "tags": ["baremetal"]}
+    assert {"tags": ["baremetal", "end: succeeded"]} in fake_prefect.updates
 
 
 def test_unreachable_prefect_cancels_nothing(server: FakePrefect) -> None:
     """A poll without a response does not count as a cancel, and the run continues."""
     with PrefectReporter(RUN_ID) as reporter:
-        until(lambda: server.asked > 2)
+        wait_until(lambda: server.request_count > 2)
         reporter.check_cancelled()
         assert not reporter.is_cancelled()
 
@@ -71,12 +71,12 @@ def test_cancel_is_found_once_prefect_answers(server: FakePrefect) -> None:
     """A cancel during an outage of the server ends the run as soon as the server responds."""
     server.state = "CANCELLING"
     with PrefectReporter(RUN_ID) as reporter:
-        until(lambda: server.asked > 2)
+        wait_until(lambda: server.request_count > 2)
         reporter.check_cancelled()
         server.answering.set()
-        until(reporter.is_cancelled)
+        wait_until(reporter.is_cancelled)
         with pytest.raises(CancelRequested):
-            until(reporter.check_cancelled)
+            wait_until(reporter.check_cancelled)
 
 
 @pytest.mark.parametrize(("status", "is_retried"), [(503, True), (500, True), (422, False), (404, False)])
@@ -86,19 +86,19 @@ def test_refused_call_is_not_repeated(server: FakePrefect, status: int, is_retri
     server.answering.set()
     with PrefectReporter(RUN_ID) as reporter:
         future = reporter.send("bar", build_progress_call(1.0))
-        until(lambda: server.asked > 4)
+        wait_until(lambda: server.request_count > 4)
         assert future.done() is not is_retried
         server.status = 200
-        until(future.done)
-        assert server.patched == ([1.0] if is_retried else [])
+        wait_until(future.done)
+        assert server.artifact_updates == ([1.0] if is_retried else [])
 
 
 def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
     """Prefect gets the run's report, and the history of its profile under a separate key."""
     server.answering.set()
     path = history_path(runs_folder(), KEY)
-    for record in recorded([200.0, 201.0]):
-        keep_record(path, record)
+    for record in build_records([200.0, 201.0]):
+        store_record(path, record)
     trend = TrendVerdict(verdict="usual", sentence="busbw is 201")
     with PrefectReporter(RUN_ID) as reporter:
         reporter.show_report(short_report().model_copy(update={"history": str(path), "trend": trend}))

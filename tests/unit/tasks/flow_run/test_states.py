@@ -45,7 +45,7 @@ def test_busy_prefect_does_not_delay_a_watchdog(server: FakePrefect) -> None:
     server.answering.set()
     with open_bounded_client() as client, pytest.raises(HTTPStatusError):
         client.read_flow_run(UUID(RUN_ID))
-    assert server.asked == 1
+    assert server.request_count == 1
 
 
 def test_end_is_reported_again_if_prefect_was_busy(server: FakePrefect) -> None:
@@ -54,13 +54,13 @@ def test_end_is_reported_again_if_prefect_was_busy(server: FakePrefect) -> None:
     server.answering.set()
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
     report_state(RUN_ID, build_final_state("swept", "it was lost"))
-    assert server.set_to == ["Swept"]
+    assert server.requested_states == ["Swept"]
 
 
 def test_requests_of_users_are_counted(fake_prefect: FakePrefect) -> None:
     """Each time that a user has requested a run again counts, also if the run has ended since."""
     states = [("SCHEDULED", "Scheduled"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"), ("FAILED", "Failed")]
-    fake_prefect.answers["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
+    fake_prefect.responses["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
     assert count_user_requests(RUN_ID) == 1
 
 
@@ -74,7 +74,7 @@ def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, mo
     runs = [fake_prefect.flow_run | {"id": run_id} for run_id in (*ids, RUN_ID)]
     for run, message in zip(runs, [*messages, "swept 0 runs"], strict=True):
         run["state"] = run["state"] | {"message": message}
-    fake_prefect.answers["/flow_runs/filter"] = runs
+    fake_prefect.responses["/flow_runs/filter"] = runs
     delete_runs_with_same_end(State(type=StateType.COMPLETED, message="swept 0 runs"))
     assert fake_prefect.deleted == [ids[0], ids[2]]
 

@@ -21,11 +21,11 @@ PASSWORD = "a password of a test"
 def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     """A Prefect server; yields the environment variables with which a process reaches it."""
     port = _find_free_port()
-    words = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
-    api = f"http://127.0.0.1:{port}/api"
-    settings = {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD, "PREFECT_UI_API_URL": api}
+    argv = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
+    api_url = f"http://127.0.0.1:{port}/api"
+    settings = {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD, "PREFECT_UI_API_URL": api_url}
     process = subprocess.Popen(
-        [*words, "--port", str(port)],
+        [*argv, "--port", str(port)],
         env={**os.environ, "PREFECT_HOME": str(home), **settings},
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
@@ -33,14 +33,14 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     )
     try:
         wait_for_result("the server did not answer", lambda: _is_healthy(port, process.pid), timeout_s=400)
-        yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": PASSWORD}
+        yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": PASSWORD}
     finally:
         process.terminate()
         process.wait()
 
 
 @contextmanager
-def speaking_to(server: dict[str, str]) -> Iterator[None]:
+def use_prefect_server(server: dict[str, str]) -> Iterator[None]:
     """Make this process, which has already imported Prefect, use the server."""
     names = {PREFECT_API_URL: "PREFECT_API_URL", PREFECT_API_AUTH_STRING: "PREFECT_API_AUTH_STRING"}
     with pytest.MonkeyPatch.context() as patch:

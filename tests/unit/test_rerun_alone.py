@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.steady import MOST
+from tests.rerun_alone import MAX_RETRIED
 from torchyard.common.project_root import ROOT
 
 UNSTEADY = """
@@ -26,13 +26,13 @@ BROKEN = "def test_{0}(): assert False\n"
     (UNSTEADY, False, "test_it.py::test_steps failed beside other tests and passed alone"),
     (BROKEN.format(1), True, "test_it.py::test_1\n"),
     ("def broken(:", True, "test_it.py\n"),
-    ("".join(map(BROKEN.format, range(MOST + 1))), True, ""),
+    ("".join(map(BROKEN.format, range(MAX_RETRIED + 1))), True, ""),
     ("def test_quiet(): pass\n", False, ""),
 ], ids=["unsteady", "broken", "syntax", "too many", "sound"])  # fmt: skip
 def test_what_fails_alone_fails(tmp_path: Path, text: str, failed: bool, message: str) -> None:
     """A test that fails beside others and passes alone is named; what also fails alone, or too many, is a failure."""
     (tmp_path / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "tests.steady", "-n", "2", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.rerun_alone", "-n", "2", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert bool(done.returncode) == failed, done.stdout

@@ -35,25 +35,25 @@ text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 class Line:
     """A line of the screen, and when it appears in the picture. `typed`: a command, a key after the other."""
 
-    at: float
+    appears_at_s: float
     text: str
-    typed: bool = False
+    is_typed: bool = False
 
 
 def record(command: str, package: Path, folder: Path) -> list[tuple[float, str]]:
     """What the command printed in a pseudo terminal, and how many seconds after its start."""
-    start, heard = time.monotonic(), []
+    started_at, output = time.monotonic(), []
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
         os.execv(sys.executable, [sys.executable, "-P", "-c", _START, str(package), *command.split()[1:]])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     while text := _read(terminal):
-        heard.append((time.monotonic() - start, text))
+        output.append((time.monotonic() - started_at, text))
     os.close(terminal)
     if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-        raise RuntimeError(f"{command} ended with {code}:\n{''.join(text for _, text in heard)}")
-    return heard
+        raise RuntimeError(f"{command} ended with {code}:\n{''.join(text for _, text in output)}")
+    return output
 
 
 def _read(terminal: int) -> str:
@@ -68,17 +68,17 @@ def wrap(text: str) -> list[str]:
     if "\x1b" in text:
         raise ValueError("the demo moves the cursor or uses colours now, and this picture knows only lines")
     lines = text.replace("\r", "").removesuffix("\n").split("\n")
-    return [line[at : at + COLUMNS] for line in lines for at in range(0, max(len(line), 1), COLUMNS)]
+    return [line[offset : offset + COLUMNS] for line in lines for offset in range(0, max(len(line), 1), COLUMNS)]
 
 
 def play(recordings: dict[str, list[tuple[float, str]]], folder: Path) -> tuple[list[Line], float]:
     """Every line with its moment, and the seconds of the whole."""
     lines, now = [], 0.4
-    for command, heard in recordings.items():
-        lines.append(Line(now, f"$ {command}", typed=True))
-        now, last = now + len(command) * _PER_KEY_S, 0.0
-        for at, text in heard:
-            now, last = now + min(at - last, _LONGEST_WAIT_S), at
+    for command, output in recordings.items():
+        lines.append(Line(now, f"$ {command}", is_typed=True))
+        now, last_output_s = now + len(command) * _PER_KEY_S, 0.0
+        for output_s, text in output:
+            now, last_output_s = now + min(output_s - last_output_s, _LONGEST_WAIT_S), output_s
             lines += [Line(now, line) for line in wrap(text.replace(f"{folder}/", ""))] if text.strip() else []
         now += _READING_S
     return lines, now - _READING_S + _END_S
@@ -90,18 +90,18 @@ def draw(lines: list[Line], length: float) -> str:
     steps = {0.0: {"transform": "translateY(0)"}}
     shapes: list[str] = []
     frames: list[str] = []
-    moments = sorted({line.at for line in lines})
+    moments = sorted({line.appears_at_s for line in lines})
     for moment in moments:
         number = len(frames)
         frames.append(_keyframes(f"m{number}", length, {0.0: {"opacity": "0"}, moment: {"opacity": "1"}}))
-        shapes += [_draw_line(row, line, f"m{number}") for row, line in enumerate(lines) if line.at == moment]
-        hidden = max(sum(line.at <= moment for line in lines) - ROWS, 0)
-        steps[moment] = {"transform": f"translateY({-hidden * _LINE}px)"}
+        shapes += [_draw_line(row, line, f"m{number}") for row, line in enumerate(lines) if line.appears_at_s == moment]
+        hidden_rows = max(sum(line.appears_at_s <= moment for line in lines) - ROWS, 0)
+        steps[moment] = {"transform": f"translateY({-hidden_rows * _LINE}px)"}
     for row, line in enumerate(lines):
-        if line.typed:
+        if line.is_typed:
             keys = len(line.text) - 2
-            moved = {line.at + key * _PER_KEY_S: _move(key * _CHARACTER) for key in range(keys + 1)}
-            frames.append(_keyframes(f"t{row}", length, {0.0: _move(0)} | moved))
+            cover_moves = {line.appears_at_s + key * _PER_KEY_S: _move(key * _CHARACTER) for key in range(keys + 1)}
+            frames.append(_keyframes(f"t{row}", length, {0.0: _move(0)} | cover_moves))
             shapes.append(_draw_cover(row, keys, f"t{row}"))
     frames.append(_keyframes("scroll", length, steps))
     names = [frame.split("{", 1)[0].removeprefix("@keyframes ") for frame in frames]
@@ -125,14 +125,17 @@ def _move(pixels: float) -> dict[str, str]:
 
 def _keyframes(name: str, length: float, values: dict[float, dict[str, str]]) -> str:
     """Every value holds until the next one, the last one until the end."""
-    held = {**values, length: values[max(values)]}
-    parts = (f"{at / length:.3%}{{{';'.join(f'{k}:{v}' for k, v in value.items())}}}" for at, value in held.items())
-    return f"@keyframes {name}{{{''.join(parts)}}}"
+    keyframes = {**values, length: values[max(values)]}
+    rules = []
+    for start_s, style in keyframes.items():
+        declarations = ";".join(f"{css_property}:{css_value}" for css_property, css_value in style.items())
+        rules.append(f"{start_s / length:.3%}{{{declarations}}}")
+    return f"@keyframes {name}{{{''.join(rules)}}}"
 
 
 def _draw_line(row: int, line: Line, name: str) -> str:
     """A row of the screen, stretched to its columns, whichever font there is."""
-    if line.typed:
+    if line.is_typed:
         pieces = _draw_text("prompt", 0, "$") + _draw_text("typed", 2, line.text[2:])
     else:
         pieces = _draw_text("printed", 0, line.text)
@@ -140,11 +143,11 @@ def _draw_line(row: int, line: Line, name: str) -> str:
 
 
 def _draw_text(kind: str, column: int, text: str) -> str:
-    told = text.strip()
+    stripped = text.strip()
     left = _MARGIN + (column + len(text) - len(text.lstrip())) * _CHARACTER
     return (
-        f'<text x="{left:.1f}" textLength="{len(told) * _CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs" '
-        f'class="{kind}" xml:space="preserve">{escape(told, quote=False)}</text>'
+        f'<text x="{left:.1f}" textLength="{len(stripped) * _CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs" '
+        f'class="{kind}" xml:space="preserve">{escape(stripped, quote=False)}</text>'
     )
 
 

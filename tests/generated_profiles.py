@@ -13,14 +13,14 @@ from torchyard.model.pod import _PLAIN_RESOURCES
 from torchyard.model.profile import _WITHOUT_AGENT, WITH_AGENT, Profile
 from torchyard.model.run import Run
 
-PODS = (
+POD_LAUNCHERS = (
     "volcano",
     "pytorchjob",
     "appwrapper",
     "jobset",
     "runai",
 )  # add a new launcher here to have the properties tested for it
-SHIPPED = {name: _load_hardware(name) for name in sorted(_list_hardware())}
+SHIPPED_HARDWARE = {name: _load_hardware(name) for name in sorted(_list_hardware())}
 Keys = st.SearchStrategy[dict[str, Any]]
 TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])
 NAMES = st.sampled_from(["a", "data", "hub-token", "x1", "n" * 63])
@@ -38,64 +38,66 @@ RESOURCES = st.builds(
 )
 
 
-def some(**keys: st.SearchStrategy[Any]) -> Keys:
+def optional_keys(**keys: st.SearchStrategy[Any]) -> Keys:
     """Any of these keys, or none."""
     return st.fixed_dictionaries({}, optional=keys)
 
 
-def one(**kinds: st.SearchStrategy[Any]) -> Keys:
+def exactly_one_key(**kinds: st.SearchStrategy[Any]) -> Keys:
     """Exactly one of these keys."""
     return st.one_of(*(st.fixed_dictionaries({kind: value}) for kind, value in kinds.items()))
 
 
-def tuples(each: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
-    return st.lists(each, max_size=2, unique_by=str)
+def short_lists(elements: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(elements, max_size=2, unique_by=str)
 
 
-BUNDLE = one(secret=NAMES, config_map=NAMES)
+BUNDLE = exactly_one_key(secret=NAMES, config_map=NAMES)
 SOURCE = st.builds(lambda bundle, key: {**bundle, "key": key}, BUNDLE, NAMES)
 ENV = st.dictionaries(VARIABLES, TEXTS | SOURCE, max_size=3)
-PLACES = one(claim=NAMES, config_map=NAMES, secret=NAMES, host=PATHS, scratch=AMOUNTS, ephemeral=AMOUNTS)
-MOUNTS = st.dictionaries(PATHS, PLACES, max_size=3)
+VOLUMES = exactly_one_key(claim=NAMES, config_map=NAMES, secret=NAMES, host=PATHS, scratch=AMOUNTS, ephemeral=AMOUNTS)
+MOUNTS = st.dictionaries(PATHS, VOLUMES, max_size=3)
 POD_KEYS: dict[str, st.SearchStrategy[Any]] = dict(
     host_network=st.booleans(),
     host_ipc=st.booleans(),
     spread=st.booleans(),
     privileged=st.booleans(),
-    capabilities=tuples(st.sampled_from(["IPC_LOCK", "SYS_RESOURCE"])),
-    devices=tuples(PATHS),
+    capabilities=short_lists(st.sampled_from(["IPC_LOCK", "SYS_RESOURCE"])),
+    devices=short_lists(PATHS),
     shm=AMOUNTS,
     resources=RESOURCES,
     limits=RESOURCES,
     networks=st.dictionaries(st.sampled_from(["sriov", "kube-system/vf"]), st.integers(0, 3)),
     node_selector=st.dictionaries(KEYS, VALUES, max_size=2),
-    avoid=st.dictionaries(KEYS, tuples(VALUES), max_size=2),
-    tolerations=tuples(KEYS),
+    avoid=st.dictionaries(KEYS, short_lists(VALUES), max_size=2),
+    tolerations=short_lists(KEYS),
     scheduler=NAMES,
-    env_from=tuples(BUNDLE),
+    env_from=short_lists(BUNDLE),
     annotations=st.dictionaries(KEYS, TEXTS, max_size=2),
     labels=st.dictionaries(KEYS, VALUES, max_size=2),
     workdir=PATHS,
     pull_policy=st.sampled_from(["Always", "Never"]),
-    pull_secrets=tuples(NAMES),
+    pull_secrets=short_lists(NAMES),
     service_account=NAMES,
     priority_class=NAMES,
 )
 INIT = st.lists(
-    st.fixed_dictionaries({"name": NAMES, "image": st.just("i:1")}, optional={"command": tuples(TEXTS)}),
+    st.fixed_dictionaries({"name": NAMES, "image": st.just("i:1")}, optional={"command": short_lists(TEXTS)}),
     max_size=2,
-    unique_by=lambda each: str(each["name"]),
+    unique_by=lambda container: str(container["name"]),
 )
-POD = some(init=INIT, **POD_KEYS)
-DEADLINES = some(**dict.fromkeys(("start", "run", "silence", "lease", "grace"), DURATIONS))
-PLAIN = some(args=st.lists(TEXTS, max_size=3), processes=st.integers(1, 16), deadlines=DEADLINES)
-IN_PODS = some(env=ENV, resources=RESOURCES, setup=tuples(TEXTS), mounts=MOUNTS, pod=POD)
+POD = optional_keys(init=INIT, **POD_KEYS)
+DEADLINES = optional_keys(**dict.fromkeys(("start", "run", "silence", "lease", "grace"), DURATIONS))
+JOB_KEYS = optional_keys(args=st.lists(TEXTS, max_size=3), processes=st.integers(1, 16), deadlines=DEADLINES)
+POD_JOB_KEYS = optional_keys(env=ENV, resources=RESOURCES, setup=short_lists(TEXTS), mounts=MOUNTS, pod=POD)
 FABRIC = st.builds(
-    lambda said, more: {"about": "drawn", "expect": {"transport": "roce"}, **said, **more},
-    some(pod=some(**POD_KEYS), mounts=MOUNTS, compute_domain=NAMES, device_plugin=st.just("app=plugin")),
+    lambda fabric_keys, env_keys: {"about": "drawn", "expect": {"transport": "roce"}, **fabric_keys, **env_keys},
+    optional_keys(
+        pod=optional_keys(**POD_KEYS), mounts=MOUNTS, compute_domain=NAMES, device_plugin=st.just("app=plugin")
+    ),
     st.sampled_from([{}, {"env": {"NCCL_IB_HCA": "=mlx5_0:1"}, "find_gid": True}, {"env": {"NCCL_IB_HCA": "mlx5"}}]),
 )
-DRAWN = st.builds(
+HARDWARE = st.builds(
     lambda match, gpus, fabric: Hardware.model_validate(
         {
             **{"about": "drawn", "source": "here", "line_rate": None, "fabrics": {"one": fabric}},
@@ -105,9 +107,9 @@ DRAWN = st.builds(
     *(st.dictionaries(KEYS, VALUES, max_size=2), st.sampled_from(["nvidia.com/gpu", "amd.com/gpu"]), FABRIC),
 )
 OPTIONS: dict[str, Keys] = {
-    "volcano": some(queue=NAMES),
-    "pytorchjob": some(queue=NAMES, suspend=st.booleans()),
-    "appwrapper": some(
+    "volcano": optional_keys(queue=NAMES),
+    "pytorchjob": optional_keys(queue=NAMES, suspend=st.booleans()),
+    "appwrapper": optional_keys(
         api=st.sampled_from(["workload.codeflare.dev/v1beta2", "mcad.ibm.com/v1beta1"]),
         queue=NAMES,
         retries=st.integers(0, 100),
@@ -118,41 +120,49 @@ OPTIONS: dict[str, Keys] = {
     "runai": st.fixed_dictionaries(
         {"project": st.just("vision"), "through": st.just("kubernetes")}, optional={"interactive": st.booleans()}
     ),
-    "jobset": some(queue=NAMES, suspend=st.booleans()),
-    "baremetal": some(port=st.integers(1024, 65533)),
+    "jobset": optional_keys(queue=NAMES, suspend=st.booleans()),
+    "baremetal": optional_keys(port=st.integers(1024, 65533)),
 }
 
 
 @st.composite
-def meetings(draw: st.DrawFn, most: int, elastic: bool) -> dict[str, Any]:
+def rendezvous_keys(draw: st.DrawFn, max_nodes: int, elastic: bool) -> dict[str, Any]:
     """A rendezvous with an agent and a number or range of nodes that fit it."""
-    way = draw(st.sampled_from(["c10d", "etcd-v2", "static", "env", "file"]))
-    agents = ["torchrun", "launch"] if way in WITH_AGENT else ["none"] if way in _WITHOUT_AGENT else ["launch", "none"]
-    nodes: Any = draw(st.integers(1, most))
-    if way in WITH_AGENT and elastic and draw(st.booleans()):
+    rendezvous = draw(st.sampled_from(["c10d", "etcd-v2", "static", "env", "file"]))
+    agents = (
+        ["torchrun", "launch"]
+        if rendezvous in WITH_AGENT
+        else ["none"]
+        if rendezvous in _WITHOUT_AGENT
+        else ["launch", "none"]
+    )
+    nodes: Any = draw(st.integers(1, max_nodes))
+    if rendezvous in WITH_AGENT and elastic and draw(st.booleans()):
         nodes = {"min": draw(st.integers(1, nodes)), "max": nodes}
-    file = {"shared_file": draw(st.sampled_from(["/shared/meet", "/it's here/a b"]))} if way == "file" else {}
-    return {"rendezvous": way, "nodes": nodes, **draw(some(agent=st.sampled_from(agents))), **file}
+    file_keys = (
+        {"shared_file": draw(st.sampled_from(["/shared/meet", "/it's here/a b"]))} if rendezvous == "file" else {}
+    )
+    return {"rendezvous": rendezvous, "nodes": nodes, **draw(optional_keys(agent=st.sampled_from(agents))), **file_keys}
 
 
 @st.composite
 def profiles(draw: st.DrawFn, launcher: str) -> Profile:
     """A valid profile of a launcher."""
-    in_pods = launcher in PODS
-    long = 32 if launcher == "jobset" else 40
-    name = st.sampled_from(["a", "n" * long]) | st.from_regex(
-        rf"[a-z]([a-z0-9-]{{0,{long - 2}}}[a-z0-9])?", fullmatch=True
+    in_pods = launcher in POD_LAUNCHERS
+    max_length = 32 if launcher == "jobset" else 40
+    name = st.sampled_from(["a", "n" * max_length]) | st.from_regex(
+        rf"[a-z]([a-z0-9-]{{0,{max_length - 2}}}[a-z0-9])?", fullmatch=True
     )
     keys: dict[str, Any] = {"name": draw(name), "about": "drawn", "launcher": launcher, "program": "train.py"}
     keys |= (
-        draw(meetings(1000 if in_pods else 4, launcher not in ("jobset", "baremetal")))
-        | draw(PLAIN)
+        draw(rendezvous_keys(1000 if in_pods else 4, launcher not in ("jobset", "baremetal")))
+        | draw(JOB_KEYS)
         | {"options": draw(OPTIONS[launcher])}
     )
     if in_pods:
-        keys |= {"image": draw(st.sampled_from(["i:1", "r:5/i", "i@sha256:0"]))} | draw(IN_PODS)
+        keys |= {"image": draw(st.sampled_from(["i:1", "r:5/i", "i@sha256:0"]))} | draw(POD_JOB_KEYS)
     if in_pods and draw(st.booleans()):
-        shape = draw(st.sampled_from([*SHIPPED.values()]) | DRAWN)
+        shape = draw(st.sampled_from([*SHIPPED_HARDWARE.values()]) | HARDWARE)
         keys |= {"hardware": shape, "fabric": draw(st.sampled_from(sorted(shape.fabrics)))}
     if keys.get("resources", {}).get("gpus") == "1":
         keys["processes"] = 1
@@ -165,5 +175,5 @@ RUNS = st.builds(
 )
 
 
-def plan(profile: Profile, run: Run) -> Plan:
+def build_plan(profile: Profile, run: Run) -> Plan:
     return registry.load_launcher(profile.launcher).plan(profile, run)

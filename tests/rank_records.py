@@ -13,42 +13,44 @@ LOAD = (Frame(function="load", file=TRAIN, line=88),)
 LOADER = (*LOAD, Frame(function="__next__", file=f"{TORCH}/utils/data/dataloader.py", line=741))
 
 
-def plant(rank: int, **facts: object) -> RankRecord:
+def build_record(rank: int, **fields: object) -> RankRecord:
     """A rank of four that stands still outside of any collective, after five in the default group."""
     base = {
         "kind": "stall",
-        "at": 1000.0,
+        "timestamp": 1000.0,
         "node": f"node-{rank // 2}",
         "rank": rank,
         "world": 4,
         "pid": 100 + rank,
         "stalled_s": 12.0,
-        "usual_s": 0.5,
-        "groups": {"0": GroupProgress(ranks=(0, 1, 2, 3), called=5, completed=5)},
+        "typical_pause_s": 0.5,
+        "groups": {"0": GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=5)},
         "stack": LOAD,
         "state": "S",
     }
-    return RankRecord.model_validate({**base, **facts})
+    return RankRecord.model_validate({**base, **fields})
 
 
-def plant_waiting(rank: int, **facts: object) -> RankRecord:
+def build_waiting_record(rank: int, **fields: object) -> RankRecord:
     """A rank that waits in the sixth collective of the default group."""
     base: dict[str, object] = {
-        "groups": {"0": GroupProgress(ranks=(0, 1, 2, 3), called=6, completed=5)},
-        "waits": name_call(),
+        "groups": {"0": GroupProgress(ranks=(0, 1, 2, 3), enqueued=6, completed=5)},
+        "pending": build_collective(),
         "stack": STEP,
     }
-    return plant(rank, **{**base, **facts})
+    return build_record(rank, **{**base, **fields})
 
 
-def name_call(operation: str = "all_reduce", sequence: int = 6, size: int = 1000, group: str = "0") -> Collective:
+def build_collective(
+    operation: str = "all_reduce", sequence: int = 6, size: int = 1000, group: str = "0"
+) -> Collective:
     return Collective(group=group, sequence=sequence, operation=operation, sizes=((size,),), dtypes=("Float",))
 
 
-def table(*records: RankRecord) -> dict[int, RankRecord]:
+def index_by_rank(*records: RankRecord) -> dict[int, RankRecord]:
     return {record.rank: record for record in records}
 
 
-def plant_absent(**facts: object) -> dict[int, RankRecord]:
+def build_missing_rank_records(**fields: object) -> dict[int, RankRecord]:
     """Ranks 0 to 2 wait; rank 3 has these facts."""
-    return table(*map(plant_waiting, range(3)), plant(3, **facts))
+    return index_by_rank(*map(build_waiting_record, range(3)), build_record(3, **fields))

@@ -2,11 +2,14 @@
 
 from typing import Any
 
-from tests.hang_tables import plant
+from tests.rank_records import build_record
 from torchyard.model.hang import RECORD_PREFIX, Collective, Frame, GroupProgress, Hang, RankGroup, RankRecord, Straggler
 
-LOADS = (Frame(function="read_shard", file="/code/train.py", line=12), Frame(function="main", file="t.py", line=40))
-WAITS = (Frame(function="all_reduce", file="/torch/distributed.py", line=99), LOADS[1])
+LOADING_STACK = (
+    Frame(function="read_shard", file="/code/train.py", line=12),
+    Frame(function="main", file="t.py", line=40),
+)
+WAITING_STACK = (Frame(function="all_reduce", file="/torch/distributed.py", line=99), LOADING_STACK[1])
 ALL_REDUCE = Collective(group="0", sequence=7, operation="all_reduce", sizes=((4,),), dtypes=("float32",))
 HANG = Hang(
     kind="storage",
@@ -26,18 +29,22 @@ HANG = Hang(
 STRAGGLER = Straggler(rank=3, node="node-1", lost_percent=21.7, lost_s=65, window_s=300)
 
 
-def record(rank: int, **changes: Any) -> RankRecord:
+def build_job_record(rank: int, **changes: Any) -> RankRecord:
     """What a rank reports that waits in an all-reduce, two ranks on a node; rank 2 has not come there."""
-    late = rank == 2
-    progress = GroupProgress(called=6 if late else 7, completed=6)
-    fields: dict[str, object] = {"stalled_s": 240.0, "usual_s": 2.0, "groups": {"0": progress}}
-    fields |= {"waits": None if late else ALL_REDUCE, "stack": LOADS if late else WAITS, "state": "D" if late else "S"}
-    return plant(rank, **{**fields, **changes})
+    is_missing = rank == 2
+    progress = GroupProgress(enqueued=6 if is_missing else 7, completed=6)
+    fields: dict[str, object] = {"stalled_s": 240.0, "typical_pause_s": 2.0, "groups": {"0": progress}}
+    fields |= {
+        "pending": None if is_missing else ALL_REDUCE,
+        "stack": LOADING_STACK if is_missing else WAITING_STACK,
+        "state": "D" if is_missing else "S",
+    }
+    return build_record(rank, **{**fields, **changes})
 
 
-RECORDS = {rank: record(rank) for rank in range(4)}
+RECORDS = {rank: build_job_record(rank) for rank in range(4)}
 
 
-def line_of(told: RankRecord) -> str:
+def format_record_line(rank_record: RankRecord) -> str:
     """The text of a log line that holds a record."""
-    return f"{RECORD_PREFIX}{told.model_dump_json(exclude={'node'})}"
+    return f"{RECORD_PREFIX}{rank_record.model_dump_json(exclude={'node'})}"

@@ -1,0 +1,54 @@
+"""The plans of drawn profiles, and what tests read from them."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.generated_profiles import POD_LAUNCHERS, build_plan, profiles
+from tests.kubelet import expand_variables
+from torchyard.agents import process_env
+from torchyard.model.plan import CommandPlan, ManifestPlan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+
+POD_PROFILES = st.sampled_from(POD_LAUNCHERS).flatmap(profiles)
+PROFILES = st.sampled_from([*POD_LAUNCHERS, "baremetal"]).flatmap(profiles)
+
+
+def plan_pods(profile: Profile, run: Run) -> ManifestPlan:
+    pod_plan = build_plan(profile, run)
+    assert isinstance(pod_plan, ManifestPlan)
+    return pod_plan
+
+
+def walk_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value inside a manifest, with the keys that lead there."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        child_path = f"{path}.{key}" if path else str(key)
+        yield child_path, child
+        yield from walk_values(child, child_path)
+
+
+def find_values(plan: ManifestPlan, ending: str) -> list[Any]:
+    """The values of all keys with this name, anywhere in the objects."""
+    values = (entry for document in (*plan.store, *plan.objects) for entry in walk_values(document))
+    return [value for path, value in values if re.fullmatch(rf"(.*\.)?{ending}", path)]
+
+
+def list_pod_variables(plan: ManifestPlan) -> list[dict[str, str]]:
+    """The variables that its controller gives each pod of the job: the node's number and the rank."""
+    count = sum(plan.tasks.values())
+    indexes = [index for task_size in plan.tasks.values() for index in range(task_size)]
+    return [{process_env.NODE_VARIABLE: str(indexes[rank]), "RANK": str(rank)} for rank in range(count)]
+
+
+def expand_command(plan: ManifestPlan, variables: dict[str, str]) -> list[str]:
+    container = next(container for container in plan.pod["spec"]["containers"] if container["name"] == plan.container)
+    return [expand_variables(arg, variables) for arg in container["command"]]
+
+
+def list_argvs(plan: CommandPlan) -> list[list[str]]:
+    return [process.submit.input["argv"] for process in plan.processes if process.submit and process.submit.input]
