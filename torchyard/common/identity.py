@@ -1,4 +1,4 @@
-"""Which place owns a run: this machine and the run's folder, as named on its Lease and to its supervisors."""
+"""The holder of a run: this machine and the run's folder, as written on its Lease and to its supervisors."""
 
 import fcntl
 import functools
@@ -10,33 +10,35 @@ from pathlib import Path
 
 @functools.cache
 def identify_holder(path: str) -> str:
-    """The owner of a run in this folder, `host:folder#id`: two containers may share the name and path, never the id.
+    """The holder of the run in the folder `path`: `host:folder#id`.
 
-    The id is stored beside the runs, so that it is the same in every process that uses them, and after a restart.
+    Two containers may have the same host name and path, but not the same id. The id is stored beside the runs, so that
+    it is the same in every process that uses them, and after a restart. If it cannot be stored, `host:folder` is
+    returned.
     """
     try:
         return f"{_format_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
-    except OSError:  # no such folder, or a full disk: then host and folder must do
+    except OSError:  # no such folder, or a full disk
         return _format_former_identity(path)
 
 
 def identify_machine(runs: Path) -> str:
-    """This machine, as one that may hold runs in this folder: `host:folder#id`."""
+    """This machine as the holder of the runs in the folder `runs`: `host:folder#id`."""
     return identify_holder(str(runs / "any")).replace("/any#", "#")
 
 
 def _format_former_identity(path: str) -> str:
-    """The owner as the previous version wrote it, without the id."""
+    """The holder as the previous version wrote it, without the id."""
     return f"{socket.gethostname()}:{path}"
 
 
 def is_holder(holder: str, path: str) -> bool:
-    """Whether `holder` is the owner of a run in this folder."""
+    """Whether `holder` is this machine as the holder of the run in the folder `path`."""
     return holder in (identify_holder(path), _format_former_identity(path))
 
 
 def _get_or_create_id(file: Path) -> str:
-    """The id, created by the first process that asks for it."""
+    """The id in the file; the first process creates it, under the file's lock. OSError."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

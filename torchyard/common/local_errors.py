@@ -1,6 +1,6 @@
-"""This process's own trouble: a full disk, no descriptors, an API server that is away. It never ends a job.
+"""Local errors: problems of this process and its machine, such as a full disk, no free descriptors, no API server.
 
-It is reported once and waited out: work that it prevents is done later, or repeated.
+They never end a job. They are reported once and waited out: an action that they prevent is repeated.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ from tenacity import RetryCallState, retry, retry_if_exception, stop_after_delay
 from torchyard.common.log import get_log
 from torchyard.model.errors import ClusterError, FolderError, RunInUseError
 
-START_TIMEOUT_S = 60.0  # a step is repeated for so long before anything has been created
-OUTAGE_TIMEOUT_S = 300.0  # the same once objects may exist
-COLLECT_TIMEOUT_S = 600.0  # the same for reading logs that are already on disk
+# How long a step is repeated while a local error prevents it:
+START_TIMEOUT_S = 60.0  # before anything was created
+OUTAGE_TIMEOUT_S = 300.0  # once objects may exist
+COLLECT_TIMEOUT_S = 600.0  # to read logs that are already on disk
 _RETRY_PAUSE_S = 1.0  # after a failure, before the next try
-_REMINDER_INTERVAL_S = 600.0  # between two reports of a trouble that stays
+_REMINDER_INTERVAL_S = 600.0  # between two reports of an error that persists
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,9 +37,10 @@ def is_local_error(error: BaseException) -> bool:
 
 
 def retry_step(timeout_s: float | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Repeat an idempotent step while own trouble prevents it, for `timeout_s` seconds, or forever if None.
+    """Decorate an idempotent step: it is repeated while a local error prevents it, forever if `timeout_s` is None.
 
-    The requests inside a step have a retry policy of their own (kube/retry.py), for faults of half a minute.
+    After `timeout_s` seconds the error is raised. Any other error is raised immediately. The requests inside a step
+    have their own retry policy (kube/retry.py), for faults of up to half a minute.
     """
     return retry(
         retry=retry_if_exception(is_local_error),
@@ -54,14 +56,23 @@ def _log_retry(state: RetryCallState) -> None:
 
 
 class LocalErrorGuard:
-    """The current troubles of a wait, each known by the work that it prevents."""
+    """Keep a loop running while local errors prevent some of its actions.
+
+    Each action runs inside `tolerate`, and each round of the loop ends with `pause`. An error is logged at its first
+    occurrence, then every `_REMINDER_INTERVAL_S` while it persists; the first success after it is logged too. An
+    action is identified by its text, which completes the sentence "cannot ...". For one thread.
+    """
 
     def __init__(self) -> None:
-        self._reported: dict[str, float] = {}  # when each was last reported, while it lasts
+        self._reported_at: dict[str, float] = {}  # by failing action: the last report, in monotonic seconds
 
     @contextlib.contextmanager
     def tolerate(self, action: str, *, ignore_errors: bool = False) -> Iterator[None]:
-        """Survive own trouble in the block; with `ignore_errors`, any fault: for work on which no job depends."""
+        """Catch and report a local error of the block; with `ignore_errors`, any Exception except RunInUseError.
+
+        `ignore_errors` is for actions on which no job depends. RunInUseError is always raised: another process now
+        holds the run.
+        """
         try:
             yield
         except RunInUseError:
@@ -71,17 +82,17 @@ class LocalErrorGuard:
                 raise
             self._report(action, error)
         else:
-            if self._reported.pop(action, None):
-                get_log().info("this process can %s again", action)
+            if self._reported_at.pop(action, None):
+                get_log().info("can %s again", action)
 
     def pause(self) -> None:
-        """Wait a moment if something failed, so that the next try has a better chance."""
-        if self._reported:
+        """Sleep `_RETRY_PAUSE_S` if an action is failing, so that the next try has a better chance."""
+        if self._reported_at:
             time.sleep(_RETRY_PAUSE_S)
 
     def _report(self, action: str, error: Exception) -> None:
         now = time.monotonic()
-        if action not in self._reported or now - self._reported[action] >= _REMINDER_INTERVAL_S:
-            self._reported[action] = now
+        if action not in self._reported_at or now - self._reported_at[action] >= _REMINDER_INTERVAL_S:
+            self._reported_at[action] = now
             reason = str(error) or type(error).__name__
-            get_log().warning("this process cannot %s: %s; the job goes on, and it is tried again", action, reason)
+            get_log().warning("cannot %s: %s (retrying; the job is not affected)", action, reason)

@@ -1,11 +1,17 @@
-"""The log of a run: plain logging, unless the program that runs the engine has a log of its own."""
+"""The log of a run: Python's logging, unless the program that runs the engine sets its own log."""
 
 import logging
 from collections.abc import Callable
 
 RunLogger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 LOGGER_NAME = "torchyard"
-_source: Callable[[], RunLogger] = lambda: logging.getLogger(LOGGER_NAME)  # noqa: E731 - a replaceable default
+
+
+def _get_default_log() -> RunLogger:
+    return logging.getLogger(LOGGER_NAME)
+
+
+_source: Callable[[], RunLogger] = _get_default_log
 
 
 def set_log_source(source: Callable[[], RunLogger]) -> None:
@@ -15,5 +21,5 @@ def set_log_source(source: Callable[[], RunLogger]) -> None:
 
 
 def get_log() -> RunLogger:
-    """The log to write to now."""
+    """The current log. Call this for each message: the program may set another source at any time."""
     return _source()

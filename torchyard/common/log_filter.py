@@ -1,4 +1,4 @@
-"""A filter for every log handler: it removes control codes that programs wrote, and masks secrets."""
+"""A filter for every log handler: it removes control codes from a program's text, and masks secrets."""
 
 import logging
 
@@ -8,11 +8,19 @@ from torchyard.model.errors import TorchyardError
 
 
 class SafeText(logging.Filter):
-    """Escapes and masks each line; a torchyard error is a sentence for people, and needs no stack trace."""
+    """Escape and mask the message of each record, in place; no record is dropped.
+
+    A TorchyardError is a complete sentence: it replaces the message, and its stack trace is not logged.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, TorchyardError):
-            record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
-        record.msg, record.args = mask_text(strip_control_codes(record.getMessage())), ()
+            message = str(error)
+            record.exc_info = None
+            record.exc_text = None
+        else:
+            message = record.getMessage()
+        record.msg = mask_text(strip_control_codes(message))
+        record.args = ()
         return True

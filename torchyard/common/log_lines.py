@@ -1,4 +1,4 @@
-"""The lines of a log on disk: a stamp, the node, the text (torchyard/host/supervisor.py writes them)."""
+"""The lines of a log on disk: a time stamp, the node, the text (torchyard/host/supervisor.py writes them)."""
 
 import re
 from collections.abc import Iterator
@@ -10,11 +10,14 @@ from torchyard.model.run import LogLine
 
 BLOCK_BYTES = 1 << 18
 _LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
-_EMPTY_LINE = re.compile(r"(?:\[[a-z_-]{0,40}\d{1,6}\]:)?\s*")  # but for the rank that torchrun names
+_EMPTY_LINE = re.compile(r"(?:\[[a-z_-]{0,40}\d{1,6}\]:)?\s*")  # only torchrun's prefix, which names the rank
 
 
 def parse_log_line(text: str, node: str) -> LogLine:
-    """`2026-11-21T08:00:47.123Z node-0 | text`; a line without a stamp (torn by a full disk) is kept as it is."""
+    """Parse `2026-11-21T08:00:47.123Z node-0 | text`.
+
+    A line without a time stamp (a full disk truncated it) is returned unchanged, with the time stamp 0.
+    """
     timestamp_text, _, rest = text.partition(" ")
     try:
         timestamp = datetime.fromisoformat(timestamp_text).timestamp()
@@ -24,17 +27,18 @@ def parse_log_line(text: str, node: str) -> LogLine:
 
 
 def parse_log_line_text(raw: bytes, node: str) -> str:
-    """The text of a line after its stamp."""
+    """The text of a line, as `parse_log_line` returns it. It is quicker, because the time stamp is not parsed."""
     match = _LINE_STAMP.match(raw)
-    return (
-        raw[match.end() :].decode(errors="replace")
-        if match
-        else parse_log_line(raw.decode(errors="replace"), node).text
-    )
+    if match is None:
+        return parse_log_line(raw.decode(errors="replace"), node).text
+    return raw[match.end() :].decode(errors="replace")
 
 
 def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
-    """The complete lines that a growing file has gained since `offset`, each with the offset after it."""
+    """The complete lines of a growing file from `offset` on, each with the offset after it; none if there is no file.
+
+    OSError if the file cannot be read.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -49,9 +53,11 @@ def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
 
 
 def strip_record(text: str) -> str | None:
-    """What of a line the job itself has printed: all of it, but for a record of the recorder; None if that is nothing.
+    """The part of a line that the program printed, without a record of the recorder; None if the line is only a record.
 
     A record may follow a line that the program has not ended yet.
     """
-    output, marker, _ = text.partition(RECORD_PREFIX)
-    return output if not marker or not _EMPTY_LINE.fullmatch(output) else None
+    output, prefix, _ = text.partition(RECORD_PREFIX)
+    if prefix and _EMPTY_LINE.fullmatch(output):
+        return None
+    return output

@@ -1,17 +1,18 @@
-"""Folders and files of a run that only its user may read: logs, plans and journals hold what programs print."""
+"""Folders and files of a run that only its user may read: logs, plans and journals contain the output of programs."""
 
 import contextlib
 import errno
 import os
 from pathlib import Path
 
-_FOLDER_MODE, FILE_MODE = 0o700, 0o600
+FILE_MODE = 0o600
+_FOLDER_MODE = 0o700
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder and its missing parents; an existing one keeps its mode, which the user may have set.
+    """Create a folder and its missing parents; an existing one keeps its mode, which the user may have set. OSError.
 
-    The umask is left alone: it belongs to the whole process, and the programs that it starts keep the user's.
+    The umask is not changed: it applies to the whole process, and programs that it starts must inherit the user's.
     """
     if not path.parent.exists():
         make_private_folder(path.parent)
@@ -19,30 +20,32 @@ def make_private_folder(path: Path) -> None:
 
 
 def open_private_file(path: str, flags: int) -> int:
-    """An opener for `open`: only the user may read a file that it creates."""
+    """An opener for `open`: only the user may read a file that it creates. It returns the descriptor."""
     return os.open(path, flags, FILE_MODE)
 
 
 def write_private_text(path: Path, text: str) -> None:
+    """Replace the content of a file; a new file is private. OSError."""
     with open(path, "w", encoding="utf-8", opener=open_private_file) as file:
         file.write(text)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line and sync it to disk. OSError.
+    """Append a line and sync it to disk. OSError, also if the disk is full after a part of the line.
 
-    It is one write, so that two processes cannot tear each other's lines.
+    The line is a single write, so that lines of two processes are never mixed.
     """
     with open(path, "ab+", buffering=0, opener=open_private_file) as file:
-        # After a torn line, start a new one, so that this line can be read.
         end = file.seek(0, os.SEEK_END)
-        is_torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
-        data = b"\n" * is_torn + line.encode() + b"\n"
+        data = line.encode() + b"\n"
+        if end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            data = b"\n" + data  # the last line is incomplete: start a new one, so that this line can be read
         if file.write(data) < len(data):
             raise OSError(errno.ENOSPC, "no space for the whole line")
         os.fsync(file.fileno())
-    for folder in () if end else (path.parent, path.parent.parent):
-        sync_folder(folder)
+    if end == 0:  # the file may be new: its entry and that of its folder must be on disk as well
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the project's own files lie: beside the package in a checkout, inside the package in an installed wheel."""
+"""The folder of the project's own files: beside the package in a checkout, inside the package in an installed wheel."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ ROOT = _PACKAGE if _IS_WHEEL else _PACKAGE.parent  # holds profiles/ and program
 
 
 def default_runs_folder() -> Path:
-    """`runs` in the checkout; in the current folder for a wheel, whose own folder belongs to the installer."""
+    """`runs` in the checkout; for a wheel in the current folder, because the package's folder is the installer's."""
     return (Path.cwd() if _IS_WHEEL else ROOT) / "runs"

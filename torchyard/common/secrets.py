@@ -1,6 +1,6 @@
-"""Finds secrets that are written out, by name and by the shape of the value, and masks them where they are shown.
+"""Find secrets that are written out, by their name or the shape of their value, and mask them before text is shown.
 
-A plan on disk keeps them because the job needs them; only its user can read it. Masking a word too many costs nothing.
+A plan on disk contains them, because the job needs them; only its user can read it. If in doubt, a value is masked.
 """
 
 import re
@@ -13,21 +13,41 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.requirements import Check, warning_check
 
-N = TypeVar("N", bound=FrozenModel)
+AnyModel = TypeVar("AnyModel", bound=FrozenModel)
 _MASK = "****"
 _MIN_SECRET_CHARS = 8  # length of a value that is masked wherever it occurs: shorter ones are also words
 _WORD_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _SECRET_NAME = re.compile(
     r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private|secret)_?key|_pat)(?:_|$)"
 )
-# A name that ends in, or contains, one of these describes a secret, or is about tokens of a language.
+# The last word of a name that describes a secret but does not contain it: HF_TOKEN_PATH.
 _DESCRIPTIVE_ENDINGS = frozenset(
-    (
-        *("id", "ids", "file", "path", "dir", "name", "type", "limit", "length", "len", "count", "size", "url", "uri"),
-        *("endpoint", "mode", "ttl", "index", "dim", "loss", "weight"),
-    )
+    [
+        "id",
+        "ids",
+        "file",
+        "path",
+        "dir",
+        "name",
+        "type",
+        "limit",
+        "length",
+        "len",
+        "count",
+        "size",
+        "url",
+        "uri",
+        "endpoint",
+        "mode",
+        "ttl",
+        "index",
+        "dim",
+        "loss",
+        "weight",
+    ]
 )
-_UNRELATED_WORDS = frozenset(("pad", "eos", "bos", "unk", "sep", "cls", "mask", "max", "min", "num", "per"))
+# A word of a name that is about tokens of a language: EOS_TOKEN.
+_UNRELATED_WORDS = frozenset(["pad", "eos", "bos", "unk", "sep", "cls", "mask", "max", "min", "num", "per"])
 # Values recognized by their shape: of Hugging Face, GitHub, GitLab, AWS, OpenAI, Slack, Google, NVIDIA, PyPI; a JWT.
 _SECRET_SHAPE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b"
@@ -41,43 +61,55 @@ _ASSIGNED_VALUE = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]{0,80})(=)" + _VA
 _FOLLOWING_VALUE = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w.-]{0,80})( +)(?!-)" + _VALUE)
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
 _HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+")
-# In a program, `token=args.token` holds none.
+# An expression of a program, as in `token=args.token`.
 _CODE_VALUE = re.compile(r"[A-Za-z_]+[])}:]*|[A-Za-z_]\w*[.(\[].*")
 
-_known_secrets: set[str] = set()  # values from this process's plans; like those that Prefect knows, they only increase
+_known_secrets: set[str] = set()  # of all plans of this process; never removed, because their text may be shown later
 
 
 class FoundSecret(NamedTuple):
-    """A secret spelled out in a document, and the name of what holds it."""
+    """A secret that is written out in a document, and the name of its variable, option or key."""
 
     name: str
     value: str
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a variable or an option seems to hold a secret, and not a reference to one."""
+    """Whether the value of a variable or an option looks like a secret, and not like a reference to one."""
     normalized = _WORD_BREAK.sub("_", name).lower().strip("_")
+    if not _SECRET_NAME.search(normalized):
+        return False
     words = normalized.split("_")
-    if not _SECRET_NAME.search(normalized) or words[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(words):
+    if words[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(words):
         return False
     is_path = "credential" in normalized and value.startswith(("/", "~", "."))
     return not (is_path or _HARMLESS_VALUE.fullmatch(value))
 
 
 def mask_text(text: str) -> str:
-    """The text, with all that looks like a secret, or is a known one, masked."""
-    for value in sorted(_known_secrets, key=len, reverse=True):
+    """The text with every known secret, and everything that looks like one, replaced by asterisks."""
+    for value in sorted(_known_secrets, key=len, reverse=True):  # a secret may contain another one
         text = text.replace(value, _MASK)
-    text = _URL_PASSWORD.sub(rf"\1:{_MASK}", _SECRET_SHAPE.sub(_MASK, text))
-    return _FOLLOWING_VALUE.sub(_mask_match, _ASSIGNED_VALUE.sub(_mask_match, text))
+    text = _SECRET_SHAPE.sub(_MASK, text)
+    text = _URL_PASSWORD.sub(rf"\1:{_MASK}", text)
+    text = _ASSIGNED_VALUE.sub(_mask_match, text)
+    return _FOLLOWING_VALUE.sub(_mask_match, text)
 
 
 def _mask_match(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}{_MASK}" if _is_secret(match[1], match[match.lastindex or 0]) else match[0]
+    """The match of a name, a separator and a value, with the value masked if it is a secret."""
+    if not _is_secret(match[1], _get_matched_value(match)):
+        return match[0]
+    return f"{match[1]}{match[2]}{_MASK}"
+
+
+def _get_matched_value(match: re.Match[str]) -> str:
+    """The value of a match of _ASSIGNED_VALUE or _FOLLOWING_VALUE, without its quotes."""
+    return match[match.lastindex or 0]
 
 
 def mask_document(document: Any) -> Any:
-    """Mask every text in a document, such as a plan, and remove terminal control codes."""
+    """A copy of a document, such as a plan, with its secrets masked, and without control codes for a terminal."""
     secret_values = {secret.value for secret in _list_secrets(document)}
 
     def walk(node: Any) -> Any:
@@ -94,23 +126,23 @@ def mask_document(document: Any) -> Any:
     return walk(document)
 
 
-def mask_model(model: N) -> N:
-    """Mask every text in a model that is stored and shown."""
+def mask_model(model: AnyModel) -> AnyModel:
+    """A copy of a model with its secrets masked."""
     return model.model_validate(mask_document(model.model_dump()))
 
 
 def remember_secrets(plan: Plan) -> None:
-    """Mask a plan's secrets from now on wherever they occur: a program may print them."""
+    """Mask a plan's secrets from now on in every text: a program may print them."""
     remember_values(secret.value for secret in _list_secrets(plan.model_dump()))
 
 
 def remember_values(values: Iterable[str]) -> None:
-    """Mask these values from now on wherever they occur; short ones are also words, and are not masked."""
+    """Mask these values from now on in every text, except short ones, which may be ordinary words."""
     _known_secrets.update(value for value in values if len(value) >= _MIN_SECRET_CHARS)
 
 
 def _list_secrets(document: Any) -> Iterator[FoundSecret]:
-    """Every secret spelled out in a document, found by the name of a variable or an option, or by its shape."""
+    """Every secret that is written out in a document, by the name of a variable or an option, or by its shape."""
     match document:
         case str():
             yield from _list_secrets_in_text(document)
@@ -121,51 +153,68 @@ def _list_secrets(document: Any) -> Iterator[FoundSecret]:
                 yield from _list_secrets_in_mapping(document, str(key), value)
         case list() | tuple():
             for name, value in pairwise(document):
-                if isinstance(name, str) and isinstance(value, str) and _OPTION_NAME.fullmatch(name):
-                    yield from (
-                        [FoundSecret(name, value)] if not value.startswith("-") and _is_secret(name, value) else []
-                    )
+                if _is_option_with_secret(name, value):
+                    yield FoundSecret(name, value)
             for item in document:
                 yield from _list_secrets(item)
         case _:
             return
 
 
+def _is_option_with_secret(name: object, value: object) -> bool:
+    """Whether two neighbours in a command line are an option and its secret value."""
+    if not isinstance(name, str) or not isinstance(value, str) or not _OPTION_NAME.fullmatch(name):
+        return False
+    return not value.startswith("-") and _is_secret(name, value)
+
+
 def _list_secrets_in_text(text: str) -> Iterator[FoundSecret]:
-    for match in (*_ASSIGNED_VALUE.finditer(text), *_FOLLOWING_VALUE.finditer(text)):
-        if _is_secret(match[1], value := match[match.lastindex or 0]):
-            yield FoundSecret(match[1], value)
-    yield from (FoundSecret("a value", match[0]) for match in _SECRET_SHAPE.finditer(text))
+    for pattern in (_ASSIGNED_VALUE, _FOLLOWING_VALUE):
+        for match in pattern.finditer(text):
+            value = _get_matched_value(match)
+            if _is_secret(match[1], value):
+                yield FoundSecret(match[1], value)
+    for match in _SECRET_SHAPE.finditer(text):
+        yield FoundSecret("a value", match[0])
 
 
 def _list_secrets_in_mapping(document: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
-    """Secrets in one value of a mapping, such as `env`, or the data of a Secret or a ConfigMap."""
+    """Secrets in the value of one key of a mapping, such as `env`, or the data of a Secret or a ConfigMap."""
     is_secret_object = document.get("kind") == "Secret" and key in ("data", "stringData")
     if isinstance(value, dict) and (key in ("env", "data") or is_secret_object):
-        named_texts = ((str(name), text) for name, text in value.items() if isinstance(text, str))
-        yield from (FoundSecret(name, text) for name, text in named_texts if is_secret_object or _is_secret(name, text))
+        for name, text in value.items():
+            if isinstance(text, str) and (is_secret_object or _is_secret(str(name), text)):
+                yield FoundSecret(str(name), text)
     is_program = document.get("kind") == "ConfigMap" and key in ("data", "binaryData")
-    yield from (secret for secret in _list_secrets(value) if not (is_program and _is_code(secret.value)))
+    for secret in _list_secrets(value):
+        if not (is_program and _is_code(secret.value)):
+            yield secret
 
 
 def _is_code(value: str) -> bool:
+    """Whether a value is an expression of a program, and not a literal."""
     return bool(_CODE_VALUE.fullmatch(value) and not _SECRET_SHAPE.search(value))
 
 
 def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
-    """A warning for each secret spelled out in the profile; it shows only the name."""
-    names = dict.fromkeys(secret.name.lstrip("-") for secret in _list_secrets(plan.model_dump()))
+    """A warning for each secret that is written out in the plan. It contains the name, not the value."""
+    names = _list_secret_names(plan.model_dump())
     return tuple(
         warning_check(f"secret {name}", _describe_exposure(plan), _describe_remedy(plan, name)) for name in names
     )
 
 
-def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str:
-    """A warning about secrets in a flow run's parameters, visible to all who may read the run; empty if none."""
+def _list_secret_names(document: Any) -> list[str]:
+    """The names of the secrets that are written out in a document, each once."""
+    return list(dict.fromkeys(secret.name.lstrip("-") for secret in _list_secrets(document)))
+
+
+def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str | None:
+    """A warning about secrets in the parameters of a flow run, which every reader of the run can see; None if none."""
     env = {key.removeprefix("env."): value for key, value in overrides.items() if key.startswith("env.")}
-    names = dict.fromkeys(secret.name.lstrip("-") for secret in _list_secrets({"given": dict(overrides), "env": env}))
+    names = _list_secret_names({"overrides": dict(overrides), "env": env})
     if not names:
-        return ""
+        return None
     warning = (
         f"overrides: {', '.join(names)}: looks like a secret, visible to everyone who may read this run in Prefect"
     )

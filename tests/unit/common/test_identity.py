@@ -1,4 +1,4 @@
-"""Which place owns a run: the identity of a machine and folder, and when two of them are the same."""
+"""The holder of a run: the identity of a machine and folder, and when two of them are the same."""
 
 import socket
 import subprocess

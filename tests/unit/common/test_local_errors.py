@@ -1,4 +1,4 @@
-"""This process's own trouble: what counts as such, how long it is waited out, and how often it is reported."""
+"""Local errors: which errors are local, how long an action is repeated, and how often an error is reported."""
 
 import pytest
 
@@ -12,49 +12,52 @@ from torchyard.model.errors import ClusterError, RunInUseError
     [(OSError(24, "x"), True), (RuntimeError("can't start new thread"), True), (RuntimeError("x"), False)],
 )
 def test_local_error_is_recognized(error: Exception, is_local: bool) -> None:
-    """A lack of descriptors or threads is transient trouble; any other error is a fault."""
+    """A lack of descriptors or threads is a local error; any other RuntimeError is not."""
     assert is_local_error(error) is is_local
 
 
 @pytest.mark.parametrize(("status", "is_local"), [(0, True), (401, True), (503, True), (403, False), (404, False)])
 def test_api_server_that_may_respond_later_is_a_local_error(status: int, is_local: bool) -> None:
-    """An API server that is away, or does not know the user any more, is waited out; a refusal is not."""
+    """An API server that cannot be reached, or whose token has expired, is a local error; a refusal is not."""
     assert is_local_error(ClusterError("https://x", "get Pod", "no", status)) is is_local
 
 
 def test_step_is_repeated_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that a full disk prevents is repeated, and fails with the disk's own error once its time is up."""
+    """A step that a full disk prevents is repeated, and fails with the disk's own error after the timeout."""
     monkeypatch.setattr(local_errors, "_RETRY_PAUSE_S", 0.001)
-    tries = list[int]()
+    call_count = 0
 
-    def work(errors: int) -> str:
-        tries.append(errors)
-        if len(tries) <= errors:
+    def write(failure_count: int) -> str:
+        nonlocal call_count
+        call_count += 1
+        if call_count <= failure_count:
             raise OSError(28, "No space left on device")
-        return "done"
+        return "written"
 
-    assert (retry_step(30.0)(work)(2), len(tries)) == ("done", 3)
-    tries.clear()
+    assert retry_step(30.0)(write)(2) == "written"
+    assert call_count == 3
+    call_count = 0
     with pytest.raises(OSError, match="No space left"):
-        retry_step(0.0)(work)(99)
-    assert len(tries) == 1
+        retry_step(0.0)(write)(99)
+    assert call_count == 1
 
 
 def test_fault_of_the_program_is_not_repeated() -> None:
-    """A step that fails for another reason fails at once."""
-    tries = list[int]()
+    """A step that fails for another reason is not repeated."""
+    call_count = 0
 
-    def work() -> None:
-        tries.append(1)
+    def fail() -> None:
+        nonlocal call_count
+        call_count += 1
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        retry_step(30.0)(work)()
-    assert len(tries) == 1
+        retry_step(30.0)(fail)()
+    assert call_count == 1
 
 
 def test_local_error_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
-    """A trouble that stays is logged once, and its end is logged too; a run that another process owns ends the wait."""
+    """A persistent error is logged once, and its end is logged too; RunInUseError is always raised."""
     caplog.set_level("INFO")
     guard = LocalErrorGuard()
     for error in (OSError(28, "No space left on device"), OSError(28, "No space left on device"), None):
@@ -63,8 +66,8 @@ def test_local_error_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureF
                 raise error
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(":")[0] for message in messages] == [
-        "this process cannot write a log",
-        "this process can write a log again",
+        "cannot write a log",
+        "can write a log again",
     ]
     with pytest.raises(RunInUseError), guard.tolerate("write a log", ignore_errors=True):
         raise RunInUseError("sample-a1b2c3d4", "elsewhere:/runs")

@@ -1,4 +1,4 @@
-"""The log of a run: where its lines go, and that the source can be replaced while loggers are in use."""
+"""The log of a run: where its messages go, and that the source can be replaced at any time."""
 
 import logging
 import subprocess
@@ -14,7 +14,7 @@ from torchyard.common.project_root import ROOT
 
 @pytest.fixture(autouse=True)
 def same_source() -> Iterator[None]:
-    """Other tests keep the source that they had."""
+    """Restore the source of the log after each test."""
     previous_source = log._source
     yield
     set_log_source(previous_source)
@@ -30,7 +30,7 @@ def test_lines_go_to_the_source_that_the_program_sets(caplog: pytest.LogCaptureF
 
 
 def test_engine_alone_writes_to_its_own_logger() -> None:
-    """Without a program that sets a source, the logger is `torchyard`, in a process that imports the engine alone."""
+    """In a process that imports only the engine, and sets no source, the logger is `torchyard`."""
     code = "from torchyard.common.log import get_log; print(get_log().name)"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == LOGGER_NAME == "torchyard"

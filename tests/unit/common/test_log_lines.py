@@ -1,4 +1,4 @@
-"""The lines of a log on disk: stamp, node and text, and the lines that a growing file has gained."""
+"""The lines of a log on disk: time stamp, node and text, and the new lines of a growing file."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from torchyard.model.run import LogLine
 
 
 def test_line_with_a_time_stamp_is_parsed() -> None:
-    """The stamp is seconds since the epoch, and the text may hold the separator."""
+    """The time stamp is in seconds since the epoch, and the text may contain the separator."""
     assert parse_log_line("1970-01-01T00:00:01.500Z node-0 | a | b", "node-0") == LogLine(1.5, "node-0", "a | b")
 
 
 def test_line_without_a_time_stamp_is_kept() -> None:
-    """A torn line is kept whole."""
+    """A truncated line is kept unchanged."""
     assert parse_log_line("half of", "node-0") == LogLine(0.0, "node-0", "half of")
 
 
@@ -31,12 +31,12 @@ def test_line_without_a_time_stamp_is_kept() -> None:
     ],
 )
 def test_text_of_a_line_follows_its_time_stamp(line: bytes) -> None:
-    """The quick reader of a line's text agrees with the one that parses its time, whatever the line holds."""
+    """The quick parser of a line's text agrees with the one that parses its time, for any line."""
     assert parse_log_line_text(line, "node-0") == parse_log_line(line.decode(errors="replace"), "node-0").text
 
 
 def test_only_complete_new_lines_are_read(tmp_path: Path) -> None:
-    """A reader that returns with the last offset gets each line once; half a line is left until it is complete."""
+    """Each line is read once, as soon as it is complete, if the reader continues at the last offset."""
     path = tmp_path / "log"
     assert list(read_new_lines(path, 0)) == []
     path.write_bytes(b"one\ntw")
@@ -56,5 +56,5 @@ def test_only_complete_new_lines_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_record_is_removed_from_a_line(text: str, output: str | None) -> None:
-    """Of a line with a record only what stands before it is the job's own."""
+    """Only the text before a record was printed by the program."""
     assert strip_record(text) == output

@@ -1,4 +1,4 @@
-"""The name of an installation, which its work pool and its deployments carry."""
+"""The name of an installation: its work pool has this name, and its deployments contain it."""
 
 import os
 import re
@@ -15,26 +15,27 @@ from torchyard.model.errors import SettingError
 def test_environment_names_the_pool(value: str | None, pool: str) -> None:
     """TORCHYARD_POOL names the installation; unset or empty, it is `torchyard`."""
     os.environ.pop("TORCHYARD_POOL", None)
-    os.environ |= {"TORCHYARD_POOL": value} if value is not None else {}
+    if value is not None:
+        os.environ["TORCHYARD_POOL"] = value
     assert read_pool() == pool
 
 
 @pytest.mark.parametrize("value", ["team b", "a/b", "@b", "-b", "x" * 64, "b\n"])
 def test_name_that_cannot_be_used_is_refused(value: str) -> None:
-    """A name that Prefect or a shell would refuse is an error that names the variable and what is allowed."""
+    """A name that Prefect or a shell would refuse is an error that contains the variable and the valid names."""
     os.environ["TORCHYARD_POOL"] = value
     with pytest.raises(SettingError, match=r"^TORCHYARD_POOL: '.*' cannot be used: a name of letters"):
         read_pool()
 
 
 def test_deployment_carries_its_pool() -> None:
-    """A pool's deployment has its name, the default one's are plain, and the name says which pool it is."""
+    """A deployment's name ends with its pool, unless that is the default one, and the pool can be parsed from it."""
     names = [format_deployment_name("digits-local", pool) for pool in (DEFAULT_POOL, "team-b")]
     assert names == ["digits-local", "digits-local@team-b"]
     assert [parse_deployment_pool(name) for name in names] == [DEFAULT_POOL, "team-b"]
 
 
 def test_prefect_accepts_the_names() -> None:
-    """The separator is none of the characters that Prefect forbids, and no profile has it in its name."""
+    """Prefect allows the separator in names, and no profile's name contains it."""
     assert re.fullmatch(WITHOUT_BANNED_CHARACTERS, format_deployment_name("digits-local", "team-b"))
     assert not [name for name in list_profiles() if "@" in name]

@@ -1,4 +1,4 @@
-"""Only the user can read what a run writes, whatever the umask says."""
+"""Only the user can read the files of a run, with any umask."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ def get_mode(path: Path) -> int:
 
 
 def test_missing_parents_are_private_and_existing_ones_keep_their_mode(tmp_path: Path) -> None:
-    """Each folder that is created is the user's alone; one that exists keeps its mode, and so does the umask."""
+    """Each folder that is created is private; an existing one keeps its mode, and the umask is not changed."""
     (tmp_path / "shared").mkdir()
     make_private_folder(tmp_path / "shared" / "run" / "attempt-1")
     make_private_folder(tmp_path / "shared")
@@ -43,7 +43,7 @@ def test_missing_parents_are_private_and_existing_ones_keep_their_mode(tmp_path:
 
 
 def test_file_made_readable_by_a_person_stays_readable(tmp_path: Path) -> None:
-    """A new file is private; a file that exists is written and keeps its mode."""
+    """A new file is private; an existing file keeps its mode when it is written."""
     write_private_text(tmp_path / "new", "x")
     write_private_text(tmp_path / "opened", "x")
     (tmp_path / "opened").chmod(0o644)
@@ -68,7 +68,7 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
 
 
 def test_folder_made_readable_by_a_person_stays_readable(tmp_path: Path) -> None:
-    """A folder's mode is set only when it is created; folders of the previous version go on working."""
+    """A folder's mode is set only when it is created; a folder of the previous version can still be used."""
     folder = RunFolder(tmp_path / "x-1")
     folder.path.mkdir(0o755)
     (folder.path / "lock").touch(0o644)

@@ -1,4 +1,4 @@
-"""Where the project's own files lie, in a checkout and in an unpacked wheel."""
+"""The folder of the project's own files, in a checkout and in an unpacked wheel."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ PRINT_CODE = (
 
 
 def print_folders(site: Path, folder: Path) -> list[str]:
-    """The root and the runs folder, as a process in `folder` finds them that imports torchyard from `site`."""
+    """The root and the runs folder, as printed by a process in `folder` that imports torchyard from `site`."""
     code = f"import sys; sys.path.insert(0, {str(site)!r}); {PRINT_CODE}"
     process = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     return process.stdout.splitlines()
@@ -23,8 +23,9 @@ def print_folders(site: Path, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("is_wheel", [False, True])
 def test_files_are_beside_the_package_or_inside_it(tmp_path: Path, is_wheel: bool) -> None:
-    """A checkout has its files beside the package and its runs there; a wheel inside, and its runs go elsewhere."""
-    site, current_folder = tmp_path / "site", tmp_path / "here"
+    """A checkout has its files and its runs beside the package; a wheel its files inside, its runs elsewhere."""
+    site = tmp_path / "site"
+    current_folder = tmp_path / "current"
     shutil.copytree(ROOT / "torchyard" / "common", site / "torchyard" / "common")
     (site / "torchyard" / "__init__.py").touch()
     current_folder.mkdir()

@@ -1,4 +1,4 @@
-"""Secrets that a profile spells out are recognized by name and shape, and masked wherever they are shown."""
+"""Secrets that a profile contains are recognized by name and shape, and masked before text is shown."""
 
 import json
 from pathlib import Path
@@ -31,26 +31,46 @@ def nothing_known() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PASSWD"),
-        *("--api-key", "--apiToken", "CLIENT_SECRET", "TOKEN_2", "--password", "MLFLOW_TRACKING_PASSWORD"),
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "DB_PASSWD",
+        "--api-key",
+        "--apiToken",
+        "CLIENT_SECRET",
+        "TOKEN_2",
+        "--password",
+        "MLFLOW_TRACKING_PASSWORD",
     ],
 )
 def test_name_of_a_secret_is_recognized(name: str) -> None:
-    """A secret is recognized by the words in its name, in any spelling."""
+    """A secret is recognized by the words in its name, in any case and with any separators."""
     assert _is_secret(name, "s3cr3t-value")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "4096"), ("WANDB_MODE", "offline")),
-        *(("PAD_TOKEN", "<pad>"), ("EOS_TOKEN_ID", "2"), ("--num-tokens", "12"), ("HF_TOKEN_PATH", "/run/token")),
-        *(("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp.json"), ("HF_TOKEN", "$HF_TOKEN"), ("SECRET_NAME", "hf")),
-        *(("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1"), ("--tokenizer", "gpt2"), ("OMP_NUM_THREADS", "1"), ("HF_TOKEN", "")),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("MAX_TOKENS", "4096"),
+        ("WANDB_MODE", "offline"),
+        ("PAD_TOKEN", "<pad>"),
+        ("EOS_TOKEN_ID", "2"),
+        ("--num-tokens", "12"),
+        ("HF_TOKEN_PATH", "/run/token"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp.json"),
+        ("HF_TOKEN", "$HF_TOKEN"),
+        ("SECRET_NAME", "hf"),
+        ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1"),
+        ("--tokenizer", "gpt2"),
+        ("OMP_NUM_THREADS", "1"),
+        ("HF_TOKEN", ""),
     ],
 )
 def test_name_that_only_resembles_a_secret_is_not_one(name: str, value: str) -> None:
-    """A name that only sounds like a secret raises no false alarm."""
+    """A name that only contains a word of secrets gives no false alarm."""
     assert not _is_secret(name, value)
 
 
@@ -85,7 +105,7 @@ def test_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
 def test_every_value_of_a_secret_object_is_masked() -> None:
     """Every value of a Secret is masked, whatever its key."""
     document = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
-    assert mask_document(document) == {**document, "stringData": {"anything": _MASK, "n": _MASK}}
+    assert mask_document(document)["stringData"] == {"anything": _MASK, "n": _MASK}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -96,18 +116,20 @@ def test_no_shipped_profile_contains_a_secret(path: Path) -> None:
 
 
 def test_preflight_warns_about_a_secret_by_its_name_only(planned: Planned, write: Write, tmp_path: Path) -> None:
-    """The warning names a secret without its value; the remedy is a reference in pods, the hosts' environment else."""
+    """The warning names a secret without its value. The remedy is a reference in pods, the hosts' environment else."""
     pods: ManifestPlan = planned(env={"WANDB_API_KEY": WANDB})
     machines_plan: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
-    (one,), (other,) = check_exposed_secrets(pods), check_exposed_secrets(machines_plan)
-    assert (one.verdict, one.name, other.name) == ("warning", "secret WANDB_API_KEY", "secret WANDB_API_KEY")
-    assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in one.remedy
-    assert "environment of the hosts" in other.remedy
-    assert WANDB not in f"{one}{other}"
+    (pods_check,) = check_exposed_secrets(pods)
+    (machines_check,) = check_exposed_secrets(machines_plan)
+    assert (pods_check.verdict, pods_check.name) == ("warning", "secret WANDB_API_KEY")
+    assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in pods_check.remedy
+    assert machines_check.name == "secret WANDB_API_KEY"
+    assert "environment of the hosts" in machines_check.remedy
+    assert WANDB not in f"{pods_check}{machines_check}"
 
 
 def test_secret_of_a_plan_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
-    """A secret in a plan is masked in all later text: a failing program may print its environment."""
+    """A secret in a plan is masked in all later text, because a failing program may print its environment."""
     assert mask_text(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{_MASK}'}}"
     secrets.remember_secrets(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
     assert mask_text(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{_MASK}'}}"
@@ -116,12 +138,15 @@ def test_secret_of_a_plan_is_masked_in_every_later_text(write: Write, tmp_path: 
 def test_secret_in_the_overrides_gives_a_warning() -> None:
     """A secret in the overrides gives a warning, because Prefect shows them to everyone who may read the run."""
     warning = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
+    assert warning
     assert warning.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
     assert "abcdef" not in warning
-    assert (
-        describe_exposed_overrides({"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}})
-        == ""
-    )
+
+
+def test_overrides_without_a_secret_give_no_warning() -> None:
+    """A reference to a secret is not a secret."""
+    overrides = {"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}}
+    assert describe_exposed_overrides(overrides) is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +160,7 @@ def test_secret_in_the_overrides_gives_a_warning() -> None:
     ],
 )
 def test_code_of_a_program_is_not_a_secret(planned: Planned, tmp_path: Path, line: str, names: list[str]) -> None:
-    """Of a program among the files for pods, only what is written out counts, not what it computes."""
+    """In a program among the files for pods, only a literal is a secret, not an expression."""
     (tmp_path / "train.py").write_text(f"import os\n{line}\n")
     checks = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))
     assert [check.name for check in checks] == names
