@@ -16,6 +16,7 @@ from torchyard.pods.workload import (
     YamlNode,
     read_workloads,
     yaml_list,
+    yaml_mapping,
     yaml_number,
     yaml_text,
     yaml_value,
@@ -28,41 +29,48 @@ _TASK_INDEX_PATTERN = re.compile(r"\bV[CK]_TASK_INDEX\b")
 _PUBLISH_FLAG_PATTERN = re.compile(r"--?publish-not-ready-addresses(?:=(?:[tT]|[tT]rue|TRUE|1))?")
 _SERVICE_PLUGINS = ("svc", "pytorch", "tensorflow", "mpi", "ray")  # svc, and the plugins that include it
 _FAILURE_EVENTS = ("PodFailed", "TaskFailed", "*")
+_RESTARTING_POLICIES = ("Always", "OnFailure")
 _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
 _MAX_RESTARTS = 10
 
 
-def lint_manifest(objects: Sequence[Mapping[str, Any]], is_renamed: bool = True) -> tuple[str, ...]:
-    """One sentence per trap: the object and the key, what happens, what to write instead. Never raises.
+def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[str, ...]:
+    """Return one sentence per trap: the object and the key, what will happen, and what to write instead.
 
     Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; skips other objects.
-    `renamed`: a run gives the job another name.
+    Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
     """
     jobs = [job for obj in objects for job in read_workloads(obj)]
-    findings = [(job.location, finding) for rule in _RULES for job in jobs for finding in rule(job)]
-    findings += [
-        *lint_torchrun.find_etcd_without_v2(jobs),
-        *lint_torchrun.find_shared_rendezvous_ids(jobs, objects),
-        *lint_address.find_address_traps(jobs, objects, is_renamed),
-        *_find_duplicate_pods(jobs),
-        *lint_appwrapper.lint_appwrappers(objects),
-    ]
-    return tuple(
-        dict.fromkeys(f"{location}, {key_path}: {problem}; {fix}." for location, (key_path, problem, fix) in findings)
-    )
+    findings: list[tuple[str, LintFinding]] = []
+    for rule in _RULES:
+        for job in jobs:
+            findings += [(job.location, finding) for finding in rule(job)]
+    findings += lint_torchrun.find_etcd_without_v2(jobs)
+    findings += lint_torchrun.find_shared_rendezvous_ids(jobs, objects)
+    findings += lint_address.find_address_traps(jobs, objects, is_renamed=is_renamed)
+    findings += _find_duplicate_pods(jobs)
+    findings += lint_appwrapper.lint_appwrappers(objects)
+    sentences = (f"{location}, {finding.key_path}: {finding.problem}; {finding.fix}." for location, finding in findings)
+    return tuple(dict.fromkeys(sentences))
 
 
 def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFinding]]:
+    """Yield one finding for each set of workloads that create a pod of the same name in the same namespace."""
     locations_by_pod: dict[tuple[str, str], list[str]] = defaultdict(list)
     for job in jobs:
-        for pod in job.pod_names if job.name else ():
-            locations_by_pod[job.namespace, pod].append(job.location)
-    duplicates = {
-        tuple(locations): pod for (_, pod), locations in reversed(locations_by_pod.items()) if len(locations) > 1
-    }
-    for locations, pod in duplicates.items():
-        names_text = " and ".join(dict.fromkeys(locations[1:]))
-        yield locations[0], ("metadata.name", f"{names_text} makes the pod {pod} too", "give each a name of its own")
+        if job.name:
+            for pod_name in job.pod_names:
+                locations_by_pod[job.namespace, pod_name].append(job.location)
+    pods_by_locations = {}
+    for (_, pod_name), locations in reversed(locations_by_pod.items()):  # so that the first shared pod is reported
+        if len(locations) > 1:
+            pods_by_locations[tuple(locations)] = pod_name
+    for locations, pod_name in pods_by_locations.items():
+        others = " and ".join(dict.fromkeys(locations[1:]))
+        yield (
+            locations[0],
+            LintFinding("metadata.name", f"{others} creates the pod {pod_name} too", "give each its own name"),
+        )
 
 
 # --- Volcano -------------------------------------------------------------------------------------------------------
@@ -70,169 +78,199 @@ def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFi
 
 def _find_hidden_gang(job: Workload) -> Iterator[LintFinding]:
     if job.kind == "volcano" and yaml_number(job.spec.get("minAvailable")) == 0 and job.pod_count > 1:
-        problem = (
-            f"the webhook makes {job.pod_count} of 0, the sum of the replicas: nothing starts until all of them fit"
+        yield LintFinding(
+            "spec.minAvailable",
+            f"the webhook replaces 0 by {job.pod_count}, the sum of the replicas: no pod starts until all of them fit",
+            f"write {job.pod_count} if all pods must start together, and 1 if not",
         )
-        yield "spec.minAvailable", problem, f"write {job.pod_count} if that is meant, and 1 if not"
 
 
 def _find_unhandled_failure(job: Workload) -> Iterator[LintFinding]:
-    policy_lists = [job.spec.get("policies"), *(group.spec.get("policies") for group in job.groups)]
-    is_handled = _is_failure_handled(policy_lists[0]) or all(
-        _is_failure_handled(policy_list) for policy_list in policy_lists[1:]
+    if job.kind != "volcano" or job.pod_count < 2:
+        return
+    if _is_failure_handled(job.spec.get("policies")):
+        return
+    if all(_is_failure_handled(group.spec.get("policies")) for group in job.groups):
+        return
+    yield LintFinding(
+        "spec.policies",
+        "without a policy a failed pod changes nothing: its peers hang, and the job never ends",
+        "write {events: [PodFailed, PodEvicted], action: TerminateJob}",
     )
-    if job.kind == "volcano" and job.pod_count > 1 and not is_handled:
-        problem = "without a policy a failed pod changes nothing: its peers hang, and they hold the job for ever"
-        yield "spec.policies", problem, "write {events: [PodFailed, PodEvicted], action: TerminateJob}"
 
 
 def _is_failure_handled(policies: object) -> bool:
-    """Whether a failed pod has a consequence."""
-    events = [
-        event
-        for policy in yaml_list(policies)
-        for event in (yaml_value(policy, "event"), *yaml_list(yaml_value(policy, "events")))
-    ]
-    return any(event in _FAILURE_EVENTS for event in events) or any(
-        yaml_value(policy, "exitCode") for policy in yaml_list(policies)
-    )
+    """Whether one of the policies reacts to a failed pod."""
+    for policy in yaml_list(policies):
+        if yaml_value(policy, "exitCode"):
+            return True
+        events = [yaml_value(policy, "event"), *yaml_list(yaml_value(policy, "events"))]
+        if any(event in _FAILURE_EVENTS for event in events):
+            return True
+    return False
 
 
 def _find_volcano_restarts(job: Workload) -> Iterator[LintFinding]:
-    for group in job.groups if job.kind == "volcano" else ():
+    if job.kind != "volcano":
+        return
+    for group in job.groups:
         policy = group.pod.get("restartPolicy") or "Always"
-        if policy in ("Always", "OnFailure"):
-            problem = f"{policy} restarts a broken container for ever: no pod ever fails, no policy for it fires, "
-            yield f"{group.pod_path}.restartPolicy", problem + "and the job stays Running", "write Never"
+        if policy in _RESTARTING_POLICIES:
+            yield LintFinding(
+                f"{group.pod_path}.restartPolicy",
+                f"{policy} restarts a failing container forever: no pod fails, so no policy takes effect, "
+                "and the job stays Running",
+                "write Never",
+            )
 
 
 def _find_missing_host_names(job: Workload) -> Iterator[LintFinding]:
-    plugins, variable = _get_plugins(job), _find_variable(job, _HOSTS_VARIABLE_PATTERN)
-    fix = 'write svc: ["--publish-not-ready-addresses=true"]'
     if job.kind != "volcano" or job.pod_count < 2:
         return
-    if "svc" in plugins and not any(
-        _PUBLISH_FLAG_PATTERN.fullmatch(yaml_text(flag)) for flag in yaml_list(plugins["svc"])
-    ):
-        problem = "a pod has a name only once it is ready: peers that ask earlier fail, or wait for their resolver"
-        yield "spec.plugins.svc", problem, fix
-    elif not any(plugin in plugins for plugin in _SERVICE_PLUGINS) and variable:
-        yield "spec.plugins.svc", f"without this plugin {variable} is empty and the pods have no names", fix
+    plugins = _get_plugins(job)
+    variable = _find_variable(job, _HOSTS_VARIABLE_PATTERN)
+    fix = 'write svc: ["--publish-not-ready-addresses=true"]'
+    if "svc" in plugins:
+        flags = [yaml_text(flag) for flag in yaml_list(plugins["svc"])]
+        if not any(_PUBLISH_FLAG_PATTERN.fullmatch(flag) for flag in flags):
+            problem = "a pod's name resolves only once the pod is ready: earlier lookups by its peers fail or hang"
+            yield LintFinding("spec.plugins.svc", problem, fix)
+    elif variable and not any(plugin in plugins for plugin in _SERVICE_PLUGINS):
+        problem = f"without this plugin {variable} is empty and the names of pods do not resolve"
+        yield LintFinding("spec.plugins.svc", problem, fix)
 
 
 def _find_missing_index(job: Workload) -> Iterator[LintFinding]:
-    name = _find_variable(job, _TASK_INDEX_PATTERN)
-    is_set = all(name in container.env for container in job.containers)
-    if job.kind == "volcano" and name and not is_set and "env" not in _get_plugins(job):
-        yield "spec.plugins.env", f"without this plugin {name} is empty in every pod", "write env: []"
+    variable = _find_variable(job, _TASK_INDEX_PATTERN)
+    is_set = all(variable in container.env for container in job.containers)
+    if job.kind == "volcano" and variable and not is_set and "env" not in _get_plugins(job):
+        yield LintFinding("spec.plugins.env", f"without this plugin {variable} is empty in every pod", "write env: []")
 
 
 def _get_plugins(job: Workload) -> YamlNode:
-    plugins = job.spec.get("plugins")
-    return plugins if isinstance(plugins, Mapping) else {}
+    return yaml_mapping(job.spec.get("plugins"))
 
 
-def _find_variable(job: Workload, pattern: re.Pattern[str]) -> str:
-    """The first name in the commands that the pattern matches; empty if there is none."""
+def _find_variable(job: Workload, pattern: re.Pattern[str]) -> str | None:
+    """The first name in the containers' commands that the pattern matches; None if it matches none."""
     command_text = " ".join(arg for container in job.containers for arg in container.argv)
     match = pattern.search(command_text)
-    return match[0] if match else ""
+    return match[0] if match else None
 
 
 # --- PyTorchJob ----------------------------------------------------------------------------------------------------
 
 
 def _find_common_port(job: Workload) -> Iterator[LintFinding]:
-    groups = (group for group in job.groups if job.kind == "pytorchjob" and group.uses_host_network)
-    for container in (
-        candidate for group in groups for candidate in group.containers if candidate.spec.get("name") == "pytorch"
-    ):
-        ports = [
-            port for port in yaml_list(container.spec.get("ports")) if yaml_value(port, "name") == "pytorchjob-port"
-        ]
-        if not ports or yaml_value(ports[0], "containerPort") == _DEFAULT_JOB_PORT:
-            problem = (
-                f"pytorchjob-port is {_DEFAULT_JOB_PORT} for every job that names no other, and under hostNetwork it "
-                "is a port of the node: two jobs cannot share one"
-            )
-            fix = "write {name: pytorchjob-port, containerPort: a number of its own}"
-            yield f"{container.key_path}.ports", problem, fix
+    if job.kind != "pytorchjob":
+        return
+    for group in job.groups:
+        for container in group.containers if group.uses_host_network else ():
+            if container.spec.get("name") == "pytorch" and _has_default_port(container.spec):
+                yield LintFinding(
+                    f"{container.key_path}.ports",
+                    f"pytorchjob-port is {_DEFAULT_JOB_PORT} in every job that does not set it, and with hostNetwork "
+                    "it is the node's port: two jobs cannot share a node",
+                    "write {name: pytorchjob-port, containerPort: another number}",
+                )
+
+
+def _has_default_port(container: YamlNode) -> bool:
+    """Whether the job's port is the operator's default, explicitly or because the container declares none."""
+    for port in yaml_list(container.get("ports")):
+        if yaml_value(port, "name") == "pytorchjob-port":
+            return bool(yaml_value(port, "containerPort") == _DEFAULT_JOB_PORT)
+    return True
 
 
 def _find_unwritten_master(job: Workload) -> Iterator[LintFinding]:
     master = yaml_value(job.spec, "pytorchReplicaSpecs", "Master")
     if job.kind == "pytorchjob" and isinstance(master, Mapping) and yaml_number(master.get("replicas")) != 1:
-        problem = "the webhook refuses a Master whose replicas are not written as 1"
-        yield "spec.pytorchReplicaSpecs.Master.replicas", problem, "write 1"
+        problem = "the webhook rejects a Master without replicas: 1"
+        yield LintFinding("spec.pytorchReplicaSpecs.Master.replicas", problem, "write 1")
 
 
 def _find_operator_restarts(job: Workload) -> Iterator[LintFinding]:
+    if job.kind != "pytorchjob":
+        return
     run_policy = yaml_value(job.spec, "runPolicy")
-    is_bounded = any(
-        yaml_number(yaml_value(run_policy, key)) is not None for key in ("backoffLimit", "activeDeadlineSeconds")
-    )
-    for group in job.groups if job.kind == "pytorchjob" and not is_bounded else ():
+    if any(yaml_number(yaml_value(run_policy, key)) is not None for key in ("backoffLimit", "activeDeadlineSeconds")):
+        return
+    for group in job.groups:
         restart_policy = group.spec.get("restartPolicy") or "OnFailure"
-        if restart_policy in ("Always", "OnFailure"):
-            problem = f"{restart_policy} restarts a broken container for ever, and the job stays Running"
-            yield f"{group.key_path}.restartPolicy", problem, "write Never, or a runPolicy.backoffLimit"
+        if restart_policy in _RESTARTING_POLICIES:
+            yield LintFinding(
+                f"{group.key_path}.restartPolicy",
+                f"{restart_policy} restarts a failing container forever, and the job stays Running",
+                "write Never, or a runPolicy.backoffLimit",
+            )
 
 
 def _find_elastic_start(job: Workload) -> Iterator[LintFinding]:
-    min_replicas, max_replicas = (
-        yaml_number(yaml_value(job.elastic_policy, key)) for key in ("minReplicas", "maxReplicas")
+    min_replicas = yaml_number(yaml_value(job.elastic_policy, "minReplicas"))
+    max_replicas = yaml_number(yaml_value(job.elastic_policy, "maxReplicas"))
+    if min_replicas is None or max_replicas is None or min_replicas == max_replicas:
+        return
+    if yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None:
+        return
+    yield LintFinding(
+        "spec.elasticPolicy.minReplicas",
+        f"torchrun waits 30 s for more than {min_replicas} nodes and then starts without the others, which interrupt "
+        "the training when they join",
+        f"write {job.pod_count} for minReplicas and maxReplicas",
     )
-    is_scaled = yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None
-    if min_replicas is not None and max_replicas is not None and min_replicas != max_replicas and not is_scaled:
-        problem = f"torchrun waits 30 s for more than {min_replicas} and then starts without the others: they interrupt it later"
-        yield "spec.elasticPolicy.minReplicas", problem, f"write {job.pod_count} for minReplicas and maxReplicas"
 
 
 def _find_early_success(job: Workload) -> Iterator[LintFinding]:
-    workers = _find_worker_group(job)
     # A fixed number of agents wait for each other at the end, and no controller deletes their pods.
-    is_fixed_size = yaml_number(yaml_value(job.elastic_policy, "minReplicas")) == yaml_number(
-        yaml_value(job.elastic_policy, "maxReplicas")
-    )
-    if is_fixed_size and yaml_value(job.spec, "runPolicy", "cleanPodPolicy") in (None, "None"):
+    min_replicas = yaml_number(yaml_value(job.elastic_policy, "minReplicas"))
+    max_replicas = yaml_number(yaml_value(job.elastic_policy, "maxReplicas"))
+    if min_replicas == max_replicas and yaml_value(job.spec, "runPolicy", "cleanPodPolicy") in (None, "None"):
         return
-    if (
-        job.elastic_policy
-        and workers
-        and workers.replicas > 1
-        and yaml_value(job.spec, "pytorchReplicaSpecs", "Master") is None
-    ):
-        problem = "the job is Succeeded as soon as one worker is done, whatever the others do"
-        yield "spec.elasticPolicy", problem, "write a Master and no elasticPolicy, or check every pod"
+    workers = _find_worker_group(job)
+    has_master = yaml_value(job.spec, "pytorchReplicaSpecs", "Master") is not None
+    if job.elastic_policy and workers and workers.replicas > 1 and not has_master:
+        yield LintFinding(
+            "spec.elasticPolicy",
+            "the job is Succeeded as soon as one worker has finished, even if others fail",
+            "write a Master and no elasticPolicy, or check every pod",
+        )
 
 
 def _find_worker_group(job: Workload) -> ReplicaGroup | None:
-    return next((group for group in job.groups if group.name == "Worker"), None)
+    """The workers of a PyTorchJob; None if it has none."""
+    for group in job.groups:
+        if group.name == "Worker":
+            return group
+    return None
 
 
 def _find_many_restarts(job: Workload) -> Iterator[LintFinding]:
     count = yaml_number(yaml_value(job.elastic_policy, "maxRestarts")) or 0
     if count > _MAX_RESTARTS:
-        problem = f"a lasting fault restarts all workers {count} times before the job reports it"
-        yield "spec.elasticPolicy.maxRestarts", problem, "write 0, or a few for faults that pass"
+        problem = f"a permanent failure restarts all workers {count} times before the job fails"
+        yield LintFinding("spec.elasticPolicy.maxRestarts", problem, "write 0, or a few for transient failures")
 
 
 def _find_standalone(job: Workload) -> Iterator[LintFinding]:
     if yaml_value(job.elastic_policy, "standalone") is True:
-        problem = "the operator turns it into an empty PET_STANDALONE, and torchrun crashes on that (ValueError)"
-        yield "spec.elasticPolicy.standalone", problem, "leave it out"
+        problem = "the operator sets PET_STANDALONE to an empty value, on which torchrun crashes (ValueError)"
+        yield LintFinding("spec.elasticPolicy.standalone", problem, "remove the key")
 
 
 _RULES: tuple[_LintRule, ...] = (
     *lint_pod.POD_RULES,
     *lint_torchrun.TORCHRUN_RULES,
-    *(
-        _find_hidden_gang,
-        _find_unhandled_failure,
-        _find_volcano_restarts,
-        _find_missing_host_names,
-        _find_missing_index,
-    ),
-    *(_find_common_port, _find_unwritten_master, _find_operator_restarts),
-    *(_find_elastic_start, _find_early_success, _find_many_restarts, _find_standalone),
+    _find_hidden_gang,
+    _find_unhandled_failure,
+    _find_volcano_restarts,
+    _find_missing_host_names,
+    _find_missing_index,
+    _find_common_port,
+    _find_unwritten_master,
+    _find_operator_restarts,
+    _find_elastic_start,
+    _find_early_success,
+    _find_many_restarts,
+    _find_standalone,
 )

@@ -1,4 +1,4 @@
-"""Where the pods of a manifest look for each other, and why they may find nobody there."""
+"""Addresses at which the pods of a manifest look for each other, and at which they may not find each other."""
 
 import ipaddress
 import re
@@ -10,6 +10,7 @@ from torchyard.pods.workload import (
     ManifestContainer,
     Workload,
     yaml_entries,
+    yaml_mapping,
     yaml_number,
     yaml_text,
     yaml_value,
@@ -17,36 +18,44 @@ from torchyard.pods.workload import (
 
 _INIT_PATTERN = re.compile(r"(?:dist[-_]url|init[-_]method)[=\s]+[\"']?(tcp|file)://([^\s\"']+)", re.IGNORECASE)
 _INIT_VARIABLES = ("DIST_URL", "INIT_METHOD")
-_EXAMPLE_PORTS = ("23456", "29400", "29500")  # of training-operator and torch, and so of every example
-_FIRST_POD_FIXES = {  # what names the first pod, whatever the job is called
+_EXAMPLE_PORTS = ("23456", "29400", "29500")  # the defaults of training-operator and torch, so examples use them
+_FIRST_POD_FIXES = {  # how to address the first pod under any name of the job
     "volcano": "take the first name of the variable VC_<TASK>_HOSTS, which the plugin svc sets",
     "pytorchjob": "write $MASTER_ADDR and $MASTER_PORT, which the operator sets where there is a Master",
     "jobset": "take the job's name from the pod's label jobset.sigs.k8s.io/jobset-name",
 }
 _ADD_SERVICE_FIX = "add a Service with this name and clusterIP None to the manifest"
 _SERVICE_PATTERN = re.compile(r"(?!localhost$)[a-z](?:[-a-z0-9]*[a-z0-9])?(?:\.[-a-z0-9]+\.svc(?:\..*)?)?")
-_KINDS_WITH_SERVICE = ("volcano", "jobset")  # they give their pods a subdomain, and make its Service
+_KINDS_WITH_SERVICE = ("volcano", "jobset")  # their controllers give the pods a subdomain, and create its Service
 _MIN_CROWDED_PODS = 3
 _GPUS_PER_NODE = 8
 
 
 def find_address_traps(
-    jobs: Sequence[Workload], objects: Sequence[object], is_renamed: bool
+    jobs: Sequence[Workload], objects: Sequence[object], *, is_renamed: bool
 ) -> Iterator[tuple[str, LintFinding]]:
-    """Each trap once for each job, at the first place. `renamed`: a run gives the jobs other names."""
+    """Yield each trap once for each job, at the first key that has it.
+
+    `is_renamed`: a run gives the jobs other names.
+    """
     services = {str(yaml_value(obj, "metadata", "name")) for obj in objects if yaml_value(obj, "kind") == "Service"}
-    rules = (_find_fixed_address, _find_common_host_port, _find_reused_file, _find_crowded_nodes)
     for job in jobs:
-        findings = [finding for rule in rules for finding in rule(job)]
-        findings += [*(_find_name_of_other_run(job) if is_renamed else ()), *_find_missing_service(job, services)]
-        yield from (
-            (job.location, finding)
-            for finding in {problem: (key_path, problem, fix) for key_path, problem, fix in findings[::-1]}.values()
-        )
+        findings = [
+            *_find_fixed_address(job),
+            *_find_common_host_port(job),
+            *_find_reused_file(job),
+            *_find_crowded_nodes(job),
+        ]
+        if is_renamed:
+            findings += _find_name_of_other_run(job)
+        findings += _find_missing_service(job, services)
+        findings_by_problem = {finding.problem: finding for finding in reversed(findings)}
+        for finding in findings_by_problem.values():
+            yield job.location, finding
 
 
 class _Address(NamedTuple):
-    """Where a container says that the others meet."""
+    """An address at which the pods meet, and the key that sets it; `host` or `port` is empty if it is not written."""
 
     key_path: str
     host: str
@@ -54,33 +63,40 @@ class _Address(NamedTuple):
 
 
 def _read_addresses(job: Workload) -> Iterator[_Address]:
-    """The places of rendezvous that are written out; one that a shell puts together is known to nobody before."""
+    """Yield the rendezvous addresses that are written out; one that a shell computes is known only in the pod."""
     policy = job.elastic_policy
-    if host := yaml_text(yaml_value(policy, "rdzvHost")):
-        yield _Address("spec.elasticPolicy.rdzvHost", host, str(yaml_number(yaml_value(policy, "rdzvPort")) or ""))
+    rendezvous_host = yaml_text(yaml_value(policy, "rdzvHost"))
+    if rendezvous_host:
+        rendezvous_port = yaml_number(yaml_value(policy, "rdzvPort"))
+        yield _Address("spec.elasticPolicy.rdzvHost", rendezvous_host, str(rendezvous_port or ""))
     for container in job.containers:
         for name in ("rdzv-endpoint", "master-addr"):
             host, _, port = (container.find_option(name) or "").partition(":")
             yield _Address(container.script_path, host, port or container.find_option("master-port") or "")
-        host, port = (_read_variable(container, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
-        yield _Address(f"{container.key_path}.env", host, port)
+        master_host = _read_variable(container, "MASTER_ADDR")
+        master_port = _read_variable(container, "MASTER_PORT")
+        yield _Address(f"{container.key_path}.env", master_host, master_port)
         for address in _list_init_methods(container, "tcp"):
             host, _, port = address.partition(":")
             yield _Address(container.script_path, host, port)
 
 
 def _read_variable(container: ManifestContainer, name: str) -> str:
+    """The value of a variable; empty if it is not written as text."""
     return yaml_text(yaml_value(container.env.get(name), "value"))
 
 
 def _list_init_methods(container: ManifestContainer, scheme: str) -> list[str]:
-    """What follows `tcp://` or `file://` where a program is told how its processes meet."""
-    texts = (*container.argv, *(f"{name}={_read_variable(container, name)}" for name in _INIT_VARIABLES))
+    """What follows `tcp://` or `file://` in the arguments and variables that set torch's init_method."""
+    texts = list(container.argv)
+    for name in _INIT_VARIABLES:
+        texts.append(f"{name}={_read_variable(container, name)}")
     matches = _INIT_PATTERN.findall(" ".join(texts))
     return [location.partition("?")[0] for url_scheme, location in matches if url_scheme.lower() == scheme]
 
 
 def _is_machine_address(host: str) -> bool:
+    """Whether a host is an IP address, other than one of the pod itself."""
     try:
         return not ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -88,18 +104,23 @@ def _is_machine_address(host: str) -> bool:
 
 
 def _find_fixed_address(job: Workload) -> Iterator[LintFinding]:
-    for key_path, host, port in () if job.kind == "pod" or job.uses_etcd else _read_addresses(job):
+    if job.kind == "pod" or job.uses_etcd:
+        return
+    for key_path, host, port in _read_addresses(job):
         if _is_machine_address(host):
-            suffix = f", and two such jobs there want the port {port}" if port.isdecimal() else ""
-            problem = f"{host} is one machine's address: the pods meet only if the first one is placed there{suffix}"
-            yield key_path, problem, _FIRST_POD_FIXES.get(job.kind, "")
+            problem = f"{host} is one machine's address: the pods meet only if the first one is placed there"
+            if port.isdecimal():
+                problem += f", and two such jobs on it conflict on port {port}"
+            yield LintFinding(key_path, problem, _FIRST_POD_FIXES.get(job.kind, ""))
 
 
 def _find_name_of_other_run(job: Workload) -> Iterator[LintFinding]:
-    for key_path, host, _ in _read_addresses(job) if job.kind in _FIRST_POD_FIXES else ():
+    if job.kind not in _FIRST_POD_FIXES:
+        return
+    for key_path, host, _ in _read_addresses(job):
         if _is_own_name(job, host):
-            problem = f"a run gives the job a name of its own, so no pod has the name {host}"
-            yield key_path, problem, _FIRST_POD_FIXES[job.kind]
+            problem = f"a run gives the job another name, so no pod has the name {host}"
+            yield LintFinding(key_path, problem, _FIRST_POD_FIXES[job.kind])
 
 
 def _is_own_name(job: Workload, host: str) -> bool:
@@ -108,62 +129,72 @@ def _is_own_name(job: Workload, host: str) -> bool:
 
 
 def _find_common_host_port(job: Workload) -> Iterator[LintFinding]:
-    uses_host_ports = (
-        job.kind in _FIRST_POD_FIXES and not job.uses_etcd and any(group.uses_host_network for group in job.groups)
-    )
-    for container in job.containers if uses_host_ports else ():
+    if job.kind not in _FIRST_POD_FIXES or job.uses_etcd:
+        return
+    if not any(group.uses_host_network for group in job.groups):
+        return
+    for container in job.containers:
         endpoint = container.find_option("rdzv-endpoint") or ""
         port = container.find_option("master-port") or endpoint.rpartition(":")[2]
-        declared_ports = [str(entry.get("containerPort")) for _, entry in yaml_entries("", container.spec.get("ports"))]
-        if port in _EXAMPLE_PORTS and port not in declared_ports:  # for a declared port there is a rule of its own
-            problem = f"{port} is the port of every example, and under hostNetwork it is the node's: two jobs whose "
-            yield container.script_path, problem + "first pods share a node exclude each other", "write another one"
+        entries = yaml_entries("", container.spec.get("ports"))
+        declared_ports = [str(entry.get("containerPort")) for _, entry in entries]
+        if port in _EXAMPLE_PORTS and port not in declared_ports:  # another rule checks declared ports
+            yield LintFinding(
+                container.script_path,
+                f"{port} is the port of every example, and with hostNetwork it is the node's: two jobs whose first "
+                "pods share a node exclude each other",
+                "choose another port",
+            )
 
 
 def _find_reused_file(job: Workload) -> Iterator[LintFinding]:
     for container in job.containers:
         for path in _list_init_methods(container, "file"):
             if "$" not in path:
-                problem = f"torch waits for ever in the file {path} if an earlier run has left it there"
-                fix = "let the path contain something that is new in every run, such as the job's name"
-                yield container.script_path, problem, fix
+                problem = f"torch waits forever if an earlier run has left the file {path}"
+                fix = "use a path that is new in every run, such as one with the job's name"
+                yield LintFinding(container.script_path, problem, fix)
 
 
 def _find_crowded_nodes(job: Workload) -> Iterator[LintFinding]:
-    if (
-        job.kind != "pytorchjob"
-        or job.pod_count < _MIN_CROWDED_PODS
-        or not all(group.uses_host_network for group in job.groups)
-    ):
+    if job.kind != "pytorchjob" or job.pod_count < _MIN_CROWDED_PODS:
         return
-    gpus = [_count_gpus(container.spec) for container in job.containers]
-    if 0 < max(gpus, default=0) < _GPUS_PER_NODE:
-        problem = (
-            f"every pod takes the port pytorchjob-port of its node, so {job.pod_count} pods need {job.pod_count} nodes, and "
-            "the rest stay pending"
-        )
-        yield (
+    if not all(group.uses_host_network for group in job.groups):
+        return
+    gpu_counts = [_count_gpus(container.spec) for container in job.containers]
+    if 0 < max(gpu_counts, default=0) < _GPUS_PER_NODE:
+        yield LintFinding(
             f"{job.groups[0].pod_path}.hostNetwork",
-            problem,
-            "leave hostNetwork out, or ask for fewer and larger pods",
+            f"every pod uses the port pytorchjob-port of its node, so {job.pod_count} pods need {job.pod_count} nodes, "
+            "and those without a node of their own stay pending",
+            "remove hostNetwork, or request fewer and larger pods",
         )
 
 
 def _count_gpus(container: Mapping[str, Any]) -> int:
-    limits = yaml_value(container, "resources", "limits")
-    amounts = limits.items() if isinstance(limits, Mapping) else ()
-    return sum(int(str(count)) for name, count in amounts if str(name).endswith("/gpu") and str(count).isdecimal())
+    """The GPUs in a container's limits, of any vendor."""
+    limits = yaml_mapping(yaml_value(container, "resources", "limits"))
+    return sum(
+        int(str(amount)) for name, amount in limits.items() if str(name).endswith("/gpu") and str(amount).isdecimal()
+    )
 
 
 def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[LintFinding]:
-    """Names that pods look up, or are to have, and that no Service of the manifest gives."""
-    for group in job.groups if job.kind not in _KINDS_WITH_SERVICE else ():
-        name = yaml_text(group.pod.get("subdomain"))
-        if name and name not in services:
-            problem = f"nothing here makes the headless Service {name}, without which the pods have no names"
-            yield f"{group.pod_path}.subdomain", problem, _ADD_SERVICE_FIX
+    """Yield subdomains and host names for which neither the manifest nor a controller creates a Service."""
+    if job.kind not in _KINDS_WITH_SERVICE:
+        for group in job.groups:
+            subdomain = yaml_text(group.pod.get("subdomain"))
+            if subdomain and subdomain not in services:
+                problem = (
+                    f"the manifest does not create the headless Service {subdomain}, without which the names of the "
+                    "pods do not resolve"
+                )
+                yield LintFinding(f"{group.pod_path}.subdomain", problem, _ADD_SERVICE_FIX)
     for key_path, host, _ in _read_addresses(job):
-        name = host.partition(".")[0]
-        if _SERVICE_PATTERN.fullmatch(host) and name not in services and not _is_own_name(job, host):
-            problem = f"nothing here makes the Service {name}: the pods meet only if the cluster already has it"
-            yield key_path, problem, _ADD_SERVICE_FIX
+        service = host.partition(".")[0]
+        if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):
+            problem = (
+                f"the manifest does not create the Service {service}: the pods find each other only if the cluster "
+                "already has it"
+            )
+            yield LintFinding(key_path, problem, _ADD_SERVICE_FIX)

@@ -24,72 +24,83 @@ _BASH_PATTERN = re.compile(
 
 
 def _find_floating_images(job: Workload) -> Iterator[LintFinding]:
-    for container in (candidate for group in job.groups for candidate in group.all_containers):
-        key_path, image = f"{container.key_path}.image", container.image
+    for container in job.all_containers:
+        key_path = f"{container.key_path}.image"
+        image = container.image
         if _is_broken_etcd(container):
-            problem = f"`{image}` is etcd 3.6 or newer, which has no v2 API and no --enable-v2: it exits at once, "
-            yield (
-                key_path,
-                problem + "the pod crash-loops, and torchrun's etcd-v2 finds no store",
-                f"write {_ETCD_HINT}",
+            problem = (
+                f"`{image}` is etcd 3.6 or newer, which has no v2 API and no --enable-v2: it exits immediately, "
+                "the pod crash-loops, and torchrun's etcd-v2 cannot connect"
             )
+            yield LintFinding(key_path, problem, f"use {_ETCD_HINT}")
         elif image and is_floating_image(image):
-            problem = f"`{image}` is another image on another day, and maybe on another node"
-            yield key_path, problem, "write the tag of a version, or a digest"
+            problem = f"`{image}` may be another image on another day or another node"
+            yield LintFinding(key_path, problem, "write the tag of a version, or a digest")
 
 
 def _is_broken_etcd(container: ManifestContainer) -> bool:
-    """Whether it asks etcd 3.6 or newer for the v2 API, which 3.6 removed."""
+    """Whether a container starts etcd 3.6 or newer with --enable-v2, an option that 3.6 removed."""
     return is_new_etcd(container.image) and any(arg.startswith("--enable-v2") for arg in container.argv)
 
 
 def _find_broad_tolerations(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups:
         for key_path, toleration in yaml_entries(f"{group.pod_path}.tolerations", group.pod.get("tolerations")):
-            is_unlimited = (
-                toleration.get("effect") in (None, "", "NoExecute") and toleration.get("tolerationSeconds") is None
-            )
-            if toleration.get("operator") == "Exists" and not toleration.get("key") and is_unlimited:
-                problem = "it tolerates unready and unreachable nodes too: pods of a lost node are never evicted, and "
-                fix = "name a key, such as {key: nvidia.com/gpu, operator: Exists}"
-                yield key_path, problem + "what waits for them waits for ever", fix
+            tolerates_every_key = toleration.get("operator") == "Exists" and not toleration.get("key")
+            tolerates_eviction = toleration.get("effect") in (None, "", "NoExecute")
+            if tolerates_every_key and tolerates_eviction and toleration.get("tolerationSeconds") is None:
+                yield LintFinding(
+                    key_path,
+                    "it tolerates unready and unreachable nodes too: pods of a lost node are never evicted, and the "
+                    "job waits for them forever",
+                    "name a key, such as {key: nvidia.com/gpu, operator: Exists}",
+                )
 
 
 def _find_unbounded_memory(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups:
         for key_path, volume in yaml_entries(f"{group.pod_path}.volumes", group.pod.get("volumes")):
-            if yaml_value(volume, "emptyDir", "medium") == "Memory" and not yaml_value(volume, "emptyDir", "sizeLimit"):
-                problem = "what is written there is memory, up to the pod's limit or, without one, the node's"
-                yield f"{key_path}.emptyDir", problem, "write a sizeLimit, such as 32Gi"
+            is_memory = yaml_value(volume, "emptyDir", "medium") == "Memory"
+            if is_memory and not yaml_value(volume, "emptyDir", "sizeLimit"):
+                problem = "files in it use memory, up to the pod's limit or, without one, all of the node's"
+                yield LintFinding(f"{key_path}.emptyDir", problem, "write a sizeLimit, such as 32Gi")
 
 
 def _find_prefixed_capabilities(job: Workload) -> Iterator[LintFinding]:
-    for container in (candidate for group in job.groups for candidate in group.all_containers):
+    for container in job.all_containers:
         for key in ("add", "drop"):
             for capability in yaml_list(yaml_value(container.spec, "securityContext", "capabilities", key)):
                 if yaml_text(capability).upper().startswith("CAP_"):
-                    problem = f"names in Kubernetes have no CAP_: a runtime that adds it finds no `CAP_{capability}`"
-                    yield f"{container.key_path}.securityContext.capabilities.{key}", problem, f"write {capability[4:]}"
+                    yield LintFinding(
+                        f"{container.key_path}.securityContext.capabilities.{key}",
+                        "names of capabilities have no CAP_ in Kubernetes: a runtime adds it, and does not find "
+                        f"`CAP_{capability}`",
+                        f"write {capability[4:]}",
+                    )
 
 
 def _find_host_ports(job: Workload) -> Iterator[LintFinding]:
     for container in _list_host_containers(job):
-        ports = [entry for _, entry in yaml_entries("", container.spec.get("ports"))]
-        node_ports = ", ".join(str(port.get("containerPort")) for port in ports if not _is_job_port(job, port))
+        node_ports = []
+        for _, port in yaml_entries("", container.spec.get("ports")):
+            if not _is_job_port(job, port):
+                node_ports.append(str(port.get("containerPort")))
         if node_ports:
-            problem = (
-                f"under hostNetwork {node_ports} becomes a port of the node: one such pod a node, and two such jobs "
-            )
-            yield (
+            yield LintFinding(
                 f"{container.key_path}.ports",
-                problem + "exclude each other",
-                "leave the ports out, nothing needs them there",
+                f"with hostNetwork {', '.join(node_ports)} becomes a port of the node: a node can run only one such "
+                "pod, and two such jobs exclude each other",
+                "remove the ports: nothing needs them there",
             )
 
 
 def _list_host_containers(job: Workload) -> Iterator[ManifestContainer]:
-    if job.kind != "pod":
-        yield from (container for group in job.groups if group.uses_host_network for container in group.containers)
+    """Yield the containers of a job that use their node's network; none of a bare Pod."""
+    if job.kind == "pod":
+        return
+    for group in job.groups:
+        if group.uses_host_network:
+            yield from group.containers
 
 
 def _is_job_port(job: Workload, port: object) -> bool:
@@ -97,14 +108,15 @@ def _is_job_port(job: Workload, port: object) -> bool:
 
 
 def _find_host_dns(job: Workload) -> Iterator[LintFinding]:
-    # Volcano's webhook fills in what is left out.
-    node_dns_policies = ("ClusterFirst", "Default", *(() if job.kind == "volcano" else (None, "")))
-    for group in job.groups if job.kind != "pod" else ():
+    if job.kind == "pod":
+        return
+    node_dns_policies: list[str | None] = ["ClusterFirst", "Default"]
+    if job.kind != "volcano":  # its webhook sets ClusterFirstWithHostNet where no policy is set
+        node_dns_policies += [None, ""]
+    for group in job.groups:
         if group.uses_host_network and group.pod.get("dnsPolicy") in node_dns_policies:
-            problem = (
-                "under hostNetwork the node's DNS is asked, which knows no Service: the nodes do not find each other"
-            )
-            yield f"{group.pod_path}.dnsPolicy", problem, "write ClusterFirstWithHostNet"
+            problem = "with hostNetwork the pods use the node's DNS, which has no Services: they do not find each other"
+            yield LintFinding(f"{group.pod_path}.dnsPolicy", problem, "write ClusterFirstWithHostNet")
 
 
 def _find_nccl_file(job: Workload) -> Iterator[LintFinding]:
@@ -113,30 +125,45 @@ def _find_nccl_file(job: Workload) -> Iterator[LintFinding]:
         if container.env.get("NCCL_DEBUG_FILE"):
             log_files.append(yaml_text(container.env["NCCL_DEBUG_FILE"].get("value", "a file")))
         if any(log_file and not log_file.strip("\"'").startswith("/dev/std") for log_file in log_files):
-            problem = "NCCL_DEBUG_FILE takes NCCL's lines out of the log: nothing there shows whether RDMA was used"
-            yield f"{container.key_path}.env", problem, "leave NCCL_DEBUG_FILE out"
+            problem = (
+                "NCCL_DEBUG_FILE moves NCCL's lines out of the log, which then does not show whether RDMA was used"
+            )
+            yield LintFinding(f"{container.key_path}.env", problem, "remove NCCL_DEBUG_FILE")
 
 
 def _find_bash_in_sh(job: Workload) -> Iterator[LintFinding]:
     for container in job.containers:
-        constructs = dict.fromkeys(
-            construct.strip() for construct in _BASH_PATTERN.findall(_strip_literals(container.script))
-        )
-        if container.shell in ("sh", "dash", "ash") and constructs:
+        if container.shell not in ("sh", "dash", "ash"):
+            continue
+        matches = _BASH_PATTERN.findall(_strip_literals(container.script))
+        constructs = dict.fromkeys(match.strip() for match in matches)
+        if constructs:
             constructs_text = " ".join(f"`{construct}`" for construct in constructs)
-            problem = f"{constructs_text} is for bash: where sh is another shell, such as dash, the script breaks there"
-            yield container.script_path, problem, "write /bin/bash, or the same without it"
+            problem = f"{constructs_text} is for bash: if sh is another shell, such as dash, the script fails there"
+            yield LintFinding(container.script_path, problem, "use /bin/bash, or write it for sh")
 
 
 def _strip_literals(script: str) -> str:
-    """The script without comments and text that it only quotes, which may be in any language."""
+    """The script without comments, here-documents and quoted text, which may contain any characters.
+
+    Text in double quotes stays if the shell substitutes something in it.
+    """
     script_without_heredocs = _HEREDOC_PATTERN.sub("\n", script)
-    return _LITERAL_PATTERN.sub(
-        lambda match: match[0] if re.match(r'".*(?:\$[({]|`)', match[0], re.DOTALL) else " ", script_without_heredocs
-    )
+    return _LITERAL_PATTERN.sub(_keep_substitutions, script_without_heredocs)
+
+
+def _keep_substitutions(match: re.Match[str]) -> str:
+    has_substitution = re.match(r'".*(?:\$[({]|`)', match[0], re.DOTALL)
+    return match[0] if has_substitution else " "
 
 
 POD_RULES = (
-    *(_find_floating_images, _find_broad_tolerations, _find_unbounded_memory, _find_prefixed_capabilities),
-    *(_find_host_ports, _find_host_dns, _find_nccl_file, _find_bash_in_sh),
+    _find_floating_images,
+    _find_broad_tolerations,
+    _find_unbounded_memory,
+    _find_prefixed_capabilities,
+    _find_host_ports,
+    _find_host_dns,
+    _find_nccl_file,
+    _find_bash_in_sh,
 )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from torchyard.pods.workload import (
     ETCD_IMAGE_PATTERN,
@@ -16,154 +17,192 @@ from torchyard.pods.workload import (
     yaml_value,
 )
 
-_STOCK_IMAGE_PATTERN = re.compile(
-    r"(?:docker\.io/)?(?:ultralytics/yolov5|pytorch/pytorch)(?:[:@].*)?"
-)  # without python-etcd
-_RESTARTING_POLICIES = (
-    None,
-    "",
-    "Always",
-    "OnFailure",
-)  # left out, Kubernetes means Always and training-operator OnFailure
-# What names a run in its pods: torchyard gives the job of a manifest a new name for every run.
+# Images without python-etcd.
+_STOCK_IMAGE_PATTERN = re.compile(r"(?:docker\.io/)?(?:ultralytics/yolov5|pytorch/pytorch)(?:[:@].*)?")
+# If it is left out, Kubernetes takes Always and training-operator OnFailure.
+_RESTARTING_POLICIES = (None, "", "Always", "OnFailure")
+# Where a pod finds its run's name: torchyard gives the job of a manifest a new name for every run.
 _NEW_ID_FIXES = {
     "pytorchjob": "give the container the variable PET_RDZV_ID from the pod's label training.kubeflow.org/job-name",
     "volcano": "take it from the pod's annotation scheduling.k8s.io/group-name",
 }
-_LASTING_FIELD_PARTS = ("group-name", "job-name")  # in fields of a Volcano Job's pods: values that outlast a restart
+# Parts of the names of fields in a Volcano Job's pods whose values do not change at a restart.
+_LASTING_FIELD_PARTS = ("group-name", "job-name")
 
 
 def _find_repeated_options(job: Workload) -> Iterator[LintFinding]:
     for container in job.containers:
         for call in container.torchrun_calls:
-            names = [name for name, _ in call]
-            for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-                problem = f"--{name} is given {names.count(name)} times, and the last one counts"
-                yield container.script_path, problem, "write it once"
+            names = [option.name for option in call]
+            for name in dict.fromkeys(names):
+                count = names.count(name)
+                if count > 1:
+                    problem = f"--{name} is given {count} times, and the last one counts"
+                    yield LintFinding(container.script_path, problem, "write it once")
+
+
+class _MinNodes(NamedTuple):
+    """The number of nodes that start a training, and the key that sets it."""
+
+    count: int
+    key_path: str
 
 
 def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
-    min_nodes, key_path = _find_min_nodes(job)
+    min_nodes = _read_min_nodes(job)
     max_nodes = yaml_number(yaml_value(job.elastic_policy, "maxReplicas")) or 0
     is_scaled = yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None
-    if min_nodes > job.pod_count > 0:
+    if min_nodes.count > job.pod_count > 0:
         problem = (
-            f"torchrun waits for {min_nodes} nodes, and there are pods for {job.pod_count}: the rendezvous times out"
+            f"torchrun waits for {min_nodes.count} nodes, and there are pods for {job.pod_count}: "
+            "the rendezvous times out"
         )
-        yield key_path, problem, "write as many replicas as nodes"
+        yield LintFinding(min_nodes.key_path, problem, "write as many replicas as nodes")
     elif job.pod_count == 1 and max_nodes > 1 and not is_scaled:
-        problem = f"the rendezvous is for up to {max_nodes} nodes, but one pod is all there will be"
-        yield job.groups[0].key_path + ".replicas", problem, "write the number of nodes that are wanted"
+        problem = f"the rendezvous is for up to {max_nodes} nodes, but the job has only one pod"
+        yield LintFinding(f"{job.groups[0].key_path}.replicas", problem, "write the number of nodes")
 
 
-def _find_min_nodes(job: Workload) -> tuple[int, str]:
-    """The number of nodes with which a training begins, as far as the manifest says, and where it says so."""
+def _read_min_nodes(job: Workload) -> _MinNodes:
+    """The number of nodes that start a training; 0 if the manifest does not set it, or a shell computes it."""
     for container in job.containers:
         match = re.fullmatch(r"(\d{1,9})(?::\d{1,9})?", container.find_option("nnodes") or "")
         if match:
-            return int(match[1]), container.script_path
-    return (yaml_number(yaml_value(job.elastic_policy, "minReplicas")) or 0, "spec.elasticPolicy.minReplicas")
+            return _MinNodes(int(match[1]), container.script_path)
+    min_replicas = yaml_number(yaml_value(job.elastic_policy, "minReplicas")) or 0
+    return _MinNodes(min_replicas, "spec.elasticPolicy.minReplicas")
 
 
 def _find_missing_python_etcd(job: Workload) -> Iterator[LintFinding]:
-    for container in job.containers if job.uses_etcd else ():
+    if not job.uses_etcd:
+        return
+    for container in job.containers:
         if _STOCK_IMAGE_PATTERN.fullmatch(container.image) and "python-etcd" not in " ".join(container.argv):
-            problem = f"the rendezvous in etcd needs python-etcd, which `{container.image}` lacks: torchrun ends in 2 s"
-            yield f"{container.key_path}.image", problem, "take an image that has it, or write c10d as the backend"
+            yield LintFinding(
+                f"{container.key_path}.image",
+                f"the rendezvous in etcd needs python-etcd, which `{container.image}` lacks: torchrun exits within 2 s",
+                "use an image that has it, or the backend c10d",
+            )
+
+
+class _Restart(NamedTuple):
+    """What restarts a job or one of its pods: the key that causes it, the cause in words, and how to avoid it."""
+
+    key_path: str
+    cause: str
+    fix: str
 
 
 def _find_reused_rendezvous_id(job: Workload) -> Iterator[LintFinding]:
     restart = _find_restart(job)
     if restart and job.uses_etcd and _is_id_reused(job):
-        problem = f"{restart[1]} begins again with the same rendezvous id, which etcd holds as closed for 2 hours: "
-        yield restart[0], problem + "every further try dies of RendezvousClosedError", restart[2]
-
-
-def _find_restart(job: Workload) -> LintFinding | None:
-    """What restarts the job or one of its pods, if anything does: where, what, and what to write instead."""
-    policy_lists = [("spec.policies", job.spec.get("policies"))]
-    policy_lists += [(f"{group.key_path}.policies", group.spec.get("policies")) for group in job.groups]
-    for key_path, policies in policy_lists if job.kind == "volcano" else ():
-        action = next(
-            (
-                action
-                for policy in yaml_list(policies)
-                if (action := yaml_text(yaml_value(policy, "action"))).startswith("Restart")
-            ),
-            "",
+        problem = (
+            f"{restart.cause} starts again with the same rendezvous id, which stays closed in etcd for 2 hours: "
+            "every further attempt fails with RendezvousClosedError"
         )
-        if action:
-            return (
-                key_path,
-                action,
-                "write TerminateJob, or an id that ends in the annotation volcano.sh/job-retry-count",
-            )
+        yield LintFinding(restart.key_path, problem, restart.fix)
+
+
+def _find_restart(job: Workload) -> _Restart | None:
+    """What restarts the job or one of its pods; None if nothing does."""
+    if job.kind == "volcano":
+        policy_lists = [("spec.policies", job.spec.get("policies"))]
+        policy_lists += [(f"{group.key_path}.policies", group.spec.get("policies")) for group in job.groups]
+        for key_path, policies in policy_lists:
+            for policy in yaml_list(policies):
+                action = yaml_text(yaml_value(policy, "action"))
+                if action.startswith("Restart"):
+                    fix = "write TerminateJob, or an id that ends in the annotation volcano.sh/job-retry-count"
+                    return _Restart(key_path, action, fix)
     for group in job.groups:
-        key_path, spec = (group.pod_path, group.pod) if job.kind == "volcano" else (group.key_path, group.spec)
+        # training-operator overwrites the pod's key with that of the replica type.
+        key_path = group.pod_path if job.kind == "volcano" else group.key_path
+        spec = group.pod if job.kind == "volcano" else group.spec
         if spec.get("restartPolicy") in _RESTARTING_POLICIES:
-            return f"{key_path}.restartPolicy", "a container that is restarted in its pod", "write Never"
+            return _Restart(f"{key_path}.restartPolicy", "a container that is restarted in its pod", "write Never")
     return None
 
 
 def _is_id_reused(job: Workload) -> bool:
-    """Whether the rendezvous id is known to be the same after a restart."""
-    value = job.find_option("rdzv-id", "rdzvId")
-    if value is None or SUBSTITUTED_TEXT in value:
+    """Whether the rendezvous id is certainly the same after a restart."""
+    rendezvous_id = job.find_option("rdzv-id", "rdzvId")
+    if rendezvous_id is None or SUBSTITUTED_TEXT in rendezvous_id:
         return False
-    names = re.findall(r"\$[{(]?(\w+)", value)
-    return all(any(_is_lasting(container.env.get(name)) for container in job.containers) for name in names)
+    for name in re.findall(r"\$[{(]?(\w+)", rendezvous_id):
+        if not any(_is_lasting(container.env.get(name)) for container in job.containers):
+            return False
+    return True
 
 
 def _is_lasting(variable: object) -> bool:
-    field_path, value = (
-        yaml_text(yaml_value(variable, "valueFrom", "fieldRef", "fieldPath")),
-        yaml_value(variable, "value"),
-    )
-    return any(lasting_field in field_path for lasting_field in _LASTING_FIELD_PARTS) or (
-        isinstance(value, str) and "$" not in value
-    )
+    """Whether a variable certainly has the same value after a restart."""
+    field_path = yaml_text(yaml_value(variable, "valueFrom", "fieldRef", "fieldPath"))
+    if any(part in field_path for part in _LASTING_FIELD_PARTS):
+        return True
+    value = yaml_value(variable, "value")
+    return isinstance(value, str) and "$" not in value
 
 
 def find_shared_rendezvous_ids(
     jobs: Sequence[Workload], objects: Sequence[object]
 ) -> Iterator[tuple[str, LintFinding]]:
-    """Jobs whose rendezvous id is the same in every run, on an etcd that outlives the run, as the manifest has none."""
-    is_external_etcd = not any(ETCD_IMAGE_PATTERN.fullmatch(image) for image in _list_images(objects))
-    for job in jobs if is_external_etcd else ():
-        value = job.find_option("rdzv-id", "rdzvId")
-        if not job.uses_etcd or (value and ("$" in value or SUBSTITUTED_TEXT in value)):
+    """Yield jobs whose rendezvous id is the same in every run, if their etcd outlives the run.
+
+    An etcd in the manifest is new for every run.
+    """
+    if any(ETCD_IMAGE_PATTERN.fullmatch(image) for image in _list_images(objects)):
+        return
+    for job in jobs:
+        rendezvous_id = job.find_option("rdzv-id", "rdzvId")
+        if not job.uses_etcd or (rendezvous_id and ("$" in rendezvous_id or SUBSTITUTED_TEXT in rendezvous_id)):
             continue
         key_path = "spec.elasticPolicy.rdzvId" if job.elastic_policy else job.containers[0].script_path
-        reason = f"the id {value} is the same in every run" if value else "without an id every job is `none`"
-        problem = f"{reason}: two jobs on one etcd meet each other, and a second run within 2 hours dies of "
+        if rendezvous_id:
+            reason = f"the id {rendezvous_id} is the same in every run"
+        else:
+            reason = "without an id, every job has the id `none`"
+        problem = (
+            f"{reason}: two jobs on one etcd join each other, and a second run within 2 hours fails with "
+            "RendezvousClosedError"
+        )
         fix = _NEW_ID_FIXES.get(job.kind, "write an id that is new for every run")
-        yield job.location, (key_path, f"{problem}RendezvousClosedError", fix)
+        yield job.location, LintFinding(key_path, problem, fix)
 
 
 def _list_images(value: object) -> Iterator[str]:
-    """Every `image` in some objects."""
+    """Yield every `image` in a value and below it; an empty text for a mapping without one."""
     if isinstance(value, Mapping):
         yield yaml_text(value.get("image"))
-        yield from (image for child in value.values() for image in _list_images(child))
+        for child in value.values():
+            yield from _list_images(child)
     elif isinstance(value, list | tuple):
-        yield from (image for child in value for image in _list_images(child))
+        for child in value:
+            yield from _list_images(child)
 
 
 def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFinding]]:
-    """An etcd beside a job that needs the v2 API, which this etcd does not serve."""
-    for job in jobs if any(job.uses_etcd for job in jobs) else ():
-        for container in job.containers if job.kind == "pod" else ():
+    """Yield each etcd Pod that does not serve the v2 API, if a job beside it needs that API."""
+    if not any(job.uses_etcd for job in jobs):
+        return
+    for pod in jobs:
+        if pod.kind != "pod":
+            continue
+        for container in pod.containers:
             if ETCD_IMAGE_PATTERN.fullmatch(container.image) and not _is_serving_v2(container):
-                problem = "this etcd does not serve the v2 API, which the rendezvous of the job asks for: it gets a 404"
-                yield job.location, (container.key_path, problem, "write etcd 3.5 with --enable-v2 in its command")
+                problem = "this etcd does not serve the v2 API, which the job's rendezvous requests: it gets a 404"
+                finding = LintFinding(container.key_path, problem, "use etcd 3.5 with --enable-v2 in its command")
+                yield pod.location, finding
 
 
 def _is_serving_v2(container: ManifestContainer) -> bool:
     """Whether an etcd serves the v2 API. One that exits because of --enable-v2 counts: another rule reports it."""
-    is_requested = any(arg.startswith("--enable-v2") and not arg.endswith("=false") for arg in container.argv)
+    for arg in container.argv:
+        if arg.startswith("--enable-v2") and not arg.endswith("=false"):
+            return True
+    if ":v3.3." in container.image or ":3.3." in container.image:  # the API was on by default until 3.3
+        return True
     is_set_by_variable = yaml_text(yaml_value(container.env.get("ETCD_ENABLE_V2"), "value")).lower() in ("true", "1")
-    is_old_etcd = ":v3.3." in container.image or ":3.3." in container.image
-    return is_requested or is_old_etcd or (is_set_by_variable and not is_new_etcd(container.image))
+    return is_set_by_variable and not is_new_etcd(container.image)
 
 
 TORCHRUN_RULES = (

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 YamlNode = Mapping[str, Any]
-LintFinding = tuple[str, str, str]  # a trap: the path of the key, what happens, what to write instead
 WorkloadKind = Literal["volcano", "pytorchjob", "jobset", "pod"]
 _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
     ("batch.volcano.sh/", "Job", "volcano"),
@@ -16,19 +15,40 @@ _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
 APPWRAPPER_KIND = "AppWrapper"
 ETCD_IMAGE_PATTERN = re.compile(r"(?:.*/)?etcd(?::v?(?P<major>\d{1,3})\.(?P<minor>\d{1,3}).*|[:@].*)?", re.DOTALL)
 _SHELLS = frozenset({"sh", "dash", "ash", "bash", "ksh", "zsh"})
-SUBSTITUTED_TEXT = "\0"  # stands for what a shell substitutes, which is not known before
+SUBSTITUTED_TEXT = "\0"  # replaces a shell substitution, whose value is known only at run time
 _QUOTED_PATTERN = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|(?<!\S)#[^\n]*""", re.DOTALL)
 _SUBSTITUTION_PATTERN = re.compile(r"\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`")
-_VALUELESS_OPTIONS = {
-    "standalone",
-    "no-python",
-    "run-path",
-    "virtual-local-rank",
-    "use-env",
-    "m",
-    "module",
-}  # without a value
+_FLAG_OPTIONS = {"standalone", "no-python", "run-path", "virtual-local-rank", "use-env", "m", "module"}  # take no value
 _TORCHRUN_PATTERN = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)")
+_MIN_NEW_ETCD = (3, 6)  # the first version without the v2 API
+_MAX_POD_NAMES = 1000  # per group: a manifest may ask for billions of pods
+
+
+class LintFinding(NamedTuple):
+    """A trap in a manifest: something that its author does not expect.
+
+    key_path: the key that causes it, such as `spec.tasks[0].policies`.
+    problem: what will happen.
+    fix: what to write instead.
+    """
+
+    key_path: str
+    problem: str
+    fix: str
+
+
+class ShellScript(NamedTuple):
+    """A script in a container's command, and the name of the shell that runs it, such as `sh` or `bash`."""
+
+    shell: str
+    text: str
+
+
+class TorchrunOption(NamedTuple):
+    """An option on torchrun's command line, such as `nproc-per-node` with the value `8`; a flag's value is empty."""
+
+    name: str
+    value: str
 
 
 def yaml_value(node: object, *keys: str) -> Any:
@@ -39,22 +59,30 @@ def yaml_value(node: object, *keys: str) -> Any:
 
 
 def yaml_text(value: object) -> str:
+    """The value if it is a string; else empty."""
     return value if isinstance(value, str) else ""
 
 
 def yaml_number(value: object) -> int | None:
+    """The value if it is an integer; None if it is anything else, also a bool."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def yaml_list(value: object) -> list[Any]:
+    """The value if it is a list; else an empty list."""
     return value if isinstance(value, list) else []
 
 
+def yaml_mapping(value: object) -> YamlNode:
+    """The value if it is a mapping; else an empty mapping."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def yaml_entries(key_path: str, value: object) -> Iterator[tuple[str, YamlNode]]:
-    """The mappings of a list, each with its path."""
-    return (
-        (f"{key_path}[{index}]", entry) for index, entry in enumerate(yaml_list(value)) if isinstance(entry, Mapping)
-    )
+    """Yield the mappings of a list, each with its path; `key_path` is the list's own."""
+    for index, entry in enumerate(yaml_list(value)):
+        if isinstance(entry, Mapping):
+            yield f"{key_path}[{index}]", entry
 
 
 class ManifestContainer(NamedTuple):
@@ -65,77 +93,110 @@ class ManifestContainer(NamedTuple):
 
     @property
     def image(self) -> str:
+        """The image; empty if the container names none."""
         return yaml_text(yaml_value(self.spec, "image"))
 
     @property
     def argv(self) -> list[str]:
-        return [str(arg) for key in ("command", "args") for arg in yaml_list(yaml_value(self.spec, key))]
+        """The words of `command` and `args`."""
+        command = yaml_list(yaml_value(self.spec, "command"))
+        args = yaml_list(yaml_value(self.spec, "args"))
+        return [str(arg) for arg in command + args]
 
     @property
     def env(self) -> dict[str, YamlNode]:
-        variables = (variable for _, variable in yaml_entries("", yaml_value(self.spec, "env")))
-        return {yaml_text(variable.get("name")): variable for variable in variables}
+        """The entries of `env` by name."""
+        return {
+            yaml_text(variable.get("name")): variable for _, variable in yaml_entries("", yaml_value(self.spec, "env"))
+        }
 
     @property
     def shell(self) -> str:
         """The shell, such as `sh` or `bash`, if the command is a script for one; else empty."""
-        return self._shell[0]
+        script = self._find_script()
+        return script.shell if script else ""
 
     @property
     def script(self) -> str:
-        """The script of the shell."""
-        return self._shell[1]
+        """The text of the shell's script; empty if the command is not a script."""
+        script = self._find_script()
+        return script.text if script else ""
 
-    @property
-    def _shell(self) -> tuple[str, str]:
+    def _find_script(self) -> ShellScript | None:
+        """The script after the first `-c` of a known shell; None if the command is not such a script."""
         argv = self.argv
-        flag = next((index for index, arg in enumerate(argv[:-1]) if re.fullmatch(r"-[a-z]*c", arg)), 0)
-        names = [arg.rpartition("/")[2] for arg in argv[:flag]]
-        name = next((name for name in names if name in _SHELLS), "")
-        return (name, argv[flag + 1]) if name else ("", "")
+        for index, arg in enumerate(argv[:-1]):
+            if re.fullmatch(r"-[a-z]*c", arg):
+                for program in argv[:index]:
+                    name = program.rpartition("/")[2]
+                    if name in _SHELLS:
+                        return ShellScript(name, argv[index + 1])
+                return None
+        return None
 
     @property
     def script_path(self) -> str:
+        """The path of the key that has the script, or else of the key that has the command."""
         key = "command" if self.script in yaml_list(yaml_value(self.spec, "command")) else "args"
-        return f"{self.key_path}.{key if yaml_value(self.spec, key) else 'command'}"
+        if not yaml_value(self.spec, key):
+            key = "command"
+        return f"{self.key_path}.{key}"
 
     @property
-    def torchrun_calls(self) -> list[list[tuple[str, str]]]:
-        """The options of every torchrun that is started, each as name and value."""
+    def torchrun_calls(self) -> list[list[TorchrunOption]]:
+        """The options of every torchrun that the container starts, one list for each."""
         argv = _split_script(self.script) if self.shell else self.argv
         if self.shell and '"$@"' in self.script:  # the words after the script
             argv += self.argv[self.argv.index(self.script) + 1 :]
         return [_parse_options(argv[index + 1 :]) for index, arg in enumerate(argv) if _TORCHRUN_PATTERN.fullmatch(arg)]
 
     def find_option(self, name: str) -> str | None:
-        """An option of torchrun from the command, or else from the environment; `$NAME` if a field is its source."""
-        values = [value for call in self.torchrun_calls for key, value in call if key == name]
-        variable = f"PET_{name.upper().replace('-', '_')}"
-        value = yaml_value(self.env.get(variable), "value")
-        if yaml_value(self.env.get(variable), "valueFrom"):
-            value = f"${variable}"
-        return values[-1] if values else value if isinstance(value, str) else None
+        """An option of torchrun, from its command line or else its environment; None if neither has it.
+
+        `$NAME` if the environment takes the value from a field.
+        """
+        values = [option.value for call in self.torchrun_calls for option in call if option.name == name]
+        if values:
+            return values[-1]  # as torchrun's parser does
+        variable_name = f"PET_{name.upper().replace('-', '_')}"
+        variable = self.env.get(variable_name)
+        if yaml_value(variable, "valueFrom"):
+            return f"${variable_name}"
+        value = yaml_value(variable, "value")
+        return value if isinstance(value, str) else None
 
 
 def _split_script(script: str) -> list[str]:
-    """The words of a script: a quoted one is whole, a substituted one is SUBSTITUTED_TEXT, `;` ends every command."""
-    previous, script_text = "", script.replace("\\\n", " ")
-    while script_text != previous:
-        previous, script_text = script_text, _SUBSTITUTION_PATTERN.sub(SUBSTITUTED_TEXT, script_text)
-    unquoted = _QUOTED_PATTERN.sub(lambda match: re.sub(r"[\s;&|]", "_", match[1] or match[2] or ""), script_text)
+    """The words of a script, with `;` after each command.
+
+    A quoted text is one word, without its quotes; a substitution is SUBSTITUTED_TEXT.
+    """
+    script = script.replace("\\\n", " ")
+    previous = None
+    while script != previous:  # substitutions may be nested: each pass replaces the innermost
+        previous = script
+        script = _SUBSTITUTION_PATTERN.sub(SUBSTITUTED_TEXT, script)
+    unquoted = _QUOTED_PATTERN.sub(_join_quoted_words, script)
     return re.sub(r"[;&|\n]+", " ; ", unquoted).split()
 
 
-def _parse_options(argv: list[str]) -> list[tuple[str, str]]:
-    """The options up to the program; `--nproc_per_node` is `nproc-per-node`."""
-    options: list[tuple[str, str]] = []
+def _join_quoted_words(match: re.Match[str]) -> str:
+    """The quoted text, with `_` for the characters that would split it; empty for a comment."""
+    return re.sub(r"[\s;&|]", "_", match[1] or match[2] or "")
+
+
+def _parse_options(argv: list[str]) -> list[TorchrunOption]:
+    """The options before the program, with dashes in their names: `--nproc_per_node` is `nproc-per-node`."""
+    options = []
     remaining_args = iter(argv)
     for arg in remaining_args:
         if not arg.startswith("-"):
             break
         name, has_value, value = arg.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        options.append((name, value if has_value or name in _VALUELESS_OPTIONS else next(remaining_args, "")))
+        if not has_value and name not in _FLAG_OPTIONS:
+            value = next(remaining_args, "")
+        options.append(TorchrunOption(name, value))
     return options
 
 
@@ -146,14 +207,21 @@ def is_floating_image(image: str) -> bool:
 
 
 def is_new_etcd(image: str) -> bool:
-    """Whether the image is etcd 3.6 or newer."""
+    """Whether the image is etcd 3.6 or newer. An image without a version counts as new if its tag floats."""
     match = ETCD_IMAGE_PATTERN.fullmatch(image)
-    version = (int(match["major"]), int(match["minor"])) if match and match["major"] else None
-    return bool(match) and (version >= (3, 6) if version else is_floating_image(image))
+    if not match:
+        return False
+    if not match["major"]:
+        return is_floating_image(image)
+    return (int(match["major"]), int(match["minor"])) >= _MIN_NEW_ETCD
 
 
 class ReplicaGroup(NamedTuple):
-    """The pods of one template: a Volcano task, a replica type of a PyTorchJob, or one bare Pod."""
+    """The pods of one template: a Volcano task, a replica type of a PyTorchJob, a Job of a JobSet, or one bare Pod.
+
+    key_path, spec: of the task, replica type or Job.
+    pod_path, pod: of the pod's spec in it.
+    """
 
     name: str
     replicas: int
@@ -164,23 +232,29 @@ class ReplicaGroup(NamedTuple):
 
     @property
     def containers(self) -> list[ManifestContainer]:
-        return [
-            ManifestContainer(*entry)
-            for entry in yaml_entries(f"{self.pod_path}.containers", self.pod.get("containers"))
-        ]
+        """The regular containers."""
+        return self._list_containers("containers")
 
     @property
     def all_containers(self) -> list[ManifestContainer]:
-        init_containers = yaml_entries(f"{self.pod_path}.initContainers", self.pod.get("initContainers"))
-        return [*(ManifestContainer(*entry) for entry in init_containers), *self.containers]
+        """The init containers and the regular ones."""
+        return self._list_containers("initContainers") + self._list_containers("containers")
+
+    def _list_containers(self, key: str) -> list[ManifestContainer]:
+        entries = yaml_entries(f"{self.pod_path}.{key}", self.pod.get(key))
+        return [ManifestContainer(key_path, spec) for key_path, spec in entries]
 
     @property
     def uses_host_network(self) -> bool:
+        """Whether the pods use their node's network."""
         return self.pod.get("hostNetwork") is True
 
 
 class Workload(NamedTuple):
-    """One object that makes pods."""
+    """One object that creates pods.
+
+    location: its kind and name for a message, such as `AppWrapper outer, PyTorchJob train`.
+    """
 
     kind: WorkloadKind
     location: str
@@ -191,101 +265,118 @@ class Workload(NamedTuple):
 
     @property
     def pod_count(self) -> int:
+        """The number of pods in all groups."""
         return sum(group.replicas for group in self.groups)
 
     @property
     def containers(self) -> list[ManifestContainer]:
+        """The regular containers of all groups."""
         return [container for group in self.groups for container in group.containers]
 
     @property
+    def all_containers(self) -> list[ManifestContainer]:
+        """The init containers and the regular ones of all groups."""
+        return [container for group in self.groups for container in group.all_containers]
+
+    @property
     def elastic_policy(self) -> YamlNode | None:
-        """The elasticPolicy of a PyTorchJob."""
+        """The elasticPolicy of a PyTorchJob; None if the object has none."""
         policy = yaml_value(self.spec, "elasticPolicy")
         return policy if self.kind == "pytorchjob" and isinstance(policy, Mapping) else None
 
     def find_option(self, name: str, elastic_key: str = "") -> str | None:
-        """An option of torchrun: on its command line, in its environment, or a key of the elasticPolicy."""
-        options = (container.find_option(name) for container in self.containers)
+        """An option of torchrun; None if it is set nowhere.
+
+        From the first container with the option on its command line or in its environment, or else from the key
+        `elastic_key` of the elasticPolicy.
+        """
+        for container in self.containers:
+            option = container.find_option(name)
+            if option is not None:
+                return option
         value = yaml_value(self.elastic_policy, elastic_key) if elastic_key else None
-        return next((option for option in options if option is not None), value if isinstance(value, str) else None)
+        return value if isinstance(value, str) else None
 
     @property
     def uses_etcd(self) -> bool:
+        """Whether torchrun's rendezvous is in an etcd."""
         return self.find_option("rdzv-backend", "rdzvBackend") in ("etcd", "etcd-v2")
 
     @property
     def pod_names(self) -> Iterator[str]:
-        """The names of the pods; of an absurdly large group only the first 1000."""
+        """The names of the pods; of a very large group only the first."""
         for group in self.groups:
-            for index in range(min(group.replicas, 1000)):
+            for index in range(min(group.replicas, _MAX_POD_NAMES)):
                 yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{index}"
 
 
-def read_workloads(obj: object, location: str = "") -> Iterator[Workload]:
-    """The workload that an object is, or those wrapped in it; none for kinds that are not known here."""
-    api_version, obj_kind = yaml_text(yaml_value(obj, "apiVersion")), yaml_text(yaml_value(obj, "kind"))
-    name, namespace = (
-        yaml_text(yaml_value(obj, "metadata", "name")),
-        yaml_text(yaml_value(obj, "metadata", "namespace")),
-    )
-    location = f"{location}{obj_kind} {name}".strip()
+def read_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]:
+    """Yield the workload that an object is, or those that an AppWrapper wraps; nothing for any other kind.
+
+    `parent_location`: of the AppWrapper around the object, with a comma after it.
+    """
+    obj_kind = yaml_text(yaml_value(obj, "kind"))
+    name = yaml_text(yaml_value(obj, "metadata", "name"))
+    namespace = yaml_text(yaml_value(obj, "metadata", "namespace"))
+    location = f"{parent_location}{obj_kind} {name}".strip()
     if obj_kind == APPWRAPPER_KIND:
         for wrapped in list_wrapped_objects(obj):
             yield from read_workloads(wrapped, f"{location}, ")
-    kind = next(
-        (
-            kind
-            for api_prefix, known_kind, kind in _WORKLOAD_KINDS
-            if api_version.startswith(api_prefix) and obj_kind == known_kind
-        ),
-        None,
-    )
-    if kind:
-        spec = yaml_value(obj, "spec")
-        spec = spec if isinstance(spec, Mapping) else {}
-        yield Workload(kind, location, name, namespace, spec, tuple(_read_groups(kind, spec)))
+    workload_kind = _find_workload_kind(yaml_text(yaml_value(obj, "apiVersion")), obj_kind)
+    if workload_kind:
+        spec = yaml_mapping(yaml_value(obj, "spec"))
+        yield Workload(workload_kind, location, name, namespace, spec, tuple(_read_groups(workload_kind, spec)))
+
+
+def _find_workload_kind(api_version: str, obj_kind: str) -> WorkloadKind | None:
+    """The kind of workload of an object; None if no rule here reads it."""
+    for api_prefix, supported_kind, workload_kind in _WORKLOAD_KINDS:
+        if api_version.startswith(api_prefix) and obj_kind == supported_kind:
+            return workload_kind
+    return None
 
 
 def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
-    """The objects in an AppWrapper of either version, without other AppWrappers, which no controller accepts."""
-    items = [
-        *yaml_list(yaml_value(wrapper, "spec", "components")),
-        *yaml_list(yaml_value(wrapper, "spec", "resources", "GenericItems")),
-    ]
-    candidates = (yaml_value(item, key) for item in items for key in ("template", "generictemplate"))
-    return (obj for obj in candidates if isinstance(obj, Mapping) and yaml_value(obj, "kind") != APPWRAPPER_KIND)
+    """Yield the objects in an AppWrapper of either version, without other AppWrappers: no controller accepts those."""
+    items = yaml_list(yaml_value(wrapper, "spec", "components"))
+    items = items + yaml_list(yaml_value(wrapper, "spec", "resources", "GenericItems"))
+    for item in items:
+        for key in ("template", "generictemplate"):
+            obj = yaml_value(item, key)
+            if isinstance(obj, Mapping) and yaml_value(obj, "kind") != APPWRAPPER_KIND:
+                yield obj
 
 
 def _read_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
+    """Yield the groups of a workload; replicas that are left out are 0 in Volcano and 1 elsewhere."""
     if kind == "pod":
         yield ReplicaGroup("", 1, "spec", spec, "spec", spec)
     elif kind == "volcano":
         for key_path, task in yaml_entries("spec.tasks", spec.get("tasks")):
-            yield _read_group(yaml_text(task.get("name")), key_path, task, 0)
+            yield _read_group(yaml_text(task.get("name")), key_path, task, default_replicas=0)
     elif kind == "jobset":
         for key_path, job in yaml_entries("spec.replicatedJobs", spec.get("replicatedJobs")):
             job_spec = yaml_value(job, "template", "spec")
-            replica_fields = {
-                "replicas": (yaml_number(yaml_value(job, "replicas")) or 1)
-                * (yaml_number(yaml_value(job_spec, "parallelism")) or 1)
-            }
-            group_spec = {**job_spec, **replica_fields} if isinstance(job_spec, Mapping) else {}
-            yield _read_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec, 1)
+            group_spec: dict[str, Any] = {}
+            if isinstance(job_spec, Mapping):
+                pod_count = _count_or_one(job.get("replicas")) * _count_or_one(job_spec.get("parallelism"))
+                group_spec = {**job_spec, "replicas": pod_count}
+            yield _read_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec)
     else:
-        replica_specs = spec.get("pytorchReplicaSpecs")
-        for name, group_spec in replica_specs.items() if isinstance(replica_specs, Mapping) else ():
+        for name, group_spec in yaml_mapping(spec.get("pytorchReplicaSpecs")).items():
             if isinstance(group_spec, Mapping):
-                yield _read_group(str(name), f"spec.pytorchReplicaSpecs.{name}", group_spec, 1)
+                yield _read_group(str(name), f"spec.pytorchReplicaSpecs.{name}", group_spec)
 
 
-def _read_group(name: str, key_path: str, spec: YamlNode, default_replicas: int) -> ReplicaGroup:
-    replicas, pod = yaml_number(spec.get("replicas")), yaml_value(spec, "template", "spec")
-    pod = pod if isinstance(pod, Mapping) else {}
-    return ReplicaGroup(
-        name,
-        max(default_replicas if replicas is None else replicas, 0),
-        key_path,
-        spec,
-        f"{key_path}.template.spec",
-        pod,
-    )
+def _count_or_one(value: object) -> int:
+    """A count in a JobSet: 1 if it is left out or is not a number; 0 is a count too."""
+    count = yaml_number(value)
+    return 1 if count is None else count
+
+
+def _read_group(name: str, key_path: str, spec: YamlNode, default_replicas: int = 1) -> ReplicaGroup:
+    replicas = yaml_number(spec.get("replicas"))
+    if replicas is None:
+        replicas = default_replicas
+    pod = yaml_mapping(yaml_value(spec, "template", "spec"))
+    return ReplicaGroup(name, max(replicas, 0), key_path, spec, f"{key_path}.template.spec", pod)

@@ -50,3 +50,31 @@ def test_pods_have_the_names_that_their_controller_gives(manifest: str, pod_name
 def test_version_of_an_image_is_read_from_its_tag(image: str, is_floating: bool, is_new: bool) -> None:
     """An image without a version is another one tomorrow, and an etcd of that kind counts as 3.6 or newer."""
     assert (is_floating_image(image), is_new_etcd(image)) == (is_floating, is_new)
+
+
+JOBSET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: train}
+spec: {replicatedJobs: [{name: w, template: {spec: {template: {spec: {containers: []}}}}}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "pod_count"),
+    [
+        ("name: w,", 1),
+        ("name: w, replicas: 2,", 2),
+        ("name: w, replicas: 0,", 0),
+    ],
+)
+def test_replicas_of_a_jobset_are_counted(changed: str, pod_count: int) -> None:
+    """Replicas of a JobSet that are left out count as 1, and 0 as 0."""
+    (job,) = read_workloads(parse(JOBSET.replace("name: w,", changed))[0])
+    assert job.pod_count == pod_count
+
+
+def test_parallelism_of_zero_in_a_jobset_is_no_pod() -> None:
+    """A Job of a JobSet with a parallelism of 0 has no pods."""
+    (job,) = read_workloads(parse(JOBSET.replace("spec: {template", "spec: {parallelism: 0, template"))[0])
+    assert job.pod_count == 0
