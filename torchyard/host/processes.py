@@ -105,7 +105,7 @@ def _find_supervisors(pids: Iterable[int]) -> list[int]:
 
 
 def list_local_jobs() -> dict[str, Json]:
-    """This user's labelled processes on this host, by label: the `folder`, the `pids` and the supervisors (`keepers`).
+    """This user's labelled processes on this host, by label: the `folder`, the `pids` and the `supervisors`.
 
     Processes of an earlier version have no folder in their environment; their supervisor's command line names it.
     """
@@ -120,9 +120,9 @@ def list_local_jobs() -> dict[str, Json]:
         job["folder"] = job["folder"] or environment.get(FOLDER_VARIABLE, "")
         job["pids"].append(pid)
     for job in jobs.values():
-        job["keepers"] = _find_supervisors(job["pids"])
-        if not job["folder"] and job["keepers"]:
-            job["folder"] = _read_supervised_folder(job["keepers"][0])
+        job["supervisors"] = _find_supervisors(job["pids"])
+        if not job["folder"] and job["supervisors"]:
+            job["folder"] = _read_supervised_folder(job["supervisors"][0])
     return jobs
 
 

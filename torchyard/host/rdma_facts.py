@@ -1,8 +1,9 @@
 """Prints what a pod has for RDMA, as one JSON line, before the job starts.
 
-The pod's shell gives this text to the image's Python (agents/command.py), so it needs only Python 3.7 and the standard
-library. With the word `required` it exits with 1 and a sentence if NCCL's own transport cannot work there. Options that
-NCCL reads (NCCL_IB_HCA, NCCL_IB_GID_INDEX) are read from the environment, as the job's processes will see them.
+The pod's shell passes this text to the image's Python (agents/command.py), so it needs only Python 3.7 and the standard
+library. With the argument `required` it exits with 1 and a sentence on stderr if NCCL's own transport cannot work in
+the pod. Options that NCCL reads (NCCL_IB_HCA, NCCL_IB_GID_INDEX) are read from the environment, as the job's processes
+do.
 """
 
 from __future__ import annotations
@@ -36,45 +37,51 @@ def list_names(folder: str) -> list[str]:
         return []
 
 
-def is_chosen(device: str, port: str, rule: str) -> bool:
-    """Whether NCCL_IB_HCA chooses a port: prefixes, exact names after `=`, those to leave out after `^`."""
+def is_selected(device: str, port: str, rule: str) -> bool:
+    """Whether a value of NCCL_IB_HCA selects a port: by prefix, by exact name after `=`, or all others after `^`."""
     names = rule.lstrip("^=")
-    is_exact, is_excluding = "=" in rule[:2], rule.startswith("^")
-    found = not names
-    for each in names.split(","):
-        name, _, number = each.partition(":")
-        same = device == name if is_exact else device.startswith(name)
-        found = found or bool(name and same and number in ("", port))
-    return found != (is_excluding and bool(names))
+    if not names:
+        return True
+    is_exact = "=" in rule[:2]
+    is_listed = False
+    for entry in names.split(","):
+        name, _, number = entry.partition(":")
+        is_same_device = device == name if is_exact else device.startswith(name)
+        if name and is_same_device and number in ("", port):
+            is_listed = True
+    return is_listed != rule.startswith("^")
 
 
-def list_gids(port: str) -> list[list[Any]]:
+def list_gids(port_path: str) -> list[list[Any]]:
     """The port's GIDs that are not empty: index, address, type, interface."""
-    found: list[list[Any]] = []
-    for index in list_names(port + "/gids"):
-        gid = read_text(port + "/gids/" + index)
-        if gid and gid != _NO_GID:
-            about = (read_text("%s/gid_attrs/%s/%s" % (port, part, index)) for part in ("types", "ndevs"))
-            found.append([int(index), gid] + list(about))
-    return found[:_MAX_GIDS]
+    gids: list[list[Any]] = []
+    for index in list_names(port_path + "/gids"):
+        address = read_text(port_path + "/gids/" + index)
+        if address and address != _NO_GID:
+            gid_type = read_text("%s/gid_attrs/types/%s" % (port_path, index))
+            interface = read_text("%s/gid_attrs/ndevs/%s" % (port_path, index))
+            gids.append([int(index), address, gid_type, interface])
+    return gids[:_MAX_GIDS]
 
 
 def list_ports(root: str) -> list[dict[str, Any]]:
-    """The ports that NCCL may use, and what the kernel says of them."""
-    found: list[dict[str, Any]] = []
+    """The ports that NCCL may use, with their attributes in sysfs."""
+    ports: list[dict[str, Any]] = []
     rule = os.environ.get("NCCL_IB_HCA", "")
     for device in list_names(root + "/class/infiniband"):
-        ports = "%s/class/infiniband/%s/ports" % (root, device)
-        for number in list_names(ports):
-            if is_chosen(device, number, rule):
-                port = "%s/%s" % (ports, number)
-                facts = {key: read_text("%s/%s" % (port, key)) for key in ("state", "link_layer", "rate")}
-                found.append(dict(port="%s/%s" % (device, number), gids=list_gids(port), **facts))
-    return found
+        folder = "%s/class/infiniband/%s/ports" % (root, device)
+        for number in list_names(folder):
+            if is_selected(device, number, rule):
+                path = "%s/%s" % (folder, number)
+                port: dict[str, Any] = {"port": "%s/%s" % (device, number), "gids": list_gids(path)}
+                for attribute in ("state", "link_layer", "rate"):
+                    port[attribute] = read_text("%s/%s" % (path, attribute))
+                ports.append(port)
+    return ports
 
 
 def find_nccl() -> str:
-    """The version of the NCCL package beside torch; empty if the image has it from elsewhere."""
+    """The version of the installed NCCL package; empty if the image has NCCL from another source."""
     try:
         from importlib.metadata import version
     except ImportError:  # before Python 3.8
@@ -95,38 +102,41 @@ def has_libibverbs() -> bool:
     return True
 
 
-def list_lacks(ports: list[dict[str, Any]], devices: list[str], libibverbs: bool) -> list[str]:
-    """Why NCCL's own transport cannot work here; empty if nothing is known that prevents it."""
-    lacks: list[str] = []
+def list_problems(ports: list[dict[str, Any]], devices: list[str], *, libibverbs: bool) -> list[str]:
+    """Why NCCL's own transport cannot work in this pod; empty if nothing prevents it."""
+    problems: list[str] = []
     if not devices:
-        lacks.append("the pod has no /dev/infiniband/uverbs*: ask for the RDMA resource, or mount the devices")
+        problems.append("the pod has no /dev/infiniband/uverbs*: ask for the RDMA resource, or mount the devices")
     if not ports:
         rule = os.environ.get("NCCL_IB_HCA", "")
-        lacks.append("no RDMA device%s: see /sys/class/infiniband" % (" fits NCCL_IB_HCA=" + rule if rule else ""))
-    elif not any("ACTIVE" in each["state"] for each in ports):
-        lacks.append("no port is ACTIVE: %s is %s" % (ports[0]["port"], ports[0]["state"] or "unknown"))
+        suffix = " fits NCCL_IB_HCA=" + rule if rule else ""
+        problems.append("no RDMA device%s: see /sys/class/infiniband" % suffix)
+    elif not any("ACTIVE" in port["state"] for port in ports):
+        problems.append("no port is ACTIVE: %s is %s" % (ports[0]["port"], ports[0]["state"] or "unknown"))
     if not libibverbs:
-        lacks.append("the image has no libibverbs.so.1: install libibverbs1 and ibverbs-providers")
-    return lacks
+        problems.append("the image has no libibverbs.so.1: install libibverbs1 and ibverbs-providers")
+    return problems
 
 
-def main(words: Sequence[str], root: str = "/") -> int:
-    """Print the facts; returns the exit code."""
-    ports, libibverbs = list_ports(root + "sys"), has_libibverbs()
+def main(argv: Sequence[str], root: str = "/") -> int:
+    """Print what the pod has as JSON; return the exit code. `root` is another root folder in tests."""
+    ports = list_ports(root + "sys")
+    libibverbs = has_libibverbs()
     devices = [name for name in list_names(root + "dev/infiniband") if name.startswith("uverbs")]
-    lacks = list_lacks(ports, devices, libibverbs)
-    facts: dict[str, Any] = {
-        "lacks": lacks,
+    problems = list_problems(ports, devices, libibverbs=libibverbs)
+    report: dict[str, Any] = {
+        "lacks": problems,
         "node": socket.gethostname(),
         "devices": len(devices),
         "libibverbs": libibverbs,
+        "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # bytes; -1 is unlimited
+        "nccl": find_nccl(),
+        "gid_index": os.environ.get("NCCL_IB_GID_INDEX", ""),
+        "ports": ports,
     }
-    facts["memlock"] = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]  # bytes; -1 is unlimited
-    facts["nccl"], facts["gid_index"] = find_nccl(), os.environ.get("NCCL_IB_GID_INDEX", "")
-    facts["ports"] = ports
-    print(json.dumps({"torchyard_rdma": facts}), flush=True)
-    if lacks and "required" in words:
-        print("torchyard: error: this pod cannot use RDMA: " + "; ".join(lacks), file=sys.stderr, flush=True)
+    print(json.dumps({"torchyard_rdma": report}), flush=True)
+    if problems and "required" in argv:
+        print("torchyard: error: this pod cannot use RDMA: " + "; ".join(problems), file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -322,6 +322,6 @@ def _parse_timestamp(line: bytes) -> int:
     zone = match.group(1).decode().replace(":", "")
     utc_offset_s = 0
     if zone != "Z":
-        sign = int(zone[0] + "1")
-        utc_offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60)
+        direction = int(zone[0] + "1")
+        utc_offset_s = direction * (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60)
     return calendar.timegm(time.strptime(line[:19].decode(), "%Y-%m-%dT%H:%M:%S")) - utc_offset_s

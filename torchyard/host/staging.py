@@ -10,7 +10,7 @@ The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so 
     begun   prints the numbers of the run's attempts that have a folder here
 
 A tar is complete if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
-FOLDER/looked names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
+FOLDER/owner names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from typing import Any, Iterator, NamedTuple
 
 Json = Any
-HEARTBEAT_FILE = "looked"
+HEARTBEAT_FILE = "owner"
 _END_MEMBER = "whole"
 _SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
@@ -40,13 +40,13 @@ def _stage_in_folder(folder: str, request: str) -> Json:
     Prints whether a tar is wanted, and the other owner, if any. Returns whether the folder was created. Raises OSError
     or TarError if the tar is incomplete or cannot be unpacked; nothing is left then.
     """
-    owner = json.loads(request)["carrier"]
+    owner = json.loads(request)["owner"]
     other_owner = _find_other_owner(folder, owner)
     is_wanted = not other_owner and not os.path.isdir(folder)
-    print(json.dumps({"wanted": is_wanted, "carrier": other_owner}), flush=True)
+    print(json.dumps({"wanted": is_wanted, "other_owner": other_owner}), flush=True)
     if not is_wanted:
         other_owner = other_owner or record_heartbeat(os.path.join(folder, HEARTBEAT_FILE), owner)
-        return {"created": False, "carrier": other_owner}
+        return {"created": False, "other_owner": other_owner}
     temp_folder = "%s.part-%d" % (folder, os.getpid())
     os.makedirs(temp_folder)
     try:
@@ -117,15 +117,15 @@ def _find_other_owner(folder: str, owner: str) -> str:
     """
     first_heartbeats: dict[str, float] = {}
     while True:
-        others = [
+        other_heartbeats = [
             heartbeat
             for heartbeat in _list_heartbeats(folder)
             if heartbeat.owner not in ("", owner) and _is_recent(heartbeat.sent_at)
         ]
-        for heartbeat in others:
+        for heartbeat in other_heartbeats:
             if first_heartbeats.setdefault(heartbeat.path, heartbeat.sent_at) != heartbeat.sent_at:
                 return heartbeat.owner
-        if not others:
+        if not other_heartbeats:
             return ""
         time.sleep(0.5)
 

@@ -117,7 +117,7 @@ def take_lock(folder: str, should_wait: Callable[[], bool] | None = None) -> int
 
 
 def view_state(folder: str) -> Json:
-    """The state, corrected by what only an observer can see: `absent`, or `unkept` if the supervisor was killed."""
+    """The state, with phases that only an observer sees: `absent`, or `unsupervised` if the supervisor was killed."""
     state = read_state(folder)
     if state and state["phase"] == "running" and _is_unlocked(folder):
         state = read_state(folder)  # the supervisor may have recorded the end just before it released the lock
@@ -128,7 +128,7 @@ def view_state(folder: str) -> Json:
 
 def _build_unsupervised_state(state: Json) -> Json:
     """The state of a process whose supervisor is gone; `rebooted` if that is because the host restarted."""
-    return dict(state, phase="unkept", rebooted=state.get("boot", "") not in ("", read_boot_id()))
+    return dict(state, phase="unsupervised", rebooted=state.get("boot", "") not in ("", read_boot_id()))
 
 
 def read_boot_id() -> str:

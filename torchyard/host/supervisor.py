@@ -5,7 +5,7 @@ The launcher starts this, on its own machine or through ssh, as `python3 -I -S s
     submit   starts the process that stdin describes (JSON: name, argv, env, cwd, label, ports) or adopts an existing
              one; prints its state. With `lease` and `grace` (seconds), a process whose lease is not renewed is ended
     status   prints the state at every change, until the process has ended or stdin is closed; each line on stdin names
-             the run's owner and renews the lease, and the state names any other owner (`carrier`)
+             the run's owner and renews the lease, and the state names any other owner (`other_owner`)
     follow   prints the log from a byte (third argument), until all of it is printed or stdin is closed
     cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
 
@@ -28,7 +28,8 @@ subreaper, so that the agent's orphans become its children and it can kill them.
 
 Order at the end: the agent has exited; every process that is left is killed; the rest of the output is read; what
 torchrun had not printed is appended to the log; `exited` is written to the state; the supervisor exits, which releases
-the lock. A supervisor that fails kills its process first; only one that was killed leaves a process behind (`unkept`).
+the lock. A supervisor that fails kills its process first; only one that was killed leaves its process running
+(`unsupervised`).
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     agent = _start_process(dict(spec, folder=os.path.abspath(folder)))
     process_fields: dict[str, Json] = {
         "name": spec["name"],
-        "keeper": os.getpid(),
+        "supervisor": os.getpid(),
         "agent": agent.pid,
         "started": time.time(),
         "boot": read_boot_id(),
@@ -303,7 +304,7 @@ def _stream_status(folder: str) -> None:
     """Print the process's state as one JSON line per change, until it has ended or stdin is closed.
 
     Each line on stdin is a heartbeat with the name of the run's owner. If another owner holds the run, the state names
-    it (`carrier`).
+    it (`other_owner`).
     """
     state_cache = StateCache(folder)
     log_size = _read_log_size(folder)
@@ -311,11 +312,11 @@ def _stream_status(folder: str) -> None:
     other_owner = ""
     unfinished_line = b""
     while True:
-        if state_cache.view()["phase"] == "unkept":
+        if state_cache.view()["phase"] == "unsupervised":
             recover_unsupervised(folder)
         state = dict(state_cache.view(), log_size=log_size)
         if other_owner:
-            state["carrier"] = other_owner
+            state["other_owner"] = other_owner
         if state != printed_state:
             print(json.dumps(state), flush=True)
             printed_state = state
@@ -340,7 +341,7 @@ def _read_log_size(folder: str) -> int:
 
 
 def _renew_lease(folder: str, owner: str) -> str:
-    """Record a heartbeat of `owner`; returns the run's owner if that is another one, else an empty text."""
+    """Record a heartbeat of `other_owner`; returns the run's owner if that is another one, else an empty text."""
     try:
         return record_heartbeat(heartbeat_path(folder), owner)
     except OSError:  # the folder is being removed, or the disk cannot be written

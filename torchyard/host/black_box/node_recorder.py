@@ -32,7 +32,7 @@ _FIRST_INTERVAL_S = 0.4  # between the first two samples of a stall
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _SIGNAL_INTERVAL_S = 10.0  # between two requests for a blind rank's stacks
-_BLIND_S = 1.5  # without a tick of the rank's thread
+_FROZEN_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
 _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
 _FRAME = re.compile(r'^  File "(.{1,300})", line (\d{1,7}) in (.{1,200})$')
@@ -102,17 +102,14 @@ class NodeRecorder:
         if not record["torch"]:
             return None  # the program does not use torch.distributed, or not yet
         stalled_s = now - record["moved"]
-        is_blind = now - record["tick"] > _BLIND_S
+        is_frozen = now - record["tick"] > _FROZEN_S
         floor_s = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
-        if is_blind or stalled_s > _SAMPLED_FROM_S:
+        if is_frozen or stalled_s > _SAMPLED_FROM_S:
             self._sample_process(watch, record, now)
-        if is_blind or stalled_s > max(floor_s, _STALL_FACTOR * record["usual"]):
-            age_s = stalled_s if record["groups"] else math.inf
-            is_due = now - watch.printed_at >= next(
-                interval_s for limit_s, interval_s in _INTERVALS_S if age_s <= limit_s
-            )
+        if is_frozen or stalled_s > max(floor_s, _STALL_FACTOR * record["typical_pause_s"]):
             watch.is_stalled = True
-            return "stall" if is_due else None
+            interval_s = _choose_interval_s(stalled_s if record["groups"] else math.inf)
+            return "stall" if now - watch.printed_at >= interval_s else None
         if stalled_s <= _SAMPLED_FROM_S:
             watch.previous_sample = None
             watch.latest_sample = None
@@ -133,7 +130,7 @@ class NodeRecorder:
         if watch.latest_sample is None or now - watch.latest_sample.taken_at >= interval_s:
             watch.previous_sample = watch.latest_sample
             watch.latest_sample = processes.Sample(now, watch.pid, record)
-        if now - record["tick"] > _BLIND_S and now - watch.signalled_at > _SIGNAL_INTERVAL_S:
+        if now - record["tick"] > _FROZEN_S and now - watch.signalled_at > _SIGNAL_INTERVAL_S:
             watch.signalled_at = now
             if processes.read_state(watch.pid) not in "Tt" and processes.has_signal_handler(
                 watch.pid, rank_recorder.STACK_SIGNAL
@@ -147,35 +144,43 @@ class NodeRecorder:
 
     def _complete_record(self, kind: str, watch: _RankWatch, record: Json, now: float) -> Json:
         """The record to print; for a stall with what the kernel reports about the process."""
-        blind_s = max(now - record["tick"] - rank_recorder.TICK_S, 0.0)
+        frozen_s = max(now - record["tick"] - rank_recorder.TICK_S, 0.0)
         details = {
             "kind": kind,
-            "at": round(time.time(), 3),
+            "timestamp": round(time.time(), 3),
             "rank": record["rank"],
             "world": record["world"],
             "pid": record["pid"],
             "stalled_s": round(now - record["moved"], 2),
-            "usual_s": round(record["usual"], 2),
-            "waited": round(record["waited"], 3),
+            "typical_pause_s": round(record["typical_pause_s"], 2),
+            "waiting_share": round(record["waiting_share"], 3),
             "groups": record["groups"],
         }
         if kind != "stall":
             return details
         details.update(
-            waits=record.get("waits"),
+            pending=record.get("pending"),
             stack=record.get("stack") or [],
             state=processes.read_state(watch.pid),
             wchan=processes.read_wchan(watch.pid),
-            blind_s=round(blind_s, 2) if blind_s > 1 else 0.0,
+            frozen_s=round(frozen_s, 2) if frozen_s > 1 else 0.0,
             links=processes.list_retransmitting_links(watch.pid),
-            full=self._disks.find_newly_full(),
+            full_mount=self._disks.find_newly_full(),
         )
         if watch.previous_sample and watch.latest_sample:
             details["is_active"] = processes.is_active(watch.previous_sample, watch.latest_sample)
-            details["writes"] = processes.is_writing(watch.previous_sample, watch.latest_sample)
-        if blind_s > 1:
+            details["uses_files"] = processes.is_writing(watch.previous_sample, watch.latest_sample)
+        if frozen_s > 1:
             details["stack"] = _read_stack_file(self._get_stack_path(record)) or details["stack"]
         return details
+
+
+def _choose_interval_s(stalled_s: float) -> float:
+    """The seconds between the lines of a rank that has stalled for so long."""
+    for limit_s, interval_s in _INTERVALS_S:
+        if stalled_s <= limit_s:
+            return interval_s
+    raise AssertionError("the last limit is infinite")
 
 
 def _format_line(record: Json) -> bytes:
@@ -192,13 +197,15 @@ def _format_line(record: Json) -> bytes:
         if len(record.get("stack") or ()) > _MIN_FRAMES:
             record = dict(record, stack=record["stack"][:-1])
         elif groups and groups[largest]["ranks"]:
-            record = dict(record, groups={**groups, largest: dict(groups[largest], ranks=[])})
+            shortened_groups = dict(groups)
+            shortened_groups[largest] = dict(groups[largest], ranks=[])
+            record = dict(record, groups=shortened_groups)
         elif record.get("links"):
             record = dict(record, links=[])
         elif groups:
             record = dict(record, groups=dict(list(groups.items())[:-1]))
         else:
-            record = dict(record, stack=[], waits=None)
+            record = dict(record, stack=[], pending=None)
 
 
 def _read_stack_file(path: str) -> list[Json]:

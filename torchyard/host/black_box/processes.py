@@ -57,9 +57,9 @@ class Sample:
 def is_active(before: Sample, after: Sample) -> bool:
     """Whether the process computes, is woken often, receives data, or reads and writes files."""
     elapsed_s = max(after.taken_at - before.taken_at, 0.001)
-    if (after.cpu_s - before.cpu_s) / elapsed_s > _BUSY_SHARE or (
-        after.wakes - before.wakes
-    ) / elapsed_s > _MAX_IDLE_WAKES:
+    busy_share = (after.cpu_s - before.cpu_s) / elapsed_s
+    wakes_per_s = (after.wakes - before.wakes) / elapsed_s
+    if busy_share > _BUSY_SHARE or wakes_per_s > _MAX_IDLE_WAKES:
         return True
     inodes = after.socket_bytes.keys() & before.socket_bytes.keys()
     received = sum(max(after.socket_bytes[inode] - before.socket_bytes[inode], 0) for inode in inodes)
@@ -121,14 +121,15 @@ def list_retransmitting_links(pid: int) -> list[dict[str, Any]]:
 
 
 def _parse_address(text: str) -> str:
-    """`0100007F:1F90` as 127.0.0.1: words of 32 bits in the machine's byte order."""
+    """`0100007F:1F90` as 127.0.0.1: integers of 32 bits in the machine's byte order."""
     raw = bytes.fromhex(text.partition(":")[0])
-    packed = b"".join(struct.pack(">I", word) for (word,) in struct.iter_unpack("=I", raw))
+    packed = b"".join(struct.pack(">I", integer) for (integer,) in struct.iter_unpack("=I", raw))
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
 def _list_descendants(pid: int) -> list[int]:
-    descendants, pending = [], [pid]
+    descendants: list[int] = []
+    pending = [pid]
     while pending:
         parent = pending.pop()
         for thread in _list_folder("/proc/%d/task" % parent):

@@ -60,31 +60,33 @@ class RankRecorder:
             counts = torch_facts.count_collectives()
             groups = self._group_names.build_groups(counts, self._world)
         except Exception:
-            counts, groups = self._counts, {}
+            counts = self._counts
+            groups = {}
         if counts != self._counts:
             if self._counts:
                 self._pauses.append((now, now - self._last_progress_at))
             self._counts = counts
             self._last_progress_at = now
-        is_waiting = any(called > completed for called, completed in counts.values())
+        is_waiting = any(enqueued > completed for enqueued, completed in counts.values())
         self._waiting_ticks.append(is_waiting)
-        record: Json = {
-            **self._identity,
-            "tick": now,
-            "torch": "torch.distributed" in sys.modules,
-            "threads": [
-                thread.native_id for thread in threading.enumerate() if thread.native_id != self._identity["tid"]
-            ],
-            "moved": self._last_progress_at,
-            "usual": max((pause for ended_at, pause in self._pauses if ended_at > now - _PAUSE_MEMORY_S), default=0.0),
-            "groups": groups,
-            "waited": sum(self._waiting_ticks) / len(self._waiting_ticks),
-        }
-        if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["usual"]):
+        other_threads = [thread.native_id for thread in threading.enumerate()]
+        other_threads = [thread_id for thread_id in other_threads if thread_id != self._identity["tid"]]
+        recent_pauses = [pause_s for ended_at, pause_s in self._pauses if ended_at > now - _PAUSE_MEMORY_S]
+        record: Json = dict(
+            self._identity,
+            tick=now,
+            torch="torch.distributed" in sys.modules,
+            threads=other_threads,
+            moved=self._last_progress_at,
+            typical_pause_s=max(recent_pauses, default=0.0),
+            groups=groups,
+            waiting_share=sum(self._waiting_ticks) / len(self._waiting_ticks),
+        )
+        if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["typical_pause_s"]):
             record["stack"], transfer = self._read_stack()
-            record["waits"] = self._find_wait(groups) or transfer
+            record["pending"] = self._find_wait(groups) or transfer
             for name in groups.keys() & self._settled_groups:
-                groups[name]["completed"] = groups[name]["called"]
+                groups[name]["completed"] = groups[name]["enqueued"]
         return record
 
     def _find_wait(self, groups: dict[str, Json]) -> Json | None:

@@ -44,7 +44,7 @@ class RecordSlot:
             record, groups={name: dict(group, ranks=[]) for name, group in record.get("groups", {}).items()}
         )
         text = b""
-        for candidate in (record, without_members, dict(without_members, stack=[], waits=None)):
+        for candidate in (record, without_members, dict(without_members, stack=[], pending=None)):
             text = json.dumps(candidate, separators=(",", ":")).encode()
             if len(text) <= SLOT_BYTES - _HEADER.size:
                 break

@@ -31,7 +31,9 @@ _RESPONSE_TIMEOUT_S = 1.0
 
 def count_received_bytes(pids: Iterable[int]) -> dict[int, int]:
     """Bytes received by these processes, by the inode of the connection; empty if the kernel does not report them."""
-    inodes = {int(inode) for pid in pids for inode in list_socket_inodes(pid)}
+    inodes: set[int] = set()
+    for pid in pids:
+        inodes.update(map(int, list_socket_inodes(pid)))
     received: dict[int, int] = {}
     with contextlib.suppress(OSError, struct.error, AttributeError):
         for family in (socket.AF_INET, socket.AF_INET6) if inodes else ():

@@ -51,10 +51,10 @@ def count_collectives() -> dict[str, tuple[int, int]]:
     counts: dict[str, tuple[int, int]] = {}
     for dump in _find_dumps():
         for number, status in (json.loads(dump(False, False)).get("pg_status") or {}).items():
-            called = int(status["last_enqueued_collective"])
+            enqueued = int(status["last_enqueued_collective"])
             completed = int(status["last_completed_collective"])
-            if called >= 0:
-                counts[number] = (called, max(completed, 0))
+            if enqueued >= 0:
+                counts[number] = (enqueued, max(completed, 0))
     return counts or _count_sequence_numbers(c10d)
 
 
@@ -73,12 +73,12 @@ class GroupNames:
             self._names.update((str(entry["pg_id"]), str(entry["process_group"][0])) for entry in list_entries())
         members = _list_members() if counts else {}
         groups = {}
-        for number, (called, completed) in counts.items():
+        for number, (enqueued, completed) in counts.items():
             name = self._names.get(number, number)
             ranks = members.get(name, [])
             includes_all = name == _DEFAULT_GROUP and len(ranks) == world
             listed_ranks = [] if includes_all or len(ranks) > _MAX_MEMBERS else ranks
-            groups[name] = {"ranks": listed_ranks, "called": called, "completed": min(completed, called)}
+            groups[name] = {"ranks": listed_ranks, "enqueued": enqueued, "completed": min(completed, enqueued)}
         return groups
 
 
@@ -87,7 +87,7 @@ def list_settled_groups(entries: list[Json], groups: dict[str, Json]) -> list[st
 
     Gloo counts a completed call in the thread that carried it out: if an earlier one ends later, the count falls back.
     """
-    incomplete = {name: progress for name, progress in groups.items() if progress["completed"] < progress["called"]}
+    incomplete = {name: progress for name, progress in groups.items() if progress["completed"] < progress["enqueued"]}
     open_flags: dict[str, list[bool]] = {}
     newest_sequences: dict[str, int] = {}
     for entry in entries:
@@ -99,7 +99,7 @@ def list_settled_groups(entries: list[Json], groups: dict[str, Json]) -> list[st
     return [
         name
         for name, flags in open_flags.items()
-        if not any(flags) and newest_sequences[name] >= incomplete[name]["called"]
+        if not any(flags) and newest_sequences[name] >= incomplete[name]["enqueued"]
     ]
 
 
@@ -127,13 +127,20 @@ def find_transfer(frame: Any) -> Json | None:
     names = _TRANSFERS.get(frame.f_code.co_name)
     if names is None or not frame.f_code.co_filename.endswith("distributed_c10d.py"):
         return None
-    peer = next((frame.f_locals[name] for name in names if isinstance(frame.f_locals.get(name), int)), None)
+    peer = None
+    for name in names:
+        if isinstance(frame.f_locals.get(name), int):
+            peer = frame.f_locals[name]
+            break
     return {"group": "0", "sequence": 0, "operation": frame.f_code.co_name, "peer": peer}
 
 
 def list_entries() -> list[Json]:
     """The calls that torch has kept, the oldest first; reading 2,000 of them takes 60 ms."""
-    return [entry for dump in _find_dumps() for entry in json.loads(dump(True, False)).get("entries") or []]
+    entries: list[Json] = []
+    for dump in _find_dumps():
+        entries += json.loads(dump(True, False)).get("entries") or []
+    return entries
 
 
 def _find_dumps() -> list[Any]:

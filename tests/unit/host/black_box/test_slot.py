@@ -1,4 +1,4 @@
-"""A rank's record in its file."""
+"""RecordSlot: a rank's record in a file of fixed size."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ def claim(folder: Path, rank: int = 0) -> RecordSlot:
 
 
 def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """What a rank writes last is what its node reads, under the rank's number."""
+    """The last record that a rank wrote is read by its node, under the rank's number."""
     slot = claim(tmp_path, 3)
     slot.write({"rank": 3, "stack": [1, 2, 3]})
     slot.write({"rank": 3})
@@ -23,13 +23,13 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_rank_that_has_written_nothing_has_no_record(tmp_path: Path) -> None:
-    """A slot that is only claimed is no record."""
+    """A slot that was claimed and not written has no record."""
     claim(tmp_path)
     assert read_slots(str(tmp_path)) == {}
 
 
 def test_torn_record_is_left_out(tmp_path: Path) -> None:
-    """A record of which only a part is there is not read."""
+    """A record whose checksum does not match is left out."""
     claim(tmp_path).write({"rank": 0, "stalled": 1.0})
     with (tmp_path / "rank-0").open("r+b") as file:
         file.seek(20)
@@ -38,7 +38,7 @@ def test_torn_record_is_left_out(tmp_path: Path) -> None:
 
 
 def test_slot_has_its_size_from_the_start(tmp_path: Path) -> None:
-    """The blocks of a slot are there before a disk can be full."""
+    """The blocks of a slot are allocated at once, before the disk can become full."""
     claim(tmp_path)
     stat = (tmp_path / "rank-0").stat()
     assert (stat.st_size, stat.st_blocks * 512 >= SLOT_BYTES) == (SLOT_BYTES, True)
@@ -47,15 +47,15 @@ def test_slot_has_its_size_from_the_start(tmp_path: Path) -> None:
 def test_long_record_loses_its_stack(tmp_path: Path) -> None:
     """A record that does not fit is written without its stack."""
     claim(tmp_path).write({"rank": 0, "stack": ["x" * SLOT_BYTES]})
-    assert read_slots(str(tmp_path)) == {0: {"rank": 0, "groups": {}, "stack": [], "waits": None}}
+    assert read_slots(str(tmp_path)) == {0: {"rank": 0, "groups": {}, "stack": [], "pending": None}}
 
 
 def test_long_record_loses_members_of_groups_first(tmp_path: Path) -> None:
     """A rank in many large groups keeps its counts and its stack."""
-    groups = {str(name): {"ranks": list(range(500)), "called": 5} for name in range(20)}
+    groups = {str(name): {"ranks": list(range(500)), "enqueued": 5} for name in range(20)}
     claim(tmp_path).write({"groups": groups, "stack": ["train"]})
-    found = read_slots(str(tmp_path))[0]
-    assert (found["groups"]["7"], found["stack"]) == ({"ranks": [], "called": 5}, ["train"])
+    record = read_slots(str(tmp_path))[0]
+    assert (record["groups"]["7"], record["stack"]) == ({"ranks": [], "enqueued": 5}, ["train"])
 
 
 def test_helper_of_a_rank_gets_no_slot(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which recorders a process starts."""
+"""The recorders that a process starts."""
 
 import pytest
 
@@ -16,6 +16,6 @@ from torchyard.host.black_box.start import is_agent
         ("python -c pass", False),
     ],
 )
-def test_torchrun_is_told_by_its_command_line(command: str, agent: bool) -> None:
-    """torchrun is a script, a module, or its older form; a program's argument of that name is none of them."""
+def test_torchrun_is_recognized_by_its_command_line(command: str, agent: bool) -> None:
+    """torchrun is recognized as a script, as a module and in its older form, but not as an argument of a program."""
     assert is_agent(command.split()) == agent

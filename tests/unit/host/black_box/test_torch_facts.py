@@ -1,4 +1,4 @@
-"""What torch says of collectives, asked of a real torch in a process of its own."""
+"""torch's facts about collectives, read from a real torch in a separate process."""
 
 import json
 import os
@@ -13,8 +13,8 @@ import pytest
 from torchyard.common.project_root import ROOT
 from torchyard.host.black_box import torch_facts
 
-# Three collectives of the default group, one of another, and then what the module says.
-ASKS = """
+# Three collectives of the default group, one of another, and then the module's results.
+SCRIPT = """
 import json, os, sys, time
 from torchyard.host.black_box import torch_facts
 before = torch_facts.count_collectives()
@@ -32,48 +32,47 @@ end = time.monotonic() + 30
 while (wait := torch_facts.find_oldest_wait(torch_facts.list_entries(), {})) and time.monotonic() < end:
     time.sleep(0.01)  # gloo's threads retire a call after its waiter has gone on
 for name in torch_facts.list_settled_groups(torch_facts.list_entries(), groups):
-    groups[name]["completed"] = groups[name]["called"]
-told = {"before": before, "groups": groups, "wait": wait}
-print(json.dumps(told))
+    groups[name]["completed"] = groups[name]["enqueued"]
+print(json.dumps({"before": before, "groups": groups, "wait": wait}))
 """
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    meeting = tmp_path_factory.mktemp("torch") / "meeting"
-    words = [sys.executable, "-c", ASKS, str(meeting)]
-    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(said.stdout.splitlines()[-1])
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    rendezvous_file = tmp_path_factory.mktemp("torch") / "meeting"
+    argv = [sys.executable, "-c", SCRIPT, str(rendezvous_file)]
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def test_program_without_process_groups_has_no_counts(told: Any) -> None:
-    """Before torch.distributed is used there is nothing to count."""
-    assert told["before"] == {}
+def test_program_without_process_groups_has_no_counts(results: Any) -> None:
+    """Before torch.distributed is initialized there are no counts."""
+    assert results["before"] == {}
 
 
-def test_collectives_are_counted_by_group(told: Any) -> None:
-    """Each group has its own numbers, under the name that all ranks know."""
-    counts = {name: (group["called"], group["completed"]) for name, group in told["groups"].items()}
+def test_collectives_are_counted_by_group(results: Any) -> None:
+    """Each group has its own counts, under the name that is the same in all ranks."""
+    counts = {name: (group["enqueued"], group["completed"]) for name, group in results["groups"].items()}
     assert counts == {"0": (3, 3), "1": (1, 1)}
 
 
-def test_members_are_listed_unless_they_are_all(told: Any) -> None:
-    """A group of one of two ranks names its member."""
-    assert told["groups"]["1"]["ranks"] == [0]
+def test_members_are_listed_unless_they_are_all(results: Any) -> None:
+    """A group of one of two ranks lists its member."""
+    assert results["groups"]["1"]["ranks"] == [0]
 
 
-def test_nothing_is_waited_for(told: Any) -> None:
-    """Complete collectives are no wait."""
-    assert told["wait"] is None
+def test_complete_collectives_are_not_pending(results: Any) -> None:
+    """After all collectives are complete, there is no pending one."""
+    assert results["wait"] is None
 
 
 @pytest.mark.parametrize(
     ("version", "variable"), [("2.6.0", "TORCH_NCCL_TRACE_BUFFER_SIZE"), ("2.13.0+cu130", "TORCH_FR_BUFFER_SIZE")]
 )
-def test_recorder_is_switched_on_by_the_name_of_the_version(
+def test_flight_recorder_is_enabled_by_the_variable_of_the_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, variable: str
 ) -> None:
-    """A newer torch warns of the older name, and an older one does not know the newer."""
+    """The variable is that of torch's version: a newer one warns of the older name, which an older one needs."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
     spec = SimpleNamespace(origin=str(tmp_path / "torch" / "__init__.py"))
@@ -85,16 +84,22 @@ def test_recorder_is_switched_on_by_the_name_of_the_version(
 
 
 def test_oldest_collective_that_is_not_complete_is_found() -> None:
-    """Of torch's entries, those that are retired or older than the last completion do not count."""
+    """Entries that are retired or older than the last completion are not pending."""
     entries = [
         {"collective_seq_id": 6, "retired": True},
         {"collective_seq_id": 7, "retired": False},
         {"collective_seq_id": 8, "retired": False},
     ]
-    common = {"process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce", "pg_id": 0}
-    whole = [{**common, **entry, "input_sizes": [[4]], "input_dtypes": ["Float"]} for entry in entries]
-    found = torch_facts.find_oldest_wait(whole, {"0": {"called": 8, "completed": 6, "ranks": []}})
-    assert found == {"group": "0", "sequence": 7, "operation": "all_reduce", "sizes": [[4]], "dtypes": ["Float"]}
+    common = {
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "gloo:all_reduce",
+        "pg_id": 0,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+    }
+    groups = {"0": {"enqueued": 8, "completed": 6, "ranks": []}}
+    wait = torch_facts.find_oldest_wait([common | entry for entry in entries], groups)
+    assert wait == {"group": "0", "sequence": 7, "operation": "all_reduce", "sizes": [[4]], "dtypes": ["Float"]}
 
 
 @pytest.mark.parametrize(
@@ -102,13 +107,13 @@ def test_oldest_collective_that_is_not_complete_is_found() -> None:
 )
 def test_count_that_fell_back_is_settled(last: dict[str, object], settled: list[str]) -> None:
     """Only entries up to the last call, all of them retired, show that torch has counted too few."""
-    common = {"process_group": ["0", "default_pg"], "pg_id": 0, "retired": True}
-    entries = [{**common, "collective_seq_id": 2}, {**common, "collective_seq_id": 3, **last}]
-    assert torch_facts.list_settled_groups(entries, {"0": {"called": 3, "completed": 1, "ranks": []}}) == settled
+    common: dict[str, object] = {"process_group": ["0", "default_pg"], "pg_id": 0, "retired": True}
+    entries = [common | {"collective_seq_id": 2}, common | {"collective_seq_id": 3} | last]
+    assert torch_facts.list_settled_groups(entries, {"0": {"enqueued": 3, "completed": 1, "ranks": []}}) == settled
 
 
-def test_receive_names_its_peer() -> None:
-    """A frame of torch's recv tells from which rank it waits for data."""
+def test_receive_has_its_peer() -> None:
+    """A frame of torch's recv contains the rank from which it waits for data."""
     scope: dict[str, Any] = {"sys": sys}
     code = compile(
         "def recv(tensor, src=None):\n    return sys._getframe()", "torch/distributed/distributed_c10d.py", "exec"
@@ -122,11 +127,11 @@ def test_receive_names_its_peer() -> None:
     }
 
 
-def test_group_of_others_costs_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_without_this_rank_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a rank that is not in a new group, torch keeps that group's members under a placeholder without a name."""
     world = SimpleNamespace(pg_names={"mine": "7"}, pg_group_ranks={"mine": {1: 0, 0: 1}, -100: {2: 0, 3: 1}})
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace())
     assert torch_facts.GroupNames().build_groups({"7": (5, 4)}, 4) == {
-        "7": {"ranks": [0, 1], "called": 5, "completed": 4}
+        "7": {"ranks": [0, 1], "enqueued": 5, "completed": 4}
     }
