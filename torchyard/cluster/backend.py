@@ -39,12 +39,13 @@ class ClusterBackend:
         await_api_server(self._plan)
 
     def check(self) -> tuple[Check, ...]:
-        checks = []
+        checks: list[Check] = []
         for requirement in self._plan.requires:
             if isinstance(requirement, WritableFolder):  # a folder of this machine; check_cluster has the others
                 probe = PROBES[requirement.kind](requirement.model_dump())
                 checks.append(check_requirement(requirement, probe))
-        return (*checks, *check_cluster(self._plan))
+        checks += check_cluster(self._plan)
+        return tuple(checks)
 
     def prepare(self) -> Plan:
         return create.drop_forbidden_objects(self._plan)

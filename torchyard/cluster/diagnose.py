@@ -1,4 +1,4 @@
-"""Queries the cluster around a job that makes no progress: rarely, once for all runs, and not in the polling thread."""
+"""Queries the cluster for the reason why a job makes no progress: rarely, once for all runs, on a separate thread."""
 
 import math
 import threading
@@ -53,7 +53,7 @@ class _QueryCache:
         self._responses: dict[Hashable, CachedResponse] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, max_age_s: float, query: Callable[[], Any]) -> CachedResponse:
+    def get(self, key: Hashable, query: Callable[[], Any], *, max_age_s: float) -> CachedResponse:
         """The response to `query`, at most `max_age_s` old. A failed query is cached too: `result` is None."""
         with self._lock:
             key_lock = self._key_locks.setdefault(key, threading.Lock())
@@ -85,14 +85,15 @@ def _get_cache(client: Client) -> _QueryCache:
 class ProgressMonitor:
     """Explain why a job makes no progress, from its own objects and from queries about the cluster around it.
 
-    Threads: `diagnose` is called by the polling thread alone. The queries run in a thread of their own, at most one at
-    a time, because a slow API server must not delay the next poll. That thread replaces `_context` and `_queried_at`
-    by new values; nothing else writes them while it is alive, except a job that makes progress again.
+    Threads. `diagnose` is called by the polling thread alone. The queries run on a separate daemon thread, at most one
+    at a time, because a slow API server must not delay the next poll. That thread replaces `_context` and `_queried_at`
+    with new values; nothing else writes them while it is alive, except `diagnose` of a job that makes progress again.
 
-    Time: monotonic seconds. The first query is sent after `_FIRST_QUERY_AFTER_S` without progress, the next ones every
+    Time. Monotonic seconds. The first query is sent after `_FIRST_QUERY_AFTER_S` without progress, the next ones every
     `_QUERY_INTERVAL_S`.
 
-    Errors: a query that is refused or fails leaves its part of the context empty; it never becomes "there is none".
+    Errors. No error of the API server is raised. A query that is refused or fails leaves its part of the context
+    empty: the diagnosis then lacks that part, and never concludes that no such object exists.
     """
 
     def __init__(self, client: Client, plan: ManifestPlan) -> None:
@@ -125,21 +126,24 @@ class ProgressMonitor:
         return explain_no_progress(self._plan, observed, self._context)
 
     def _query(self, objects: ObservedObjects, max_age_s: float) -> None:
-        """Query. The next interval starts at the oldest response, so that all runs come to query at the same time."""
-        self._context, self._queried_at = _query_cluster(self._client, self._plan, objects, max_age_s)
+        """Query the cluster.
+
+        The next interval starts at the oldest response, so that in time all runs query together and share responses.
+        """
+        self._context, self._queried_at = _query_cluster(self._client, self._plan, objects, max_age_s=max_age_s)
 
 
 def _query_cluster(
-    client: Client, plan: ManifestPlan, objects: ObservedObjects, max_age_s: float
+    client: Client, plan: ManifestPlan, objects: ObservedObjects, *, max_age_s: float
 ) -> tuple[ClusterContext, float]:
-    """What in the cluster may explain the job's state, and the monotonic time of the oldest response.
+    """The facts about the cluster that may explain the job's state, and the monotonic time of the oldest response.
 
     A part that this user may not read, or whose query fails, keeps its default.
     """
     cache = _get_cache(client)
     pods = select_job_pods(Observation(objects, frozenset()))
     unscheduled = find_unscheduled_pods(pods)
-    events = cache.get(("events", bool(pods)), max_age_s, lambda: _list_events(client, has_pods=bool(pods)))
+    events = cache.get(("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), max_age_s=max_age_s)
     context = ClusterContext(events=events.result or ())
     responses = [events]
     if unscheduled or not pods:
@@ -147,8 +151,8 @@ def _query_cluster(
         if capacity:
             response = cache.get(
                 ("capacity", capacity.model_dump_json()),
-                max_age_s,
-                lambda: check_capacity(client, capacity, "room", _list_nodes(client, max_age_s)),
+                lambda: check_capacity(client, capacity, "room", _list_nodes(client, max_age_s=max_age_s)),
+                max_age_s=max_age_s,
             )
             responses.append(response)
             context = context._replace(capacity=response.result)
@@ -156,20 +160,22 @@ def _query_cluster(
         if queues:
             queue = queues[0]
             response = cache.get(
-                ("queue", queue.name), max_age_s, lambda: check_queue(client, queue, f"queue {queue.name}")
+                ("queue", queue.name), lambda: check_queue(client, queue, f"queue {queue.name}"), max_age_s=max_age_s
             )
             responses.append(response)
             context = context._replace(queue=response.result)
     if any(" free ports" in reason.message for reason in unscheduled.values()):
-        response = cache.get("other_pods", max_age_s, lambda: client.list("v1", "Pod", {"labelSelector": RUN_LABEL}))
+        params = {"labelSelector": RUN_LABEL}
+        response = cache.get("other_pods", lambda: client.list("v1", "Pod", params), max_age_s=max_age_s)
         responses.append(response)
         context = context._replace(other_pods=response.result or ())
     return context, min(response.queried_at for response in responses)
 
 
-def _list_nodes(client: Client, max_age_s: float) -> list[Any]:
-    """All nodes; jobs with different requests share the same list. ClusterError if the query fails."""
-    response = _get_cache(client).get("nodes", max_age_s, lambda: client.list("v1", "Node", everywhere=True))
+def _list_nodes(client: Client, *, max_age_s: float) -> list[Any]:
+    """All nodes; jobs with different requests share the same list. Raises ClusterError if the query fails."""
+    cache = _get_cache(client)
+    response = cache.get("nodes", lambda: client.list("v1", "Node", everywhere=True), max_age_s=max_age_s)
     if response.result is None:
         raise ClusterError(client.host, "list Node", "the query failed", 0)
     nodes: list[Any] = response.result
@@ -177,11 +183,11 @@ def _list_nodes(client: Client, max_age_s: float) -> list[Any]:
 
 
 def _list_events(client: Client, *, has_pods: bool) -> list[Any]:
-    """The namespace's warnings; before there are pods also Volcano's events about a queue, which are no warnings."""
-    selectors = ["type=Warning"]
+    """The namespace's warnings; without pods also Volcano's events about a queue, which have type Normal."""
+    events = client.list("v1", "Event", {"fieldSelector": "type=Warning"})
     if not has_pods:
-        selectors.append("reason=Unschedulable,type=Normal")
-    return [event for selector in selectors for event in client.list("v1", "Event", {"fieldSelector": selector})]
+        events += client.list("v1", "Event", {"fieldSelector": "reason=Unschedulable,type=Normal"})
+    return events
 
 
 def _try_query(query: Callable[[], T]) -> T | None:

@@ -1,4 +1,4 @@
-"""Watches a running job in a cluster: its objects by watches, never by polling, and every pod's log to disk."""
+"""Observes a running job in a cluster: its objects by watches, and its pods' logs, which are copied to disk."""
 
 import contextlib
 import json
@@ -7,6 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,11 +39,11 @@ _LIST_POLL_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, wh
 
 
 class ClusterWatch:
-    """Observe a job in a cluster: its objects by watches, never by polling, and every pod's log to disk.
+    """Observe a job in a cluster: its objects by watches, never by polling, and every pod's log, copied to disk.
 
-        with ClusterWatch(plan) as watch:   lists everything once
-            watch.poll(timeout_s=0.5)                 repeated by the caller: applies changes to `states`
-            watch.drain_logs(idle_timeout_s=20.0)          at the end: reads every log, saves the objects
+        with ClusterWatch(plan) as watch:           lists everything once
+            watch.poll(timeout_s=0.5)               repeated by the caller: applies changes to `states`
+            watch.drain_logs(idle_timeout_s=20.0)   at the end: reads every log, saves the objects
 
     `states` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost by `Removed/node`.
 
@@ -64,7 +66,7 @@ class ClusterWatch:
         self._stop_event = threading.Event()
         self._logs = PodLogs(self._client, plan)
         self._failures: dict[tuple[str, float], ContainerFailure] = {}  # by node and time
-        self._removed_uids: dict[str, set[str]] = {}  # of the pods that have gone, by node
+        self._removed_uids: dict[str, set[str]] = {}  # of the pods that have disappeared, by node
         self._machines: dict[str, str] = {}  # the last cluster node of each node of the job
         self._monitor = ProgressMonitor(self._client, plan)
         self._outage = OutageReporter()
@@ -87,7 +89,7 @@ class ClusterWatch:
         except BaseException:
             self._stop_event.set()
             raise
-        self._apply_changes(0.0)
+        self._apply_changes(timeout_s=0.0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,9 +120,9 @@ class ClusterWatch:
         self._outage.report(self._find_error())
         with self._local_errors.tolerate("follow every log"):
             self._logs.resume()
-        return self._apply_changes(timeout_s)
+        return self._apply_changes(timeout_s=timeout_s)
 
-    def _apply_changes(self, timeout_s: float) -> bool:
+    def _apply_changes(self, *, timeout_s: float) -> bool:
         """Apply all changes that have arrived, after waiting for the first one; return whether there were any."""
         has_changed = False
         with contextlib.suppress(queue.Empty):
@@ -136,7 +138,7 @@ class ClusterWatch:
         key = f"Pod/{node}" if change.kind == "Pod" else f"{change.kind}/{change.name}"
         if change.obj is None:
             if pod_facts.get_mapping(self.states.get(key), "metadata").get("name") != change.name:
-                return  # another pod has taken that node's place by now
+                return  # a recreated pod is the node's pod by now: this is the late deletion of the earlier one
             last_seen = self.states.pop(key, None)
         else:
             self.states[key] = change.obj
@@ -160,11 +162,13 @@ class ClusterWatch:
             )
 
     def _record_removal(self, node: str, pod: Mapping[str, Any]) -> None:
-        """Keep the first pod of a node that is removed, which may be why the others fail; count them all."""
+        """Keep the first pod of a node that is removed, because others may fail as a consequence; count them all."""
         removed_uids = self._removed_uids.setdefault(node, set())
         removed_uids.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
         first_pod = self.states.get(f"Removed/{node}", pod)
-        self.states[f"Removed/{node}"] = {**first_pod, pod_facts.REMOVALS_KEY: len(removed_uids)}
+        recorded = dict(first_pod)
+        recorded[pod_facts.REMOVALS_KEY] = len(removed_uids)
+        self.states[f"Removed/{node}"] = recorded
 
     def has_pods(self) -> bool:
         """Whether a pod of the job exists; the store's does not count."""
@@ -191,7 +195,7 @@ class ClusterWatch:
         """Wait until `states` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
 
         The job and its pods are watched by separate requests, so a job may be Failed here before the pod that failed
-        has an exit code. The job's controller has seen that pod's end; a list that is made now therefore contains it.
+        has an exit code. The job's controller has read that pod's end; a list that is made now therefore contains it.
         """
         deadline = time.monotonic() + timeout_s
         listed: dict[str, Mapping[str, Any]] | None = None
@@ -236,7 +240,7 @@ class ClusterWatch:
         return exit_codes
 
     def ended_at(self) -> float | None:
-        """When the last container exited, by its node's clock; None if none has."""
+        """When the last container exited, in seconds since the epoch by its node's clock; None if none has."""
         end_times = [
             pod_facts.get_container_end(pod)
             for pod in self._get_pods().values()
@@ -253,7 +257,7 @@ class ClusterWatch:
         return self._logs.lost_logs()
 
     def started_at(self) -> float:
-        """When the last container started, by its node's clock; 0 if none has."""
+        """When the last container started, in seconds since the epoch by its node's clock; 0 if none has."""
         return max((pod_facts.get_container_start(pod) for pod in self._get_pods().values()), default=0.0)
 
     def last_line(self, node: str) -> str:
@@ -271,18 +275,19 @@ class ClusterWatch:
 
     def container_failures(self) -> tuple[ContainerFailure, ...]:
         """The failures of the job's pods so far, in order of time, also of pods that were removed or restarted."""
-        return tuple(sorted(self._failures.values(), key=lambda failure: failure.failed_at))
+        return tuple(sorted(self._failures.values(), key=attrgetter("failed_at")))
 
     def drain_ended_logs(self, on_poll: Callable[[], object], *, idle_timeout_s: float) -> None:
         """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""
-        self._read_logs(lambda: self._logs.is_unfinished(only_terminated=True), idle_timeout_s, on_poll)
+        is_unfinished = partial(self._logs.is_unfinished, only_terminated=True)
+        self._read_logs(is_unfinished, on_poll, idle_timeout_s=idle_timeout_s)
 
     def drain_logs(self, on_poll: Callable[[], object] | None = None, *, idle_timeout_s: float) -> bool:
         """Wait until every log is complete, or nothing has come for `idle_timeout_s`; return whether they are complete.
 
-        While the API server is away, the seconds do not count. The objects as last seen are saved.
+        Seconds without the API server do not count. The last version of each object is saved in objects.json.
         """
-        are_logs_complete = self._read_logs(self._logs.is_unfinished, idle_timeout_s, on_poll)
+        are_logs_complete = self._read_logs(self._logs.is_unfinished, on_poll, idle_timeout_s=idle_timeout_s)
         # One object per line: with indentation a thousand pods take seconds and 200 MB of memory.
         text = ",\n".join(f"{json.dumps(name)}: {json.dumps(obj)}" for name, obj in self.states.items())
         with contextlib.suppress(OSError):
@@ -291,7 +296,7 @@ class ClusterWatch:
         return are_logs_complete
 
     def _read_logs(
-        self, is_unfinished: Callable[[], bool], idle_timeout_s: float, on_poll: Callable[[], object] | None
+        self, is_unfinished: Callable[[], bool], on_poll: Callable[[], object] | None, *, idle_timeout_s: float
     ) -> bool:
         """Poll until `is_unfinished` is False; return False if nothing has come for `idle_timeout_s` before that."""
         now = time.monotonic()
@@ -304,7 +309,7 @@ class ClusterWatch:
             if now - last_message_at > _MESSAGE_INTERVAL_S:
                 last_message_at = now
                 received_mib = self._logs.received_bytes >> 20
-                get_log().info("the job has ended, and its logs are still being read: %d MiB", received_mib)
+                get_log().info("the job has ended; its logs are still being read: %d MiB so far", received_mib)
             self.poll(timeout_s=_LOG_POLL_INTERVAL_S)
             if on_poll:
                 on_poll()

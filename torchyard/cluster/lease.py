@@ -1,4 +1,10 @@
-"""Holds a run's Lease: acquired before anything is created, renewed while the run lasts, deleted last."""
+"""Holds a run's Lease: acquired before anything is created, renewed while the run lasts, deleted last.
+
+The Lease owns the run's objects, and names the place (machine and folder) that owns the run. Only its holder changes
+it: each patch contains a test of the holder, or of the version that was read, and fails if another process was faster.
+
+All ages are by the API server's clock, so a machine whose clock is wrong neither loses a run nor takes one.
+"""
 
 import time
 from datetime import UTC, datetime
@@ -22,15 +28,15 @@ TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch 
 
 
 def _build_holder_identity(plan: ManifestPlan) -> str:
-    """The place from which this process owns the run. The lock in the run's folder allows one process per place."""
+    """The place (machine and folder) that owns the run; the lock in the run's folder allows one process per place."""
     return identify_holder(str(Path(plan.folder).parent))
 
 
 def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
     """Whether the Lease is held from here, also under the name that the previous version gave to this place."""
-    return not lease_record.is_handed_over(lease) and is_holder(
-        lease_record.read_holder(lease), str(Path(plan.folder).parent)
-    )
+    if lease_record.is_handed_over(lease):
+        return False
+    return is_holder(lease_record.read_holder(lease), str(Path(plan.folder).parent))
 
 
 # --- acquiring it
@@ -56,7 +62,7 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
         reason = "has handed it over" if lease_record.is_handed_over(existing) else "no longer renews its Lease"
         get_log().info("%s is taken over from %s, which %s", plan.run, lease_record.read_holder(existing), reason)
     for fault in lease_record.list_lease_faults(existing, client.now()):
-        get_log().warning("Lease %s: %s; this is corrected", plan.run, fault)
+        get_log().warning("Lease %s: %s; correcting it", plan.run, fault)
 
     unchanged_test = lease_record.build_unchanged_test(existing)  # the patch fails if the Lease was renewed since
     updated = _patch_lease(
@@ -88,12 +94,16 @@ def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) 
 def _build_lease(plan: ManifestPlan, client: Client) -> KubeObject:
     """The Lease as this process acquires it, sealed if the run has a key."""
     now = format_server_time(client)
-    spec = {**plan.lease["spec"], "holderIdentity": _build_holder_identity(plan), "acquireTime": now, "renewTime": now}
+    spec = plan.lease["spec"] | {
+        "holderIdentity": _build_holder_identity(plan),
+        "acquireTime": now,
+        "renewTime": now,
+    }
     metadata = dict(plan.lease["metadata"])
     seal = lease_record.seal_lease(plan.lease, client.namespace, lease_record.get_lease_key(plan.lease))
     if seal:
-        metadata["annotations"] = {**metadata["annotations"], lease_record.SEAL_ANNOTATION: seal}
-    return {**plan.lease, "metadata": metadata, "spec": spec}
+        metadata["annotations"] = metadata["annotations"] | {lease_record.SEAL_ANNOTATION: seal}
+    return plan.lease | {"metadata": metadata, "spec": spec}
 
 
 def format_server_time(client: Client) -> str:
@@ -124,7 +134,9 @@ def _wait_until_takeover_is_safe(client: Client, plan: ManifestPlan) -> KubeObje
             raise RunInUseError(plan.run, holder)
         if not is_reported:
             is_reported = True
-            get_log().info("%s is held by %s: waiting to see whether it is still alive", plan.run, holder)
+            get_log().info(
+                "%s is held by %s: waiting until that one renews its Lease or counts as dead", plan.run, holder
+            )
         time.sleep(_HOLDER_POLL_INTERVAL_S)
         existing = read_lease(client, plan)
     return existing
@@ -139,7 +151,7 @@ def _is_held_elsewhere(client: Client, plan: ManifestPlan, existing: KubeObject)
 
 
 def check_not_held_elsewhere(plan: ManifestPlan) -> None:
-    """Raise RunInUseError if another machine holds the Lease: until it expires, that one may resume the run."""
+    """Raise RunInUseError if another machine holds the Lease, which may resume the run until the Lease expires."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
     if not existing or is_held_here(plan, existing):
@@ -160,9 +172,9 @@ def read_lease(client: Client, plan: ManifestPlan) -> KubeObject | None:
 def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) -> KubeObject | None:
     """Change the Lease in one patch; None if it is gone.
 
-    Raises RunInUseError, which names `other_holder`, if another place holds it by now.
-
-    Deleting a Lease deletes the job with it: the job's own watch reports that.
+    Raises RunInUseError with the name `other_holder` if another place holds the Lease by now, ClusterError if the API
+    server refuses the patch for another reason. A deleted Lease is not an error here: the garbage collector deletes the
+    job with it, and the job's watch reports that.
     """
     try:
         return get_cluster_client(plan.cluster).patch(plan.lease, list(changes))
@@ -183,12 +195,8 @@ def _build_holder_test(plan: ManifestPlan) -> KubeObject:
 
 def renew_lease(plan: ManifestPlan) -> None:
     """Renew the run's Lease. Raises RunInUseError if another process has taken the run over."""
-    _patch_lease(
-        plan,
-        _SUCCESSOR,
-        _build_holder_test(plan),
-        *build_spec_patch({"renewTime": format_server_time(get_cluster_client(plan.cluster))}),
-    )
+    now = format_server_time(get_cluster_client(plan.cluster))
+    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"renewTime": now}))
 
 
 def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
@@ -198,10 +206,12 @@ def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
 
 
 def record_submission(plan: ManifestPlan) -> None:
+    """Record that the attempt's job was created: a process that resumes the run must not create it again."""
     _annotate_lease(plan, lease_record.SUBMITTED_ANNOTATION, plan.labels[ATTEMPT_KEY])
 
 
 def record_outcome(plan: ManifestPlan, outcome: Outcome) -> None:
+    """Record the attempt's outcome, sealed with the run's key."""
     secret = lease_record.get_lease_key(plan.lease)
     _annotate_lease(
         plan,
@@ -211,6 +221,7 @@ def record_outcome(plan: ManifestPlan, outcome: Outcome) -> None:
 
 
 def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
+    """Record the end that the run is coming to, sealed with the run's key."""
     ending = lease_record.RecordedEnding(end=end, sentence=sentence[: lease_record.MAX_TEXT_CHARS])
     _annotate_lease(
         plan,
@@ -220,14 +231,14 @@ def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
 
 
 def hand_lease_over(plan: ManifestPlan) -> None:
-    """Leave the Lease to the next process of the run, which then does not wait to see whether this one is dead."""
+    """Give up the Lease for the next process of the run, which then need not wait until this one counts as dead."""
     path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
     handed_over = {"op": "add", "path": path, "value": _build_holder_identity(plan)}
     _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
 
 
 def release_lease(plan: ManifestPlan) -> None:
-    """Delete the Lease if it is held from here: the run is over, and nothing of it is left."""
+    """Delete the Lease if it is held from here. The run has ended and has no leftovers, which it would own."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
     if existing and is_held_here(plan, existing):

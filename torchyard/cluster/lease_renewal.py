@@ -69,10 +69,10 @@ class LeaseRenewer:
             except RunInUseError as error:
                 self._taken_over[plan.run] = error
                 self.drop(plan)
-            except ClusterError as error:  # away, or no longer allowed: the watches report it
-                get_log().debug("the Lease of %s is not renewed: %s", plan.run, error)
+            except ClusterError as error:  # the API server is away or refuses: the watches report it to the user
+                get_log().debug("cannot renew the Lease of %s: %s", plan.run, error)
             except Exception:  # a fault of this process, such as too few descriptors: other runs need this thread
-                get_log().exception("the Lease of %s is not renewed", plan.run)
+                get_log().exception("cannot renew the Lease of %s", plan.run)
 
     def _await_next(self) -> ManifestPlan:
         """Wait until a renewal is due; return its plan."""
@@ -87,14 +87,17 @@ class LeaseRenewer:
 
 
 def hold_lease(plan: ManifestPlan) -> KubeObject:
-    """Acquire a run's Lease, and renew it until the run is over. Raises RunInUseError if a living process holds it."""
+    """Acquire a run's Lease and renew it until it is dropped; return it.
+
+    Raises RunInUseError if another living process holds it.
+    """
     acquired = lease.acquire_lease(plan)
     get_renewer().add(plan)
     return acquired
 
 
 def get_renewer() -> LeaseRenewer:
-    """The renewer of this process: one, even if two threads call this at once."""
+    """The renewer of this process, started by the first call; the same one, even if two threads call this at once."""
     with _RENEWER_LOCK:
         return _start_renewer()
 

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,7 +42,7 @@ class LineSplitter:
             return []
         *complete_lines, rest = self.rest.split(b"\n")
         if self._size > _MAX_LINE_BYTES:
-            complete_lines = [piece for line in complete_lines for piece in _split_long_line(line)]
+            complete_lines = list(chain.from_iterable(map(_split_long_line, complete_lines)))
         *complete_pieces, rest = _split_long_line(rest)
         self._pieces = [rest]
         self._size = len(rest)
@@ -89,7 +90,7 @@ class Overlap:
         return new_lines
 
     def _discard_written(self, line_hash: int) -> bool:
-        """Whether the file has this line; the next equal one is then the file's next, or new."""
+        """Whether the file has this line, which then no longer counts: a second equal line is another one, or new."""
         if not self._line_hashes[line_hash]:
             return False
         self._line_hashes[line_hash] -= 1
@@ -137,10 +138,13 @@ class LogWriter:
                 self.gaps = self._gaps_path.read_text(encoding="utf-8").splitlines()
 
     def resume_point(self, *, is_new_container: bool = False) -> Overlap:
-        """What to request, and which lines will come again; none are awaited from the log of a new container."""
+        """What to request, and which lines will come again.
+
+        `is_new_container`: the log is that of a restarted container, which does not contain the file's newest line.
+        """
         since_second = self._newest_second - _OVERLAP_S if self._newest_second else 0
-        line_hashes = (line_hash for hashes in self._recent.values() for line_hash in hashes)
-        return Overlap(since_second, line_hashes, None if is_new_container else self._last_line)
+        awaited_line = None if is_new_container else self._last_line
+        return Overlap(since_second, chain.from_iterable(self._recent.values()), awaited_line)
 
     def append(self, lines: list[bytes], overlap: Overlap) -> None:
         """Write the new ones of `lines`, which are as the API sent them: `STAMP text`.
@@ -194,7 +198,7 @@ class LogWriter:
                 self.write_error = error.strerror or str(error)
 
     def _reset(self) -> None:
-        """The file was removed: its log is read again, from the first line that still exists."""
+        """Start again with an empty file: the file was removed, and the log is read from its first remaining line."""
         self._newest_second = 0
         self._last_line = None
         self._current_prefix = b""
@@ -203,10 +207,11 @@ class LogWriter:
         self._current_second_hashes = self._recent[0]
 
     def _format_api_line(self, line: bytes) -> bytes:
-        """A line of the file, as the API sent it."""
+        """A line of the file, as the API sent it: `STAMP text`."""
         return b" ".join(line.split(self._node_marker, 1))
 
     def _format_file_line(self, line: bytes) -> bytes:
+        """A line from the API, as it is written: `STAMP NODE | text`."""
         timestamp, _, text = line.partition(b" ")
         return timestamp + self._node_marker + text + b"\n"
 

@@ -1,4 +1,4 @@
-"""Reports an API server that does not respond, or refuses to show the job."""
+"""Reports an API server that does not respond, or that refuses to list the job's objects."""
 
 import time
 
@@ -7,18 +7,22 @@ from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
 _REPORT_AFTER_S = 10.0  # seconds that an API server may be away before that is reported
-OutageCause = TransientError | ClusterError | None
+OutageCause = TransientError | ClusterError | None  # None: the job can be observed
 
 
 class OutageReporter:
-    """Log one warning when the job cannot be observed, with the reason, and one message when it can be again."""
+    """Log one warning when the job cannot be observed, with the reason, and one message when it can be again.
+
+    `report` is called at every poll by one thread. An API server that does not respond is reported after
+    `_REPORT_AFTER_S`, because a brief outage needs no person; a refusal is reported at once. Times are monotonic.
+    """
 
     def __init__(self) -> None:
         self._started_at = 0.0  # of the current outage, in monotonic seconds; 0 if there is none
         self._is_reported = False
 
     def report(self, error: OutageCause) -> None:
-        """Take the current error; None if there is none. A refusal is logged at once: a person must fix it."""
+        """Log the current error if it is due and not logged yet; None ends the outage."""
         now = time.monotonic()
         if error is None:
             self._end_outage(now)

@@ -14,8 +14,13 @@ from torchyard.model.plan import ManifestPlan
 class PodLogs:
     """Copy every pod's log to disk, and report which are incomplete.
 
-    One LogFollower (a thread) per pod uid. `update_pod` is called with each change of a pod; all methods are called by
-    one thread. The followers end by themselves when their pods have ended: they continue after the watch is closed.
+    Threads. One LogFollower (a thread) per pod uid; all methods are called by one thread, the polling thread. The
+    followers end by themselves when their pods have ended, so they continue after the watch is closed.
+
+    Order of calls. `update_pod` with each change of a pod, `resume` at each poll.
+
+    Errors. `resume` raises RuntimeError if no thread can be started; `update_pod` does not. Faults of a log are
+    reported by `losing_logs` and `lost_logs`.
     """
 
     def __init__(self, client: Client, plan: ManifestPlan) -> None:
@@ -24,7 +29,7 @@ class PodLogs:
         self._followers: dict[str, LogFollower] = {}  # by pod uid, the oldest one first
 
     def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
-        """Take a pod's current state, None if it is gone; its log is followed once its container has run at all.
+        """Record a pod's current state, None if it is gone; its log is followed once its container has run at all.
 
         The log of a recreated pod continues in the same file.
         """
@@ -78,7 +83,7 @@ class PodLogs:
         return self._plan.container if self._plan.container in names or not names else names[0]
 
     def losing_logs(self) -> dict[str, str]:
-        """The lines that could not be written so far, by node."""
+        """How many lines could not be written so far, and why, by node."""
         return {follower.node: follower.unwritten for follower in self._followers.values() if follower.unwritten}
 
     def lost_logs(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Lists and watches one kind of a job's objects, through broken connections and refusals."""
+"""Lists and watches one kind of a job's objects, and continues after broken connections and refusals."""
 
 import json
 import queue
@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from torchyard.kube.client import Client, KubeObject
@@ -16,10 +17,10 @@ from torchyard.model.plan import ManifestPlan, WatchedKind
 # A watch without a bookmark for so long counts as dead: the server sends one a minute.
 _WATCH_IDLE_TIMEOUT_S = 100.0
 _MAX_RETRY_DELAY_S = 5.0  # seconds between two tries of a broken watch, at most
-_REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or not to this user
+_REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or that this user may not read
 # Seconds between two lists, at random: they correct a watch that missed changes. No proxy cuts a watch before 300.
 _RESYNC_RANGE_S = (240.0, 290.0)
-_GONE_STATUS = 410
+_LIST_LEAD_S = 1.0  # a list that is due within so long is made now: a watch of whole seconds ends a little early
 
 
 class ObjectChange(NamedTuple):
@@ -42,7 +43,7 @@ class Reflector(threading.Thread):
 
     Errors. Nothing is raised. `error` is the current fault, None while the kind is observed. `refusal` is set if the
     first list is refused or the kind is not served. A failed read publishes nothing: it does not prove absence. The
-    state of a job is unknown without an `is_vital` kind; faults of the others are not reported, they only add detail.
+    state of a job is unknown without an `is_required` kind; the others only add detail, and their refusal is no error.
     """
 
     def __init__(
@@ -78,50 +79,54 @@ class Reflector(threading.Thread):
         """List and watch until `stop_event` is set."""
         while not self._stop_event.is_set():
             try:
-                if not self._version or self._is_list_due(-1.0):
+                if not self._version or self._seconds_until_list() <= _LIST_LEAD_S:
                     self._list()
                 self._watch()
-                delay_s = 0.0 if self._is_list_due(-1.0) else self._backoff.next(_MAX_RETRY_DELAY_S)
+                is_list_due = self._seconds_until_list() <= _LIST_LEAD_S
+                delay_s = 0.0 if is_list_due else self._backoff.next(_MAX_RETRY_DELAY_S)
             except ClusterError as error:
                 delay_s = self._record_refusal(error)
             except TransientError as error:
                 delay_s = self._record_outage(error)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                delay_s = self._record_outage(TransientError(f"its response is not an API server's: {error!r}"))
+                delay_s = self._record_outage(TransientError(f"the response is not that of an API server: {error!r}"))
             except Exception as error:  # a fault of this process must not end the watch: the job would be unobserved
-                delay_s = self._record_outage(TransientError(f"it cannot be queried from here: {error!r}"))
+                delay_s = self._record_outage(TransientError(f"this process cannot query it: {error!r}"))
             self._stop_event.wait(delay_s)
 
-    def _is_list_due(self, delay_s: float) -> bool:
-        """Whether the time of the next list, plus `delay_s`, has come; negative: it comes within so many seconds."""
-        return time.monotonic() >= self._next_list_at + delay_s
+    def _seconds_until_list(self) -> float:
+        """The seconds until the next list is due; negative if it is late."""
+        return self._next_list_at - time.monotonic()
 
     # --- faults: each returns the seconds until the next try
 
     def _record_outage(self, error: TransientError) -> float:
-        """The server is away or busy. One that responds with an error may have forgotten the version read so far."""
+        """Record that the server is away or busy. If it responded with an error, it may have forgotten the version."""
         if error.status:
             self._version = ""
         self.error = error
         return self._backoff.next(_MAX_RETRY_DELAY_S, error.retry_after_s)
 
     def _record_refusal(self, error: ClusterError) -> float:
-        """401 and 403 may pass: a person can fix them. A 404 counts only if the server no longer serves the kind."""
+        """Record a refusal. 401 and 403 are retried, because a person can fix them.
+
+        A 404 proves that the objects are gone only if the server does not serve the kind any more.
+        """
         self._version = ""
-        if error.status == _GONE_STATUS:
+        if error.status == HTTPStatus.GONE:
             return self._backoff.next(_MAX_RETRY_DELAY_S)
-        is_unserved = error.status == 404 and not self._is_served()
-        if error.status in (403, 404) and not self.is_required:
+        is_unserved = error.status == HTTPStatus.NOT_FOUND and not self._is_served()
+        if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND) and not self.is_required:
             self.has_listed.set()
             self.error = None
             return _REFUSED_RETRY_DELAY_S
-        if (is_unserved or error.status == 403) and not self.has_listed.is_set():
+        if (is_unserved or error.status == HTTPStatus.FORBIDDEN) and not self.has_listed.is_set():
             self.refusal = error
             self.has_listed.set()
         if is_unserved:
             self._publish_list({})
         self.error = error
-        is_permanent = error.status in (401, 403, 404)
+        is_permanent = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
         return self._backoff.next(_REFUSED_RETRY_DELAY_S if is_permanent else _MAX_RETRY_DELAY_S)
 
     def _is_served(self) -> bool:
@@ -131,13 +136,14 @@ class Reflector(threading.Thread):
             resources = self._client.get_once(f"/{root}/{self._watched.api}")["resources"]
             return any(resource["kind"] == self._watched.kind for resource in resources)
         except ClusterError as error:
-            return error.status != 404
+            return error.status != HTTPStatus.NOT_FOUND
         except (TransientError, KeyError, TypeError):
             return True
 
     # --- list and watch
 
     def _list(self) -> None:
+        """Publish all objects, and set the version from which the next watch continues."""
         response = self._client.get_once(self._path, self._selector)
         self._publish_list({obj["metadata"]["name"]: obj for obj in response["items"]})
         self.has_listed.set()
@@ -153,9 +159,8 @@ class Reflector(threading.Thread):
 
     def _watch(self) -> None:
         """Follow the changes since the version read so far. Raises ClusterError if the server has forgotten it."""
-        remaining_s = max(1, round(self._next_list_at - time.monotonic()))
-        params = {
-            **self._selector,
+        remaining_s = max(1, round(self._seconds_until_list()))
+        params = self._selector | {
             "watch": "1",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(remaining_s),
@@ -164,19 +169,22 @@ class Reflector(threading.Thread):
         with self._client.watch(self._path, params, _WATCH_IDLE_TIMEOUT_S) as lines:
             self.error = None
             for line in lines:
-                # The server ends the watch in time; this check is for one that does not.
-                if self._stop_event.is_set() or self._is_list_due(_MAX_RETRY_DELAY_S) or not line.endswith(b"\n"):
+                is_late = self._seconds_until_list() <= -_MAX_RETRY_DELAY_S  # this server ignores `timeoutSeconds`
+                if self._stop_event.is_set() or is_late or not line.endswith(b"\n"):
                     return
                 self._apply_event(json.loads(line))
                 self._backoff.reset()
 
     def _apply_event(self, event: Mapping[str, Any]) -> None:
-        """Publish a change. Raises ClusterError 410 if the version is forgotten, TransientError for other errors."""
+        """Publish a change, and advance the version.
+
+        Raises ClusterError with status 410 if the server has forgotten the version, TransientError for other errors.
+        """
         obj = event["object"]
         if event["type"] == "ERROR":
             message = str(obj.get("message"))
-            status = int(obj.get("code") or _GONE_STATUS)
-            if status == _GONE_STATUS:
+            status = int(obj.get("code") or HTTPStatus.GONE)
+            if status == HTTPStatus.GONE:
                 raise ClusterError(self._client.host, "watch", message, status)
             raise TransientError(message, status)
         if event["type"] != "BOOKMARK":

@@ -1,4 +1,4 @@
-"""Stops a job that no process waits for any more, and reads the logs of its pods until they are gone."""
+"""Stops a job that no process waits for any more, and reads its pods' logs until the pods are gone."""
 
 import time
 
@@ -8,8 +8,8 @@ from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 
-_OUTAGE_TIMEOUT_S = 30.0  # without a response of the API server; after it, the logs are given up
-_LOG_IDLE_TIMEOUT_S = 10.0  # an incomplete log without a new byte for so long is given up
+_OUTAGE_TIMEOUT_S = 30.0  # after so long without a response of the API server, the logs are not read any further
+_LOG_IDLE_TIMEOUT_S = 10.0  # an incomplete log without a new byte for so long is not read any further
 _END_MARGIN_S = 5.0  # that pods may take to disappear, besides their grace period
 _POLL_INTERVAL_S = 0.25
 
@@ -17,12 +17,17 @@ _POLL_INTERVAL_S = 0.25
 def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
     """Delete the job, and read its logs until its pods are gone; return what is missing from them, by node.
 
-    The watch is opened first, because a pod's log is deleted with the pod. Raises ClusterError if the API server
-    refuses, or does not respond for `_OUTAGE_TIMEOUT_S`.
+    Order. The watch is opened first, because a pod's log is deleted with the pod: the followers read the lines that a
+    program prints between SIGTERM and SIGKILL. Then logs of ended pods are read to their end, the job is deleted, and
+    the pods have their grace period and `_END_MARGIN_S` to disappear. A pod that remains is left to `remove`.
+
+    Raises ClusterError if the API server refuses a request, or does not respond for `_OUTAGE_TIMEOUT_S`;
+    RunInUseError if another process has taken the run over.
     """
     last_seen_at = time.monotonic()
 
     def check_outage() -> None:
+        """Raise ClusterError if the job could not be observed for too long. Called at each poll."""
         nonlocal last_seen_at
         if watch.is_fully_observed():
             last_seen_at = time.monotonic()

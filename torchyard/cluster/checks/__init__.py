@@ -1,1 +1,1 @@
-"""What must be true in a cluster before a job is submitted."""
+"""Checks of a cluster before a job is submitted: one module per kind of requirement."""

@@ -1,6 +1,10 @@
-"""Would the API server accept the job? A dry run tests schema, webhooks, quotas and pod security; it leaves nothing."""
+"""Checks that the API server accepts the job.
+
+A dry run passes schema, webhooks, quotas and pod security, and stores nothing.
+"""
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, is_known_refusal
@@ -10,20 +14,31 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import AdmissionAccepted, Check, Verdict, failed_check, passed_check, warning_check
 from torchyard.pods.etcd import is_companion_object, is_optional_object
 
-_VERDICT_ORDER: tuple[Verdict, ...] = ("failed", "warning", "ok")
+_VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
 
 def check_admission(client: Client, requirement: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
-    """Dry-run the job's objects, or a pod like those that the job will create."""
+    """Dry-run the job's objects, or a pod like those that the job will create; return the most severe findings as one.
+
+    Raises ClusterError if an existing object cannot be read.
+    """
     if requirement.target == "pod":
         return _check_pod(client, name, plan.pod)
     checks = [_check_object(client, obj, plan) for obj in plan.admitted_objects]
-    worst = next((verdict for verdict in _VERDICT_ORDER if any(check.verdict == verdict for check in checks)), "ok")
-    worst_checks = [check for check in checks if check.verdict == worst]
+    verdict = _find_worst_verdict(checks)
+    worst_checks = [check for check in checks if check.verdict == verdict]
     detail = "; ".join(f"{check.name} {check.detail}" for check in worst_checks)
-    return Check(
-        name=name, verdict=worst, detail=detail, remedy="; ".join(dict.fromkeys(check.remedy for check in worst_checks))
-    )
+    remedies = dict.fromkeys(check.remedy for check in worst_checks)
+    return Check(name=name, verdict=verdict, detail=detail, remedy="; ".join(remedies))
+
+
+def _find_worst_verdict(checks: list[Check]) -> Verdict:
+    """The most severe verdict of some checks; `ok` if there are none."""
+    verdicts = {check.verdict for check in checks}
+    for verdict in _VERDICTS_BY_SEVERITY:
+        if verdict in verdicts:
+            return verdict
+    return "ok"
 
 
 def _format_object_title(obj: dict[str, Any]) -> str:
@@ -35,13 +50,13 @@ def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Ch
     try:
         client.create(obj, dry_run=True)
     except ClusterError as error:
-        if error.status == 409:
+        if error.status == HTTPStatus.CONFLICT:
             return _check_existing(client, obj, plan.labels)
-        if is_optional_object(obj) and error.status == 403:
+        if is_optional_object(obj) and error.status == HTTPStatus.FORBIDDEN:
             return warning_check(
                 _format_object_title(obj),
                 f"cannot be created: {error.message}",
-                f"{RBAC_COMMAND} makes role torchyard-policy, which allows it",
+                f"{RBAC_COMMAND} creates role torchyard-policy, which grants it",
             )
         if is_known_refusal(plan, error.message):
             return warning_check(_format_object_title(obj), "cannot be checked without the right to create it")
@@ -54,7 +69,7 @@ def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str])
     metadata = obj["metadata"]
     existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
     if existing is None:
-        return passed_check(_format_object_title(obj), "existed, and is gone now")
+        return passed_check(_format_object_title(obj), "existed during the dry run and has been deleted since")
     if labels.items() <= existing["metadata"].get("labels", {}).items():
         return passed_check(_format_object_title(obj), "already exists, and belongs to this run")
     if is_companion_object(obj):
@@ -67,21 +82,25 @@ def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str])
 
 
 def _describe_owner(metadata: dict[str, Any]) -> str:
-    """Who created an object, as far as its metadata says."""
-    if run := metadata.get("labels", {}).get("torchyard/run"):
+    """Which run, owner or client an object belongs to, as far as its metadata records it."""
+    run = metadata.get("labels", {}).get("torchyard/run")
+    if run:
         return f"belongs to the run {run}"
-    if owners := metadata.get("ownerReferences"):
+    owners = metadata.get("ownerReferences")
+    if owners:
         return f"belongs to {owners[0]['kind']} {owners[0]['name']}"
-    managers = [entry["manager"] for entry in metadata.get("managedFields", ()) if "manager" in entry]
-    return f"does not belong to this run: {managers[0]} created it" if managers else "does not belong to this run"
+    for entry in metadata.get("managedFields", ()):
+        if "manager" in entry:
+            return f"does not belong to this run: {entry['manager']} created it"
+    return "does not belong to this run"
 
 
 def _check_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
-    """Check that a pod of the job could be created; the controller creates it, so this user need not have the right."""
+    """Check that a pod of the job could be created; a missing right is a warning, because the controller creates it."""
     try:
         client.create(pod, dry_run=True)
     except ClusterError as error:
-        if error.status == 409:
+        if error.status == HTTPStatus.CONFLICT:
             return passed_check(name, "a pod of this name already exists")
         if "cannot create resource" in error.message:
             return warning_check(
@@ -94,7 +113,7 @@ def _check_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
 
 
 def _report_refusal(client: Client, name: str, error: ClusterError) -> Check:
-    """The server's message, and a remedy."""
+    """The finding for a refused dry run, with the server's message; a warning if the server cannot dry-run it."""
     message = error.message.strip()
     if "does not support dry run" in message:
         return warning_check(name, f"cannot be checked: {message}")
@@ -102,25 +121,26 @@ def _report_refusal(client: Client, name: str, error: ClusterError) -> Check:
 
 
 def _find_remedy(client: Client, error: ClusterError) -> str:
-    """The remedy for a refusal; empty if its message suggests none."""
+    """The remedy for a refusal; empty if none is known for its message."""
     message = error.message
     if "violates PodSecurity" in message:
         level = "pod-security.kubernetes.io/enforce=privileged"
         return f"`kubectl label namespace {client.namespace} {level} --overwrite`"
     if "failed calling webhook" in message:
-        return f"this admission webhook does not answer: {_describe_webhook_remedy(message)}"
+        return f"this admission webhook does not respond: {_describe_webhook_remedy(message)}"
     if "exceeded quota" in message:
         return f"ask for less, or see `kubectl -n {client.namespace} describe quota`"
     if "cannot create resource" in message:
         return f"{RBAC_COMMAND}, and bind its role to this user"
-    if error.status == 404:
+    if error.status == HTTPStatus.NOT_FOUND:
         return "install what provides this kind, or see `kubectl api-resources`"
     return ""
 
 
 def _describe_webhook_remedy(message: str) -> str:
-    """Where to look for a webhook that does not answer: at its Service, or among all webhooks."""
+    """The command that inspects a webhook that does not respond: its Service if the message names it, else all."""
     service = re.search(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc", message)
     if service:
         return f"see `kubectl -n {service[2]} get endpoints {service[1]}` and the controller's pods there"
-    return "see that its controller runs (`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`)"
+    command = "`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`"
+    return f"check that its controller is running ({command})"

@@ -1,4 +1,4 @@
-"""Do the pods fit? Counts what each node can allocate in total, not what is free right now."""
+"""Checks that the pods fit on the nodes, by what each node can allocate in total, not by what is free right now."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,49 +10,63 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.requirements import Capacity, Check, failed_check, passed_check
 
 ClusterNode = dict[str, Any]
-_NODES_PLACEHOLDER = "{nodes}"  # in a remedy: the nodes that it is about
+_NODES_PLACEHOLDER = "{nodes}"  # in a remedy: replaced by the names of its nodes
 _MAX_NAMED_NODES = 3
 
 
 class NodeMismatch(NamedTuple):
-    """Why no pod fits on a node; `elsewhere`: the node is not of the kind that the job needs."""
+    """Why no pod fits on a node; `is_other_kind`: the node does not have the labels that the job needs."""
 
     reason: str
     remedy: str
-    elsewhere: bool = False
+    is_other_kind: bool = False
 
 
 def check_capacity(
     client: Client, requirement: Capacity, name: str, listed_nodes: list[ClusterNode] | None = None
 ) -> Check:
-    """Count the gang's pods that fit; report what the others lack. `listed_nodes`: all nodes, if already listed."""
+    """Count the gang's pods that fit, and report why the other nodes hold none.
+
+    `listed_nodes`: all nodes, if already listed. Raises ClusterError if nodes may not be listed.
+    """
     nodes = client.list("v1", "Node", everywhere=True) if listed_nodes is None else listed_nodes
-    fitting = {node["metadata"]["name"]: pods for node in nodes if (pods := _count_pods(node, requirement))}
-    pods = sum(fitting.values())
-    if pods >= requirement.pods:
-        return passed_check(name, f"{pods} fit on {len(fitting)} of {_format_count(len(nodes), 'node')}")
-    mismatches = {
-        node["metadata"]["name"]: mismatch for node in nodes if (mismatch := _find_mismatch(node, requirement))
-    }
+    pod_count = 0
+    mismatches: dict[str, NodeMismatch] = {}
+    for node in nodes:
+        mismatch = _find_mismatch(node, requirement)
+        if mismatch:
+            mismatches[node["metadata"]["name"]] = mismatch
+        else:
+            pod_count += _count_pods(node, requirement)
+    if pod_count >= requirement.pods:
+        fitting_nodes = len(nodes) - len(mismatches)
+        return passed_check(name, f"{pod_count} fit on {fitting_nodes} of {_format_count(len(nodes), 'node')}")
+
     plugin_details = _check_device_plugin(client, requirement, nodes)
-    suffix = (
-        ", one per node (on the host's network its port is the node's)"
-        if requirement.uses_host_ports
-        else ", one per node" * requirement.one_per_node
-    )
-    title = f"{requirement.pods} needed{suffix}, {pods} {'fits' if pods == 1 else 'fit'}"
-    detail = "; ".join((title, *_group_mismatches(mismatches), *plugin_details)) if nodes else "the cluster has no node"
-    return failed_check(name, detail, "; or ".join((*_list_remedies(mismatches), *_list_alternatives(requirement))))
+    remedies = "; or ".join(_list_remedies(mismatches) + _list_alternatives(requirement))
+    if not nodes:
+        return failed_check(name, "the cluster has no node", remedies)
+    needed = _describe_needed_room(requirement)
+    details = [f"needs {needed}, found room for {pod_count}", *_group_mismatches(mismatches), *plugin_details]
+    return failed_check(name, "; ".join(details), remedies)
+
+
+def _describe_needed_room(requirement: Capacity) -> str:
+    room = f"room for {_format_count(requirement.pods, 'pod')}"
+    if requirement.uses_host_ports:
+        return f"{room}, one per node (on the host's network its port is the node's)"
+    if requirement.one_per_node:
+        return f"{room}, one per node"
+    return room
 
 
 def _list_alternatives(requirement: Capacity) -> list[str]:
     """What to request instead."""
-    alternatives = (
-        ["leave the host's network (`pod.host_network: false`): then pods can share a node"]
-        if requirement.uses_host_ports
-        else []
-    )
-    return [*alternatives, "ask for fewer `nodes`"]
+    alternatives = []
+    if requirement.uses_host_ports:
+        alternatives.append("leave the host's network (`pod.host_network: false`): then pods can share a node")
+    alternatives.append("use fewer `nodes`")
+    return alternatives
 
 
 def _format_count(count: int, noun: str) -> str:
@@ -63,45 +77,50 @@ def _format_count(count: int, noun: str) -> str:
 
 
 def _count_pods(node: ClusterNode, requirement: Capacity) -> int:
-    """How many pods the node could hold if it were empty."""
-    if _find_mismatch(node, requirement):
-        return 0
-    counts = [
-        int(_get_node_quantity(node, name) // parse_decimal_quantity(amount))
-        for name, amount in requirement.resources.items()
-        if parse_decimal_quantity(amount)
-    ]
-    return 1 if requirement.one_per_node else min(counts, default=requirement.pods)
+    """How many pods a node without a mismatch could hold if it were empty."""
+    if requirement.one_per_node:
+        return 1
+    counts = []
+    for name, amount in requirement.resources.items():
+        requested = parse_decimal_quantity(amount)
+        if requested:
+            counts.append(int(_get_node_quantity(node, name) // requested))
+    return min(counts, default=requirement.pods)
 
 
 def _find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | None:
-    """The first thing that keeps every pod off a node."""
+    """The first reason why no pod fits on a node, however empty it is; None if a pod fits."""
     spec = node.get("spec", {})
-    if label_mismatch := _find_label_mismatch(node["metadata"].get("labels", {}), requirement):
+    label_mismatch = _find_label_mismatch(node["metadata"].get("labels", {}), requirement)
+    if label_mismatch:
         return label_mismatch
     if spec.get("unschedulable"):
         return NodeMismatch("cordoned", f"`kubectl uncordon {_NODES_PLACEHOLDER}`")
     if not _is_node_ready(node):
         return NodeMismatch("not Ready", f"`kubectl describe node {_NODES_PLACEHOLDER}`")
-    for taint in () if "" in requirement.tolerations else spec.get("taints", ()):  # an empty key tolerates every taint
-        if taint["effect"] in ("NoSchedule", "NoExecute") and taint["key"] not in requirement.tolerations:
+    for taint in spec.get("taints", ()):
+        is_tolerated = (
+            taint["key"] in requirement.tolerations or "" in requirement.tolerations
+        )  # "" tolerates every key
+        if taint["effect"] in ("NoSchedule", "NoExecute") and not is_tolerated:
             return NodeMismatch(f"taint {taint['key']}", _describe_taint_remedy(taint["key"]))
-    shortages = (_find_shortage(node, name, amount) for name, amount in requirement.resources.items())
-    return next((shortage for shortage in shortages if shortage), None)
+    for name, amount in requirement.resources.items():
+        shortage = _find_shortage(node, name, amount)
+        if shortage:
+            return shortage
+    return None
 
 
 def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> NodeMismatch | None:
-    """The first label that keeps every pod off a node."""
+    """The first label because of which no pod may run on a node; None if its labels match."""
     for key, value in requirement.labels.items():
         if labels.get(key) != value:
-            return NodeMismatch(
-                f"no label {key}={value}", f"`kubectl get nodes -L {key}` shows what exists", elsewhere=True
-            )
+            remedy = f"`kubectl get nodes -L {key}` lists the existing values"
+            return NodeMismatch(f"no label {key}={value}", remedy, is_other_kind=True)
     for key, values in requirement.only.items():
         if values and labels.get(key) not in values:
-            return NodeMismatch(
-                f"label {key} is none of {', '.join(values)}", f"`kubectl get nodes -L {key}` shows what exists", True
-            )
+            remedy = f"`kubectl get nodes -L {key}` lists the existing values"
+            return NodeMismatch(f"label {key} is not one of {', '.join(values)}", remedy, is_other_kind=True)
     for key, values in requirement.avoid.items():
         if labels.get(key) in values:
             return NodeMismatch(
@@ -111,7 +130,7 @@ def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> No
 
 
 def _describe_taint_remedy(key: str) -> str:
-    """The remedy for a taint; one that Kubernetes itself sets is a fault of the node, not to be tolerated."""
+    """The remedy for a taint. One that Kubernetes sets reports a fault of the node, and must not be tolerated."""
     is_kubernetes_taint = key.startswith("node.kubernetes.io/")
     return f"`kubectl describe node {_NODES_PLACEHOLDER}`" if is_kubernetes_taint else f"add {key} to `pod.tolerations`"
 
@@ -126,15 +145,22 @@ def _get_node_quantity(node: ClusterNode, name: str, field: str = "allocatable")
 
 
 def _find_shortage(node: ClusterNode, name: str, amount: str) -> NodeMismatch | None:
-    """The mismatch if the node has too little of a resource; devices that it used to have are reported as lost."""
-    usable, capacity = _get_node_quantity(node, name), _get_node_quantity(node, name, "capacity")
-    if usable >= parse_decimal_quantity(amount):
+    """The mismatch of a node that has too little of a resource; None if it has enough.
+
+    Devices that count in the capacity and not in the allocatable amount are reported as lost.
+    """
+    requested = parse_decimal_quantity(amount)
+    if _get_node_quantity(node, name) >= requested:
         return None
-    text = node.get("status", {}).get("allocatable", {}).get(name)
-    if _is_extended_resource(name) and capacity >= parse_decimal_quantity(amount):
-        detail = f"{name} {text or 0} of {capacity} usable, its devices are lost or unhealthy"
+    allocatable_text = node.get("status", {}).get("allocatable", {}).get(name)
+    capacity = _get_node_quantity(node, name, "capacity")
+    if _is_extended_resource(name) and capacity >= requested:
+        detail = f"{name} {allocatable_text or 0} of {capacity} usable, its devices are lost or unhealthy"
         return NodeMismatch(detail, f"`kubectl describe node {_NODES_PLACEHOLDER}`")
-    return NodeMismatch(f"{name} {text} < {amount}" if text else f"no {name}", f"ask for less {name}")
+    remedy = f"ask for less {name}"  # no_progress recognizes this remedy by its words
+    if not allocatable_text:
+        return NodeMismatch(f"no {name}", remedy)
+    return NodeMismatch(f"{name} {allocatable_text} < {amount}", remedy)
 
 
 def _is_extended_resource(name: str) -> bool:
@@ -146,23 +172,22 @@ def _is_extended_resource(name: str) -> bool:
 
 
 def _group_mismatches(mismatches: dict[str, NodeMismatch]) -> list[str]:
-    """`3 nodes: no label a=b`, for each thing that nodes lack; the most frequent first."""
+    """`3 nodes: no label a=b`, for each reason why nodes do not fit; the most frequent first."""
     counts = Counter(mismatch.reason for mismatch in mismatches.values())
     return [f"{_format_count(count, 'node')}: {reason}" for reason, count in counts.most_common()]
 
 
 def _list_remedies(mismatches: dict[str, NodeMismatch]) -> list[str]:
-    """What to do about the nodes of the right kind; if there are none, how to see which kinds exist."""
-    relevant = {name: mismatch for name, mismatch in mismatches.items() if not mismatch.elsewhere} or mismatches
-    remedies = dict.fromkeys(mismatch.remedy for mismatch in relevant.values())
-    return [
-        _insert_node_names(remedy, [name for name, mismatch in relevant.items() if mismatch.remedy == remedy])
-        for remedy in remedies
-    ]
+    """The remedies for the nodes of the right kind; if there are none, those that list which kinds exist."""
+    relevant = {name: mismatch for name, mismatch in mismatches.items() if not mismatch.is_other_kind} or mismatches
+    nodes_by_remedy: dict[str, list[str]] = {}
+    for name, mismatch in relevant.items():
+        nodes_by_remedy.setdefault(mismatch.remedy, []).append(name)
+    return [_insert_node_names(remedy, nodes) for remedy, nodes in nodes_by_remedy.items()]
 
 
 def _insert_node_names(remedy: str, nodes: list[str]) -> str:
-    """The remedy for some nodes: three of them are named, so that it stays one line."""
+    """The remedy with the names of its nodes, at most `_MAX_NAMED_NODES` of them, so that it stays one line."""
     if _NODES_PLACEHOLDER not in remedy:
         return remedy
     suffix = f", and {len(nodes) - _MAX_NAMED_NODES} more" if len(nodes) > _MAX_NAMED_NODES else ""
@@ -170,7 +195,7 @@ def _insert_node_names(remedy: str, nodes: list[str]) -> str:
 
 
 def _check_device_plugin(client: Client, requirement: Capacity, nodes: list[ClusterNode]) -> list[str]:
-    """A sentence about the device plugin, if no node of the right kind offers its resource."""
+    """What is wrong with the fabric's device plugin, if no node of the right kind offers its resource; else empty."""
     relevant_nodes = [
         node for node in nodes if requirement.labels.items() <= node["metadata"].get("labels", {}).items()
     ] or nodes
@@ -181,7 +206,7 @@ def _check_device_plugin(client: Client, requirement: Capacity, nodes: list[Clus
     ]
     if not missing or not requirement.device_plugin:
         return []
-    message = f"nothing offers {', '.join(missing)}"
+    message = f"no node offers {', '.join(missing)}"
     try:
         daemon_sets = client.list("apps/v1", "DaemonSet", {"labelSelector": requirement.device_plugin}, everywhere=True)
     except ClusterError as error:

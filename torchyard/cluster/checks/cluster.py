@@ -1,7 +1,8 @@
-"""Does the cluster have all that the plan needs? Requirements are checked in parallel; each makes one finding."""
+"""Checks that the cluster meets the plan's requirements, in parallel, with one finding per requirement."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any, assert_never
 
 from torchyard.cluster.checks.admission import check_admission
@@ -33,51 +34,59 @@ CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | ReferencedO
 
 
 def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
-    """One check for all rights and one per requirement; a single one if the cluster is away or rejects this user."""
+    """One finding for all rights and one per requirement; a single one if the cluster is away or rejects this user.
+
+    If the namespace is missing, the first finding reports that, and what would be in it is not checked. No error of the
+    API server is raised: it is a finding of the requirement that could not be checked.
+    """
     try:
         client = get_cluster_client(plan.cluster)
     except ClusterError as error:
         return (failed_check(error.host, f"{error.action}: {error.message}", ""),)
-    if refusal := _check_connection(client):
-        return (refusal,)
+    connection_check = _check_connection(client)
+    if connection_check:
+        return (connection_check,)
     namespace_check = _check_namespace(client)
-    permissions = [requirement for requirement in plan.requires if isinstance(requirement, Permission)]
-    requirements = [
-        requirement for requirement in plan.requires if not isinstance(requirement, WritableFolder | Permission)
-    ]
-    checkable = [requirement for requirement in requirements if not (namespace_check and _is_namespaced(requirement))]
+    permissions: list[Permission] = []
+    requirements: list[CheckedRequirement] = []
+    for requirement in plan.requires:
+        if isinstance(requirement, Permission):
+            permissions.append(requirement)
+        elif isinstance(requirement, WritableFolder):
+            continue  # a folder of this machine: ClusterBackend.check has it
+        elif namespace_check is None or not _needs_namespace(requirement):
+            requirements.append(requirement)
+
+    checks = [namespace_check] if namespace_check else []
     with ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
-        granted = pool.submit(check_permissions, client, permissions)
-        requirement_checks = pool.map(lambda requirement: _check_requirement(client, plan, requirement), checkable)
-        checks = (*granted.result(), *requirement_checks)
-    return (namespace_check, *checks) if namespace_check else checks
+        permission_checks = pool.submit(check_permissions, client, permissions)
+        requirement_checks = pool.map(lambda requirement: _check_requirement(client, plan, requirement), requirements)
+        checks += permission_checks.result()
+        checks += requirement_checks
+    return tuple(checks)
 
 
-def _is_namespaced(requirement: CheckedRequirement) -> bool:
-    """Whether a requirement cannot be checked without the namespace."""
-    return isinstance(requirement, AdmissionAccepted) or (
-        isinstance(requirement, ReferencedObject) and requirement.namespace is None
-    )
+def _needs_namespace(requirement: CheckedRequirement) -> bool:
+    """Whether a requirement cannot be checked without the plan's namespace."""
+    if isinstance(requirement, ReferencedObject):
+        return requirement.namespace is None
+    return isinstance(requirement, AdmissionAccepted)
 
 
 def _check_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Check:
-    """The finding of one requirement; what this user may not read is a warning."""
+    """The finding of one requirement: a warning if this user may not read what it needs, failed on any other error."""
+    title = _format_requirement_title(requirement)
     try:
         return _query_requirement(client, plan, requirement)
     except ClusterError as error:
-        if error.status == 403:
-            return warning_check(
-                _format_requirement_title(requirement),
-                f"cannot be checked: {error.message}",
-                f"{RBAC_COMMAND} makes a role that may read it",
-            )
-        return failed_check(
-            _format_requirement_title(requirement), f"cannot be checked: {error.action}: {error.message}", ""
-        )
+        if error.status == HTTPStatus.FORBIDDEN:
+            remedy = f"{RBAC_COMMAND} creates a role that may read it"
+            return warning_check(title, f"cannot be checked: {error.message}", remedy)
+        return failed_check(title, f"cannot be checked: {error.action}: {error.message}", "")
 
 
 def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Check:
-    """What the cluster says about one requirement. Raises ClusterError if it does not answer."""
+    """The finding of one requirement. Raises ClusterError if a request that it needs fails or is refused."""
     name = _format_requirement_title(requirement)
     match requirement:
         case CrdServed():
@@ -126,24 +135,23 @@ def _format_requirement_title(requirement: CheckedRequirement) -> str:
 
 
 def await_api_server(plan: ManifestPlan) -> None:
-    """Wait for an API server that is away, as every other step does; if it stays away, its check reports it."""
+    """Wait up to START_TIMEOUT_S for an API server that is away. One that stays away is reported by `check_cluster`."""
     with contextlib.suppress(ClusterError):
         client = get_cluster_client(plan.cluster)
         retry_step(START_TIMEOUT_S)(client.ping)()
 
 
 def _check_connection(client: Client) -> Check | None:
-    """The finding that the cluster cannot be queried at all; None if it can."""
+    """The finding that the API server does not respond or refuses the credentials; None if it can be queried."""
     name = f"cluster {client.context or client.host}"
     try:
         client.ping()
     except ClusterError as error:
         flags = f" --context {client.context}" if client.context else ""
-        if error.status == 0 or error.status >= 429:  # away, or busy
-            return failed_check(
-                name, f"{client.host} does not answer: {error.message}", f"see `kubectl{flags} cluster-info`"
-            )
-        if error.status == 401 or "system:anonymous" in error.message:
+        if error.status == 0 or error.status >= HTTPStatus.TOO_MANY_REQUESTS:  # away, or busy
+            remedy = f"see `kubectl{flags} cluster-info`"
+            return failed_check(name, f"{client.host} does not respond: {error.message}", remedy)
+        if error.status == HTTPStatus.UNAUTHORIZED or "system:anonymous" in error.message:
             detail = f"{client.host} refuses the credentials of the kubeconfig: {error.message}"
             return failed_check(name, detail, f"log in again; `kubectl{flags} auth whoami` shows whether that helped")
     return None
@@ -151,7 +159,8 @@ def _check_connection(client: Client) -> Check | None:
 
 def _check_namespace(client: Client) -> Check | None:
     """The finding that the namespace is missing or being deleted; None if it exists, or may not be read."""
-    name, create_command = f"namespace {client.namespace}", f"`kubectl create namespace {client.namespace}`"
+    name = f"namespace {client.namespace}"
+    create_command = f"`kubectl create namespace {client.namespace}`"
     try:
         namespace = client.get("v1", "Namespace", client.namespace, namespace=None)
     except ClusterError:
@@ -167,22 +176,22 @@ def _check_namespace(client: Client) -> Check | None:
 
 
 def _check_crd_served(client: Client, requirement: CrdServed, name: str) -> Check:
+    """Check that the API server serves a kind in the needed version; report other versions and kinds of its name."""
     plural, _, group = requirement.crd.partition(".")
     if plural in _list_resources(client, f"{group}/{requirement.version}"):
         return passed_check(name, "is served")
-    served = _discover_api(client, f"/apis/{group}").get("versions", [])
-    versions = [
-        served_version["version"]
-        for served_version in served
-        if plural in _list_resources(client, served_version["groupVersion"])
-    ]
+    versions = []
+    for served in _discover_api(client, f"/apis/{group}").get("versions", []):
+        if plural in _list_resources(client, served["groupVersion"]):
+            versions.append(served["version"])
     if versions:
-        return failed_check(
-            name, f"is served as {', '.join(versions)} only", f"install a release that has it: {requirement.install}"
-        )
-    others = ", ".join(_find_namesakes(client, plural, group))
-    other = f"; {others} is another kind of the same name" if others else ""
-    return failed_check(name, f"is not installed{other}", requirement.install)
+        remedy = f"install a release that has it: {requirement.install}"
+        return failed_check(name, f"is served as {', '.join(versions)} only", remedy)
+    detail = "is not installed"
+    namesakes = _find_namesakes(client, plural, group)
+    if namesakes:
+        detail += f"; {', '.join(namesakes)} is another kind of the same name"
+    return failed_check(name, detail, requirement.install)
 
 
 def _list_resources(client: Client, version: str) -> set[str]:
@@ -191,41 +200,36 @@ def _list_resources(client: Client, version: str) -> set[str]:
 
 
 def _find_namesakes(client: Client, plural: str, group: str) -> list[str]:
-    """Kinds with the same plural name in other groups, except Kubernetes' own."""
-    groups = _discover_api(client, "/apis").get("groups", [])
-    others = [
-        other_group
-        for other_group in groups
-        if "." in other_group["name"] and not other_group["name"].endswith((".k8s.io", group))
-    ]
-    namesakes = [
-        other_group
-        for other_group in others
-        if plural in _list_resources(client, other_group["preferredVersion"]["groupVersion"])
-    ]
-    return [f"{plural}.{namesake['name']}" for namesake in namesakes]
+    """Kinds with the same plural name in other groups, except those of Kubernetes itself."""
+    namesakes = []
+    for other_group in _discover_api(client, "/apis").get("groups", []):
+        group_name = other_group["name"]
+        if "." not in group_name or group_name.endswith((".k8s.io", group)):
+            continue
+        if plural in _list_resources(client, other_group["preferredVersion"]["groupVersion"]):
+            namesakes.append(f"{plural}.{group_name}")
+    return namesakes
 
 
 def _discover_api(client: Client, path: str) -> dict[str, Any]:
-    """What the API server reports about its kinds; this needs no right to read CRDs."""
+    """The API server's discovery document of a path, which needs no right to read CRDs; empty if it has none."""
     try:
         return client.request("GET", path)
     except ClusterError as error:
-        if error.status == 404:
+        if error.status == HTTPStatus.NOT_FOUND:
             return {}
         raise
 
 
 def _check_controller(client: Client, requirement: Controller, name: str) -> Check:
+    """Check that a controller's Deployment has an available pod and, for a gang, the flag that enables gangs."""
     deployments = client.list("apps/v1", "Deployment", {"labelSelector": requirement.label}, everywhere=True)
     if not deployments and requirement.deployment:
-        deployments = client.list(
-            "apps/v1", "Deployment", {"fieldSelector": f"metadata.name={requirement.deployment}"}, everywhere=True
-        )
+        params = {"fieldSelector": f"metadata.name={requirement.deployment}"}
+        deployments = client.list("apps/v1", "Deployment", params, everywhere=True)
     if not deployments:
-        return failed_check(
-            name, "no namespace has a Deployment with this label", "install it, or see `kubectl get deploy -A`"
-        )
+        remedy = "install it, or see `kubectl get deploy -A`"
+        return failed_check(name, "no namespace has a Deployment with this label", remedy)
     ready = [deployment for deployment in deployments if deployment.get("status", {}).get("availableReplicas", 0)]
     if not ready:
         metadata = deployments[0]["metadata"]
@@ -244,35 +248,43 @@ def _list_containers(deployment: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe_deployment(deployment: dict[str, Any]) -> str:
-    """Namespace, name and the image's tag."""
-    image = _list_containers(deployment)[0].get("image", "").partition("@")[0].rpartition("/")[2]
-    metadata, tag = deployment["metadata"], image.partition(":")[2]
-    return f"{metadata['namespace']}/{metadata['name']}" + (f" {tag}" if tag else "")
+    """Namespace, name and the tag of the image: `kubeflow/training-operator v1.8.1`."""
+    metadata = deployment["metadata"]
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    image, _, _ = _list_containers(deployment)[0].get("image", "").partition("@")
+    _, _, tag = image.rpartition("/")[2].partition(":")
+    return f"{name} {tag}" if tag else name
 
 
 def _has_flag(deployment: dict[str, Any], flag: str) -> bool:
-    """Whether a container has the flag, as one argument (--a=b) or as two; the value `none` counts as no flag."""
-    arguments = [
-        argument
-        for container in _list_containers(deployment)
-        for argument in (*container.get("command", ()), *container.get("args", ()))
-    ]
-    command_line, flag_text = f" {' '.join(arguments)} ".replace("=", " "), f" {flag} ".replace("=", " ")
+    """Whether a container has the flag, as one argument (--a=b) or as two; not if its value is `none`."""
+    argv: list[str] = []
+    for container in _list_containers(deployment):
+        argv += container.get("command", ())
+        argv += container.get("args", ())
+    command_line = f" {' '.join(argv)} ".replace("=", " ")
+    flag_text = f" {flag} ".replace("=", " ")
     return flag_text in command_line and f"{flag_text}none " not in command_line
 
 
 def check_queue(client: Client, requirement: OpenQueue, name: str) -> Check:
+    """Check that a queue of Volcano is open. Raises ClusterError if queues cannot be read."""
     version = "scheduling.volcano.sh/v1beta1"
     queue = client.get(version, "Queue", requirement.name, namespace=None)
     state = queue.get("status", {}).get("state") if queue else None
     if state == "Open":
         return passed_check(name, "is open")
-    queues = client.list(version, "Queue", everywhere=True)
-    open_queues = [
-        other_queue["metadata"]["name"]
-        for other_queue in queues
-        if other_queue.get("status", {}).get("state") == "Open"
-    ]
-    detail = "there is no such queue" if queue is None else f"is {state}" if state else "has no state yet"
-    remedy = "choose one with options.queue" if open_queues else "see that Volcano's controller and scheduler run"
+    open_queues = []
+    for other_queue in client.list(version, "Queue", everywhere=True):
+        if other_queue.get("status", {}).get("state") == "Open":
+            open_queues.append(other_queue["metadata"]["name"])
+    if queue is None:
+        detail = "there is no such queue"
+    elif state:
+        detail = f"is {state}"
+    else:
+        detail = "has no state yet"
+    remedy = "choose one with options.queue"
+    if not open_queues:
+        remedy = "check that Volcano's controller and scheduler are running"
     return failed_check(name, f"{detail}; open queues: {', '.join(sorted(open_queues)) or 'none'}", remedy)

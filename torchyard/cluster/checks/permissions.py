@@ -1,4 +1,4 @@
-"""What this user may do in the namespace: the API server is asked about every verb that a run needs, in parallel."""
+"""Checks which rights this user has in the namespace, with one access review per verb, in parallel."""
 
 import re
 from collections.abc import Iterable
@@ -17,10 +17,11 @@ _FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authori
 
 
 def check_permissions(client: Client, permissions: Iterable[Permission]) -> list[Check]:
-    """One finding for all rights, which names every missing verb; none if no right is needed."""
-    rights = tuple(
-        dict.fromkeys((verb, permission.resource) for permission in permissions for verb in permission.verbs)
-    )
+    """One finding for all rights, which names every missing verb; empty if no right is needed."""
+    pairs: list[tuple[str, str]] = []
+    for permission in permissions:
+        pairs += [(verb, permission.resource) for verb in permission.verbs]
+    rights = tuple(dict.fromkeys(pairs))  # two requirements may need the same right
     if not rights:
         return []
     try:
@@ -32,12 +33,9 @@ def check_permissions(client: Client, permissions: Iterable[Permission]) -> list
     if not missing:
         return [passed_check("rights", f"all {len(rights)} are granted")]
     user_name = _read_user_name(client)
-    remedy = f"{RBAC_COMMAND} makes a role that allows it; bind it to {user_name}"
-    return [
-        failed_check(
-            "rights", f"{user_name} may not {_format_permissions(missing)} in namespace {client.namespace}", remedy
-        )
-    ]
+    detail = f"{user_name} may not {_format_permissions(missing)} in namespace {client.namespace}"
+    remedy = f"{RBAC_COMMAND} creates a role with these rights; bind it to {user_name}"
+    return [failed_check("rights", detail, remedy)]
 
 
 def _format_permissions(rights: Iterable[tuple[str, str]]) -> str:
@@ -49,7 +47,10 @@ def _format_permissions(rights: Iterable[tuple[str, str]]) -> str:
 
 
 def is_allowed(client: Client, verb: str, resource: str) -> bool:
-    """Whether this user may do it in the namespace. `resource`: jobs.batch.volcano.sh, pods, pods/log."""
+    """Whether this user has the right in the client's namespace. `resource`: jobs.batch.volcano.sh, pods, pods/log.
+
+    Raises ClusterError if the review fails.
+    """
     resource_type, _, subresource = resource.partition("/")
     plural, _, group = resource_type.partition(".")
     attributes = {
@@ -66,7 +67,7 @@ def is_allowed(client: Client, verb: str, resource: str) -> bool:
 
 
 def _read_user_name(client: Client) -> str:
-    """The name that the API server knows this user by."""
+    """The user's name as the API server reports it; `this user` if the server cannot."""
     try:
         review = _post_review(client, "authentication.k8s.io/v1", "SelfSubjectReview", {})
     except ClusterError:  # older than 1.28
@@ -75,17 +76,21 @@ def _read_user_name(client: Client) -> str:
 
 
 def _post_review(client: Client, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    body = {"apiVersion": version, "kind": kind, **({"spec": spec} if spec else {})}
+    body: dict[str, Any] = {"apiVersion": version, "kind": kind}
+    if spec:
+        body["spec"] = spec
     return client.request("POST", client.path(version, kind, namespace=None), body=body)
 
 
 def is_known_refusal(plan: ManifestPlan, message: str) -> bool:
-    """Whether the check of the plan's rights already reports this refusal to create."""
+    """Whether `check_permissions` already reports this refusal to create."""
     match = _FORBIDDEN_CREATE.search(message)
-    plural = (match[1] or match[2]) if match else ""
-    permissions = (
-        permission
-        for permission in plan.requires
-        if isinstance(permission, Permission) and "create" in permission.verbs
-    )
-    return any(permission.resource.partition(".")[0] == plural for permission in permissions)
+    if match is None:
+        return False
+    refused_plural = match[1] or match[2]
+    for requirement in plan.requires:
+        if isinstance(requirement, Permission) and "create" in requirement.verbs:
+            plural, _, _ = requirement.resource.partition(".")
+            if plural == refused_plural:
+                return True
+    return False

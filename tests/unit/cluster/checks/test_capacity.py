@@ -82,7 +82,7 @@ def test_taint_of_kubernetes_itself_is_not_to_be_tolerated() -> None:
 def test_only_nodes_with_one_of_the_values_hold_pods() -> None:
     """A node without the label, or with another value, is none of those that the job may use."""
     requirement = room().model_copy(update={"only": {"kubernetes.io/hostname": ("a", "b"), "none": ()}})
-    assert why(node(), requirement) == "label kubernetes.io/hostname is none of a, b"
+    assert why(node(), requirement) == "label kubernetes.io/hostname is not one of a, b"
     labelled_node = node()
     labelled_node["metadata"]["labels"] = {"kubernetes.io/hostname": "b"}
     assert why(labelled_node, requirement) == ""
