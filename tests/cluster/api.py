@@ -17,7 +17,7 @@ IRREGULAR_PLURALS = {
 
 
 class ApiError(Exception):
-    """A request that the API server refused, with the HTTP status of its answer."""
+    """A request that the API server refused, with the HTTP status and the message of its response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -29,7 +29,10 @@ class ApiError(Exception):
 
 
 class Api:
-    """The API server as one user; usable from several threads, one connection each."""
+    """The API server as one user; usable from several threads, one connection each.
+
+    `call` raises ApiError if the server refuses a request, and OSError if it does not answer. Nothing is retried.
+    """
 
     def __init__(self, port: int, authority: Path, certificate: Path) -> None:
         self.port = port
@@ -38,7 +41,10 @@ class Api:
         self.thread_local = threading.local()
 
     def call(self, method: str, path: str, body: Object | None = None, patch_type: str = "") -> Any:
-        """Send one request and return JSON or text; raises ApiError, or OSError if the server does not answer."""
+        """Send one request; return the JSON or text of the response. Raises ApiError or OSError.
+
+        patch_type: of a PATCH, such as "merge".
+        """
         headers = {"Content-Type": f"application/{patch_type}-patch+json" if patch_type else "application/json"}
         connection = self.get_connection()
         try:
@@ -47,31 +53,25 @@ class Api:
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise OSError(f"no answer to {method} {path}: {error}") from error
-        if response.headers.get_content_type() != "application/json":
-            body_of_response: Any = data.decode()
-        else:
-            body_of_response = json.loads(data)
+            raise OSError(f"no response to {method} {path}: {error}") from error
+        is_json = response.headers.get_content_type() == "application/json"
+        content: Any = json.loads(data) if is_json else data.decode()
         if response.status >= 400:
-            raise ApiError(
-                response.status,
-                body_of_response.get("message", "")
-                if isinstance(body_of_response, dict)
-                else str(body_of_response).strip(),
-            )
-        return body_of_response
+            message = content.get("message", "") if isinstance(content, dict) else str(content).strip()
+            raise ApiError(response.status, message)
+        return content
 
     def get_connection(self) -> http.client.HTTPSConnection:
         """This thread's connection; http.client opens it again after a close."""
-        if not hasattr(self.thread_local, "mine"):
-            self.thread_local.mine = http.client.HTTPSConnection(
+        if not hasattr(self.thread_local, "connection"):
+            self.thread_local.connection = http.client.HTTPSConnection(
                 "127.0.0.1", self.port, context=self.context, timeout=20
             )
-        connection: http.client.HTTPSConnection = self.thread_local.mine
+        connection: http.client.HTTPSConnection = self.thread_local.connection
         return connection
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """The lines of a streaming answer, such as a watch, over a separate connection."""
+        """The lines of a streaming response, such as a watch, over a separate connection."""
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.context)
         connection.request("GET", path)
         try:
@@ -80,7 +80,7 @@ class Api:
             connection.close()
 
     def create(self, obj: Object) -> Object:
-        """Create an object, with its status if it has one; an existing object is left as it is."""
+        """Create an object, with its status if it has one, and return it; an existing object is returned unchanged."""
         try:
             created: Object = self.call("POST", get_collection_path(obj), obj)
         except ApiError as error:
@@ -99,10 +99,12 @@ class Api:
         self.call("POST", f"{get_collection_path(obj)}?dryRun=All", obj)
 
     def get(self, obj: Object) -> Object:
+        """The current state of an object; raises ApiError if it does not exist."""
         current: Object = self.call("GET", f"{get_collection_path(obj)}/{obj['metadata']['name']}")
         return current
 
     def is_ready(self) -> bool:
+        """Whether the API server answers /readyz with 200."""
         try:
             self.call("GET", "/readyz")
         except (ApiError, OSError):
@@ -115,6 +117,8 @@ def get_collection_path(obj: Object) -> str:
     api_version = obj["apiVersion"]
     kind = obj["kind"]
     root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
+    plural = IRREGULAR_PLURALS.get(kind)
+    if plural is None:
+        plural = kind.lower() + ("es" if kind.endswith("s") else "s")
     namespace = obj["metadata"].get("namespace")
-    plural = IRREGULAR_PLURALS.get(kind) or (kind.lower() + ("es" if kind.endswith("s") else "s"))
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"

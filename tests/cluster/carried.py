@@ -16,7 +16,7 @@ def read_report() -> Report:
 
 
 def run_to_completion(profile: str, overrides: dict[str, Any]) -> Report:
-    """Run a profile and return its report: the run must be Completed, its logs complete, with nothing left over."""
+    """Run a profile and return its report: the run must be Completed, its logs complete, without leftovers."""
     state = train(profile, overrides, return_state=True)
     report = read_report()
     assert (state.name, report.leftovers) == ("Completed", ()), report.sentence

@@ -25,7 +25,7 @@ class CertificatePair:
     key: bytes
 
     def write(self, path: Path) -> "CertificatePair":
-        """Write `<stem>.crt` and `<stem>.key`; only the owner can read the key."""
+        """Write `<path>.crt` and `<path>.key`, and return the pair; only the owner can read the key."""
         path.with_suffix(".crt").write_bytes(self.certificate)
         path.with_suffix(".key").touch(mode=0o600)
         path.with_suffix(".key").write_bytes(self.key)
@@ -37,13 +37,17 @@ class CertificatePair:
 
 
 def generate_key(kind: str = "ec") -> Key:
+    """A new private key: "ec" or "rsa"."""
     if kind == "ec":
         return ec.generate_private_key(ec.SECP256R1())
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def encode_private_key(key: Key) -> bytes:
-    """The key as PEM, in PKCS#1 for RSA: the operators' certificate rotation calls other forms "not well-formed"."""
+    """The key as PEM, in PKCS#1 for RSA.
+
+    The operators' certificate rotation rejects other forms as "not well-formed".
+    """
     form = serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
@@ -54,7 +58,7 @@ def encode_public_key(key: Key) -> bytes:
 
 
 def create_authority(name: str, kind: str = "ec") -> CertificatePair:
-    """A self-signed authority with its own name as SAN, which cert-controller requires."""
+    """A self-signed authority with its own name as SAN, which cert-controller requires; `kind` as in `generate_key`."""
     key = generate_key(kind)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(
@@ -91,12 +95,14 @@ def issue_certificate(
     builder = build_certificate(x509.Name(subject), issuer, key).add_extension(
         x509.ExtendedKeyUsage(uses), critical=False
     )
-    if names := [build_alternative_name(host) for host in hosts]:
+    names = [build_alternative_name(host) for host in hosts]
+    if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return CertificatePair(encode_certificate(builder.sign(signer, hashes.SHA256())), encode_private_key(key))
 
 
 def build_certificate(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBuilder:
+    """A certificate without extensions and signature, valid from an hour ago."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -110,6 +116,7 @@ def build_certificate(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.C
 
 
 def build_alternative_name(host: str) -> x509.GeneralName:
+    """The subject alternative name of an address or a host name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

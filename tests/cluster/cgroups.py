@@ -18,7 +18,7 @@ def list_hierarchies() -> list[Path]:
 
 
 def create_groups(node_names: list[str]) -> None:
-    """Create a group for each name in every hierarchy, ready to hold processes."""
+    """Create a group for each node in every hierarchy, ready to hold processes."""
     for root in list_hierarchies():
         enable_controllers(root)
         groups = [root / TREE, *(root / TREE / name for name in node_names)]
@@ -36,6 +36,7 @@ def inherit_cpus(group: Path) -> None:
 
 
 def enable_controllers(group: Path) -> None:
+    """Let a group's children use the controllers of CONTROLLERS that it has; version 1 needs no such step."""
     if not (group / "cgroup.subtree_control").exists():
         return
     available = (group / "cgroup.controllers").read_text().split()
@@ -43,12 +44,17 @@ def enable_controllers(group: Path) -> None:
 
 
 def remove_groups(timeout_s: float = 10) -> None:
-    """Remove every group of the tree; the kernel may hold one for a moment after its last process."""
+    """Remove every group of the tree; the kernel may hold one for a moment after its last process.
+
+    Raises OSError if some are left after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
-    while (leftovers := find_trees()) and time.monotonic() < deadline:
+    leftovers = find_trees()
+    while leftovers and time.monotonic() < deadline:
         for tree in leftovers:
             remove_tree(tree)
         time.sleep(0.02)
+        leftovers = find_trees()
     if leftovers:
         raise OSError(f"control groups are still in use: {', '.join(map(str, leftovers))}")
 
@@ -60,6 +66,7 @@ def find_trees() -> list[Path]:
 
 
 def remove_tree(tree: Path) -> None:
+    """Remove the groups of a tree, children first; a group that is in use stays."""
     folders = sorted((path for path in tree.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
     for folder in [*folders, tree]:
         with suppress(OSError):

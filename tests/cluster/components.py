@@ -4,6 +4,7 @@ import socket
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -26,9 +27,19 @@ PORT_NAMES = (
 )  # fmt: skip
 APPWRAPPER_PORT = 9443  # compiled in
 POD_NETWORK = "10.40.0.0/16"  # of fake pods
-OPERATORS = {  # name: (namespace, webhook service, authority); the names are compiled in
-    "training-operator": ("kubeflow", "training-operator", "training-operator-ca"),
-    "appwrapper": ("appwrapper-system", "appwrapper-webhook-service", "appwrapper-ca"),
+
+
+class Operator(NamedTuple):
+    """The names that are compiled into an operator: its namespace, its webhook's Service, and its authority."""
+
+    namespace: str
+    service: str
+    authority: str
+
+
+OPERATORS = {
+    "training-operator": Operator("kubeflow", "training-operator", "training-operator-ca"),
+    "appwrapper": Operator("appwrapper-system", "appwrapper-webhook-service", "appwrapper-ca"),
 }
 # The training operator only checks that this file exists; its server reads the certificate below $TMPDIR.
 OPERATOR_CERTIFICATE = Path("/tmp/k8s-webhook-server/serving-certs/tls.crt")
@@ -49,7 +60,7 @@ VOLCANO_WEBHOOKS = (
 
 @dataclass(frozen=True)
 class Component:
-    """A process: its command, its extra environment, and the address that answers 200 when it is ready."""
+    """A process: its command, its additional environment, and the address that answers 200 when it is ready."""
 
     name: str
     command: list[str]
@@ -58,7 +69,7 @@ class Component:
 
 
 def allocate_ports() -> dict[str, int]:
-    """A free port for each name in PORTS, all different."""
+    """A free port for each name in PORT_NAMES, all different."""
     holders = {name: socket.create_server(("127.0.0.1", 0)) for name in PORT_NAMES}
     ports = {name: holder.getsockname()[1] for name, holder in holders.items()}
     for holder in holders.values():
@@ -83,15 +94,15 @@ def make_certificates(plane: Plane) -> None:
     token_key = generate_key()
     CertificatePair(encode_public_key(token_key), encode_private_key(token_key)).write(pki / "tokens")
     write_serving_certificate(plane.state_folder / "tmp" / "jobset", plane.read_certificate("webhook"))
-    for operator, (namespace, service, authority) in OPERATORS.items():
-        issuer = create_authority(authority, "rsa").write(pki / f"{operator}-ca")
-        hosts = [f"{service}.{namespace}.svc", "127.0.0.1"]
-        server = issue_certificate(issuer, hosts[0], hosts=hosts).write(pki / operator)
-        write_serving_certificate(plane.state_folder / "tmp" / operator, server)
+    for name, operator in OPERATORS.items():
+        issuer = create_authority(operator.authority, "rsa").write(pki / f"{name}-ca")
+        host = f"{operator.service}.{operator.namespace}.svc"
+        server = issue_certificate(issuer, host, hosts=[host, "127.0.0.1"]).write(pki / name)
+        write_serving_certificate(plane.state_folder / "tmp" / name, server)
 
 
 def write_serving_certificate(temp_folder: Path, server: CertificatePair) -> None:
-    """Write a certificate where an operator's webhook server expects it: below its TMPDIR."""
+    """Write a certificate where an operator's webhook server reads it: below its TMPDIR."""
     folder = temp_folder / "k8s-webhook-server" / "serving-certs"
     folder.mkdir(parents=True)
     (folder / "tls.crt").write_bytes(server.certificate)
@@ -103,15 +114,26 @@ def write_serving_certificate(temp_folder: Path, server: CertificatePair) -> Non
 
 def etcd(plane: Plane) -> Component:
     ports = plane.record["ports"]
-    client, peer = (f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "etcd-peer"))
-    urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}"]
-    urls += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
-    options = [f"--data-dir={plane.state_folder}/etcd", "--unsafe-no-fsync", "--log-level=warn"]
-    return Component("etcd", ["etcd", *urls, *options], f"{client}/health")
+    client_url = f"http://127.0.0.1:{ports['etcd']}"
+    peer_url = f"http://127.0.0.1:{ports['etcd-peer']}"
+    options = [
+        f"--listen-client-urls={client_url}",
+        f"--advertise-client-urls={client_url}",
+        f"--listen-peer-urls={peer_url}",
+        f"--initial-advertise-peer-urls={peer_url}",
+        f"--initial-cluster=default={peer_url}",
+        f"--data-dir={plane.state_folder}/etcd",
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+    ]
+    return Component("etcd", ["etcd", *options], f"{client_url}/health")
 
 
 def kube_apiserver(plane: Plane) -> Component:
-    """Listens on all addresses, for kubelets in network namespaces; reaches real kubelets by IP, kwok's by name."""
+    """The API server. It listens on all addresses, because kubelets in network namespaces call it from there.
+
+    It reaches real kubelets by IP and kwok's by name.
+    """
     ports = plane.record["ports"]
     pki = plane.state_folder / "pki"
     options = [
@@ -159,7 +181,7 @@ def kube_scheduler(plane: Plane) -> Component:
 
 
 def kwok(plane: Plane) -> Component:
-    """kwok holds node leases: without them its nodes turn NotReady every minute, and each pod's delay restarts."""
+    """kwok holds node leases: without them its nodes become NotReady every minute, and each pod's delay restarts."""
     ports = plane.record["ports"]
     options = [
         f"--config={HERE}/stages.yaml",
@@ -173,7 +195,7 @@ def kwok(plane: Plane) -> Component:
 
 
 def fake_logs(plane: Plane) -> Component:
-    """Serves the logs of fake pods; kwok could serve them too, but its follow never ends."""
+    """The server of fake pods' logs; kwok could serve them too, but its follow never ends."""
     ports = plane.record["ports"]
     arguments = [ports["kube-apiserver"], plane.state_folder / "pki", ports["fake-logs"]]
     command = [sys.executable, str(HERE / "fake_logs.py"), *map(str, arguments)]
@@ -216,7 +238,10 @@ def vc_controller_manager(plane: Plane) -> Component:
 
 
 def build_volcano_component(plane: Plane, name: str, options: list[str], scheme: str) -> Component:
-    """Puts the socket for its log level into a separate folder: by default all three share one under /tmp."""
+    """A program of Volcano, with a separate folder for the socket that sets its log level.
+
+    By default all three programs share one socket under /tmp.
+    """
     health = f"127.0.0.1:{plane.record['ports'][name + '-health']}"
     options = [*options, "--enable-healthz=true", f"--healthz-address={health}"]
     component = build_client_component(plane, name, options, f"{scheme}://{health}/healthz")
@@ -238,7 +263,7 @@ def training_operator(plane: Plane) -> Component:
 
 
 def appwrapper(plane: Plane) -> Component:
-    """AppWrapper's controller; its settings are in a ConfigMap, see objects.py."""
+    """AppWrapper's controller; its settings are in a ConfigMap (see objects.py)."""
     health = f"http://127.0.0.1:{plane.record['ports']['appwrapper-health']}/readyz"
     return replace(
         build_client_component(plane, "appwrapper", [], health), environment={"NAMESPACE": "appwrapper-system"}
@@ -246,7 +271,7 @@ def appwrapper(plane: Plane) -> Component:
 
 
 def mcad(plane: Plane) -> Component:
-    """The dispatcher that came before AppWrapper; it has no webhooks."""
+    """The dispatcher that AppWrapper has replaced; it has no webhooks."""
     health = f"127.0.0.1:{plane.record['ports']['mcad-health']}"
     return build_client_component(plane, "mcad", [f"--healthProbeListenAddr={health}"], f"http://{health}/healthz")
 

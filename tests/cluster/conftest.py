@@ -28,15 +28,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def admin_client() -> Client:
-    """The cluster for tests, set as KUBECONFIG. Without a cluster every test fails: these tests never skip for it."""
+    """The cluster for tests, set as KUBECONFIG, with an administrator's rights.
+
+    Without a cluster every test fails: these tests never skip for it.
+    """
     if not os.environ.get(CLUSTER):
-        pytest.fail(f"{CLUSTER} names no cluster: `make e2e` starts one, `make cluster-up` prints one", pytrace=False)
+        pytest.fail(
+            f"{CLUSTER} is not set: `make e2e` starts a cluster, `make cluster-up` prints the kubeconfig of one",
+            pytrace=False,
+        )
     os.environ["KUBECONFIG"] = os.environ[CLUSTER]
     try:
         client = get_cluster_client(Cluster())
         client.request("GET", "/version")
     except ClusterError as error:
-        pytest.fail(f"no cluster answers at {os.environ[CLUSTER]}: {error}", pytrace=False)
+        pytest.fail(f"the cluster of {os.environ[CLUSTER]} does not respond: {error}", pytrace=False)
     return client
 
 
@@ -96,15 +102,20 @@ def proxy(admin_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print a table with one row per profile and one column per outcome."""
     cells: dict[str, dict[str, str]] = defaultdict(dict)
+    outcomes: list[str] = []
     for verdict, label in OUTCOME_LABELS.items():
         for report in terminalreporter.stats.get(verdict, ()):
-            for profile, outcome in (pair for name, pair in report.user_properties if name == "cell"):
-                cells[profile][outcome] = label
-    outcomes = list(dict.fromkeys(outcome for row in cells.values() for outcome in row))
-    if cells:
-        terminalreporter.section("profiles and outcomes")
-        name_width = max(map(len, cells))
-        terminalreporter.line("  ".join([" " * name_width, *outcomes]))
-        for profile, row in sorted(cells.items()):
-            columns = (f"{row.get(outcome, '-'):<{len(outcome)}}" for outcome in outcomes)
-            terminalreporter.line("  ".join([f"{profile:<{name_width}}", *columns]))
+            for name, value in report.user_properties:
+                if name == "cell":
+                    profile, outcome = value
+                    cells[profile][outcome] = label
+    for row in cells.values():
+        outcomes += [outcome for outcome in row if outcome not in outcomes]
+    if not cells:
+        return
+    terminalreporter.section("profiles and outcomes")
+    name_width = max(len(profile) for profile in cells)
+    terminalreporter.line("  ".join([" " * name_width, *outcomes]))
+    for profile, row in sorted(cells.items()):
+        columns = [f"{row.get(outcome, '-'):<{len(outcome)}}" for outcome in outcomes]
+        terminalreporter.line("  ".join([f"{profile:<{name_width}}", *columns]))

@@ -1,4 +1,4 @@
-"""`make e2e`: runs the tests on the cluster of `make cluster-up`, or on one that is started just for them.
+"""`make e2e`: runs the tests on the cluster of `make cluster-up`, or on one that is started only for them.
 
 Another cluster is used only if it is named explicitly: `make e2e KUBE=/path/to/kubeconfig`. KUBECONFIG is not read.
 """
@@ -31,9 +31,13 @@ REAL_NODE_SKIPS = ("torchyard/node=real", "small disk")
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Set KUBECONFIG to a cluster for tests within the block; a cluster started for it is stopped afterwards."""
+    """Set KUBECONFIG to a cluster for tests within the block.
+
+    A cluster that was started for it is stopped afterwards.
+    """
     forget_caller()
-    if kubeconfig := os.environ.get(CLUSTER):
+    kubeconfig = os.environ.get(CLUSTER)
+    if kubeconfig:
         os.environ["KUBECONFIG"] = kubeconfig
         yield
         return
@@ -54,9 +58,14 @@ def cluster() -> Iterator[None]:
 
 
 def may_skip() -> str:
-    """The reasons for which tests may be skipped on this machine, or on a cluster that is not ours."""
-    real_node_reasons = REAL_NODE_SKIPS if os.environ.get(CLUSTER) or nodes.describe_obstacle() else ()
-    return ",".join(filter(None, (OTHER_DISPATCHER_SKIP, launcher_image.describe_obstacle(), *real_node_reasons)))
+    """The reasons for which tests may be skipped on this machine, or on another cluster, separated by commas."""
+    reasons = [OTHER_DISPATCHER_SKIP]
+    image_obstacle = launcher_image.describe_obstacle()
+    if image_obstacle:
+        reasons.append(image_obstacle)
+    if os.environ.get(CLUSTER) or nodes.describe_obstacle():
+        reasons += REAL_NODE_SKIPS
+    return ",".join(reasons)
 
 
 def main() -> int:
@@ -65,7 +74,7 @@ def main() -> int:
         try:
             get_cluster_client(Cluster()).request("GET", "/version")
         except ClusterError as error:
-            print(f"no cluster answers at {os.environ[CLUSTER]}: {error}", file=sys.stderr)
+            print(f"the cluster of {os.environ[CLUSTER]} does not respond: {error}", file=sys.stderr)
             return 1
         # The tests mostly wait, and each module has its own namespace.
         parallel_options = ["-n", "3", "--dist", "loadfile"]

@@ -3,7 +3,7 @@
     .venv/bin/python tests/cluster/etcd_matrix.py [VERSION ...]
 
 Prints the table of docs/etcd.md. Building needs Go; an existing binary at ~/.cache/torchyard/etcd/VERSION/etcd is used
-as it is. If the v2 API is not served, two agents try anyway, and the note says how they fail.
+as it is. If the v2 API is not served, two agents try anyway, and the note contains their error.
 """
 
 import contextlib
@@ -41,15 +41,20 @@ class StartedEtcd(NamedTuple):
 
 
 class RendezvousResult(NamedTuple):
-    """The result of two agents: whether they completed the rendezvous, in what time, with which errors."""
+    """The result of two agents: whether they completed the rendezvous, the seconds it took, and their errors."""
 
     ok: bool
     seconds: float
     errors: tuple[str, ...]
 
     def __str__(self) -> str:
-        end = "ok" if self.ok else self.errors[-1].partition(":")[0] if self.errors else "no error line"
-        return f"{end} in {self.seconds:.1f} s"
+        if self.ok:
+            result = "ok"
+        elif self.errors:
+            result = self.errors[-1].partition(":")[0]
+        else:
+            result = "no error line"
+        return f"{result} in {self.seconds:.1f} s"
 
 
 class Row(NamedTuple):
@@ -66,7 +71,7 @@ class Row(NamedTuple):
 
 
 def build(version: str) -> Path:
-    """Build etcd from its Go module, within a module created for it; raises CalledProcessError."""
+    """Build etcd from its Go module, in a module created for it, and return the binary; raises CalledProcessError."""
     home = CACHE / version
     if (home / "etcd").exists():
         return home / "etcd"
@@ -88,7 +93,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def run_etcd(binary: Path, folder: Path, *flags: str) -> Iterator[StartedEtcd]:
     """An etcd with the guides' flags on loopback; it is killed when the block ends."""
-    client_address, peer_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    client_address = f"127.0.0.1:{free_port()}"
+    peer_address = f"127.0.0.1:{free_port()}"
     folder.mkdir()
     flag_values = {
         "--name": "etcd-server",
@@ -100,18 +106,24 @@ def run_etcd(binary: Path, folder: Path, *flags: str) -> Iterator[StartedEtcd]:
         "--initial-cluster": f"etcd-server=http://{peer_address}",
         "--initial-cluster-state": "new",
     }
+    argv = [str(binary), *flags]
+    for flag, value in flag_values.items():
+        argv += [flag, value]
     with (folder / "log").open("w") as log:
-        argv = [str(binary), *flags, *(argument for pair in flag_values.items() for argument in pair)]
         process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
     try:
-        yield StartedEtcd(client_address, wait_for_answer(process, client_address), (folder / "log").read_text())
+        exit_code = wait_for_answer(process, client_address)
+        yield StartedEtcd(client_address, exit_code, (folder / "log").read_text())
     finally:
         process.kill()
         process.wait()
 
 
 def wait_for_answer(process: subprocess.Popen[bytes], address: str) -> int | None:
-    """Wait until etcd answers on /health (returns None) or ends (returns its exit code)."""
+    """Wait until etcd answers on /health (returns None) or exits (returns its exit code).
+
+    None after START_TIMEOUT_S too.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None and get(address, "/health")[0] is None:
         time.sleep(0.1)
@@ -119,7 +131,7 @@ def wait_for_answer(process: subprocess.Popen[bytes], address: str) -> int | Non
 
 
 def get(endpoint: str, path: str) -> tuple[int | None, str]:
-    """The status and body of an answer; the status is None if nothing answers."""
+    """The status and body of a response; the status is None if etcd does not respond."""
     try:
         with OPENER.open(f"http://{endpoint}{path}", timeout=5) as response:
             return response.status, response.read().decode()
@@ -141,6 +153,7 @@ def run_agents(endpoint: str, rdzv_id: str, folder: Path) -> RendezvousResult:
 
 
 def start_agent(endpoint: str, rdzv_id: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start one agent of the rendezvous; its output goes to `log`."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     argv += ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={rdzv_id}"]
     argv += ["--local-addr=127.0.0.1", str(ROOT / "programs" / "pi.py"), "--trials=1", "--intervals=1000"]
@@ -168,33 +181,44 @@ def find_errors(log: str) -> tuple[str, ...]:
 def describe_rendezvous(version: str, store: StartedEtcd, folder: Path) -> tuple[str, str, str]:
     """How an etcd answers GET /v2/keys, how two agents end with it, and a note."""
     status, _ = get(store.endpoint, "/v2/keys")
-    health, version_text = (get(store.endpoint, path)[1].strip() for path in ("/health", "/version"))
+    health = get(store.endpoint, "/health")[1].strip()
+    version_text = get(store.endpoint, "/version")[1].strip()
     result = run_agents(store.endpoint, "one", folder)
     if status == 200:
         same_id = run_agents(store.endpoint, "one", folder)
         new_id = run_agents(store.endpoint, "two", folder)
         note = f"same id again: {same_id}; new id: {new_id}"
     else:
-        note = f"`/health` returns `{health}`, the agents print `{result.errors[0] if result.errors else 'nothing'}`"
-    return (
-        str(status),
-        str(result),
-        note if f'"etcdserver":"{version}"' in version_text else f"{note}; /version says `{version_text}`",
-    )
+        agent_error = result.errors[0] if result.errors else "nothing"
+        note = f"`/health` says `{health}`, the agents say `{agent_error}`"
+    if f'"etcdserver":"{version}"' not in version_text:
+        note += f"; /version says `{version_text}`"
+    return str(status), str(result), note
 
 
 def measure(version: str, binary: Path, folder: Path) -> Row:
     """Test an etcd with --enable-v2, and without the flag if etcd refuses it."""
     with run_etcd(binary, folder / "asked", "--enable-v2") as store:
         if store.code is None:
-            warns = "`enable-v2` is deprecated" in store.log.replace("\\", "")
-            return Row(version, "yes, with a warning" if warns else "yes", *describe_rendezvous(version, store, folder))
-    refusal = next((line for line in store.log.splitlines() if "enable-v2" in line), "nothing about it")
+            has_warning = "`enable-v2` is deprecated" in store.log.replace("\\", "")
+            starts = "yes, with a warning" if has_warning else "yes"
+            return Row(version, starts, *describe_rendezvous(version, store, folder))
+    refusal = find_refusal(store.log) or "nothing about it"
     with run_etcd(binary, folder / "plain") as plain_store:
-        return Row(version, f"no: exit {store.code}, `{refusal}`", *describe_rendezvous(version, plain_store, folder))
+        rendezvous = describe_rendezvous(version, plain_store, folder)
+        return Row(version, f"no: exit {store.code}, `{refusal}`", *rendezvous)
+
+
+def find_refusal(log: str) -> str | None:
+    """The line in which etcd refuses --enable-v2; None if there is none."""
+    for line in log.splitlines():
+        if "enable-v2" in line:
+            return line
+    return None
 
 
 def build_row(version: str) -> Row:
+    """The table's line of a version."""
     try:
         binary = build(version)
     except subprocess.CalledProcessError as error:
@@ -207,5 +231,5 @@ if __name__ == "__main__":
     if not importlib.util.find_spec("etcd"):
         sys.exit(f"{sys.executable} lacks python-etcd, which torchrun's etcd-v2 rendezvous imports")
     print(TABLE_HEADER, flush=True)
-    for each in sys.argv[1:] or VERSIONS:
-        print(build_row(each), flush=True)
+    for version in sys.argv[1:] or VERSIONS:
+        print(build_row(version), flush=True)

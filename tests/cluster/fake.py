@@ -1,4 +1,4 @@
-"""Fake nodes and fake pods: kwok drives them, as each pod's annotations say.
+"""Fake nodes and fake pods: kwok drives them, according to each pod's annotations.
 
 A pod that is bound to a fake node (label `type: kwok`) is ContainerCreating at once, Running after `start-after`, and
 runs forever unless an annotation ends it. All annotations begin with `torchyard.test/` and hold strings; put them in a
@@ -12,13 +12,13 @@ pod template or on an existing pod:
 | `reason`      | the containers' `terminated.reason`, such as OOMKilled; else Completed or Error                |
 | `end-now`     | an exit code: ends the pod at once, running or not (to control an existing pod)                |
 | `waiting`     | a waiting reason such as ImagePullBackOff: the pod stays Pending with it until the annotation  |
-|               | is removed or emptied; CrashLoopBackOff instead shows a Running pod whose containers           |
+|               | is removed or emptied; CrashLoopBackOff instead results in a Running pod whose containers      |
 |               | crashed with code `exit` (1 when absent) and were restarted `restarts` times (1 when absent)   |
 | `log`         | a file on this machine: the pod's log, see fake_logs.py; default.log when absent               |
 
 A running pod that is deleted is killed after its grace period, at most a second; it becomes Failed with exit code 137
-and is then removed. A pod that does not run is removed at once. `restartPolicy` is ignored: an ended container stays
-ended. All containers of a pod run and end together; its init containers have Completed when it starts.
+and is then removed. A pod that does not run is removed at once. `restartPolicy` is ignored: a container that has ended
+does not restart. All containers of a pod run and end together; its init containers have Completed when it starts.
 
 Annotations on an existing pod take effect at once: `end-after: "0"` or `end-now: "1"` ends a running pod.
 """
@@ -54,7 +54,7 @@ def build_nodes() -> list[Object]:
 
 
 def iter_hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every hardware file, by a name derived from its path, such as oke-bm-gpu-b4-8."""
+    """Yield every hardware file, with a name derived from its path, such as oke-bm-gpu-b4-8."""
     for path in sorted(HARDWARE.glob("**/*.yaml")):
         yield "-".join(path.relative_to(HARDWARE).with_suffix("").parts), yaml.safe_load(path.read_text())
 
@@ -62,10 +62,12 @@ def iter_hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
 def read_resources(hardware: dict[str, Any]) -> dict[str, str]:
     """A node's resources beyond CPU and memory: its GPUs, and those that pods of any fabric mode request."""
     amounts = {}
-    if gpus := hardware.get("gpus"):
+    gpus = hardware.get("gpus")
+    if gpus:
         amounts[gpus["resource"]] = str(gpus["per_node"] or DEFAULT_GPUS)
     for fabric in hardware.get("fabrics", {}).values():
-        amounts |= {name: str(count) for name, count in fabric.get("pod", {}).get("resources", {}).items()}
+        for name, count in fabric.get("pod", {}).get("resources", {}).items():
+            amounts[name] = str(count)
     return {name: count for name, count in amounts.items() if name not in NODE_SIZE}
 
 
@@ -107,25 +109,22 @@ def build_device_plugins() -> list[Object]:
     matches_by_label: dict[str, list[dict[str, str]]] = {}
     for _, hardware in iter_hardware_files():
         for fabric in hardware.get("fabrics", {}).values():
-            if label := fabric.get("device_plugin"):
+            label = fabric.get("device_plugin")
+            if label:
                 matches_by_label.setdefault(label, []).append(hardware.get("match", {}))
     return [build_device_plugin(label, matches) for label, matches in matches_by_label.items()]
 
 
 def build_device_plugin(label: str, matches: list[dict[str, str]]) -> Object:
+    """A DaemonSet with a `key=value` label, on the fake nodes that have the labels of one of the matches."""
     key, _, value = label.partition("=")
-    selector_terms = [
-        {
-            "matchExpressions": [
-                {"key": name, "operator": "In", "values": [label_value]}
-                for name, label_value in (match | FAKE_LABEL).items()
-            ]
-        }
-        for match in matches
-    ]
-    affinity = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": selector_terms}}
-    }
+    selector_terms = []
+    for match in matches:
+        node_labels = match | FAKE_LABEL
+        expressions = [{"key": name, "operator": "In", "values": [text]} for name, text in node_labels.items()]
+        selector_terms.append({"matchExpressions": expressions})
+    node_selector = {"nodeSelectorTerms": selector_terms}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node_selector}}
     pod = {"affinity": affinity, "containers": [{"name": value, "image": f"registry.invalid/{value}:fake"}]}
     return {
         "apiVersion": "apps/v1",

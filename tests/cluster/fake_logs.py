@@ -1,13 +1,13 @@
 """Serves the logs of fake pods as a kubelet does (`kubectl logs`); a follow ends when the container does.
 
-Started by cluster.py with the API server's port, the pki folder and the port to serve on. A container's lines come from
-the file that its pod's annotation `torchyard.test/log` names, else from default.log: `{pod}` stands for the pod's name,
+cluster.py starts it with the API server's port, the pki folder and the port to serve on. A container's lines come from
+the file in its pod's annotation `torchyard.test/log`, else from default.log: `{pod}` stands for the pod's name,
 `{restart}` for the container's restart count. The file is either plain text, whose lines get times a millisecond apart
-from the container's start; or, as its first line shows, in the form of a container runtime (`TIME stdout F text`),
-whose times are kept and must rise. It may appear late, and grow while it is followed.
+from the container's start; or, if its first line has it, in the format of a container runtime (`TIME stdout F text`),
+whose times are kept and must rise. It may be created late, and grow while it is followed.
 
 `previous` is answered from the pod's status, as by a kubelet; tests write that status. If the previous container's file
-has been deleted, the answer is a kubelet's message for a deleted log.
+has been deleted, the response is a kubelet's message for a deleted log.
 """
 
 import bisect
@@ -41,7 +41,11 @@ ContainerKey = tuple[str, str, str]  # namespace, pod, container
 
 
 class Pods:
-    """The current state of every pod of the cluster, kept up to date by one watch."""
+    """The current state of every pod of the cluster.
+
+    A daemon thread lists and watches all pods, and lists them again when the watch ends. `changed` guards
+    `pods_by_key` and is notified of every change.
+    """
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -50,6 +54,7 @@ class Pods:
         threading.Thread(target=self.keep_current, daemon=True).start()
 
     def keep_current(self) -> None:
+        """List and watch all pods, without end; errors of the API server are retried."""
         while True:
             try:
                 response = self.api.call("GET", "/api/v1/pods")
@@ -61,6 +66,7 @@ class Pods:
                 time.sleep(0.2)
 
     def watch(self, version: str) -> None:
+        """Apply the changes since a resource version, until the watch ends or that version has expired."""
         for line in self.api.stream(f"/api/v1/pods?watch=true&resourceVersion={version}"):
             event = json.loads(line)
             if event["type"] == "ERROR":
@@ -73,13 +79,14 @@ class Pods:
                 self.changed.notify_all()
 
     def find(self, namespace: str, name: str) -> Object | None:
+        """A pod, or None if it does not exist."""
         with self.changed:
             return self.pods_by_key.get((namespace, name))
 
-    def wait_for_change(self, seconds: float) -> None:
-        """Wait until any pod changes, at most this long."""
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until any pod changes, but not longer than `timeout_s`."""
         with self.changed:
-            self.changed.wait(seconds)
+            self.changed.wait(timeout_s)
 
 
 def get_pod_key(pod: Object) -> tuple[str, str]:
@@ -88,8 +95,11 @@ def get_pod_key(pod: Object) -> tuple[str, str]:
 
 def get_container_status(pod: Object | None, container: str) -> Object:
     """A container's status in the API server; empty if it has none."""
-    statuses = pod.get("status", {}).get("containerStatuses", []) if pod else []
-    return next((status for status in statuses if status["name"] == container), {})
+    statuses: list[Object] = pod.get("status", {}).get("containerStatuses", []) if pod else []
+    for status in statuses:
+        if status["name"] == container:
+            return status
+    return {}
 
 
 class ContainerStart(NamedTuple):
@@ -99,28 +109,38 @@ class ContainerStart(NamedTuple):
     started_at: str
 
     def get_log_path(self, pod: Object) -> Path:
+        """The file with the log of this start."""
         template = pod["metadata"].get("annotations", {}).get(ANNOTATION, "")
         name = template.replace("{pod}", pod["metadata"]["name"]).replace("{restart}", str(self.restart))
         return Path(name) if name else DEFAULT_LOG
 
 
 def find_container_starts(status: Object) -> tuple[ContainerStart | None, ContainerStart | None]:
-    """The containers whose log a kubelet serves as current and as previous; while one waits, both are the last."""
+    """The starts whose logs a kubelet serves as current and as previous, each None if there is none.
+
+    While a container waits to restart, both are its last start.
+    """
     state = status.get("state", {})
-    terminated = status.get("lastState", {}).get("terminated")
     current = state.get("running") or state.get("terminated")
+    terminated = status.get("lastState", {}).get("terminated")
     restart_count = status.get("restartCount", 0)
-    previous = (
-        ContainerStart(restart_count - 1 if current else restart_count, terminated["startedAt"]) if terminated else None
-    )
-    return (ContainerStart(restart_count, current["startedAt"]) if current else previous), previous
+    previous = None
+    if terminated:
+        previous_count = restart_count - 1 if current else restart_count
+        previous = ContainerStart(previous_count, terminated["startedAt"])
+    if current:
+        return ContainerStart(restart_count, current["startedAt"]), previous
+    return previous, previous
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
 class LogFile:
-    """A log file with stamped lines; each read returns the new ones and leaves an unfinished line for later."""
+    """A log file, read as lines with timestamps.
+
+    Each read returns the new lines and leaves an unfinished one for later.
+    """
 
     def __init__(self, path: Path, started_at: str, since: bytes) -> None:
         """`since`: lines before this second are left out; if it is empty, none are."""
@@ -132,12 +152,15 @@ class LogFile:
         self.has_timestamps: bool | None = None
 
     def read(self) -> bytes:
+        """The complete lines since the last read, each with its timestamp."""
         if not self.path.exists():
             return b""
         with self.path.open("rb") as file:
-            if self.has_timestamps is None and (first_line := file.readline()).endswith(b"\n"):
-                self.has_timestamps = bool(CRI_LINE.match(first_line))
-                self.offset = find_offset(file, self.since) if self.has_timestamps and self.since else 0
+            if self.has_timestamps is None:
+                first_line = file.readline()
+                if first_line.endswith(b"\n"):
+                    self.has_timestamps = bool(CRI_LINE.match(first_line))
+                    self.offset = find_offset(file, self.since) if self.has_timestamps and self.since else 0
             file.seek(self.offset)
             content = file.read()
         complete_lines = content[: content.rfind(b"\n") + 1]
@@ -145,7 +168,7 @@ class LogFile:
         return CRI_LINE.sub(rb"\1 \2", complete_lines) if self.has_timestamps else self.add_timestamps(complete_lines)
 
     def add_timestamps(self, text: bytes) -> bytes:
-        """The lines with made-up times."""
+        """The lines with timestamps a millisecond apart, without those before `since`."""
         stamped_lines = []
         for line in text.split(b"\n")[:-1]:
             self.line_count += 1
@@ -162,24 +185,25 @@ def format_second(start: datetime.datetime, seconds: int) -> bytes:
 
 
 def find_offset(file: BinaryIO, since: bytes) -> int:
-    """The offset of the first line from this second on, in a file whose times rise."""
+    """The offset of the first line of this second or a later one, in a file whose times rise."""
 
     def read_line_at(offset: int) -> bytes:
-        """The first line that begins at this offset or later."""
+        """The first line that begins at this offset or later; empty if there is none."""
         file.seek(max(offset - 1, 0))
         if offset:
             file.readline()
         return file.readline()
 
+    def read_second_at(offset: int) -> bytes:
+        return read_line_at(offset)[:19] or b"~"  # the end of the file is later than every line
+
     size = file.seek(0, os.SEEK_END)
-    first_line = read_line_at(
-        bisect.bisect_left(range(size), since, key=lambda offset: read_line_at(offset)[:19] or b"~")
-    )
+    first_line = read_line_at(bisect.bisect_left(range(size), since, key=read_second_at))
     return file.tell() - len(first_line)
 
 
 def parse_since(query: dict[str, str]) -> bytes:
-    """The second from which a request wants lines; empty for all lines."""
+    """The second from which on a request wants lines; empty for all lines."""
     if seconds := query.get("sinceSeconds"):
         start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=int(seconds))
         return start.strftime(SECOND_FORMAT).encode()
@@ -208,9 +232,10 @@ class Handler(BaseHTTPRequestHandler):
             case ["healthz"]:
                 self.send_text(200, "ok")
             case _:
-                self.send_text(404, "fake pods have logs and nothing else")
+                self.send_text(404, "fake pods serve only logs")
 
     def send_log(self, container_key: ContainerKey, query: dict[str, str]) -> None:
+        """Send a container's log, or a kubelet's error for a log that does not exist."""
         namespace, name, container = container_key
         pod = self.pods.find(namespace, name)
         if pod is None:
@@ -220,12 +245,8 @@ class Handler(BaseHTTPRequestHandler):
         if previous and not start:
             return self.send_text(400, f'previous terminated container "{container}" in pod "{name}" not found')
         if start is None:
-            reason = (
-                get_container_status(pod, container)
-                .get("state", {})
-                .get("waiting", {})
-                .get("reason", "ContainerCreating")
-            )
+            waiting = get_container_status(pod, container).get("state", {}).get("waiting", {})
+            reason = waiting.get("reason", "ContainerCreating")
             return self.send_text(400, f'container "{container}" in pod "{name}" is waiting to start: {reason}')
         if previous and not start.get_log_path(pod).exists():
             return self.send_text(200, f"unable to retrieve container logs for kwok://{start.restart}")
@@ -237,7 +258,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def follow(self, log: LogFile, container_key: ContainerKey, query: dict[str, str]) -> None:
-        """Send new lines until the container has ended; its last lines are read after its end was seen."""
+        """Send new lines until the container has ended; the last lines are read after its end is in the API server."""
         followed = self.read_running_start(container_key)
         is_running = True
         while is_running:
@@ -247,7 +268,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.pods.wait_for_change(0.1)
 
     def read_running_start(self, container_key: ContainerKey) -> tuple[str, int] | None:
-        """The pod's uid and the restart count of its running container; None if it does not run."""
+        """The pod's uid and the restart count of its running container; None if it is not running."""
         pod = self.pods.find(*container_key[:2])
         status = get_container_status(pod, container_key[2])
         is_running = pod and "running" in status.get("state", {})

@@ -1,4 +1,4 @@
-"""A proxy to the API server that holds one chosen request, before or after its answer, and then injects a fault."""
+"""A proxy to the API server that holds one chosen request, before or after its response, and then injects a fault."""
 
 import contextlib
 import json
@@ -24,7 +24,11 @@ LINGER_FOR_RST = struct.pack("ii", 1, 0)  # close() then sends RST
 
 
 class Gate(FaultProxy):
-    """The wire of one run; it calls the API server as the user of `context`."""
+    """The proxy of one run; it calls the API server as the user of `context`.
+
+    A test calls `hold` before the run starts, waits for `request_held`, and then calls `fail` or `release`. The
+    connection's thread waits meanwhile; requests on other connections pass. `close` releases it as well.
+    """
 
     def __init__(self, folder: Path, context: str | None) -> None:
         super().__init__(folder)
@@ -39,24 +43,26 @@ class Gate(FaultProxy):
 
     @property
     def address(self) -> str:
+        """The proxy's address, as a kubeconfig's server."""
         return f"http://127.0.0.1:{self.port}"
 
-    # --- called by tests
+    # --- called by tests, from their own thread
 
-    def hold(self, matches: Callable[[str], bool], hold_response: bool) -> None:
-        """Hold the first matching request, or the API server's answer to it, and then set the event `held`."""
+    def hold(self, matches: Callable[[str], bool], *, hold_response: bool) -> None:
+        """Hold the first request that matches, or the API server's response to it; then set `request_held`."""
         self._matches = matches
         self._hold_response = hold_response
 
     def fail(self, fault: Fault, duration_s: float) -> None:
-        """Fail every request for some seconds, first the one that is held; open streams are broken off."""
+        """Fail every request for `duration_s`, first the one that is held; open streams are broken off."""
         self._fault = fault
         self._fault_until = time.monotonic() + duration_s
         if fault == "black hole":
             self.stall()
         else:
-            for link in [link for link in self._links if fault == "reset" or "watch=" in link.request]:
-                self._reset(link)
+            for link in list(self._links):
+                if fault == "reset" or "watch=" in link.request:
+                    self._reset(link)
         self.release()
 
     def release(self) -> None:
@@ -74,18 +80,21 @@ class Gate(FaultProxy):
             request = data.split(b" HTTP/", 1)[0].decode()
             if not self._hold_response:
                 self._hold(request)
-            if fault := self._find_fault(request):
+            fault = self._find_fault(request)
+            if fault:
                 link.request = request
                 return self._inject(link, fault, data)
         return super()._forward_request(link, data)
 
     def _forward_response(self, link: Link, data: bytes) -> bool:
-        if self._hold_response and self._hold(link.request) and (fault := self._find_fault(link.request)):
-            return self._inject(link, fault, b"")
+        if self._hold_response and self._hold(link.request):
+            fault = self._find_fault(link.request)
+            if fault:
+                return self._inject(link, fault, b"")
         return super()._forward_response(link, data)
 
     def _hold(self, request: str) -> bool:
-        """Hold this request if it is the wanted one; True if it was."""
+        """Hold this request if it matches; return True if it was held."""
         matches = self._matches
         if not matches or self.request_held.is_set() or not matches(request):
             return False
@@ -94,12 +103,13 @@ class Gate(FaultProxy):
         return True
 
     def _find_fault(self, request: str) -> Fault | None:
+        """The fault of this request now; None if it is forwarded."""
         if time.monotonic() > self._fault_until or (self._fault == "410" and "watch=" not in request):
             return None
         return self._fault
 
     def _inject(self, link: Link, fault: Fault, data: bytes) -> bool:
-        """Give the client the fault instead of its answer; False if the connection ends."""
+        """Give the client the fault instead of its response; return False if the connection ends."""
         if fault == "black hole":
             link.is_stalled = True
             return True
@@ -111,17 +121,25 @@ class Gate(FaultProxy):
         return False
 
     def _build_response(self, fault: Fault) -> bytes:
-        """An error answer; a 410 is alternately an event of the watch and an HTTP status."""
-        status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": int(fault)}
-        status["message"] = ERROR_MESSAGES[fault]
+        """An error response; a 410 is alternately an event of the watch and an HTTP status."""
         code = int(fault)
+        content: dict[str, Any] = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "code": code,
+            "message": ERROR_MESSAGES[fault],
+        }
         if fault == "410":
             self._expired_count += 1
-            code, status = (200, {"type": "ERROR", "object": status}) if self._expired_count % 2 else (code, status)
-        body = json.dumps(status).encode() + b"\n"
-        header = f"HTTP/1.1 {code} Told\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        retry_header = "Retry-After: 1\r\n" if fault == "429" else ""
-        return f"{header}{retry_header}Connection: close\r\n\r\n".encode() + body
+            if self._expired_count % 2:
+                code = 200
+                content = {"type": "ERROR", "object": content}
+        body = json.dumps(content).encode() + b"\n"
+        header = f"HTTP/1.1 {code} Fault\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        if fault == "429":
+            header += "Retry-After: 1\r\n"
+        return f"{header}Connection: close\r\n\r\n".encode() + body
 
     def _reset(self, link: Link) -> None:
         """Close a connection with RST, in the middle of its data."""
@@ -132,9 +150,12 @@ class Gate(FaultProxy):
 
 
 def drain_request(client_socket: socket.socket, data: bytes) -> None:
-    """Read the rest of a request: if the connection closed before, the client would lose the answer."""
+    """Read the rest of a request: if the connection closed before, the client would lose the response."""
     header, _, body = data.partition(b"\r\n\r\n")
     sizes = [line.partition(b":")[2] for line in header.lower().split(b"\r\n") if line.startswith(b"content-length")]
     remaining_bytes = int(sizes[0]) - len(body) if sizes else 0
-    while remaining_bytes > 0 and (chunk := client_socket.recv(1 << 16)):
+    while remaining_bytes > 0:
+        chunk = client_socket.recv(1 << 16)
+        if not chunk:
+            return
         remaining_bytes -= len(chunk)

@@ -51,7 +51,7 @@ class Image:
 
 
 def list_userland_mounts() -> list[tuple[Path, str]]:
-    """The folders of this machine that are mounted into containers of PYTHON, and where; outer ones first."""
+    """The folders of this machine that are mounted into containers of PYTHON, and their paths there; parents first."""
     folders = {Path("/usr"), Path("/etc/alternatives"), Path(sys.base_prefix), Path(sys.prefix)}
     folders |= {Path("/", name) for name in SYSTEM_FOLDERS if not Path("/", name).is_symlink()}
     mounts = [(path, str(path)) for path in sorted(folders) if path.is_dir() and path.parent not in folders]
@@ -86,7 +86,8 @@ def build_machine_image(name: str, extra_files: dict[str, bytes]) -> Image:
     environment = {"PATH": ":".join(dict.fromkeys(["/opt/bin", *search])), "PYTHONDONTWRITEBYTECODE": "1"}
     links = {name: os.readlink(f"/{name}") for name in SYSTEM_FOLDERS if Path("/", name).is_symlink()}
     texts = {name: content.encode() for name, content in TEXT_FILES.items()}
-    if (linker_cache := Path("/etc/ld.so.cache")).exists():
+    linker_cache = Path("/etc/ld.so.cache")
+    if linker_cache.exists():
         texts["etc/ld.so.cache"] = linker_cache.read_bytes()
     return Image(name, build_layer(EMPTY_FOLDERS, links, texts | extra_files), ("python",), environment)
 
@@ -151,6 +152,7 @@ def write_archive(images: Iterable[Image], archive: Path) -> None:
 
 
 def build_config(image: Image, digest: str) -> dict[str, Any]:
+    """The image's configuration, as the OCI specifies it."""
     environment = [f"{name}={value}" for name, value in image.environment.items()]
     return {
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),

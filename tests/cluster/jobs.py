@@ -1,4 +1,4 @@
-"""Jobs on fake pods, started without a flow, for the tests of single steps."""
+"""Jobs with fake pods, started without a flow, for the tests of single steps."""
 
 import time
 import uuid
@@ -28,7 +28,7 @@ JOB_KINDS = (
 
 
 def as_user() -> dict[str, Any]:
-    """Overrides that run a job with the rights of deploy/kubernetes/rbac.yaml, if KUBECONFIG has such a user."""
+    """Overrides that run a job with the rights of deploy/kubernetes/rbac.yaml; empty if KUBECONFIG has no such user."""
     try:
         return {"cluster.context": get_cluster_client(Cluster(context=USER)).context}
     except ClusterError:
@@ -36,17 +36,22 @@ def as_user() -> dict[str, Any]:
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 90.0) -> Any:
-    """Poll until the function returns something true, and return that."""
+    """Poll until the function returns a true value, and return it; AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if result := condition():
+        result = condition()
+        if result:
             return result
         time.sleep(0.02)
-    raise AssertionError("it did not come to that")
+    raise AssertionError(f"the condition did not become true within {timeout_s:g} s")
 
 
 class Jobs:
-    """Jobs of two fake pods in one namespace, which run until a test ends them."""
+    """Jobs of two fake pods in one namespace, which run until a test ends them.
+
+    `extra_overrides` can be set before `plan` or `start`. `clear` deletes the namespace's jobs, and stops the renewal
+    of the Leases of those that `start` has created.
+    """
 
     def __init__(self, namespace: str, fake: dict[str, Any], folder: Path) -> None:
         self.namespace = namespace
@@ -59,13 +64,14 @@ class Jobs:
     def plan(
         self, proxy: FaultProxy | None = None, profile: str = "yolov5-volcano", **annotations: Any
     ) -> ManifestPlan:
-        """A plan of a new run; annotations such as `log="/a/file"` control the fake pods."""
+        """The plan of a new run; annotations such as `log="/a/file"` control its fake pods.
+
+        With a proxy the run calls the API server through it.
+        """
         pod_annotations = {f"{ANNOTATION}{key.replace('_', '-')}": str(value) for key, value in annotations.items()}
-        overrides = {
-            **self._overrides,
-            "pod.annotations": pod_annotations,
-            **({"cluster.context": CONTEXT} if proxy else {}),
-        }
+        overrides = self._overrides | {"pod.annotations": pod_annotations}
+        if proxy:
+            overrides["cluster.context"] = CONTEXT
         overrides |= self.extra_overrides
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
         loaded = load_profile(profile, overrides)
@@ -74,19 +80,20 @@ class Jobs:
         return plan
 
     def start(self, proxy: FaultProxy | None = None, **annotations: Any) -> ManifestPlan:
-        """Create a job."""
+        """Create the job of a new plan, and return the plan."""
         plan = self.plan(proxy, **annotations)
         self._plans.append(plan)
         create.create_job(plan)
         return plan
 
     def get_pod(self, plan: ManifestPlan, node: str) -> dict[str, Any]:
-        """The current state of a node's pod."""
+        """The current state of a node's pod, which must exist."""
         pod = self.client.get("v1", "Pod", f"{plan.job}-{node}")
         assert pod
         return {"apiVersion": "v1", "kind": "Pod"} | pod
 
     def annotate(self, plan: ManifestPlan, node: str, **annotations: str) -> None:
+        """Change the annotations that control a node's fake pod, such as `end_now="0"`."""
         pod_annotations = {f"{ANNOTATION}{key.replace('_', '-')}": value for key, value in annotations.items()}
         self.client.patch(self.get_pod(plan, node), {"metadata": {"annotations": pod_annotations}})
 
@@ -96,16 +103,17 @@ class Jobs:
             self.annotate(plan, node, end_now="0")
 
     def delete(self, plan: ManifestPlan) -> None:
-        """Delete the job, as a user would, and wait until its pods are gone."""
+        """Delete the job, as a user would, and wait until its pods are deleted."""
         self.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
         until(lambda: not self.list_labelled(plan, "v1", "Pod"))
 
     def list_labelled(self, plan: ManifestPlan, api_version: str, kind: str) -> list[dict[str, Any]]:
+        """The objects of a kind that have the run's labels."""
         selector = ",".join(f"{key}={value}" for key, value in plan.labels.items())
         return self.client.list(api_version, kind, {"labelSelector": selector})
 
     def clear(self) -> None:
-        """Delete all jobs of a test, and stop renewing its Leases."""
+        """Delete all jobs in the namespace, and stop renewing the Leases of those that `start` has created."""
         for plan in self._plans:
             get_renewer().drop(plan)
         for version, kind in JOB_KINDS:

@@ -1,7 +1,7 @@
-"""The image of deploy/Dockerfile, really built, and put where the real nodes find it.
+"""The image of deploy/Dockerfile, really built, and imported on the real nodes.
 
-There is no registry: its base is an empty image that gets this machine's userland, as those of tests/cluster/images.py
-do when their containers start.
+There is no registry: its base is an empty image with this machine's userland, as in the images of
+tests/cluster/images.py when their containers start.
 """
 
 import os
@@ -19,26 +19,26 @@ BASE = "localhost/torchyard/launcher-base:local"
 _PIP_PATHS = ("/etc/ssl", "/etc/resolv.conf", "/etc/pip.conf")  # how pip reaches the package index
 
 
-def describe_obstacle() -> str:
-    """Why this machine cannot build the image, in a sentence; "" if it can."""
-    return "" if shutil.which("buildah") else "there is no buildah"
+def describe_obstacle() -> str | None:
+    """Why this machine cannot build the image, in a sentence; None if it can."""
+    return None if shutil.which("buildah") else "there is no buildah"
 
 
 def build_image(folder: Path) -> Path:
-    """Build the image; returns an archive that `ctr images import` reads."""
+    """Build the image; return an archive that `ctr images import` reads."""
     images.write_archive([_build_base_image()], folder / "base.tar")
     archive = folder / "launcher.tar"
-    mounts = [path for path in ("/usr", sys.base_prefix, *_PIP_PATHS) if Path(path).exists()]
-    pip_variables = [name for name in os.environ if name.startswith("PIP_")]
     buildah = ["buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs"]
+    options: list[object] = ["--isolation", "chroot", "--network", "host", "--pull-never", "--tag", IMAGE]
+    options += ["--file", images.ROOT / "deploy" / "Dockerfile", "--build-arg", f"BASE={BASE}"]
+    for path in ("/usr", sys.base_prefix, *_PIP_PATHS):
+        if Path(path).exists():
+            options += ["--volume", f"{path}:{path}:ro"]
+    for name in os.environ:
+        if name.startswith("PIP_"):
+            options += ["--env", name]
     _run(*buildah, "pull", f"docker-archive:{folder / 'base.tar'}")
-    _run(
-        *(*buildah, "bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--tag", IMAGE),
-        *("--file", images.ROOT / "deploy" / "Dockerfile", "--build-arg", f"BASE={BASE}"),
-        *(argument for path in mounts for argument in ("--volume", f"{path}:{path}:ro")),
-        *(argument for name in pip_variables for argument in ("--env", name)),
-        images.ROOT,
-    )
+    _run(*buildah, "bud", *options, images.ROOT)
     _run(*buildah, "push", IMAGE, f"docker-archive:{archive}:{IMAGE}")
     shutil.rmtree(folder / "store")
     return archive
@@ -63,5 +63,6 @@ def _build_base_image() -> images.Image:
 
 
 def _run(*argv: object) -> None:
+    """Run a command; AssertionError with its output if it fails."""
     result = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{' '.join(map(str, argv[:8]))}: {result.stdout[-2000:]}{result.stderr[-4000:]}"

@@ -1,4 +1,4 @@
-"""Pods whose containers restart: bare ones on any node, and fake ones whose status a test writes."""
+"""Pods whose containers restart: pods without a job on any node, and fake ones whose status a test writes."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 class BarePod:
-    """A pod without a job; on a fake node its log is in files, one for each start of its container."""
+    """A pod without a job. On a fake node its log is in files, one for each start of its container."""
 
     def __init__(self, client: Client, name: str, node: dict[str, str], folder: Path) -> None:
         self.client = client
@@ -26,6 +26,7 @@ class BarePod:
 
     @property
     def log_path(self) -> str:
+        """The API path of the pod's log."""
         return f"{self.client.path('v1', 'Pod', self.name)}/log"
 
     def start(self, script: str) -> None:
@@ -49,25 +50,28 @@ class BarePod:
         self.client.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     def append_log(self, *lines: str, restart: int = 0, first_second: int = 0) -> None:
-        """Append lines to a fake container's log, a second apart, from second `at` on."""
+        """Append lines to a fake container's log, a second apart, from second `first_second` on."""
         with Path(self._folder, f"{self.name}-{restart}").open("a") as file:
             for second, line in enumerate(lines, first_second):
                 file.write(f"2026-01-01T00:00:{second:02d}.500000000Z stdout F {line}\n")
 
     def read(self) -> Object:
+        """The pod's current state; it must exist."""
         pod = self.client.get("v1", "Pod", self.name)
         assert pod
         return pod
 
     def read_container_status(self) -> Object:
+        """The status of its container; one with an empty `state` while it has none."""
         status: Object = (self.read()["status"].get("containerStatuses") or [{"state": {}}])[0]
         return status
 
     def wait_for_phase(self, phase: str) -> None:
+        """Wait until the pod has this phase."""
         until(lambda: self.read()["status"].get("phase") == phase)
 
     def restart(self) -> None:
-        """Let the fake container end with exit code 1 and restart, as a kubelet would report it."""
+        """Let the fake container exit with code 1 and restart, as a kubelet would report it."""
         write_restart(self.client, self.read())
 
     def succeed(self) -> None:
@@ -76,11 +80,12 @@ class BarePod:
         self.client.patch({"apiVersion": "v1", "kind": "Pod"} | self.read(), change)
 
     def delete(self) -> None:
+        """Delete the pod without waiting."""
         self.client.delete("v1", "Pod", self.name)
 
 
 def write_restart(client: Client, pod: Object, times: int = 1) -> None:
-    """Write a restart after exit code 1 into a fake pod's status, and wait until its log API shows it."""
+    """Write restarts after exit code 1 into a fake pod's status, and wait until its log API serves the previous log."""
     current = pod["status"]["containerStatuses"][0]
     started_at = current["state"]["running"]["startedAt"]
     terminated = {
@@ -97,7 +102,7 @@ def write_restart(client: Client, pod: Object, times: int = 1) -> None:
 
 
 def has_previous_log(client: Client, log_path: str) -> bool:
-    """Whether a previous container's log exists or has existed: the kubelet is the first to know of a restart."""
+    """Whether a previous container's log exists or has existed: the kubelet is the first to report a restart."""
     try:
         list(client.stream_lines(log_path, {"previous": "true"}, 10))
     except ClusterError:

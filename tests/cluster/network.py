@@ -38,28 +38,26 @@ def connect_node(node: Node, pid: int, switch_pid: int, other_nodes: Iterable[No
     run_ip_commands(switch_pid, [port, f"link set {node.name} master bridge up"])
     addresses = [f"address add {node.address}/24 dev eth0", f"address add {DNS}/32 dev lo"]
     routes = [f"route add {other.pod_network} via {other.address}" for other in other_nodes]
-    # The default route comes last: the node waits for it.
+    # The default route is added last: the node waits for it.
     link_commands = ["link set lo up", "link set eth0 up", *routes, f"route add default via {PODS_GATEWAY}"]
     run_ip_commands(pid, addresses + link_commands)
 
 
 def wait_for_namespace(pid: int) -> None:
-    """Wait until a process has left the machine's network namespace."""
+    """Wait until a process has left the machine's network namespace; ClusterError if it does not, or has exited."""
     own_namespace = os.readlink("/proc/self/ns/net")
+    namespace = Path(f"/proc/{pid}/ns/net")
     deadline = time.monotonic() + 10
-    while (namespace := Path(f"/proc/{pid}/ns/net")).exists() and os.readlink(namespace) == own_namespace:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.005)
-    else:
-        if namespace.exists():
+    while namespace.exists() and time.monotonic() < deadline:
+        if os.readlink(namespace) != own_namespace:
             return
-    raise ClusterError("a process of the real nodes got no network namespace of its own")
+        time.sleep(0.005)
+    raise ClusterError("a process of the real nodes did not get its own network namespace")
 
 
 def run_ip_commands(pid: int, commands: list[str]) -> None:
-    """Run commands of `ip` in the network namespace of a process."""
+    """Run commands of `ip` in the network namespace of a process; raises ClusterError."""
     argv = ["nsenter", "--target", str(pid), "--net", "ip", "-batch", "-"]
     result = subprocess.run(argv, input="\n".join(commands), capture_output=True, text=True, check=False)
     if result.returncode:
-        raise ClusterError(f"the network of the real nodes could not be laid: {result.stderr.strip()}")
+        raise ClusterError(f"cannot create the network of the real nodes: {result.stderr.strip()}")

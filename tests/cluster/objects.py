@@ -20,7 +20,7 @@ RBAC_FILE = fake.ROOT / "deploy" / "kubernetes" / "rbac.yaml"  # what a user of 
 
 
 def build_namespaces() -> list[Object]:
-    """The namespaces of the components and of secondary networks; the API server itself makes kube-system."""
+    """The namespaces of the components and of secondary networks; the API server itself creates kube-system."""
     network_namespaces = {network["metadata"]["namespace"] for network in build_networks()} - {"kube-system"}
     names = dict.fromkeys((*NAMESPACES, *sorted(network_namespaces)))
     return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in names]
@@ -56,12 +56,15 @@ def build_network_crd() -> Object:
 
 def build_networks() -> list[Object]:
     """The secondary networks that the hardware files' pods name; those without a namespace are in `default`."""
-    fabrics = [fabric for _, hardware in fake.iter_hardware_files() for fabric in hardware["fabrics"].values()]
-    full_names = sorted({name for fabric in fabrics for name in fabric.get("pod", {}).get("networks", {})})
-    return [
-        build_network(namespace or "default", name)
-        for namespace, _, name in (full_name.rpartition("/") for full_name in full_names)
-    ]
+    full_names: set[str] = set()
+    for _, hardware in fake.iter_hardware_files():
+        for fabric in hardware["fabrics"].values():
+            full_names.update(fabric.get("pod", {}).get("networks", {}))
+    networks = []
+    for full_name in sorted(full_names):
+        namespace, _, name = full_name.rpartition("/")
+        networks.append(build_network(namespace or "default", name))
+    return networks
 
 
 def build_network(namespace: str, name: str) -> Object:
@@ -88,7 +91,7 @@ def build_queues() -> list[Object]:
 
 
 def build_operator_secrets(plane: Plane) -> list[Object]:
-    """The certificates of the operators' webhooks: complete sets, which their rotation leaves alone."""
+    """The certificates of the operators' webhooks: complete sets, which their rotation does not replace."""
     names = {"training-operator": "training-operator-webhook-cert", "appwrapper": "appwrapper-webhook-server-cert"}
     secrets = []
     for operator, name in names.items():
@@ -100,7 +103,7 @@ def build_operator_secrets(plane: Plane) -> list[Object]:
             {
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": {"name": name, "namespace": OPERATORS[operator][0]},
+                "metadata": {"name": name, "namespace": OPERATORS[operator].namespace},
                 "data": {key: encode_base64(value) for key, value in data.items()},
             }
         )
@@ -127,7 +130,7 @@ def build_appwrapper_settings(plane: Plane) -> Object:
     }
 
 
-# --- what shows that the controllers are installed ------------------------------------------------------------------
+# --- the Deployments by which preflight finds the controllers --------------------------------------------------------
 
 
 # The pin, the Deployment, its label, and its image.
@@ -176,9 +179,12 @@ def build_deployments(dispatcher: str) -> list[Object]:
 
 
 def build_deployment(full_name: str, label: str, image: str, args: list[str] | None = None) -> Object:
-    (namespace, _, name) = full_name.partition("/")
-    (key, _, value) = label.partition("=")
-    container: Object = {"name": name, "image": image} | ({"args": args} if args else {})
+    """A Deployment `namespace/name` with a `key=value` label and one container."""
+    namespace, _, name = full_name.partition("/")
+    key, _, value = label.partition("=")
+    container: Object = {"name": name, "image": image}
+    if args:
+        container["args"] = args
     template = {
         "metadata": {"labels": {key: value}},
         "spec": {"nodeSelector": fake.FAKE_LABEL, "containers": [container]},
@@ -195,7 +201,7 @@ def build_deployment(full_name: str, label: str, image: str, args: list[str] | N
 
 
 def build_user_rights() -> list[Object]:
-    """User torchyard's rights, those of deploy/kubernetes/rbac.yaml, and a flow schema that counts its requests.
+    """The rights of user torchyard, those of deploy/kubernetes/rbac.yaml, and a flow schema that counts its requests.
 
     apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} counts only this user's requests.
     """

@@ -249,14 +249,14 @@ class Plane:
         return messages
 
     def read_teardown_commands(self) -> list[dict[str, Any]]:
-        """The registered commands, the oldest first, each with `command` (argv) and `first` (run it before the kill)."""
+        """The registered commands, the oldest first, each with `command` (argv) and `first` (run before the kill)."""
         path = self.state_folder / "teardown.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def kill_processes(self) -> list[str]:
         """Kill every process of the cluster with SIGKILL until none is left; return a line for each.
 
-        There is no graceful stop, because their data is deleted anyway. Raises ClusterError if some are left after 10 s.
+        There is no graceful stop, because their data is deleted anyway. Raises ClusterError after 10 s.
         """
         killed: dict[int, str] = {}
         deadline = time.monotonic() + 10

@@ -1,6 +1,5 @@
-"""Creates what a profile's own cluster has and the test cluster lacks, from the plan's requirements."""
+"""Creates the objects that a profile's own cluster has and the test cluster lacks, from the plan's requirements."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,26 @@ Manifest = dict[str, Any]
 def build_local_overrides(profile: str, namespace: str) -> Manifest:
     """Overrides that run an unchanged profile in a namespace of the test cluster, without Kueue and Run:ai."""
     loaded = load_profile(profile)
+    overrides: Manifest = {"cluster.namespace": namespace}
     match loaded.launcher:
         case "appwrapper":
-            overrides: Manifest = {"options.queue": None}
+            overrides["options.queue"] = None
             if loaded.options.get("api"):  # the group of the dispatcher that can be built
                 overrides["options.api"] = "workload.codeflare.dev/v1beta1"
         case "runai":
-            project = namespace.removeprefix("runai-")
-            overrides = {"options.through": "kubernetes", "options.project": project, "pod.scheduler": "volcano"}
+            overrides["options.through"] = "kubernetes"
+            overrides["options.project"] = namespace.removeprefix("runai-")
+            overrides["pod.scheduler"] = "volcano"
         case _:
-            overrides = {}
-    return {"cluster.namespace": namespace} | overrides
+            pass
+    return overrides
 
 
 class ProvidedObjects:
-    """Every object that pods refer to, in one namespace: claims share a folder of this machine, others are dummies."""
+    """Every object that pods refer to, in one namespace: claims share a folder of this machine, others are dummies.
+
+    `provide` can be called for several plans; an object that exists is used as it is. `clear` deletes the others.
+    """
 
     def __init__(self, namespace: str, folder: Path) -> None:
         self._client = Client(Cluster(namespace=namespace))
@@ -44,12 +48,9 @@ class ProvidedObjects:
     def provide(self, plan: ManifestPlan) -> None:
         """Create every object that a plan requires, and wait until its claims are bound."""
         for requirement in plan.requires:
-            for obj in (
-                build_objects(self._client, requirement, self._folder)
-                if isinstance(requirement, ReferencedObject)
-                else ()
-            ):
-                self._create(obj)
+            if isinstance(requirement, ReferencedObject):
+                for obj in build_objects(self._client, requirement, self._folder):
+                    self._create(obj)
         claims = [obj["metadata"]["name"] for obj in self._created if obj["kind"] == "PersistentVolumeClaim"]
         until(lambda: all(is_bound(self._client, name) for name in claims))
 
@@ -76,18 +77,26 @@ def build_path(client: Client, obj: Manifest, name: str = "") -> str:
 
 
 def build_objects(client: Client, requirement: ReferencedObject, folder: Path) -> list[Manifest]:
+    """The objects that satisfy a requirement."""
+    name = requirement.name
     namespace = requirement.namespace or client.namespace
-    metadata: Manifest = {"metadata": {"name": requirement.name, "namespace": namespace}}
+    metadata = {"name": name, "namespace": namespace}
     data = dict.fromkeys(requirement.required_entries, "torchyard")
-    makers: dict[str, Callable[[], list[Manifest]]] = {
-        "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data} | metadata],
-        "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data} | metadata],
-        "ServiceAccount": lambda: [{"apiVersion": "v1", "kind": "ServiceAccount"} | metadata],
-        "NetworkAttachmentDefinition": lambda: [build_network(namespace, requirement.name)],
-        "PersistentVolumeClaim": lambda: build_volume(requirement.name, namespace, folder),
-        "PriorityClass": lambda: [build_priority_class(requirement.name)],
-    }
-    return makers[requirement.object_kind]()
+    match requirement.object_kind:
+        case "ConfigMap":
+            return [{"apiVersion": "v1", "kind": "ConfigMap", "data": data, "metadata": metadata}]
+        case "Secret":
+            return [{"apiVersion": "v1", "kind": "Secret", "stringData": data, "metadata": metadata}]
+        case "ServiceAccount":
+            return [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}]
+        case "NetworkAttachmentDefinition":
+            return [build_network(namespace, name)]
+        case "PersistentVolumeClaim":
+            return build_volume(name, namespace, folder)
+        case "PriorityClass":
+            return [build_priority_class(name)]
+        case kind:
+            raise ValueError(f"no shipped profile refers to a {kind}")
 
 
 def build_volume(name: str, namespace: str, folder: Path) -> list[Manifest]:

@@ -64,6 +64,7 @@ def write_node_files(plane: Plane, node: Node, userland: Path) -> Path:
 
 
 def get_node_folder(plane: Plane, node: Node) -> Path:
+    """The folder of a node's files, within the cluster's state."""
     return plane.state_folder / "nodes" / node.name
 
 
@@ -80,7 +81,7 @@ def render_environment(plane: Plane, node: Node) -> str:
 
 def render_containerd_config(folder: Path) -> str:
     """containerd's configuration, in version 2, which both 1.x and 2.x read."""
-    plugins = next((path for path in CNI_FOLDERS if path.is_dir()), CNI_FOLDERS[0])
+    plugin_folder = find_cni_folder()
     unused = ["snapshotter.v1." + name for name in ("aufs", "btrfs", "devmapper", "zfs")]
     cri_plugin = 'plugins."io.containerd.grpc.v1.cri"'
     # If root may not lower a process's OOM score, no sandbox starts unless containerd restricts the scores it sets.
@@ -94,7 +95,7 @@ path = "{folder}/containerd/opt"
 sandbox_image = "{images.PAUSE}"
 restrict_oom_score_adj = true
 [{cri_plugin}.cni]
-bin_dir = "{plugins}"
+bin_dir = "{plugin_folder}"
 conf_dir = "{folder}/net.d"
 [{cri_plugin}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
@@ -102,6 +103,14 @@ base_runtime_spec = "{folder}/spec.json"
 [{cri_plugin}.containerd.runtimes.runc.options]
 SystemdCgroup = false
 """
+
+
+def find_cni_folder() -> Path:
+    """The folder of the CNI plugins; the distribution's if there is none."""
+    for folder in CNI_FOLDERS:
+        if folder.is_dir():
+            return folder
+    return CNI_FOLDERS[0]
 
 
 def build_container_spec(userland: Path) -> dict[str, Any]:
@@ -175,7 +184,10 @@ def build_kube_proxy_config(folder: Path, node: Node) -> dict[str, Any]:
 
 
 def render_corefile(folder: Path) -> str:
-    """Resolves the cluster's names and answers NXDOMAIN to others: nodes and pods reach nothing off this machine."""
+    """CoreDNS resolves the cluster's names and answers NXDOMAIN to others.
+
+    Nodes and pods reach nothing off this machine.
+    """
     zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
     return f"""{zones} {{
     bind {DNS}

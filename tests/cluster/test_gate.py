@@ -34,7 +34,7 @@ class HeldClient:
 
     def create(self, gate: Gate, hold_response: bool) -> None:
         """Send the request, and wait until the gate holds it."""
-        gate.hold(lambda request: request.startswith("POST"), hold_response)
+        gate.hold(lambda request: request.startswith("POST"), hold_response=hold_response)
         self._thread.start()
         until(gate.request_held.is_set)
 

@@ -278,7 +278,7 @@ def test_crash_loop(job_factory: JobFactory) -> None:
     """A pod in a crash loop fails the job without a retry."""
     annotations = {f"{ANNOTATION}waiting": "CrashLoopBackOff", f"{ANNOTATION}restarts": "3"}
     failure = job_factory.run_to_failure(job_factory.plan({"pod.annotations": annotations}))
-    assert check_sentence(failure, "it crashes again and again") == ("crash-loop", False)
+    assert check_sentence(failure, "it crashes repeatedly") == ("crash-loop", False)
 
 
 def test_out_of_memory(job_factory: JobFactory) -> None:

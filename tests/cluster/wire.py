@@ -1,4 +1,4 @@
-"""A proxy to the API server that injects faults and records requests: for faults that no healthy server shows."""
+"""A proxy to the API server that injects faults and records requests: for faults that no healthy server has."""
 
 import contextlib
 import json
@@ -20,7 +20,11 @@ CONTEXT = "wire"
 
 
 class Link:
-    """A connection of a client, and the matching one to the API server."""
+    """A connection of a client, and the matching one to the API server.
+
+    request: the latest request line. forwarded_bytes: of its response. is_response_pending: no byte of the response has
+    arrived yet. is_answered: the proxy has answered instead of the API server. is_stalled: nothing more is forwarded.
+    """
 
     def __init__(self, client_socket: socket.socket, server_socket: ssl.SSLSocket) -> None:
         self.client_socket = client_socket
@@ -39,9 +43,15 @@ class Link:
 
 
 class FaultProxy:
-    """Plain HTTP on the client's side, TLS on the API server's; `asked` holds every request line.
+    """Plain HTTP on the client's side, TLS on the API server's; `request_lines` holds every request line.
 
-    Requests use this machine's own credentials, until `become` puts another user into the kubeconfig.
+    Clients use it through a kubeconfig with the context CONTEXT. Requests use this machine's own credentials, until
+    `use_credentials` puts another user into that kubeconfig.
+
+    Each connection has a daemon thread, which forwards in both directions; `_accept_connections` runs in another one.
+    Tests call the faults from their own thread. The flags `is_down` (new connections are rejected), `is_black_hole`
+    (new connections are stalled), `is_unresolvable` (see test_faults.py) and `delay_s` (before each response) can be
+    set directly. `repair` ends all of these; `close` stops the threads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,13 +79,15 @@ class FaultProxy:
 
     def _build_kubeconfig(self) -> dict[str, Any]:
         token = self._settings.get_api_key_with_prefix("authorization")
-        own_user = {"token": token.removeprefix("Bearer ")} if token else {}
+        user = self._user
+        if user is None:
+            user = {"token": token.removeprefix("Bearer ")} if token else {}
         cluster = {"server": f"http://127.0.0.1:{self.port}"}
         return {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": CONTEXT, "cluster": cluster}],
-            "users": [{"name": CONTEXT, "user": own_user if self._user is None else self._user}],
+            "users": [{"name": CONTEXT, "user": user}],
             "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
         }
 
@@ -83,20 +95,24 @@ class FaultProxy:
 
     def cut(self, substring: str = "") -> None:
         """Close every connection whose latest request contains this text, in the middle of its data."""
-        for link in [link for link in self._links if substring in link.request]:
+        for link in self._find_links(substring):
             link.close()
 
     def cut_after(self, substring: str, size: int) -> None:
-        """Close only the next connection with such a request, once it has carried this many bytes."""
+        """Close only the next connection with such a request, once it has carried more than `size` bytes."""
         self._cut_sizes[substring] = size
 
+    def _find_links(self, substring: str) -> list[Link]:
+        """The open connections whose latest request contains this text, as a copy."""
+        return [link for link in self._links if substring in link.request]
+
     def slow(self, substring: str, bytes_per_s: float) -> None:
-        """Limit the answers to such requests to this many bytes per second and connection."""
+        """Limit the responses to such requests to this rate, on each connection."""
         self._rates[substring] = bytes_per_s
 
     def stall(self, substring: str = "") -> None:
         """Forward nothing more over the open connections with such a request, without closing them."""
-        for link in [link for link in self._links if substring in link.request]:
+        for link in self._find_links(substring):
             link.is_stalled = True
 
     def interrupt(self, duration_s: float) -> None:
@@ -114,12 +130,12 @@ class FaultProxy:
             link.close()
 
     def refuse(self) -> None:
-        """Close all connections and stop listening, until `mend`."""
+        """Close all connections and stop listening, until `repair`."""
         self._stop()
         self.cut()
 
     def drop_data(self) -> None:
-        """Forward nothing on open or new connections, without closing them, until `mend`."""
+        """Forward nothing on open or new connections, without closing them, until `repair`."""
         self.is_black_hole = True
         self.stall()
 
@@ -130,10 +146,10 @@ class FaultProxy:
         data = body if isinstance(body, bytes) else json.dumps(body).encode() + b"\n"
         header_fields = {"Content-Type": "application/json", "Content-Length": str(len(data))} | headers
         header = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in header_fields.items())
-        self._responses[substring] = [f"HTTP/1.1 {status} Told\r\n{header}\r\n".encode() + data] * times
+        self._responses[substring] = [f"HTTP/1.1 {status} Fault\r\n{header}\r\n".encode() + data] * times
 
     def repair(self) -> None:
-        """End every lasting fault: outages, delays, black holes and answers. Stalled connections stay stalled."""
+        """End every lasting fault: outages, delays, black holes and responses. Stalled connections stay stalled."""
         self.is_down = False
         self.is_black_hole = False
         self.is_unresolvable = False
@@ -145,6 +161,7 @@ class FaultProxy:
             threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def count_requests(self, substring: str) -> int:
+        """The number of requests whose line contains this text."""
         return sum(substring in line for line in self.request_lines)
 
     def close(self) -> None:
@@ -169,6 +186,7 @@ class FaultProxy:
                     threading.Thread(target=self._forward, args=(client_socket,), daemon=True).start()
 
     def _forward(self, client_socket: socket.socket) -> None:
+        """Forward the data of a client's connection in both directions, until one side closes it."""
         context = ssl.create_default_context(cafile=self._settings.ssl_ca_cert)
         if self._settings.cert_file and self._user is None:
             context.load_cert_chain(self._settings.cert_file, self._settings.key_file)
@@ -189,12 +207,10 @@ class FaultProxy:
         self._links.remove(link)
 
     def _forward_once(self, link: Link) -> bool:
-        """Forward the available data; False when the connection has ended."""
-        ready = (
-            [link.server_socket]
-            if link.server_socket.pending()
-            else select.select([link.client_socket, link.server_socket], [], [], 1.0)[0]
-        )
+        """Forward the available data; return False when the connection has ended."""
+        ready: list[socket.socket] = [link.server_socket]
+        if not link.server_socket.pending():  # data that TLS has already decrypted does not wake select()
+            ready = select.select([link.client_socket, link.server_socket], [], [], 1.0)[0]
         if link.is_stalled:
             time.sleep(0.05)
             return True
@@ -203,13 +219,18 @@ class FaultProxy:
                 data = sock.recv(1 << 16)
             except TimeoutError:  # TLS records without data
                 continue
-            if not data or not (
-                self._forward_request(link, data) if sock is link.client_socket else self._forward_response(link, data)
-            ):
+            if not data:
+                return False
+            forward = self._forward_request if sock is link.client_socket else self._forward_response
+            if not forward(link, data):
                 return False
         return True
 
     def _forward_request(self, link: Link, data: bytes) -> bool:
+        """Forward a client's data, unless the proxy answers the request.
+
+        Return False if the connection must be closed.
+        """
         if data.startswith(VERBS):
             link.request = data.split(b" HTTP/", 1)[0].decode()
             link.forwarded_bytes = 0
@@ -220,20 +241,23 @@ class FaultProxy:
                 if responses and substring in link.request and not link.is_answered:
                     link.client_socket.sendall(responses.pop())
                     link.is_answered = True
-        if not link.is_answered:  # a body may come after its head
+        if not link.is_answered:  # a body may arrive after its header, and belongs to the answered request
             link.server_socket.sendall(data)
         return True
 
     def _forward_response(self, link: Link, data: bytes) -> bool:
+        """Forward the API server's data, with the faults for it; return False if the connection must be closed."""
         if link.is_response_pending:
             link.is_response_pending = False
             time.sleep(self.delay_s)
-        for substring in [substring for substring in self._cut_sizes if substring in link.request]:
-            if link.forwarded_bytes + len(data) > self._cut_sizes[substring]:
-                link.client_socket.sendall(data[: self._cut_sizes.pop(substring) - link.forwarded_bytes])
+        for substring, size in list(self._cut_sizes.items()):
+            if substring in link.request and link.forwarded_bytes + len(data) > size:
+                del self._cut_sizes[substring]
+                link.client_socket.sendall(data[: size - link.forwarded_bytes])
                 return False
         link.forwarded_bytes += len(data)
         link.client_socket.sendall(data)
-        for substring in [substring for substring in self._rates if substring in link.request]:
-            time.sleep(len(data) / self._rates[substring])
+        for substring, bytes_per_s in list(self._rates.items()):
+            if substring in link.request:
+                time.sleep(len(data) / bytes_per_s)
         return True

@@ -1,4 +1,4 @@
-"""Tests on a cluster fail, and are not skipped, without one."""
+"""Tests that need a cluster fail without one; they are not skipped."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ contexts: [{name: dead, context: {cluster: dead, user: dead}}]
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["dead", "none"])
 def test_tests_on_a_cluster_fail_without_one(tmp_path: Path, is_named: bool) -> None:
-    """Tests on a cluster fail if it does not answer or is not named."""
+    """Tests that need a cluster fail if it does not respond or is not named."""
     (tmp_path / "kubeconfig").write_text(DEAD)
     environment = {CLUSTER: str(tmp_path / "kubeconfig")} if is_named else {}
     completed = run_pytest(str(ROOT / "tests" / "cluster" / "test_watch.py"), "-x", **environment)
     assert completed.returncode == 1
-    assert ("no cluster answers at" if is_named else f"{CLUSTER} names no cluster") in completed.stdout
+    assert ("does not respond" if is_named else f"{CLUSTER} is not set") in completed.stdout

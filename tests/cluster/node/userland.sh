@@ -1,8 +1,8 @@
 #!/bin/sh
-# An OCI hook: userland.sh TABLE, run by runc in the mount namespace of each new container, before that enters its root.
+# An OCI hook: userland.sh TABLE, run by runc in the mount namespace of each new container, before it enters its root.
 #
-# A container whose image asks for it by a file /.userland gets folders of the machine, read-only: each line of the
-# table is a folder here, a tab, and where it is to be there. Standard input is runc's state of the container, in JSON.
+# A container whose image has a file /.userland gets folders of the machine, read-only: each line of the table is a folder
+# of the machine, a tab, and its path in the container. Standard input is runc's state of the container, in JSON.
 set -eu
 root=$(sed 's/.*"bundle":"\([^"]*\)".*/\1/')/rootfs
 [ -e "$root/.userland" ] || exit 0
