@@ -69,11 +69,14 @@ def run_demo(*, fail: bool, without_torch: bool) -> int:
     path = _copy_files(name)
     profile = load_profile(str(path))
     print(f"{path}: {profile.about}", flush=True)
-    run, code = run_new(profile)
-    texts = {(True, 1): _NEXT_AFTER_FAILURE, (True, 0): _NEXT_WITHOUT_FAILURE, (False, 0): _NEXT}
-    text = texts.get((fail, code), "")
-    print(text.format(logs=f"torchyard logs {run}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
-    return code if not fail else 1 - code
+    run_name, exit_code = run_new(profile)
+    text = ""
+    if fail:
+        text = _NEXT_AFTER_FAILURE if exit_code else _NEXT_WITHOUT_FAILURE
+    elif not exit_code:
+        text = _NEXT
+    print(text.format(logs=f"torchyard logs {run_name}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
+    return 1 - exit_code if fail else exit_code
 
 
 def _list_missing_packages() -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command. Exit code 0, or 1 if a check or the profile failed, with one clear message on stderr."""
+    """Run the command; return its exit code. 1 if a check, the profile or the run failed, with a message on stderr."""
     args = _build_parser().parse_args(argv)
     try:
         return int(args.run_verb(args))
@@ -58,37 +58,41 @@ def _build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FABRIC",
-        help="a fabric to compare; repeat it for more (default: the profile's fabric and the shape's TCP fabric)",
+        help="a fabric to compare; repeat it for more (default: the profile's and the hardware's TCP fabric)",
     )
     verb_parsers["profiles"].add_argument(
-        "name", nargs="?", metavar="NAME", help="print this one's file; or hardware/NAME"
+        "name", nargs="?", metavar="NAME", help="print the file of this profile, or of hardware/NAME"
     )
     verb_parsers["profiles"].add_argument(
         "--as",
         dest="form",
         choices=_CATALOG_FORMATS,
-        help="as the table of docs/profiles.md, or as prefect.yaml's entries",
+        help="print all as the table of docs/profiles.md, or as entries of prefect.yaml",
     )
     run_help = "a run's name, such as digits-local-a1b2c3d4"
     for name in ("logs", "attach"):
         verb_parsers[name].add_argument("run_name", metavar="RUN", help=run_help)
     why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
     verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
-    verb_parsers["why"].add_argument("--json", action="store_true", help="print every rank's record as well, as JSON")
-    verb_parsers["trend"].add_argument("history", nargs="?", metavar="PROFILE", help="or the name of one history")
+    verb_parsers["why"].add_argument(
+        "--json", action="store_true", help="print the verdict and every rank's record as JSON"
+    )
     verb_parsers["trend"].add_argument(
-        "--value", help="the number to compare; by default the one that the last runs compared"
+        "history", nargs="?", metavar="PROFILE", help="a profile, or the name of a history"
+    )
+    verb_parsers["trend"].add_argument(
+        "--value", help="the number to compare (default: the one that the last runs compared)"
     )
     verb_parsers["trend"].add_argument("--lower", action="store_true", help="a lower --value is better")
     verb_parsers["trend"].add_argument("--plot", metavar="FILE", help="write the plot as SVG")
-    verb_parsers["metrics"].add_argument("--port", type=int, default=9464)
+    verb_parsers["metrics"].add_argument("--port", type=int, default=9464, help="the port to listen on (default: 9464)")
     verb_parsers["metrics"].add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
     )
     verb_parsers["metrics"].add_argument(
         "--once", action="store_true", help="print the response to one scrape, and exit"
     )
-    verb_parsers["service"].add_argument("verb", choices=["install", "uninstall", "status"])
+    verb_parsers["service"].add_argument("verb", choices=["install", "uninstall", "status"], help="the action")
     verb_parsers["demo"].add_argument("--fail", action="store_true", help="a run that fails, with its explanation")
     verb_parsers["demo"].add_argument("--without-torch", action="store_true", help="a run without torch")
     return parser
@@ -109,8 +113,8 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """`deadlines.run=2h` as `{"deadlines.run": "2h"}`; values are read as YAML."""
-    overrides = {}
+    """`deadlines.run=2h` as `{"deadlines.run": "2h"}`; values are read as YAML. ProfileError if a pair is malformed."""
+    overrides: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         try:
@@ -136,10 +140,10 @@ def _create_plan(profile: Profile) -> Plan:
 
 def _show_plan(args: argparse.Namespace) -> int:
     """print the plan, without running it"""
-    plan_ = _create_plan(_load_profile(args))
-    document = mask_document(summarize_files(plan_.model_dump(mode="json", exclude_none=True)))
+    plan = _create_plan(_load_profile(args))
+    document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     print(yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
-    for check in check_exposed_secrets(plan_):
+    for check in check_exposed_secrets(plan):
         print(f"{check.name}: {check.detail}; {check.remedy}", file=sys.stderr)
     return 0
 
@@ -154,7 +158,7 @@ def _show_checks(args: argparse.Namespace) -> int:
     for check in checks:
         remedy = f"\n        {check.remedy}" if check.remedy else ""
         print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.name}: {check.detail}{remedy}"))
-    failed_count = sum(found.verdict == "failed" for found in checks)
+    failed_count = sum(check.verdict == "failed" for check in checks)
     print(f"{len(checks) - failed_count} of {len(checks)} checks passed")
     return 1 if failed_count else 0
 
@@ -224,11 +228,9 @@ def _show_logs(args: argparse.Namespace) -> int:
 
     folder = find_run(args.run_name)
     plan = folder.plans()[-1]
-    clean: Callable[[str], str] = (
-        strip_control_codes if sys.stdout.isatty() else str
-    )  # a file or a pipe gets every byte
+    is_terminal = sys.stdout.isatty()  # a file or a pipe gets every byte
     for text in read_rank_zero(plan):
-        print(clean(text))
+        print(strip_control_codes(text) if is_terminal else text)
     ended = folder.ended(folder.attempts()[-1])
     fabric = ended.collected.fabric if ended else None
     if fabric:  # on stderr: stdout is the program's own lines, which may go into a pipe
@@ -249,8 +251,12 @@ def _show_trend(args: argparse.Namespace) -> int:
     """list the histories of all profiles, or show how a profile's number has changed from run to run"""
     from torchyard.cli.trend import show_histories, show_history
 
-    trend = Trend(value=args.value, better="lower" if args.lower else "higher") if args.value else None
-    return show_history(args.history, trend, args.plot) if args.history else show_histories()
+    if not args.history:
+        return show_histories()
+    trend = None
+    if args.value:
+        trend = Trend(value=args.value, better="lower" if args.lower else "higher")
+    return show_history(args.history, trend, args.plot)
 
 
 def _serve_metrics(args: argparse.Namespace) -> int:

@@ -25,12 +25,13 @@ _PROFILE_FILE = "profile.json"  # what `attach` resumes with
 
 
 def run_profile(profile: Profile) -> int:
-    """Start a new run and own it to its end. Exit code 0 if it succeeded."""
-    return run_new(profile)[1]
+    """Start a new run and own it to its end; return the exit code, 0 if it succeeded."""
+    _, exit_code = run_new(profile)
+    return exit_code
 
 
 def run_new(profile: Profile) -> tuple[str, int]:
-    """As `run_profile`; returns the new run's name too."""
+    """Start a new run and own it to its end; return its name and the exit code, 0 if it succeeded."""
     _log_to_terminal()
     runner = _start_runner(profile)
     return runner.folder.name, _execute(runner)

@@ -18,6 +18,6 @@ def run_service(verb: str) -> int:
     sys.argv = [str(script), verb]
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        return int(end.code or 0)
+    except SystemExit as exit:
+        return int(exit.code or 0)
     return 0

@@ -111,7 +111,11 @@ def _evaluate_records(lines: Iterable[LogLine], ended_at: float | None) -> Findi
 def _find_end(plan: Plan) -> float:
     """When the job printed its last line, in seconds since the epoch; 0 if it printed none."""
     logs = LogTails(plan.nodes)
-    return max((line.timestamp for node in plan.nodes for line in logs.last(node, 1)), default=0.0)
+    ended_at = 0.0
+    for node in plan.nodes:
+        for line in logs.last(node, 1):
+            ended_at = max(ended_at, line.timestamp)
+    return ended_at
 
 
 def _prefer_outcome(findings: Findings, outcome: Outcome | None) -> Findings:
@@ -173,12 +177,10 @@ def _list_lines(findings: Findings, on_hang: OnHang) -> list[str]:
 
 def _describe_hang(hang: Hang) -> list[str]:
     """The sentence, the locations of the ranks, and the evidence."""
-    table = align_columns(tabulate_locations(hang), str.ljust)
-    return [
-        single_line(hang.sentence, _MAX_TEXT_CHARS),
-        *table,
-        *(f"  - {single_line(evidence, _MAX_TEXT_CHARS)}" for evidence in hang.evidence),
-    ]
+    lines = [single_line(hang.sentence, _MAX_TEXT_CHARS)]
+    lines += align_columns(tabulate_locations(hang), str.ljust)
+    lines += [f"  - {single_line(evidence, _MAX_TEXT_CHARS)}" for evidence in hang.evidence]
+    return lines
 
 
 def _tabulate_ranks(findings: Findings) -> list[str]:
@@ -195,7 +197,7 @@ def _tabulate_ranks(findings: Findings) -> list[str]:
 
 
 def _describe_rank(record: RankRecord) -> list[str]:
-    pending = record.waits
+    pending = record.pending
     cells = [
         str(record.rank),
         record.node,
@@ -203,7 +205,7 @@ def _describe_rank(record: RankRecord) -> list[str]:
         f"{pending.operation} {pending.sequence} of group {pending.group}" if pending else "",
         describe_location(record),
         format_duration(record.stalled_s) if math.isfinite(record.stalled_s) else "",
-        format_time(record.at, "%H:%M:%S"),
+        format_time(record.timestamp, "%H:%M:%S"),
     ]
     return [single_line(cell, _MAX_CELL_CHARS) for cell in cells]
 
@@ -213,5 +215,7 @@ def _count_collectives(record: RankRecord) -> str:
     groups = [(name, progress.completed) for name, progress in record.groups.items()]
     if len(groups) == 1:
         return str(groups[0][1])
-    more = [f"{len(groups) - _MAX_GROUPS} more"] if len(groups) > _MAX_GROUPS else []
-    return ", ".join([*(f"{name}: {completed}" for name, completed in groups[:_MAX_GROUPS]), *more])
+    texts = [f"{name}: {completed}" for name, completed in groups[:_MAX_GROUPS]]
+    if len(groups) > _MAX_GROUPS:
+        texts.append(f"{len(groups) - _MAX_GROUPS} more")
+    return ", ".join(texts)

@@ -8,10 +8,10 @@ import pytest
 
 
 @pytest.mark.parametrize(("argv", "code"), [(["plan", "pi-local"], 0), (["plan", "none"], 1), (["--help"], 0), ([], 2)])
-def test_command_says_everything_and_its_exit_code(argv: list[str], code: int) -> None:
+def test_command_prints_its_output_and_sets_its_exit_code(argv: list[str], code: int) -> None:
     """The command exits early, without Python's cleanup, and still prints everything and sets its exit code."""
-    done = subprocess.run(
+    process = subprocess.run(
         [Path(sys.executable).parent / "torchyard", *argv], capture_output=True, text=True, check=False
     )
-    assert done.returncode == code
-    assert (done.stdout + done.stderr).endswith("\n")
+    assert process.returncode == code
+    assert (process.stdout + process.stderr).endswith("\n")

@@ -1,4 +1,4 @@
-"""`torchyard demo`: what it puts into the folder, and what it says where something is missing."""
+"""`torchyard demo`: the files that it copies, its text, and its errors."""
 
 import importlib.util
 from pathlib import Path
@@ -38,29 +38,29 @@ def test_profile_of_the_demo_has_its_program_beside_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "name"), [([], "digits"), (["--without-torch"], "pi"), (["--fail"], "fails")], ids=["torch", "pi", "fail"]
 )
-def test_demo_ends_as_it_is_meant_to(argv: list[str], name: str, started: list[Profile]) -> None:
-    """A training that succeeds, and a failure that was asked for, are both exit code 0."""
+def test_demo_that_ends_as_intended_exits_with_0(argv: list[str], name: str, started: list[Profile]) -> None:
+    """A training that succeeds, and a failure that was requested, are both exit code 0."""
     assert main(["demo", *argv]) == 0
     assert [profile.name for profile in started] == [name]
 
 
-def test_demo_says_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the run the user reads commands with the run's and the profile's own names."""
+def test_demo_prints_the_next_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the run the demo prints commands with the names of the run and of the profile."""
     assert main(["demo"]) == 0
     output = capsys.readouterr().out
     assert "torchyard logs digits-1 " in output
     assert "torchyard run torchyard-demo/digits.yaml " in output
 
 
-def test_mended_failure_is_not_called_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the missing file in place, `--fail` says why nothing failed, and its exit code is 1."""
+def test_fixed_failure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """If the missing file exists, `--fail` prints why nothing failed, and its exit code is 1."""
     main(["demo", "--fail"])
     Path("torchyard-demo/shard-1.bin").touch()
     assert main(["demo", "--fail"]) == 1
     assert "because torchyard-demo/shard-1.bin exists" in capsys.readouterr().out
 
 
-def test_changed_files_are_kept(started: list[Profile]) -> None:
+def test_changed_files_are_not_replaced(started: list[Profile]) -> None:
     """A second demo runs the profile as the user has changed it."""
     main(["demo", "--without-torch"])
     path = Path("torchyard-demo/pi.yaml")
@@ -69,10 +69,10 @@ def test_changed_files_are_kept(started: list[Profile]) -> None:
     assert [profile.nodes.max for profile in started] == [2, 3]
 
 
-def test_missing_torch_gets_the_line_that_installs_it(
+def test_missing_torch_is_an_error_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: list[Profile]
 ) -> None:
-    """Without torch nothing is started or written, and the error has both ways to install it and the one without."""
+    """Without torch nothing is started or written, and the error has the install commands and `--without-torch`."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
     assert main(["demo"]) == 1
@@ -82,7 +82,7 @@ def test_missing_torch_gets_the_line_that_installs_it(
     assert (started, Path("torchyard-demo").exists()) == ([], False)
 
 
-def test_folder_that_cannot_be_made_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_that_cannot_be_created_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """A file in place of the demo's folder gives one sentence and exit code 1."""
     Path("torchyard-demo").touch()
     assert main(["demo", "--without-torch"]) == 1

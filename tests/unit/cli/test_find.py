@@ -32,39 +32,39 @@ def _folders(tmp_path: Path) -> None:
 
 
 def test_archived_run_is_found(run: RunFolder) -> None:
-    """A run that is not here is read from the archive."""
+    """A run without a local folder is read from the archive."""
     assert find_run(run.name).events() == run.events()
 
 
-def test_run_here_is_preferred(run: RunFolder) -> None:
-    """The archive is not asked for a run of this machine."""
+def test_local_run_is_preferred(run: RunFolder) -> None:
+    """The archive is not queried for a run of this machine."""
     fetch_run_to_resume(run.name)
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
     assert find_run(run.name).path == runs_folder() / run.name
 
 
 def test_unknown_run_lists_those_of_the_archive(run: RunFolder) -> None:
-    """The error names what there is, here and there."""
+    """The error lists the runs of this machine and those of the archive."""
     with pytest.raises(ProfileError, match=f"there are: none; in file://.*: {run.name}"):
         find_run("other-1")
 
 
 @pytest.mark.parametrize("name", ["../../archive/sample-a1b2c3d4", "..", ""])
-def test_name_leads_nowhere_else(run: RunFolder, name: str) -> None:
-    """A name with a path in it is no run."""
+def test_path_is_not_the_name_of_a_run(run: RunFolder, name: str) -> None:
+    """A name that contains a path is not a run."""
     with pytest.raises(ProfileError, match="no such run"):
         find_run(name)
     assert run.events()
 
 
-def test_archive_that_cannot_be_asked_is_an_error(run: RunFolder) -> None:
-    """It does not say that there is no such run."""
+def test_unreadable_archive_is_an_error(run: RunFolder) -> None:
+    """An archive that cannot be read is an ArchiveError, not a missing run."""
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
     with pytest.raises(ArchiveError):
         find_run(run.name)
 
 
-def test_logs_that_are_not_archived_are_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A log that is not there does not look like an empty one."""
+def test_logs_that_are_not_archived_are_reported(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log that was not archived is reported on stderr, because it would look like an empty one."""
     assert main(["logs", run.name]) == 0
     assert "has no log of node-0" in capsys.readouterr().err

@@ -16,9 +16,7 @@ from tests.reports import short_report
 from torchyard.cli.main import main
 from torchyard.common import secrets
 from torchyard.common.project_root import ROOT
-from torchyard.common.secrets import (
-    _MASK,
-)
+from torchyard.common.secrets import _MASK
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.launchers import registry
@@ -30,17 +28,17 @@ from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 
 
 def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed is the plan itself, and nothing is made on disk."""
+    """The printed plan can be parsed as a plan."""
     assert main(["plan", "digits-local"]) == 0
     plan = CommandPlan.model_validate(yaml.safe_load(capsys.readouterr().out))
-    assert [block.name for block in plan.processes] == ["node-0", "node-1"]
+    assert [process.name for process in plan.processes] == ["node-0", "node-1"]
 
 
 def test_plan_imports_neither_prefect_nor_kubernetes_nor_torch() -> None:
     """Planning imports no heavy package."""
     code = "import sys; from torchyard.cli.main import main; main(['plan', 'pi-local']); print(*sys.modules, file=sys.stderr)"  # noqa: E501
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert {"prefect", "kubernetes", "torch", "matplotlib"}.isdisjoint(done.stderr.split())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {"prefect", "kubernetes", "torch", "matplotlib"}.isdisjoint(process.stderr.split())
 
 
 def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,13 +49,13 @@ def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("pair", "message"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])
-def test_bad_set_is_told(capsys: pytest.CaptureFixture[str], pair: str, message: str) -> None:
+def test_malformed_set_is_an_error(capsys: pytest.CaptureFixture[str], pair: str, message: str) -> None:
     """A --set that cannot be read gives one sentence and exit code 1."""
     assert main(["plan", "digits-local", "--set", pair]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_unknown_profile_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_profile_is_an_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     """A mistyped profile gets the nearest name on stderr, and exit code 1."""
     assert main(["plan", "digits-loca"]) == 1
     captured = capsys.readouterr()
@@ -80,37 +78,32 @@ def test_check_passes_without_a_trace(write: Write, capsys: pytest.CaptureFixtur
 
 
 def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every profile is listed on a line of its own."""
+    """Every profile is listed on a separate line."""
     assert main(["profiles"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(list_profiles())
 
 
-def test_logs_of_an_unknown_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Asking for the logs of an unknown run is an error."""
+def test_logs_of_an_unknown_run_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """`logs` with an unknown run is an error."""
     assert main(["logs", "none-12345678"]) == 1
     assert "there is no such run" in capsys.readouterr().err
 
 
-def test_logs_name_the_network(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verdict on the network is one line, apart from what the program printed."""
+def test_logs_report_the_network_on_stderr(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict on the network is one line on stderr, separate from the program's output."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
     folder.save_attempt_plan(1, AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines()))
-    (only,) = short_report().attempts
+    (attempt,) = short_report().attempts
     verdict = evaluate_fabric(parse_nccl_log(list_socket_lines("a")), Expect(transport="roce"), 2)
-    folder.save_ended(only.model_copy(update={"collected": only.collected.model_copy(update={"fabric": verdict})}))
+    collected = attempt.collected.model_copy(update={"fabric": verdict})
+    folder.save_ended(attempt.model_copy(update={"collected": collected}))
     assert main(["logs", folder.name]) == 0
     captured = capsys.readouterr()
-    assert (
-        captured.out,
-        captured.err.startswith("fabric: not-rdma: TCP over eth0 on a"),
-        captured.err.count("\n"),
-    ) == (
-        "",
-        True,
-        1,
-    )
+    (line,) = captured.err.splitlines()
+    assert captured.out == ""
+    assert line.startswith("fabric: not-rdma: TCP over eth0 on a")
 
 
 # --- secrets
@@ -120,12 +113,12 @@ WANDB = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def nothing_known() -> None:
+def no_known_secrets() -> None:
     secrets._known_secrets.clear()
 
 
-@pytest.mark.usefixtures("nothing_known")
-def test_a_plan_on_the_terminal_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("no_known_secrets")
+def test_printed_plan_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """A printed plan has no secret, because it may end up in a ticket; a warning names the variable."""
     assert main(["plan", str(write(env={"WANDB_API_KEY": WANDB}))]) == 0
     captured = capsys.readouterr()
@@ -166,7 +159,7 @@ def test_schema_refuses_mistakes(schema: Any, keys: dict[str, Any]) -> None:
     """The schema refuses mistakes, so that an editor shows them before anything is run."""
     fields = {"about": "a test", "launcher": "baremetal", "program": "x.py"}
     assert list(schema.iter_errors(fields)) == []
-    assert list(schema.iter_errors({**fields, **keys}))
+    assert list(schema.iter_errors(fields | keys))
 
 
 def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,25 +183,23 @@ def test_schema_knows_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
     """`torchyard --version` prints the version of the package's metadata, which is that of pyproject.toml."""
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as caught:
         main(["--version"])
-    assert end.value.code == 0
-    assert (
-        capsys.readouterr().out
-        == f"torchyard {tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}\n"
-    )
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"torchyard {version}\n"
 
 
 @pytest.mark.parametrize(
     ("name", "begins"), [("pi-local", "about: Pi by"), ("hardware/oke/bm-gpu-h100-8", "about: OCI BM.GPU.H100.8")]
 )
-def test_profiles_prints_a_file_to_begin_with(capsys: pytest.CaptureFixture[str], name: str, begins: str) -> None:
-    """With a name, the file itself is printed, comments and all: a profile's, or a shape's."""
+def test_profiles_prints_a_file(capsys: pytest.CaptureFixture[str], name: str, begins: str) -> None:
+    """With a name, the file of a profile or of a shape is printed, with its comments."""
     assert main(["profiles", name]) == 0
     assert begins in capsys.readouterr().out
 
 
-def test_unknown_shape_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_shape_is_an_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     """A mistyped shape gets the nearest name on stderr, and exit code 1."""
     assert main(["profiles", "hardware/oke/bm-gpu-h100"]) == 1
     assert "did you mean oke/bm-gpu-h100-8?" in capsys.readouterr().err

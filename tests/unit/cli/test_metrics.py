@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-c", f"{RESET}; {CODE}", "metrics"]
 
 
 def test_metrics_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--once` prints what a scrape would get."""
+    """`--once` prints the response to one scrape."""
     assert main(["metrics", "--once"]) == 0
     assert "# TYPE torchyard_runs gauge" in capsys.readouterr().out
 
@@ -60,7 +60,7 @@ def test_process_that_ignores_ctrl_c_is_ended_by_sigterm() -> None:
 
 
 def test_port_in_use_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says what to change, and exits with 1."""
+    """A port in use is one line with a remedy on stderr, and exit code 1."""
     server, _ = serve_metrics("127.0.0.1", 0)
     assert main(["metrics", "--port", str(server.server_port)]) == 1
     server.shutdown()

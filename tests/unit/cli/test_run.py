@@ -1,4 +1,4 @@
-"""`torchyard run` and `attach`: which run is resumed, and with which profile."""
+"""`torchyard run` and `attach`: the run that is resumed, and its profile."""
 
 import os
 from pathlib import Path
@@ -11,14 +11,14 @@ from torchyard.model.profile import Profile
 from torchyard.run.folder import RunFolder
 
 
-def test_unknown_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Attaching to an unknown run gives one sentence."""
+def test_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """`attach` with an unknown run is an error."""
     assert main(["attach", "nobody-1234"]) == 1
     assert "there is no such run" in capsys.readouterr().err
 
 
-def test_run_of_prefect_is_retried_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that a flow has started is not taken over here; the error says how to resume it."""
+def test_run_of_prefect_is_not_attached_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that a flow has started is refused, and the error contains the command that resumes it."""
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
     with folder.owned():
         folder.record_event("start", run="an-id")
@@ -27,7 +27,7 @@ def test_run_of_prefect_is_retried_there(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("name", list_profiles())
-def test_profile_is_kept_whole(name: str) -> None:
-    """What `attach` reads is the profile that `run` was given."""
+def test_profile_is_saved_completely(name: str) -> None:
+    """The profile that `attach` reads equals the one that `run` was given."""
     profile = load_profile(name)
     assert Profile.model_validate_json(profile.model_dump_json(exclude_unset=True)) == profile

@@ -1,4 +1,4 @@
-"""Why a run hangs, as a person asks at any time."""
+"""`torchyard why`: which rank of a run hangs, or the state of each rank."""
 
 import json
 import os
@@ -36,7 +36,7 @@ STAMP = "2026-11-21T08:00:47.123Z node-0 | "
 
 @pytest.fixture
 def run(write: Write) -> RunFolder:
-    """A run of one node that has begun an attempt."""
+    """A run of one node whose first attempt has a plan."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     plan = command_plan_of(build_lone_profile(write), folder.path)
     folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
@@ -48,28 +48,32 @@ def report_ranks(run: RunFolder, *records: RankRecord) -> None:
     """Write records into the node's log, between lines of the program."""
     (log,) = run.plans()[-1].nodes.values()
     Path(log).parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{STAMP}[default0]:epoch 1", *(STAMP + format_record_line(record) for record in records), f"{STAMP}epoch 2"]
+    lines = [
+        f"{STAMP}[default0]:epoch 1",
+        *(STAMP + format_record_line(record) for record in records),
+        f"{STAMP}epoch 2",
+    ]
     Path(log).write_text("\n".join([*lines, ""]))
 
 
-def end(run: RunFolder, state: State = "failed", **found: Any) -> Outcome:
-    outcome = Outcome(status=Status(state=state, reason="it ended"), exit_codes={}, **found)
+def save_outcome(run: RunFolder, state: State = "failed", **findings: Any) -> Outcome:
+    outcome = Outcome(status=Status(state=state, reason="it ended"), exit_codes={}, **findings)
     run.save_outcome(1, outcome)
     return outcome
 
 
-def ask(run: RunFolder, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    """What the command prints."""
-    assert main(["why", run.name, *words]) == 0
+def explain(run: RunFolder, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    """The lines that the command prints."""
+    assert main(["why", run.name, *argv]) == 0
     return capsys.readouterr().out.splitlines()
 
 
 def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """While no hang is known, a table says what each rank does, by its last record."""
+    """While no hang is detected, a table shows the state of each rank, by its last record."""
     healthy = [record.model_copy(update={"kind": "pulse"}) for record in RECORDS.values()]
     report_ranks(run, build_job_record(0, stalled_s=1.0), *healthy)
-    head, columns, first, _, third, last = ask(run, capsys)
-    assert head == "no rank is known to hang; the last report of each:"
+    title, columns, first, _, third, last = explain(run, capsys)
+    assert title == "no rank is known to hang; the last report of each:"
     assert columns.split() == ["rank", "node", "collectives", "done", "waits", "in", "place", "since", "seen", "(UTC)"]
     assert first.split() == [
         *("0", "node-0", "6", "all_reduce", "7", "of", "group", "0"),
@@ -79,17 +83,17 @@ def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureF
     assert last.split()[0] == "3"
 
 
-def test_rank_that_has_not_reported_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank without a record is not left out in silence."""
+def test_rank_that_has_not_reported_is_listed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks without a record are listed."""
     report_ranks(run, build_job_record(1, world=6))
-    assert ask(run, capsys)[-1] == "not reported: rank 0, 2-5"
+    assert explain(run, capsys)[-1] == "not reported: rank 0, 2-5"
 
 
-def test_hang_that_was_seen_is_explained(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """After the run, the sentence, the places and the evidence are those that the wait has seen."""
+def test_hang_of_the_outcome_is_explained(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the run, the sentence, the locations and the evidence are those of the outcome."""
     report_ranks(run, *RECORDS.values())
-    end(run, hang=HANG, straggler=STRAGGLER)
-    lines = ask(run, capsys)
+    save_outcome(run, hang=HANG, straggler=STRAGGLER)
+    lines = explain(run, capsys)
     assert lines[0] == HANG.sentence
     assert "    2 (hangs)  read_shard (train.py:12)" in lines
     assert f"  - {HANG.evidence[0]}" in lines
@@ -97,17 +101,17 @@ def test_hang_that_was_seen_is_explained(run: RunFolder, capsys: pytest.CaptureF
 
 
 def test_failure_comes_first(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that has failed says so before all else, by its report."""
+    """The failure in the report of a run is printed first."""
     run.save_report(report("rank 2 hangs"))
-    assert ask(run, capsys)[0] == "failed: rank 2 hangs"
+    assert explain(run, capsys)[0] == "failed: rank 2 hangs"
 
 
-def test_failed_attempt_of_a_run_that_goes_on_is_told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_attempt_of_a_run_that_continues_is_printed(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """Between two attempts there is no report yet, and the last attempt's failure counts."""
     failure = Failure(cause="rank-hangs", sentence="rank 2 hangs")
     collected = Collected(logs=(), metrics=Metrics(), failure=failure)
-    run.save_ended(Attempt(number=1, outcome=end(run), collected=collected))
-    assert ask(run, capsys)[0] == "failed: rank 2 hangs"
+    run.save_ended(Attempt(number=1, outcome=save_outcome(run), collected=collected))
+    assert explain(run, capsys)[0] == "failed: rank 2 hangs"
 
 
 @pytest.mark.parametrize(("on_hang", "reason"), [("off", "on_hang is off"), ("report", "the program has not started")])
@@ -118,15 +122,15 @@ def test_run_without_records_says_why(
     intent = run.attempt_plan(1)
     assert intent
     run.save_attempt_plan(1, intent.model_copy(update={"plan": intent.plan.model_copy(update={"on_hang": on_hang})}))
-    (line,) = ask(run, capsys)
+    (line,) = explain(run, capsys)
     assert line.startswith(f"no rank of this run has reported: {reason}")
 
 
 def test_json_has_every_record(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script gets the hang, and what each rank has reported last."""
+    """`--json` prints the hang, and the last record of each rank."""
     report_ranks(run, *RECORDS.values())
-    end(run, hang=HANG)
-    document = json.loads("\n".join(ask(run, capsys, "--json")))
+    save_outcome(run, hang=HANG)
+    document = json.loads("\n".join(explain(run, capsys, "--json")))
     assert (document["hang"]["kind"], document["world"], document["failure"]) == ("storage", 4, None)
     assert [record["rank"] for record in document["ranks"]] == [0, 1, 2, 3]
 
@@ -134,50 +138,50 @@ def test_json_has_every_record(run: RunFolder, capsys: pytest.CaptureFixture[str
 def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A run that is only in the archive is read from there."""
     report_ranks(run, *RECORDS.values())
-    end(run, hang=HANG)
+    save_outcome(run, hang=HANG)
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     (tmp_path / "archive").mkdir()
     shutil.move(run.path, tmp_path / "archive" / run.name)
-    assert ask(run, capsys)[0] == HANG.sentence
+    assert explain(run, capsys)[0] == HANG.sentence
 
 
 def test_page_of_a_hang_is_shown_without_logs(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """An archive has what was written of a hang before it has the logs of a job that still runs."""
+    """The page of a hang is shown if an archive has no logs yet, because the job still runs."""
     write_hang_files(run.attempt(1), HANG, RECORDS)
-    assert ask(run, capsys)[1:3] == ["but a hang was detected:", HANG.sentence]
+    assert explain(run, capsys)[1:3] == ["but a hang was detected:", HANG.sentence]
 
 
-def test_nothing_of_a_record_reaches_the_terminal_as_more_than_text(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Names and numbers in a record come from the job, and may be anything: such a record is none."""
-    evil = Frame(function="\x1b[2Jx\n0  all is well", file="a.py", line=1)
-    report_ranks(run, build_job_record(0, stack=(evil,), at=1e300, stalled_s=12345.0, world=10**15))
+def test_malformed_record_is_ignored(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record with control codes and invalid numbers, as the job may print, is ignored."""
+    malicious_frame = Frame(function="\x1b[2Jx\n0  all is well", file="a.py", line=1)
+    report_ranks(run, build_job_record(0, stack=(malicious_frame,), timestamp=1e300, stalled_s=12345.0, world=10**15))
     (log,) = run.plans()[-1].nodes.values()
     Path(log).write_text(Path(log).read_text().replace("12345.0", "Infinity"))
-    lines = ask(run, capsys)
+    lines = explain(run, capsys)
     assert "\x1b" not in "".join(lines)
     assert len(lines) == 1
 
 
 def test_thousand_ranks_are_shortened(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of many ranks the first and the last are shown, and where the others are found."""
+    """Of many ranks the first and the last are shown, and `--json` is named for the others."""
     report_ranks(run, *(build_job_record(rank, world=1000, kind="pulse") for rank in range(1000)))
-    lines = ask(run, capsys)
+    lines = explain(run, capsys)
     assert len(lines) == 131
     assert "    ... 872 more: see --json" in lines
 
 
 def test_collectives_are_counted_by_group() -> None:
-    """One group needs no name, several do, and not all of many are listed."""
-    done = GroupProgress(enqueued=7, completed=6)
-    counted = [_count_collectives(build_job_record(0, groups=dict.fromkeys(names, done))) for names in ("", "0", "01", "012345")]
-    assert counted == ["", "6", "0: 6, 1: 6", "0: 6, 1: 6, 2: 6, 3: 6, 2 more"]
+    """One group is shown without its name, several with theirs, and at most four are listed."""
+    progress = GroupProgress(enqueued=7, completed=6)
+    texts: list[str] = []
+    for names in ("", "0", "01", "012345"):
+        texts.append(_count_collectives(build_job_record(0, groups=dict.fromkeys(names, progress))))
+    assert texts == ["", "6", "0: 6, 1: 6", "0: 6, 1: 6, 2: 6, 3: 6, 2 more"]
     assert ALL_REDUCE.group == "0"
 
 
 def test_dumps_of_torch_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two real dumps of a rank that did not come: it is named, and its number is that of the file."""
+    """Two real dumps show the rank that did not call the collective, by the number in its file's name."""
     for rank in (0, 1):
         shutil.copy(
             ROOT / f"tests/logs/flight_recorder/gloo-torch-2.13-rank{rank}.json", tmp_path / f"trace_rank_{rank}"
@@ -192,7 +196,7 @@ def test_dumps_of_torch_are_explained(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_folder_without_dumps_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
-    """What is no dump is one sentence, with the file."""
+    """A file that is not a dump, and a folder without any, are errors."""
     (tmp_path / name).write_text("hello")
     assert main(["why", f"{tmp_path}/"]) == 1
     assert message in capsys.readouterr().err
