@@ -1,4 +1,4 @@
-"""The seam between a run and the world: which backend a plan gets, and what that loads."""
+"""Backends: which one a plan gets, and which modules that imports."""
 
 import subprocess
 import sys
@@ -21,11 +21,11 @@ print(type(backend_of(plan)).__name__, *({"kubernetes", "torchyard.cluster", "to
 
 
 def test_plan_of_objects_is_for_a_cluster(planned: Planned) -> None:
-    """Objects are created in the cluster that the plan names."""
+    """A plan of Kubernetes objects gets the backend of a cluster."""
     assert isinstance(backend_of(planned()), ClusterBackend)
 
 
 def test_run_on_this_machine_loads_no_kubernetes_client() -> None:
-    """The backend of processes is found without importing a Kubernetes client, which takes 0.4 s."""
+    """The backend of a plan of processes is found without importing a Kubernetes client, which takes 0.4 s."""
     process = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
     assert process.stdout.split() == ["MachinesBackend"]

@@ -1,4 +1,4 @@
-"""Jobs on the fake API server: one that runs, and those whose launchers are gone."""
+"""Jobs on the fake API server: a running one, and one whose launcher is dead."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ def job(fake_api: FakeApi, planned: Planned) -> Job:
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep does not wait."""
+    """A sweep does not observe Leases before it removes runs."""
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
     monkeypatch.setattr(orphans, "_REMOVAL_POLL_INTERVAL_S", 0.01)
 
 
 @pytest.fixture
 def cast(fake_api: FakeApi) -> Make:
-    """Put a run into the cluster that has been dead for an hour by default."""
+    """Put a run into the cluster; by default its Lease was renewed last more than an hour ago."""
 
     def make_run(namespace: str = "default", **changes: Any) -> OrphanedRun:
         return OrphanedRun(fake_api, build_lease(**changes), namespace)

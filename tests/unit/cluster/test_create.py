@@ -1,4 +1,4 @@
-"""Objects of a run that already exist, and a store's network policy, on a fake API server."""
+"""Creating the objects of a run, on a fake API server: existing objects, a store's network policy, the job."""
 
 import copy
 from functools import partial
@@ -31,10 +31,10 @@ def build_foreign(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_no_part_of_a_store_is_adopted_from_somebody_else(
+def test_object_of_another_user_is_not_used_for_a_store(
     fake_api: FakeApi, fake_server: Client, plan: ManifestPlan, index: int
 ) -> None:
-    """Another user's objects are not used for a store: agents unpickle what the store sends."""
+    """An existing object of another user is refused: agents unpickle what the store sends."""
     obj = plan.store[index]
     fake_api.put(build_foreign(obj))
     for dry_run in (True, False):
@@ -44,7 +44,7 @@ def test_no_part_of_a_store_is_adopted_from_somebody_else(
             create._adopt_or_create(fake_server, plan, obj, dry_run=dry_run)
 
 
-def test_a_part_of_this_run_is_adopted(fake_server: Client, plan: ManifestPlan) -> None:
+def test_object_of_this_run_is_adopted(fake_server: Client, plan: ManifestPlan) -> None:
     """A resumed run finds the objects that it has already created."""
     created = [create._adopt_or_create(fake_server, plan, obj) for obj in plan.store]
     adopted = [create._adopt_or_create(fake_server, plan, obj) for obj in plan.store]
@@ -52,11 +52,9 @@ def test_a_part_of_this_run_is_adopted(fake_server: Client, plan: ManifestPlan) 
     assert [obj["metadata"]["uid"] for obj, _ in created] == [obj["metadata"]["uid"] for obj, _ in adopted]
 
 
-def test_a_companion_of_a_manifest_may_be_there_before(
-    fake_api: FakeApi, fake_server: Client, plan: ManifestPlan
-) -> None:
+def test_existing_companion_of_a_manifest_is_used(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """A claim with checkpoints may be older than the run, and is used unchanged."""
-    metadata = {"name": "checkpoints", "labels": {**plan.labels, "torchyard/role": "companion"}}
+    metadata = {"name": "checkpoints", "labels": plan.labels | {"torchyard/role": "companion"}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}
     existing = fake_api.put(build_foreign(claim))
     assert create._adopt_or_create(fake_server, plan, claim) == (existing, False)
@@ -65,7 +63,7 @@ def test_a_companion_of_a_manifest_may_be_there_before(
     assert (check.verdict, fake_api.find("v1", "PersistentVolumeClaim", "checkpoints")) == ("ok", existing)
 
 
-def test_a_name_that_became_free_is_taken(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
+def test_name_that_becomes_free_is_used(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """If the existing object disappears after the refusal, the new one is created."""
     fake_api.fail("POST", "/services", 409, times=1)
     _, created = create._adopt_or_create(fake_server, plan, plan.store[0])
@@ -73,17 +71,17 @@ def test_a_name_that_became_free_is_taken(fake_api: FakeApi, fake_server: Client
 
 
 @pytest.mark.parametrize("refused", [(), ("create",), ("delete",)])
-def test_a_user_who_may_make_no_policy_runs_without(
+def test_forbidden_policy_is_dropped_from_the_plan(
     plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
 ) -> None:
-    """Without the right to create or delete a policy, the plan is stored without it, as it is carried out."""
+    """Without the right to create or delete a policy, the stored plan does not contain one."""
     monkeypatch.setattr(create, "is_allowed", lambda client, verb, resource: verb not in refused)
     kinds = [obj["kind"] for obj in create.drop_forbidden_objects(plan).store]
     assert kinds == (["Service", "Pod"] if refused else ["Service", "NetworkPolicy", "Pod"])
 
 
-def test_a_job_without_a_store_asks_for_no_right(planned: Planned, fake_api: FakeApi) -> None:
-    """For a job without a store no rights are requested, because it has no optional objects."""
+def test_job_without_a_store_needs_no_review_of_rights(planned: Planned, fake_api: FakeApi) -> None:
+    """A job without a store has no optional objects, so no rights are reviewed."""
     plan = create.resolve_cluster(planned())
     assert create.drop_forbidden_objects(plan) is plan
     assert fake_api.received == []
@@ -99,7 +97,7 @@ def job_plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
 
 
 def list_dry_runs(fake_api: FakeApi, plan: ManifestPlan) -> list[str]:
-    """How the job was posted: `All` for a dry run, an empty text for a real creation."""
+    """The `dryRun` parameter of each request that created the job: `All`, or empty if it was not a dry run."""
     requests = [
         request for request in fake_api.find_requests("POST", "/jobs") if request.body["metadata"]["name"] == plan.job
     ]
@@ -121,8 +119,8 @@ def test_job_is_created_once(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
     assert (adopted["metadata"]["uid"], created) == (job["metadata"]["uid"], False)
 
 
-def test_job_that_somebody_deleted_is_not_created_again(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
-    """A submitted job that is gone was ended by somebody: a resumed run attaches to nothing, and starts nothing."""
+def test_deleted_job_is_not_created_again(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
+    """A submitted job that is gone was deleted by another user: a resumed run creates nothing."""
     create.create_job(job_plan)
     dry_runs = list_dry_runs(fake_api, job_plan)
     fake_api.objects.delete(("batch.volcano.sh/v1alpha1/jobs", "default", job_plan.job), {})
@@ -131,7 +129,7 @@ def test_job_that_somebody_deleted_is_not_created_again(fake_api: FakeApi, job_p
     assert fake_api.find("batch.volcano.sh/v1alpha1", "Job", job_plan.job) is None
 
 
-def test_refused_part_leaves_nothing_behind(fake_api: FakeApi, planned: Planned) -> None:
+def test_refused_dry_run_creates_nothing(fake_api: FakeApi, planned: Planned) -> None:
     """If the dry run of one object is refused, no object of the job is created."""
     plan = create.resolve_cluster(planned(rendezvous="c10d"))
     fake_api.fail("POST", f"/{plan.objects[-1]['kind'].lower()}s.*dryRun=All", 422)
@@ -141,8 +139,8 @@ def test_refused_part_leaves_nothing_behind(fake_api: FakeApi, planned: Planned)
     assert [request.body["kind"] for request in requests] == ["Lease"]
 
 
-def test_name_that_somebody_else_has_is_refused_at_once(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
-    """An object of another run is not waited for: creating it is tried once."""
+def test_name_of_another_owner_is_refused_immediately(fake_api: FakeApi, job_plan: ManifestPlan) -> None:
+    """An object of another owner is not waited for: creating the job is tried once."""
     fake_api.put(build_foreign(job_plan.main))
     with pytest.raises(ClusterError, match="does not belong to this run"):
         create.create_job(job_plan)
@@ -152,7 +150,7 @@ def test_name_that_somebody_else_has_is_refused_at_once(fake_api: FakeApi, job_p
 # --- the store
 
 
-def test_store_is_used_once_it_is_ready(fake_api: FakeApi, plan: ManifestPlan) -> None:
+def test_store_is_awaited_until_it_is_ready(fake_api: FakeApi, plan: ManifestPlan) -> None:
     """The rendezvous store is awaited until its pod is Ready, and an existing one is used."""
     pod = next(obj for obj in plan.store if obj["kind"] == "Pod")
     key = ("v1/pods", "default", pod["metadata"]["name"])
@@ -175,11 +173,13 @@ def test_store_is_used_once_it_is_ready(fake_api: FakeApi, plan: ManifestPlan) -
     assert len([request for request in fake_api.find_requests("POST", "/pods") if not request.query.get("dryRun")]) == 2
 
 
-@pytest.mark.parametrize(("exit_code", "expected"), [(1, ("exit code 1", False)), (137, ("signal 9", True))])
+@pytest.mark.parametrize(
+    ("exit_code", "reason", "is_retryable"), [(1, "exit code 1", False), (137, "signal 9", True)], ids=["exit", "kill"]
+)
 def test_store_that_has_ended_is_not_waited_for(
-    fake_api: FakeApi, plan: ManifestPlan, exit_code: int, expected: tuple[str, bool]
+    fake_api: FakeApi, plan: ManifestPlan, exit_code: int, reason: str, is_retryable: bool
 ) -> None:
-    """A store that has ended never becomes ready: its last line is quoted, and only a kill is worth another attempt."""
+    """A store that has ended is an error that quotes its last line; only a killed one is worth another attempt."""
     pod = next(obj for obj in plan.store if obj["kind"] == "Pod")
     name = pod["spec"]["containers"][0]["name"]
     container_status = {
@@ -187,12 +187,10 @@ def test_store_that_has_ended_is_not_waited_for(
         "state": {"terminated": {"exitCode": exit_code, "finishedAt": "2026-01-01T00:00:00Z"}},
     }
     run_lease = lease.acquire_lease(plan)
-    failed_pod = {
-        **create._add_owner(pod, run_lease),
-        "status": {"phase": "Failed", "containerStatuses": [container_status]},
-    }
-    fake_api.put(failed_pod)
+    failed_status = {"phase": "Failed", "containerStatuses": [container_status]}
+    fake_api.put(create._add_owner(pod, run_lease) | {"status": failed_status})
     fake_api.logs[pod["metadata"]["name"]] = build_lines(2)[0] + b"2026-01-01T00:00:01Z unknown flag: --enable-v2\n"
-    with pytest.raises(RendezvousError, match=f"{expected[0]}; last line of its log: unknown flag: --enable-v2;") as caught:
+    message = f"{reason}; last line of its log: unknown flag: --enable-v2;"
+    with pytest.raises(RendezvousError, match=message) as caught:
         create.create_store(plan)
-    assert caught.value.retry is expected[1]
+    assert caught.value.retry is is_retryable

@@ -1,4 +1,4 @@
-"""Deleting the objects of a job: what is deleted, what stays, and the proof that nothing is left."""
+"""Deleting the objects of a job: what is deleted, what stays, and the proof that no object remains."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {
 
 @pytest.fixture
 def plan(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> ManifestPlan:
-    """The plan of a running job; what is going has no more time to go than the request takes."""
+    """The plan of a running job; objects that are being deleted are waited for only as long as one request takes."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -1.0)  # beside the grace period of a second
     manifest_plan = planned(deadlines={"grace": 1})
     create.create_job(manifest_plan)
@@ -29,40 +29,40 @@ def plan(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -
 # --- the proof
 
 
-def test_nothing_is_left_once_it_is_seen(plan: ManifestPlan) -> None:
-    """Nothing is left once all kinds in the namespace were listed and none has an object of the run."""
+def test_no_leftovers_if_every_kind_was_listed(plan: ManifestPlan) -> None:
+    """There are no leftovers if all kinds in the namespace were listed and none has an object of the run."""
     assert delete.delete_all_objects(plan) == []
 
 
 @pytest.mark.parametrize("kind", ["pods", "jobs", "podgroups"])
-def test_kind_that_may_not_be_seen_may_be_left(plan: ManifestPlan, fake_api: FakeApi, kind: str) -> None:
-    """A kind that the run has created or watched but may not list is reported as possibly left over."""
+def test_kind_that_may_not_be_listed_is_a_leftover(plan: ManifestPlan, fake_api: FakeApi, kind: str) -> None:
+    """A kind that the run has created or watched but may not list is reported as a possible leftover."""
     fake_api.fail("GET", rf"volcano.*/{kind}\?" if kind != "pods" else r"/pods\?", 403)
     (leftover,) = delete.delete_all_objects(plan)
     assert "cannot be listed, so objects may remain: a fault of the test: 403" in leftover
 
 
-def test_failed_list_is_a_fault(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """Only a missing right or a missing verb hides a kind; any other refusal of a list is raised."""
+def test_failed_list_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A kind is skipped only if this user or the server cannot list it; any other refusal is raised."""
     fake_api.fail("GET", r"/secrets\?", 400)
     with pytest.raises(ClusterError, match="400"):
         delete.delete_all_objects(plan)
 
 
-def test_kind_that_no_run_makes_may_be_hidden(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """A kind that no run creates, such as Secret, need not be listed."""
+def test_kind_that_no_run_creates_need_not_be_listed(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A kind that no run creates, such as Secret, may be refused."""
     fake_api.fail("GET", r"/secrets\?", 403)
     assert delete.delete_all_objects(plan) == []
 
 
-def test_job_is_looked_for_where_discovery_fails(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """A job that still exists is found even if discovery of its API group fails."""
+def test_job_is_found_if_discovery_of_its_group_fails(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """The kinds of the plan are listed, even if discovery of their API group fails."""
     fake_api.fail("GET", "^/apis/batch.volcano.sh/v1alpha1$", 403)
-    fake_api.put({**plan.main, "metadata": {**plan.main["metadata"], "finalizers": ["torchyard.test/held"]}})
+    fake_api.put(plan.main | {"metadata": plan.main["metadata"] | {"finalizers": ["torchyard.test/held"]}})
     assert any("torchyard.test/held holds it" in leftover for leftover in delete.delete_all_objects(plan))
 
 
-def test_half_a_discovery_is_not_kept(fake_api: FakeApi, fake_server: Client) -> None:
+def test_incomplete_discovery_is_not_cached(fake_api: FakeApi, fake_server: Client) -> None:
     """An incomplete discovery is repeated; a complete one is cached."""
     fake_api.fail("GET", "^/apis/kubeflow.org/v1$", 403)
     assert ("kubeflow.org/v1", "PyTorchJob") not in delete.list_kinds(fake_server)
@@ -81,8 +81,8 @@ def build_stuck_pod(name: str, node: str | None) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def test_only_pods_of_dead_nodes_are_deleted_by_force(fake_api: FakeApi, fake_server: Client) -> None:
-    """A pod on a node that is Ready may still run, so it stays; one whose node is lost or gone is deleted by force."""
+def test_only_pods_of_dead_nodes_are_force_deleted(fake_api: FakeApi, fake_server: Client) -> None:
+    """A pod on a Ready node may still run, so it stays; a pod whose node is lost or gone is force-deleted."""
     for name, ready in (("alive", "True"), ("lost", "Unknown")):
         status = {"conditions": [{"type": "Ready", "status": ready}]}
         fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
@@ -94,8 +94,8 @@ def test_only_pods_of_dead_nodes_are_deleted_by_force(fake_api: FakeApi, fake_se
     assert {request.body["gracePeriodSeconds"] for request in fake_api.find_requests("DELETE", "/pods/")} == {0}
 
 
-def test_node_that_may_not_be_read_is_not_known_to_live(fake_api: FakeApi, fake_server: Client) -> None:
-    """Without the right to read nodes a stuck pod is deleted by force; a server that does not answer proves nothing."""
+def test_node_that_may_not_be_read_does_not_count_as_alive(fake_api: FakeApi, fake_server: Client) -> None:
+    """Without the right to read nodes a stuck pod is force-deleted; any other error proves nothing."""
     pod = fake_api.put(build_stuck_pod("on-alive", "alive"))
     fake_api.fail("GET", "/nodes/alive", 400)
     with pytest.raises(ClusterError):
@@ -111,7 +111,7 @@ def test_node_that_may_not_be_read_is_not_known_to_live(fake_api: FakeApi, fake_
 
 
 def create_and_delete(plan: ManifestPlan) -> list[str]:
-    """Create the companions and the job, and delete everything; return what is left."""
+    """Create the companions and the job, and delete everything; return the leftovers."""
     run_lease = lease.acquire_lease(plan)
     for obj in plan.store:
         create._adopt_or_create(get_cluster_client(plan.cluster), plan, create._add_owner(obj, run_lease))
@@ -120,7 +120,7 @@ def create_and_delete(plan: ManifestPlan) -> list[str]:
 
 
 def test_companion_that_holds_data_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
-    """A checkpoint claim outlives its run: it has no owner and no labels, and does not count as left over."""
+    """A claim with checkpoints outlives its run: it has no owner and no labels, and is not a leftover."""
     plan = launched(CLAIM, CONFIG, JOB)
     assert create_and_delete(plan) == []
     claim = fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
@@ -133,45 +133,45 @@ def test_companion_that_holds_data_stays(launched: Launched, fake_api: FakeApi, 
 
 
 def in_default_namespace(obj: dict[str, Any]) -> dict[str, Any]:
-    return {**obj, "metadata": {**obj["metadata"], "namespace": "default"}}
+    return obj | {"metadata": obj["metadata"] | {"namespace": "default"}}
 
 
-def test_profile_may_let_data_go(launched: Launched, fake_api: FakeApi) -> None:
+def test_profile_may_delete_data(launched: Launched, fake_api: FakeApi) -> None:
     """With `on_companion_data: delete` a claim is deleted like any other companion."""
     assert create_and_delete(launched(CLAIM, JOB, on_companion_data="delete")) == []
     assert not exists(fake_api, in_default_namespace(CLAIM))
 
 
-def test_companion_that_was_there_stays(launched: Launched, fake_api: FakeApi) -> None:
-    """A companion that existed before the run is used and kept, whatever the profile says."""
+def test_companion_older_than_the_run_stays(launched: Launched, fake_api: FakeApi) -> None:
+    """A companion that existed before the run is used and kept, with any `on_companion_data`."""
     for obj in (CLAIM, CONFIG):
         fake_api.put(obj)
     assert create_and_delete(launched(CLAIM, CONFIG, JOB, on_companion_data="delete")) == []
     assert [exists(fake_api, in_default_namespace(obj)) for obj in (CLAIM, CONFIG)] == [True, True]
 
 
-def test_claim_of_somebody_else_keeps_its_owner(launched: Launched, fake_api: FakeApi) -> None:
-    """Labels and owners are removed only from this run's claims; another run's claim keeps them."""
+def test_claim_of_another_run_keeps_its_owner(launched: Launched, fake_api: FakeApi) -> None:
+    """Labels and owners are removed only from claims of this run."""
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "1"}
     metadata = {"name": "checkpoints", "labels": {"torchyard/run": "other-00000001"}, "ownerReferences": [owner]}
-    fake_api.put({**CLAIM, "metadata": metadata})
+    fake_api.put(CLAIM | {"metadata": metadata})
     assert create_and_delete(launched(CLAIM, JOB)) == []
     claim = fake_api.find("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
     assert {key: claim["metadata"][key] for key in metadata} == metadata
 
 
 @pytest.mark.parametrize("on_companion_data", ["keep", "delete"])
-def test_claim_that_was_kept_is_used_again(launched: Launched, fake_api: FakeApi, on_companion_data: str) -> None:
+def test_kept_claim_is_used_by_the_next_run(launched: Launched, fake_api: FakeApi, on_companion_data: str) -> None:
     """The next run of the profile uses the claim that the previous one has kept."""
     assert create_and_delete(launched(CLAIM, JOB)) == []
     assert create_and_delete(launched(CLAIM, JOB, attempt=2, on_companion_data=on_companion_data)) == []
     assert exists(fake_api, in_default_namespace(CLAIM))
 
 
-def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
+def test_claim_of_the_previous_version_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
     """A run of the previous version, which owned its claims, ends without losing them to the garbage collector."""
     plan = launched(JOB)
-    old_claim = {**CLAIM, "metadata": {**CLAIM["metadata"], "labels": {**plan.labels, "torchyard/role": "companion"}}}
+    old_claim = CLAIM | {"metadata": CLAIM["metadata"] | {"labels": plan.labels | {"torchyard/role": "companion"}}}
     assert create_and_delete(plan.model_copy(update={"store": (old_claim,)})) == []
     lease.release_lease(plan)
     assert exists(fake_api, in_default_namespace(CLAIM))
@@ -181,8 +181,8 @@ def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi
 # --- files of this machine
 
 
-def test_files_go_after_the_job(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ConfigMap belongs to the run's Lease, is created before the job, and teardown deletes it after the job."""
+def test_files_are_deleted_after_the_job(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ConfigMap is owned by the run's Lease, created before the job and deleted after it."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -1.0)
     plan = planned(deadlines={"grace": 1}, files={"/opt/sample.py": "sample.py"})
     create.create_job(plan)
@@ -195,8 +195,8 @@ def test_files_go_after_the_job(planned: Planned, fake_api: FakeApi, monkeypatch
     assert deleted_names == [plan.job, f"{plan.job}-files"]
 
 
-def test_files_that_may_not_be_seen_may_be_left(planned: Planned, fake_api: FakeApi) -> None:
-    """A run that has created a ConfigMap proves that it is gone: if ConfigMaps may not be listed, it says so."""
+def test_files_that_may_not_be_listed_are_a_leftover(planned: Planned, fake_api: FakeApi) -> None:
+    """A run that has created a ConfigMap reports a possible leftover if ConfigMaps may not be listed."""
     plan = planned(files={"/opt/sample.py": "sample.py"})
     create.create_job(plan)
     fake_api.fail("GET", r"/configmaps\?", 403)

@@ -1,4 +1,4 @@
-"""Queries about the cluster around a job that makes no progress: rare, shared by runs, and beside the wait."""
+"""Queries about the cluster around a job that makes no progress: rare, shared by runs, and on a separate thread."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from torchyard.kube.client import Client
 
 @pytest.fixture
 def first_query_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first query is due at once."""
+    """The first query is due immediately."""
     monkeypatch.setattr(diagnose, "_FIRST_QUERY_AFTER_S", -1.0)
 
 
@@ -24,18 +24,18 @@ def first_query_due(monkeypatch: pytest.MonkeyPatch) -> None:
 def monitors(planned: Planned, fake_api: FakeApi, fake_server: Client, first_query_due: None) -> list[ProgressMonitor]:
     """Twenty runs in one namespace whose pods find no node; half of them request more than the others."""
     queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": "default"}}
-    fake_api.put({**queue, "status": {"state": "Open"}})
+    fake_api.put(queue | {"status": {"state": "Open"}})
     plans = [planned(nodes=2, name=f"run-{index}", resources={"gpus": 1 + index % 2}) for index in range(20)]
     return [ProgressMonitor(fake_server, plan) for plan in plans]
 
 
-def diagnose_all(monitors: list[ProgressMonitor], is_last: bool = False) -> list[Any]:
-    """Let every run ask why it makes no progress, in a thread of its own, until its query is done."""
+def diagnose_all(monitors: list[ProgressMonitor]) -> list[Any]:
+    """The diagnosis of every run after its query, each requested on a separate thread."""
     states = {"Pod/worker-0": build_unschedulable_pod()}
     diagnoses: list[Any] = []
 
     def diagnose_twice(monitor: ProgressMonitor) -> None:
-        monitor.diagnose(states, is_last=is_last)
+        monitor.diagnose(states)
         monitor._query_thread.join(20)
         diagnoses.append(monitor.diagnose(states))
 
@@ -52,16 +52,16 @@ def count_lists(fake_api: FakeApi, kind: str) -> int:
 
 
 def test_pending_runs_share_one_query(fake_api: FakeApi, monitors: list[ProgressMonitor]) -> None:
-    """Twenty pending runs in a process list nodes and events only once, whatever each of them requests."""
+    """Twenty pending runs of a process list nodes and events only once, whatever each of them requests."""
     diagnoses = diagnose_all(monitors)
     assert [diagnosis.failure.cause for diagnosis in diagnoses] == ["unschedulable"] * len(monitors)
     assert (count_lists(fake_api, "nodes"), count_lists(fake_api, "events")) == (1, 1)
 
 
-def test_old_query_is_repeated(
+def test_old_response_is_replaced(
     fake_api: FakeApi, monitors: list[ProgressMonitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a shared query has become too old it is repeated, again once for all runs."""
+    """A shared response that has become too old is replaced by one new query for all runs."""
     diagnose_all(monitors)
     later = time.monotonic() + diagnose._QUERY_INTERVAL_S + 1
     monkeypatch.setattr("torchyard.cluster.diagnose.time.monotonic", lambda: later)
@@ -70,7 +70,7 @@ def test_old_query_is_repeated(
 
 
 def test_refused_query_is_shared_too(fake_api: FakeApi, monitors: list[ProgressMonitor]) -> None:
-    """A refused query is shared too, and the scheduler's own message is used as the explanation."""
+    """A refused query is shared too, and the scheduler's own message is the explanation."""
     fake_api.fail("GET", "/nodes", 403)
     diagnoses = diagnose_all(monitors)
     assert count_lists(fake_api, "nodes") == 2  # a refusal counts only when it comes twice

@@ -1,4 +1,4 @@
-"""Watching a job of pods, on a fake API server: what is seen and heard, slow logs, outages, and what is recorded."""
+"""Watching a job of pods, on a fake API server: its states, slow logs, outages, and what is recorded."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ from torchyard.steps import wait
 
 
 def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
-    """A failed job is deleted only after its logs are read, because their end says why it failed."""
+    """A failed job is deleted only after its logs are read, because the cause is in their last lines."""
 
     def is_there() -> bool:
         return not job.fake_api.find_requests("DELETE", job.plan.job)
@@ -37,8 +37,8 @@ def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
     assert not is_there()
 
 
-def test_outage_is_no_silence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quiet seconds, after which a log counts as incomplete, begin only when the API server is back."""
+def test_outage_does_not_count_as_idle_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The idle timeout of a log counts only from the moment the API server is back."""
     monkeypatch.setattr(log_follower, "_FIRST_RETRY_DELAY_S", 0.05)
     monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.05)
     job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5))
@@ -51,7 +51,7 @@ def test_outage_is_no_silence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None
         assert (watch.drain_logs(idle_timeout_s=1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
 
 
-def test_person_may_end_the_reading(job: Job) -> None:
+def test_cancel_interrupts_the_reading_of_logs(job: Job) -> None:
     """A cancel takes effect even while a slow log is read."""
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(10_000, 0.1)
     job.end()
@@ -66,7 +66,7 @@ def test_person_may_end_the_reading(job: Job) -> None:
 
 
 def test_job_that_may_not_be_stopped_is_not_read_forever(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """After a deadline, the wait ends although the job may not be deleted and prints on: teardown reports it."""
+    """After a deadline the wait ends, although the job may not be deleted and still prints: teardown reports it."""
     job.fake_api.fail("DELETE", job.plan.job, 403)
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(1000, 0.1)
     outcome = job.wait(run=1.0)
@@ -78,7 +78,7 @@ def test_job_that_may_not_be_stopped_is_not_read_forever(job: Job, caplog: pytes
 
 
 def end_before_its_pods(job: Job, release_after_s: float) -> Outcome:
-    """The outcome of a job whose own end arrives while the ends of its pods, which are watched separately, do not."""
+    """The outcome of a job whose end is reported before the ends of its pods, which are watched separately."""
     has_ended = threading.Event()
 
     def on_poll(_: list[str]) -> None:
@@ -92,13 +92,13 @@ def end_before_its_pods(job: Job, release_after_s: float) -> Outcome:
     return job.wait(on_poll=on_poll)
 
 
-def test_failed_job_is_judged_after_the_ends_of_its_pods(job: Job) -> None:
-    """A job may be Failed before the ends of its pods have arrived: their exit codes are waited for."""
+def test_outcome_waits_for_the_exit_codes_of_the_pods(job: Job) -> None:
+    """A job may be Failed before the ends of its pods have arrived: their exit codes are awaited."""
     outcome = end_before_its_pods(job, release_after_s=1.0)
     assert (outcome.status.state, outcome.exit_codes) == ("failed", {"worker-0": 7, "worker-1": 7})
 
 
-def test_ends_that_do_not_arrive_are_not_waited_for_forever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_exit_codes_are_not_awaited_forever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the watch of the pods delivers nothing any more, the job ends as failed, without exit codes."""
     monkeypatch.setattr(wait, "_ENDS_TIMEOUT_S", 0.3)
     outcome = end_before_its_pods(job, release_after_s=3.0)
@@ -108,7 +108,7 @@ def test_ends_that_do_not_arrive_are_not_waited_for_forever(job: Job, monkeypatc
 # --- what is recorded
 
 
-def test_outcome_is_in_the_lease_before_anything_is_deleted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_is_recorded_before_anything_is_deleted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcome is recorded on the Lease, so that a run resumed during its end does not start again."""
     monkeypatch.setattr(seal, "get_run_key", lambda _: "the run's own")
     job.end(code=1)
@@ -120,7 +120,7 @@ def test_outcome_is_in_the_lease_before_anything_is_deleted(job: Job, monkeypatc
     assert outcome.status.state == "failed"
 
 
-def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Client, planned: Planned) -> None:
+def test_objects_are_saved_one_per_line(fake_api: FakeApi, fake_server: Client, planned: Planned) -> None:
     """The file is JSON with one line per object, so that writing it needs no second copy of all of them."""
     plan = planned(nodes=2).model_copy(update={"cluster": fake_server.cluster})
     for node in plan.nodes:
@@ -146,21 +146,21 @@ def suffixed_job(planned: Planned, fake_server: Client) -> Iterator[tuple[Manife
 
 
 def put_pod(fake_api: FakeApi, plan: ManifestPlan, name: str, phase: str = "Running") -> None:
-    """Create a pod of the job's."""
+    """Create a pod of the job."""
     metadata = {"name": f"{plan.job}-{name}", "labels": plan.labels}
     fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": phase}})
 
 
 def read_name_suffixes(watch: ClusterWatch) -> dict[str, str]:
-    """The last part of each object's name, by its place."""
+    """The last part of each object's name, by its key in `states`."""
     watch.poll(timeout_s=0.05)
     return {key: obj["metadata"]["name"].rpartition("-")[2] for key, obj in watch.states.items()}
 
 
-def test_deletion_of_a_pod_is_not_that_of_its_successor(
+def test_late_deletion_of_a_pod_does_not_remove_its_successor(
     fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]
 ) -> None:
-    """A recreated pod takes its node's place; the late deletion of the one before changes nothing."""
+    """A recreated pod is its node's pod; the late deletion of the earlier one changes nothing."""
     plan, watch = suffixed_job
     node, other_node = plan.nodes
     put_pod(fake_api, plan, f"{node}-old11")
@@ -173,8 +173,8 @@ def test_deletion_of_a_pod_is_not_that_of_its_successor(
     assert read_name_suffixes(watch) == {f"Pod/{node}": "new22", f"Pod/{other_node}": "new33"}
 
 
-def test_first_pod_that_went_is_remembered(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:
-    """A deleted pod is seen as removed, as it was at last: it may be why the others fail."""
+def test_first_removed_pod_is_kept(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:
+    """The last state of a deleted pod is kept, because the other pods may fail as a consequence."""
     plan, watch = suffixed_job
     node = next(iter(plan.nodes))
     for name in ("old11", "new22"):
@@ -187,7 +187,7 @@ def test_first_pod_that_went_is_remembered(fake_api: FakeApi, suffixed_job: tupl
 
 
 def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:
-    """A controller that tries again removes the pod that failed: each one's exit code and end are kept, in order."""
+    """A controller that tries again removes the failed pod: the exit code and end of each try are kept, in order."""
     plan, watch = suffixed_job
     node = next(iter(plan.nodes))
     for second, code in ((10, 7), (20, 1)):

@@ -54,8 +54,8 @@ def run_key(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- handing it over
 
 
-def test_lease_that_was_handed_over_is_free(plan: ManifestPlan, fake_server: Client) -> None:
-    """The next process of a run acquires a Lease that was handed over at once, from any machine."""
+def test_handed_over_lease_is_acquired_immediately(plan: ManifestPlan, fake_server: Client) -> None:
+    """The next process of a run acquires a Lease that was handed over without waiting, from any machine."""
     acquire_lease(plan)
     hand_lease_over(plan)
     elsewhere = plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"})
@@ -83,11 +83,11 @@ def test_only_its_holder_hands_a_lease_over(plan: ManifestPlan, fake_server: Cli
 # --- acquiring it
 
 
-def put_lease(fake_api: FakeApi, **keys: Any) -> dict[str, Any]:
-    return fake_api.put(build_lease(**keys))
+def put_lease(fake_api: FakeApi, **changes: Any) -> dict[str, Any]:
+    return fake_api.put(build_lease(**changes))
 
 
-def test_lease_is_made(plan: ManifestPlan, fake_server: Client) -> None:
+def test_first_process_creates_the_lease(plan: ManifestPlan, fake_server: Client) -> None:
     """A run's first process creates the Lease and holds it."""
     acquire_lease(plan)
     run_lease = read_lease(fake_server, plan) or {}
@@ -111,7 +111,7 @@ def test_dead_holder_is_replaced(plan: ManifestPlan, fake_api: FakeApi, fake_ser
 
 
 def test_living_holder_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder that renews while it is watched is alive, and the second process ends."""
+    """A holder that renews while it is observed is alive, and the second process is refused."""
 
     def sleep(_: float) -> None:
         fake_api.objects.patch(LEASE_KEY, {"spec": {"renewTime": format_time(0)}})
@@ -122,15 +122,15 @@ def test_living_holder_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi, monk
         acquire_lease(plan)
 
 
-def test_quicker_process_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """If two processes take over a dead holder's run at once, only one gets it."""
+def test_only_the_faster_process_takes_over(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """If two processes take over a dead holder's run at once, only one succeeds."""
     put_lease(fake_api, ago=140)
     fake_api.fail("PATCH", f"/leases/{RUN}", 422)
     with pytest.raises(RunInUseError):
         acquire_lease(plan)
 
 
-def test_malformed_lease_is_set_right(plan: ManifestPlan, fake_api: FakeApi, fake_server: Client) -> None:
+def test_malformed_lease_is_repaired(plan: ManifestPlan, fake_api: FakeApi, fake_server: Client) -> None:
     """The process that acquires a malformed Lease repairs it."""
     put_lease(fake_api, annotations={"torchyard/attempt": "banana", "torchyard/outcome": "["}, spec={"renewTime": None})
     fake_api.objects.patch(
@@ -142,7 +142,7 @@ def test_malformed_lease_is_set_right(plan: ManifestPlan, fake_api: FakeApi, fak
 
 
 @pytest.mark.parametrize("hours", [1, -1, 0])
-def test_holder_is_judged_by_the_servers_clock(
+def test_age_of_a_renewal_is_by_the_servers_clock(
     plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """A machine whose clock is off by an hour does not take a run from a holder that renewed 20 s ago."""
@@ -164,17 +164,17 @@ def test_renewals_are_in_the_servers_time(
     )
 
 
-def test_renewal_in_the_future_is_waited_out(
+def test_lease_of_unknown_age_is_acquired_after_the_wait(
     plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Lease of unknown age goes to a process that has watched it for long enough without a renewal."""
+    """A Lease of unknown age goes to a process that has observed it for long enough without a renewal."""
     monkeypatch.setattr(lease_module, "HOLDER_DEAD_AFTER_S", 0.2)
     monkeypatch.setattr(lease_module, "_HOLDER_POLL_INTERVAL_S", 0.01)
     put_lease(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
     assert _wait_until_takeover_is_safe(get_cluster_client(plan.cluster), plan)
 
 
-def test_new_attempt_begins_with_nothing_told(plan: ManifestPlan, planned: Planned, fake_server: Client) -> None:
+def test_new_attempt_clears_the_records(plan: ManifestPlan, planned: Planned, fake_server: Client) -> None:
     """A new attempt starts with a clean record: it is not ending, and was not submitted."""
     acquire_lease(plan)
     lease_module.record_submission(plan)
@@ -193,10 +193,10 @@ def test_new_attempt_begins_with_nothing_told(plan: ManifestPlan, planned: Plann
 
 
 @pytest.mark.parametrize(("ago", "is_held"), [(20, True), (140, True), (1900, False)])
-def test_sweep_here_leaves_what_another_machine_may_come_back_to(
+def test_unexpired_lease_of_another_machine_protects_the_run(
     plan: ManifestPlan, fake_api: FakeApi, ago: float, is_held: bool
 ) -> None:
-    """A run whose folder is here but whose Lease another machine holds belongs to that one while the Lease lasts."""
+    """A run whose folder is here but whose Lease another machine holds belongs to that one until the Lease expires."""
     put_lease(fake_api, ago=ago)
     try:
         check_not_held_elsewhere(plan)
@@ -206,10 +206,10 @@ def test_sweep_here_leaves_what_another_machine_may_come_back_to(
         assert not is_held
 
 
-def test_lease_of_unknown_age_is_watched(
+def test_lease_of_unknown_age_is_observed(
     plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A holder whose last renewal cannot be judged may be alive: it keeps the run if it renews while it is watched."""
+    """A holder whose last renewal has an unknown age keeps the run if it renews while it is observed."""
 
     def sleep(_: float) -> None:
         fake_api.objects.patch(LEASE_KEY, {"spec": {"renewTime": format_time(0)}})
@@ -230,14 +230,13 @@ def pod_plan(write: Write, fake_server: Client) -> ManifestPlan:
 
 
 def create_held_lease(client: Client, plan: ManifestPlan, holder: str) -> None:
-    """Create a Lease that was renewed a moment ago."""
-    client.create(
-        lease_module._build_lease(plan, client)
-        | {"spec": {**lease_module._build_lease(plan, client)["spec"], "holderIdentity": holder}}
-    )
+    """Create a Lease that `holder` has renewed just now."""
+    held_lease = lease_module._build_lease(plan, client)
+    held_lease["spec"]["holderIdentity"] = holder
+    client.create(held_lease)
 
 
-def test_lease_of_the_version_before_is_taken_over_at_once(pod_plan: ManifestPlan, fake_server: Client) -> None:
+def test_lease_of_the_previous_version_is_acquired_immediately(pod_plan: ManifestPlan, fake_server: Client) -> None:
     """A Lease that this folder held as `host:folder` is acquired under the new name without waiting."""
     create_held_lease(fake_server, pod_plan, _format_former_identity(str(runs_folder() / RUN)))
     started_at = time.monotonic()
@@ -245,7 +244,7 @@ def test_lease_of_the_version_before_is_taken_over_at_once(pod_plan: ManifestPla
     assert time.monotonic() - started_at < lease_module._HOLDER_POLL_INTERVAL_S
 
 
-def test_lease_of_another_container_is_not_ours(pod_plan: ManifestPlan, fake_server: Client) -> None:
+def test_lease_of_another_container_is_not_held_here(pod_plan: ManifestPlan, fake_server: Client) -> None:
     """The same host name and folder with another id is another holder, which is alive."""
     create_held_lease(fake_server, pod_plan, _format_former_identity(str(runs_folder() / RUN)) + "#0190c7f0aaaa")
     with pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
@@ -255,8 +254,8 @@ def test_lease_of_another_container_is_not_ours(pod_plan: ManifestPlan, fake_ser
 # --- renewing it, recording on it, and releasing it
 
 
-def test_renewal_needs_the_lease(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """A launcher whose run was taken over ends; a deleted Lease is no error, as the job's state will show it."""
+def test_renewal_fails_after_a_takeover(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A run that was taken over cannot be renewed; a deleted Lease is not an error, as the job's state will show it."""
     acquire_lease(plan)
     fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
     with pytest.raises(RunInUseError, match="taken it over"):
@@ -265,8 +264,8 @@ def test_renewal_needs_the_lease(plan: ManifestPlan, fake_api: FakeApi) -> None:
     renew_lease(plan)
 
 
-def test_refused_renewal_is_no_absence(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """If this user may no longer change the Lease, that is an error, and not the answer that the Lease is gone."""
+def test_refused_renewal_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A user who may no longer change the Lease gets an error: a refusal does not mean that the Lease is gone."""
     acquire_lease(plan)
     fake_api.fail("PATCH", f"/leases/{RUN}", 403)
     with pytest.raises(ClusterError, match="403"):
@@ -285,7 +284,7 @@ def test_only_the_holder_deletes_the_lease(plan: ManifestPlan, fake_api: FakeApi
 
 
 @pytest.mark.usefixtures("run_key")
-def test_what_is_told_is_sealed(plan: ManifestPlan, fake_server: Client) -> None:
+def test_records_are_sealed(plan: ManifestPlan, fake_server: Client) -> None:
     """A process with the run's key can read the recorded outcome and ending, and the Lease itself is sealed."""
     acquire_lease(plan)
     record_outcome(plan, OUTCOME)
@@ -296,11 +295,11 @@ def test_what_is_told_is_sealed(plan: ManifestPlan, fake_server: Client) -> None
         end="cancelled", sentence="cancelled through Prefect"
     )
     assert [lease_record.is_sealed_lease(run_lease, key) for key in (RUN_KEY, "b" * 64, "")] == [True, False, False]
-    elsewhere = {**run_lease, "metadata": {**run_lease["metadata"], "namespace": "other"}}
+    elsewhere = run_lease | {"metadata": run_lease["metadata"] | {"namespace": "other"}}
     assert not lease_record.is_sealed_lease(elsewhere, RUN_KEY)
 
 
-def test_documented_times_are_those_of_the_code() -> None:
+def test_documented_times_match_the_code() -> None:
     """docs/kubernetes.md gives the renewal interval and the time after which a holder is dead; no other page does."""
     expected = f"within {HOLDER_DEAD_AFTER_S:.0f} s (its holder does so every {RENEW_INTERVAL_S:.0f} s)"
     pages = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}

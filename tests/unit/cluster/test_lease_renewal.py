@@ -1,4 +1,4 @@
-"""Renewing the Leases of the runs that this process owns: until their end, and through trouble of any kind."""
+"""Renewing the Leases of the runs that this process owns: until their end, and in spite of faults."""
 
 import threading
 import time
@@ -25,10 +25,10 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
     return planned(deadlines={"lease": "30m"})
 
 
-def test_renewer_outlives_its_own_trouble(
+def test_renewer_survives_errors_of_its_process(
     plan: ManifestPlan, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one renewal fails for lack of a descriptor, the renewer goes on with the next."""
+    """If one renewal fails for lack of a descriptor, the renewer continues with the next."""
     renewals: list[str] = []
 
     class EndError(BaseException):
@@ -53,7 +53,7 @@ def read_renew_time(fake_api: FakeApi, run: str) -> str:
     return lease_record.read_renew_time(fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, run) or {})
 
 
-def test_lease_in_a_cluster_is_renewed_from_its_taking(
+def test_lease_is_renewed_from_its_acquisition_on(
     planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Lease is renewed even before a watch is open, until the run releases it, and then it is deleted."""
@@ -65,8 +65,10 @@ def test_lease_in_a_cluster_is_renewed_from_its_taking(
     assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run) is None
 
 
-def test_lost_run_stays_lost(plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that another process has taken over is renewed no more, and every later check of its owner says so."""
+def test_run_that_was_taken_over_is_not_renewed_again(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that another process has taken over is not renewed, and every later check of its owner reports that."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.02)
     lease_module.acquire_lease(plan)
     renewer = LeaseRenewer()

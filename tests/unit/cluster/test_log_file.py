@@ -1,4 +1,4 @@
-"""The file of a pod's log: what a later process finds in it."""
+"""The file of a pod's log: each line once, and what a later process finds in it."""
 
 import resource
 import shutil
@@ -44,7 +44,7 @@ def test_repeated_line_is_written_once(path: Path, line: bytes) -> None:
 
 
 def test_two_equal_lines_stay_two(path: Path) -> None:
-    """If only one of two lines with the same text and stamp is on disk, the second one is written."""
+    """If only one of two lines with the same text and time stamp is on disk, the second one is written."""
     write(path, SECOND + b"Z same")
     write(path, SECOND + b"Z same", SECOND + b"Z same")
     assert path.read_bytes().count(b"same") == 2
@@ -52,7 +52,7 @@ def test_two_equal_lines_stay_two(path: Path) -> None:
 
 @pytest.mark.parametrize("stamp", [b"2026-01-01T00:00:07.123456789Z", b"2026-01-01T01:00:07.1+01:00"])
 def test_log_is_requested_in_universal_time(path: Path, stamp: bytes) -> None:
-    """The log is requested from some seconds before its last stamp on, in UTC, whatever the node's time zone."""
+    """The log is requested from some seconds before its last time stamp on, in UTC, whatever the node's time zone."""
     assert write(path, stamp + b" text").resume_point().since == "2026-01-01T00:00:05Z"
 
 
@@ -61,14 +61,14 @@ def test_new_log_is_requested_from_its_beginning(path: Path) -> None:
     assert LogWriter(path, "worker-0").resume_point().since is None
 
 
-def test_message_of_the_kubelet_is_not_a_time(path: Path) -> None:
-    """A kubelet's line without a time stamp, in place of a removed log, is kept but not read as a time."""
+def test_line_without_a_time_stamp_is_kept(path: Path) -> None:
+    """A kubelet's line without a time stamp, in place of a removed log, is written and not read as a time."""
     writer = write(path, SECOND + b"Z text", b"unable to retrieve container logs for containerd://0123")
     assert writer.resume_point().since == "2026-01-01T00:00:05Z"
     assert path.read_bytes().endswith(b"unable worker-0 | to retrieve container logs for containerd://0123\n")
 
 
-def test_late_stamp_does_not_hide_earlier_ones(path: Path) -> None:
+def test_line_with_an_earlier_time_stamp_is_written(path: Path) -> None:
     """A line that is a little older than the previous one is written: stdout and stderr are stamped separately."""
     write(path, b"2026-01-01T00:00:08.001Z out")
     later_writer = LogWriter(path, "worker-0")
@@ -77,8 +77,8 @@ def test_late_stamp_does_not_hide_earlier_ones(path: Path) -> None:
     assert b"err" in path.read_bytes()
 
 
-def test_half_a_line_is_removed(path: Path) -> None:
-    """The half line that a killed process has left is removed, and the complete line is written."""
+def test_incomplete_line_is_removed(path: Path) -> None:
+    """The incomplete line of a killed process is removed, and the complete line is written."""
     write(path, SECOND + b".1Z one")
     with path.open("ab") as file:
         file.write(SECOND + b".2Z worker-0 | tw")
@@ -86,7 +86,7 @@ def test_half_a_line_is_removed(path: Path) -> None:
     assert path.read_bytes().splitlines() == [SECOND + b".1Z worker-0 | one", SECOND + b".2Z worker-0 | two"]
 
 
-def test_lines_without_a_folder_are_counted_as_lost(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
     """If the log's folder cannot be created, the lost lines are counted."""
     (tmp_path / "worker-0").write_text("in the way")
     writer = write(tmp_path / "worker-0" / "log", SECOND + b"Z text")
@@ -106,7 +106,7 @@ def test_lines_after_an_unknown_gap_are_not_written(path: Path) -> None:
 
 
 def test_known_gap_is_reported_by_a_later_process_too(path: Path) -> None:
-    """If a gap cannot be closed, the lines after it are written, and a note about it is kept beside the log."""
+    """If a gap cannot be closed, the lines after it are written, and the gap is recorded beside the log."""
     write(path, SECOND + b".1Z one")
     later_writer = LogWriter(path, "worker-0")
     overlap = later_writer.resume_point()
@@ -182,8 +182,8 @@ def test_lines_are_complete_for_any_chunking(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [100_003, 1 << 20, 1 << 23])
-def test_line_without_an_end_is_written_in_pieces(size: int) -> None:
-    """At most one MiB of a line is held; its pieces have its stamp and do not depend on where the stream is cut."""
+def test_long_line_is_written_in_pieces(size: int) -> None:
+    """At most one MiB of a line is held; its pieces have its time stamp and are the same for any chunks."""
     text = SECOND + b"Z " + b"x" * (2 * _MAX_LINE_BYTES) + b"\n"
     splitter = LineSplitter()
     lines = []

@@ -52,11 +52,11 @@ def follow(fake_api: FakeApi, fake_server: Client, tmp_path: Path, monkeypatch: 
         follower.join(10)
 
 
-def texts(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
     return [line.partition(" | ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_broken_stream_costs_no_line(fake_api: FakeApi, follow: Follow) -> None:
+def test_broken_stream_loses_no_line(fake_api: FakeApi, follow: Follow) -> None:
     """A stream that breaks is opened again from two seconds before its end; repeated lines are written once."""
     served = iter([build_lines(3), build_lines(5)[1:], build_lines(7)])
 
@@ -65,17 +65,17 @@ def test_broken_stream_costs_no_line(fake_api: FakeApi, follow: Follow) -> None:
 
     fake_api.logs["train-worker-0"] = stream
     follower = follow()
-    wait_until(lambda: len(texts(follower.path)) == 7)
+    wait_until(lambda: len(read_texts(follower.path)) == 7)
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
-    assert (texts(follower.path), follower.lost) == ([f"line {number}" for number in range(7)], "")
+    assert (read_texts(follower.path), follower.lost) == ([f"line {number}" for number in range(7)], "")
     queries = [request.query for request in fake_api.find_requests("GET", "/log") if "previous" not in request.query]
     first_since, *later_since = (query.get("sinceTime") for query in queries)
     assert (first_since, set(later_since)) == (None, {"2025-12-31T23:59:58Z"})
 
 
-def test_lines_that_a_rotation_took_are_reported(fake_api: FakeApi, follow: Follow) -> None:
-    """If the file's last line does not come again after a break, lines between are reported as possibly missing."""
+def test_lines_lost_by_a_rotation_are_reported(fake_api: FakeApi, follow: Follow) -> None:
+    """If the file's last line does not come again after a break, lines are reported as possibly missing."""
     served = iter([build_lines(3)])
 
     def stream() -> Iterator[bytes]:
@@ -83,14 +83,14 @@ def test_lines_that_a_rotation_took_are_reported(fake_api: FakeApi, follow: Foll
 
     fake_api.logs["train-worker-0"] = stream
     follower = follow()
-    wait_until(lambda: len(texts(follower.path)) == 53)
+    wait_until(lambda: len(read_texts(follower.path)) == 53)
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
     assert follower.lost == log_follower._ROTATED
 
 
-def test_restart_before_the_first_read_costs_no_line(fake_api: FakeApi, follow: Follow) -> None:
-    """A restart before the log was first opened, and before the status showed it, costs no line and no order."""
+def test_restart_before_the_first_read_loses_no_line(fake_api: FakeApi, follow: Follow) -> None:
+    """A restart before the log was opened, which the status does not show yet, loses no line and keeps the order."""
     has_ended = threading.Event()
 
     def stream() -> Iterator[bytes]:
@@ -99,22 +99,22 @@ def test_restart_before_the_first_read_costs_no_line(fake_api: FakeApi, follow: 
 
     fake_api.logs |= {"train-worker-0/previous": b"".join(build_lines(6)[:3]), "train-worker-0": stream}
     follower = follow()
-    wait_until(lambda: len(texts(follower.path)) == 6)
+    wait_until(lambda: len(read_texts(follower.path)) == 6)
     del fake_api.logs["train-worker-0/previous"]  # a kubelet deletes it when the next container ends
     follower.update_pod(has_terminated=False, restart_count=1)
     has_ended.set()
     follower.update_pod(has_terminated=True, restart_count=1)
     assert follower.complete.wait(10)
-    assert (texts(follower.path), follower.lost) == ([f"line {number}" for number in range(6)], "")
+    assert (read_texts(follower.path), follower.lost) == ([f"line {number}" for number in range(6)], "")
 
 
 def test_container_that_ends_while_its_log_is_opened_is_read_once(fake_api: FakeApi, follow: Follow) -> None:
-    """A previous log that begins with the stream's own first line is the stream's, so it is not copied before it."""
+    """A previous log that starts with the stream's first line is the stream's own log, and is not copied."""
     fake_api.logs |= {"train-worker-0/previous": b"".join(build_lines(6)), "train-worker-0": b"".join(build_lines(6))}
     follower = follow()
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
-    assert (texts(follower.path), follower.lost) == ([f"line {number}" for number in range(6)], "")
+    assert (read_texts(follower.path), follower.lost) == ([f"line {number}" for number in range(6)], "")
 
 
 def test_log_is_followed_by_one_thread(fake_api: FakeApi, follow: Follow) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep removes from a cluster, and what it leaves: on a fake API server."""
+"""What a sweep removes from a cluster, and what it keeps, on a fake API server."""
 
 import time
 from email.utils import formatdate
@@ -18,54 +18,57 @@ pytestmark = pytest.mark.usefixtures("unwatched")
 # --- expired Leases
 
 
-def test_expired_run_goes_with_all_it_owns(cast: Make) -> None:
-    """A run whose Lease has expired is removed with its job, its pods and at last the Lease."""
+def test_expired_run_is_removed_with_all_that_it_owns(cast: Make) -> None:
+    """A run whose Lease has expired is removed with its job, its pods and, last, the Lease."""
     run = cast()
     assert sweep() == []
     assert run.remaining_kinds == []
 
 
 def test_run_is_found_in_any_namespace(cast: Make) -> None:
-    """A run in another namespace is removed there, and one with the same name here is left alone."""
-    other_run, local_run = cast("other"), cast(ago=10)
+    """A run in another namespace is removed there, and a run of the same name in this one stays."""
+    other_run = cast("other")
+    local_run = cast(ago=10)
     assert [str(orphan) for orphan in find_removable()] == [f"other/{RUN}"]
     sweep()
     assert (other_run.remaining_kinds, local_run.remaining_kinds) == ([], ["Lease", "Job", "Pod"])
 
 
 @pytest.mark.parametrize(("ago", "is_orphan"), [(1770, False), (1830, True), (-300, False)])
-def test_lease_counts_to_its_end(cast: Make, ago: float, is_orphan: bool) -> None:
-    """A Lease of half an hour protects its run for half an hour, however dead its holder is."""
+def test_lease_protects_its_run_until_it_expires(cast: Make, ago: float, is_orphan: bool) -> None:
+    """A Lease of half an hour protects its run for half an hour, even if its holder is dead."""
     cast(ago=ago)
     assert [orphan.run for orphan in find_removable()] == [RUN] * is_orphan
 
 
 def test_run_that_prefect_calls_alive_stays(cast: Make) -> None:
-    """A run that Prefect calls alive stays: its launcher may only be cut off."""
+    """A run that Prefect reports as alive stays: its launcher may only be disconnected."""
     cast()
     assert find_removable(SweepScope(check_alive={ID: "Running"}.__getitem__)) == []
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_clock_of_this_machine_does_not_count(cast: Make, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    """If the API server's clock differs from ours by an hour, a run is judged by the server's."""
+    """If the clocks of the API server and this machine differ by an hour, the server's decides."""
     monkeypatch.setattr(Handler, "date_time_string", lambda *_: formatdate(time.time() - 3600 * hours, usegmt=True))
     cast(ago=3600 * hours + 10)
     cast("other", ago=3600 * hours + 1900)
     assert [str(orphan) for orphan in find_removable()] == [f"other/{RUN}"]
 
 
-def test_renewal_in_the_middle_saves_the_run(cast: Make, fake_api: FakeApi) -> None:
+def test_renewed_lease_stops_the_removal(cast: Make, fake_api: FakeApi) -> None:
     """If a Lease is renewed between the check and the removal, nothing is deleted: the run has an owner."""
     run = cast()
     (orphan,) = find_removable()
-    fake_api.objects.patch((f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": format_time(0)}})
+    fake_api.objects.patch(
+        (f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": format_time(0)}}
+    )
     assert orphans.remove_orphan(orphan) is None
     assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
-def test_lease_is_watched_before_it_is_believed(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Lease is watched long enough before the removal for a holder whose clock is behind to renew it."""
+def test_lease_is_observed_before_the_removal(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Lease is observed long enough for a holder whose clock is behind to renew it."""
     slept: list[float] = []
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 60.0)
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -75,7 +78,7 @@ def test_lease_is_watched_before_it_is_believed(cast: Make, monkeypatch: pytest.
 
 
 def test_lease_is_held_while_its_run_is_removed(cast: Make, fake_api: FakeApi) -> None:
-    """During a sweep the Lease is held against a resuming run, for no longer than a holder counts as alive."""
+    """A sweep holds the Lease against a resuming run, for no longer than a holder counts as alive."""
     cast()
     fake_api.fail("DELETE", "/jobs/", 403)
     with pytest.raises(ClusterError):
@@ -87,11 +90,11 @@ def test_lease_is_held_while_its_run_is_removed(cast: Make, fake_api: FakeApi) -
     assert find_removable() == []
 
 
-def test_lease_stays_while_something_of_its_run_is_left(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Lease is deleted last: an object that does not go keeps its owner, and the next sweep finds both."""
+def test_lease_is_deleted_last(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that cannot be deleted keeps its owner, and the next sweep finds both."""
     monkeypatch.setattr(orphans, "REMOVAL_TIMEOUT_S", 0.1)
     run = cast()
-    run.fake.put({**run.job, "metadata": {**run.job["metadata"], "finalizers": ["example.org/hold"]}})
+    run.fake.put(run.job | {"metadata": run.job["metadata"] | {"finalizers": ["example.org/hold"]}})
     assert any("example.org/hold" in leftover for leftover in sweep() or ())
     assert "Lease" in run.remaining_kinds
 
@@ -99,8 +102,8 @@ def test_lease_stays_while_something_of_its_run_is_left(cast: Make, monkeypatch:
 # --- what may not be seen
 
 
-def test_refused_list_of_leases_is_a_fault(cast: Make, fake_api: FakeApi) -> None:
-    """Without the right to list Leases no run is known to be dead: nothing is removed, and the right is named."""
+def test_refused_list_of_leases_is_an_error(cast: Make, fake_api: FakeApi) -> None:
+    """Without the right to list Leases no run counts as dead: nothing is removed, and the error names the right."""
     run = cast(ago=3)
     fake_api.fail("GET", r"/leases\?", 403)
     with pytest.raises(ClusterError, match=r"list leases.*deploy/kubernetes/rbac\.yaml.*torchyard-sweep"):
@@ -108,7 +111,7 @@ def test_refused_list_of_leases_is_a_fault(cast: Make, fake_api: FakeApi) -> Non
     assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
-def test_own_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None:
+def test_right_to_one_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None:
     """With the right to list the Leases of one namespace only, that namespace is swept."""
     cast("other")
     cast()
@@ -116,15 +119,15 @@ def test_own_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None:
     assert [str(orphan) for orphan in find_removable()] == [f"default/{RUN}"]
 
 
-def test_failed_list_of_leases_is_a_fault(fake_api: FakeApi) -> None:
+def test_failed_list_of_leases_is_an_error(fake_api: FakeApi) -> None:
     """A failed list is an error, not an empty list."""
     fake_api.fail("GET", r"/leases\?", 405)
     with pytest.raises(ClusterError):
         find_removable()
 
 
-def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> None:
-    """A run whose pods may not be listed is not deleted, as its removal could not be proven."""
+def test_run_whose_pods_may_not_be_listed_stays(cast: Make, fake_api: FakeApi) -> None:
+    """A run whose pods may not be listed is not deleted, because its removal could not be proven."""
     run = cast()
     fake_api.fail("GET", r"/pods\?", 403)
     with pytest.raises(ClusterError, match="a run whose pods cannot be listed is not removed"):
@@ -133,7 +136,7 @@ def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> 
 
 
 def test_run_whose_lease_may_not_be_claimed_stays(cast: Make, fake_api: FakeApi) -> None:
-    """A refused claim is a fault and not another process's renewal; without the claim nothing is deleted."""
+    """A refused claim is an error, and not a renewal by another process; nothing is deleted."""
     run = cast()
     fake_api.fail("PATCH", "/leases/", 403)
     with pytest.raises(ClusterError):
@@ -141,7 +144,7 @@ def test_run_whose_lease_may_not_be_claimed_stays(cast: Make, fake_api: FakeApi)
     assert run.remaining_kinds == ["Lease", "Job", "Pod"]
 
 
-def test_lease_beyond_the_first_page_is_seen(cast: Make, fake_server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_on_a_later_page_is_found(cast: Make, fake_server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that comes in pages is read to its end."""
     for index in range(3):
         cast(f"space-{index}")
@@ -156,15 +159,17 @@ def test_lease_beyond_the_first_page_is_seen(cast: Make, fake_server: Client, mo
     ("ago", "liveness", "kept_reason"),
     [(200, "", None), (20, "", "renewed its Lease 2"), (200, "Running", "Running: cancel it in Prefect first")],
 )
-def test_named_run_goes_once_nobody_renews_it(cast: Make, ago: float, liveness: str, kept_reason: str | None) -> None:
-    """A run that a person names is removed even before its Lease ends, but not while it has an owner."""
+def test_named_run_is_removed_once_its_lease_is_not_renewed(
+    cast: Make, ago: float, liveness: str, kept_reason: str | None
+) -> None:
+    """A run that a person names is removed before its Lease expires, but not while it has an owner."""
     cast(ago=ago)
     scope = SweepScope(check_alive=lambda _: liveness, runs=frozenset({RUN}))
     assert [orphan.run for orphan in find_removable(scope)] == [RUN] * (kept_reason is None)
     assert kept_reason is None or kept_reason in find_kept_reasons(scope)[RUN]
 
 
-def test_sweep_by_name_takes_nothing_else(cast: Make) -> None:
+def test_sweep_by_name_removes_only_named_runs(cast: Make) -> None:
     """A run that is not named stays, even if its Lease has expired."""
     cast()
     assert find_removable(NO_RUN_ALIVE._replace(runs=frozenset({"another-a1b2c3d4"}))) == []
@@ -174,8 +179,8 @@ def test_sweep_by_name_takes_nothing_else(cast: Make) -> None:
 # --- lost runs
 
 
-def test_lost_runs_are_those_that_nobody_renews(cast: Make) -> None:
-    """A Lease that has not expired but is not renewed shows a lost launcher; a malformed one shows nothing."""
+def test_unrenewed_leases_are_those_of_lost_launchers(cast: Make) -> None:
+    """An unexpired Lease that is not renewed shows a lost launcher; a malformed one shows nothing."""
     cast("a", ago=60)
     cast("b", ago=600)
     cast("c", ago=2000)
@@ -183,8 +188,8 @@ def test_lost_runs_are_those_that_nobody_renews(cast: Make) -> None:
     assert [obj["metadata"]["namespace"] for obj in orphans.find_unrenewed_leases(None)] == ["b"]
 
 
-def test_context_must_be_there(fake_api: FakeApi) -> None:
-    """A named context that does not exist is an error; without any kubeconfig there is no cluster."""
+def test_named_context_must_exist(fake_api: FakeApi) -> None:
+    """A named context that does not exist is an error; without a kubeconfig there is no cluster."""
     assert orphans.has_cluster(None)
     with pytest.raises(ClusterError):
         orphans.has_cluster("nowhere")

@@ -35,7 +35,7 @@ def unleased(fake_api: FakeApi) -> list[dict[str, Any]]:
 
 
 def test_objects_without_a_lease_are_listed_and_stay(unleased: list[Any]) -> None:
-    """Objects without a Lease may belong to anyone: they are listed with the option that removes them."""
+    """Objects without a Lease may belong to any user: they are listed with the option that removes them."""
     assert find_removable() == []
     assert find_kept_reasons() == {RUN: "`--without-lease` removes it"}
 
@@ -46,8 +46,8 @@ def test_lease_of_the_same_name_elsewhere_protects_nothing(cast: Make, unleased:
     assert find_kept_reasons() == {RUN: "`--without-lease` removes it"}
 
 
-def test_objects_without_a_lease_go_at_a_persons_word(unleased: list[Any], fake_api: FakeApi) -> None:
-    """Objects without a Lease are removed with the option, unless Prefect knows a living run of that name."""
+def test_objects_without_a_lease_are_removed_with_the_option(unleased: list[Any], fake_api: FakeApi) -> None:
+    """Objects without a Lease are removed with the option, unless Prefect has a living run of that name."""
     scope = NO_RUN_ALIVE._replace(without_lease=True)
     assert find_kept_reasons(scope._replace(check_alive_by_name={RUN: "Prefect calls it Running"}.__getitem__)) == {
         RUN: "Prefect calls it Running"
@@ -56,7 +56,7 @@ def test_objects_without_a_lease_go_at_a_persons_word(unleased: list[Any], fake_
     assert [exists(fake_api, obj) for obj in unleased] == [False, False]
 
 
-def test_claim_without_a_lease_stays_at_any_word(unleased: list[Any], fake_api: FakeApi) -> None:
+def test_claim_without_a_lease_stays(unleased: list[Any], fake_api: FakeApi) -> None:
     """A sweep never deletes a volume claim, which holds data."""
     claim = fake_api.put(build_object("v1", "PersistentVolumeClaim", "checkpoints"))
     assert sweep(NO_RUN_ALIVE._replace(without_lease=True)) == []
@@ -71,14 +71,14 @@ def test_young_objects_are_not_listed(fake_api: FakeApi) -> None:
     assert (find_removable(), find_kept_reasons()) == ([], {})
 
 
-def test_lease_that_cannot_be_read_by_name_is_a_fault(unleased: list[Any], fake_api: FakeApi) -> None:
-    """A Lease counts as absent only if reading it by name says so; a refused read is an error."""
+def test_refused_read_of_a_lease_is_an_error(unleased: list[Any], fake_api: FakeApi) -> None:
+    """A Lease counts as absent only if reading it by name returns 404."""
     fake_api.fail("GET", f"/leases/{RUN}", 403)
     with pytest.raises(ClusterError):
         find_removable(NO_RUN_ALIVE._replace(without_lease=True))
 
 
-def test_lease_without_the_label_still_protects(unleased: list[Any], fake_api: FakeApi) -> None:
+def test_lease_without_the_label_protects_its_run(unleased: list[Any], fake_api: FakeApi) -> None:
     """A Lease that has lost its label is found by its name."""
     unlabelled_lease = build_lease(ago=3)
     del unlabelled_lease["metadata"]["labels"]
@@ -90,7 +90,7 @@ def test_lease_without_the_label_still_protects(unleased: list[Any], fake_api: F
 # --- forged and malformed Leases
 
 
-def test_forged_lease_takes_nothing_of_another_run(cast: Make, fake_api: FakeApi) -> None:
+def test_forged_lease_removes_nothing_of_another_run(cast: Make, fake_api: FakeApi) -> None:
     """An expired Lease with another run's label is listed and removes nothing."""
     run = cast(ago=3)
     claim = run.add("v1", "PersistentVolumeClaim")
@@ -100,7 +100,7 @@ def test_forged_lease_takes_nothing_of_another_run(cast: Make, fake_api: FakeApi
     assert (run.remaining_kinds, exists(fake_api, claim)) == (["Lease", "Job", "Pod"], True)
 
 
-def test_label_alone_makes_nothing_the_runs(cast: Make, fake_api: FakeApi) -> None:
+def test_label_alone_does_not_make_an_object_the_runs(cast: Make, fake_api: FakeApi) -> None:
     """An object with a dead run's label that its Lease does not own is reported and stays."""
     run = cast()
     foreign_objects = [run.add("v1", "PersistentVolumeClaim"), run.add("v1", "ConfigMap"), run.add(JOBS, "Job")]
@@ -126,13 +126,13 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"annotations": {"torchyard/attempt": "9" * 50}}, "a number from 1 to 9999"),
     ({"spec": {"renewTime": None}}, "renewTime is"),
     ({"spec": {"renewTime": "9999-01-01T00:00:00.000000Z"}}, "not in the future"),
-    ({"spec": {"leaseDurationSeconds": None}}, "leaseDurationSeconds is not"),
-    ({"spec": {"leaseDurationSeconds": 2**31 - 1}}, "leaseDurationSeconds is not"),
+    ({"spec": {"leaseDurationSeconds": None}}, "leaseDurationSeconds must be"),
+    ({"spec": {"leaseDurationSeconds": 2**31 - 1}}, "leaseDurationSeconds must be"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "expected"), MALFORMED, ids=[expected for _, expected in MALFORMED])
-def test_malformed_lease_is_told_and_nothing_is_removed(cast: Make, changes: dict[str, Any], expected: str) -> None:
+def test_malformed_lease_is_reported_and_nothing_is_removed(cast: Make, changes: dict[str, Any], expected: str) -> None:
     """A malformed Lease is reported and nothing of its run is removed, even if the run is named."""
     run = cast(**changes)
     for scope in (NO_RUN_ALIVE, NO_RUN_ALIVE._replace(runs=frozenset({RUN}))):

@@ -1,4 +1,4 @@
-"""When an API server that does not respond, or refuses to show the job, is reported."""
+"""When an API server is reported that does not respond, or that refuses to show the job."""
 
 import time
 
@@ -35,7 +35,7 @@ def test_outage_is_reported_once(
     errors: dict[float, TransientError | ClusterError | None],
     messages: list[str],
 ) -> None:
-    """An outage of more than ten seconds is logged once, and its end once; a refusal is logged at once."""
+    """An outage of more than ten seconds is logged once, and its end once; a refusal is logged immediately."""
     caplog.set_level("INFO")
     reporter = OutageReporter()
     for elapsed_s, error in errors.items():

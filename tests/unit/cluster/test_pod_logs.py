@@ -1,4 +1,4 @@
-"""The logs of a job's pods: when one is followed, when it is complete, and the parts that are missing."""
+"""The logs of a job's pods: when one is followed, when it is complete, and what is missing."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +12,8 @@ from torchyard.cluster.pod_logs import PodLogs, _has_started, _has_terminated
 from torchyard.kube.client import Client, get_cluster_client
 
 
-def pod(policy: str, phase: str = "Running", **status: object) -> dict[str, object]:
-    container_status = {"name": "main", **status}
+def build_pod(policy: str, phase: str = "Running", **status: object) -> dict[str, object]:
+    container_status = {"name": "main"} | status
     spec = {"restartPolicy": policy, "containers": [{"name": "main"}]}
     return {"spec": spec, "status": {"phase": phase, "containerStatuses": [container_status]}}
 
@@ -25,17 +25,15 @@ FAILED = {"terminated": {"exitCode": 1}}
 @pytest.mark.parametrize(
     ("pod_status", "has_terminated"),
     [
-        (pod("Never", state=FAILED), True),
-        (pod("OnFailure", state=ENDED), True),
-        (pod("OnFailure", state=FAILED), False),
-        (pod("OnFailure", state={"waiting": {}}, lastState=FAILED), False),
-        (pod("Always", state=ENDED), False),
-        (pod("Always", "Failed", state={"waiting": {}}), True),
+        (build_pod("Never", state=FAILED), True),
+        (build_pod("OnFailure", state=ENDED), True),
+        (build_pod("OnFailure", state=FAILED), False),
+        (build_pod("OnFailure", state={"waiting": {}}, lastState=FAILED), False),
+        (build_pod("Always", state=ENDED), False),
+        (build_pod("Always", "Failed", state={"waiting": {}}), True),
     ],
 )
-def test_container_has_terminated_when_it_does_not_begin_again(
-    pod_status: dict[str, object], has_terminated: bool
-) -> None:
+def test_container_has_terminated_if_it_cannot_restart(pod_status: dict[str, object], has_terminated: bool) -> None:
     """A container has terminated if its pod has ended, or if restart policy and exit code allow no restart."""
     assert _has_terminated(pod_status, "main") is has_terminated
 
@@ -43,7 +41,7 @@ def test_container_has_terminated_when_it_does_not_begin_again(
 @pytest.mark.parametrize(("last_state", "has_started"), [({}, False), (FAILED, True)])
 def test_container_that_waits_may_have_a_log(last_state: dict[str, object], has_started: bool) -> None:
     """A container that has crashed and waits for its restart has a log."""
-    assert _has_started(pod("OnFailure", state={"waiting": {}}, lastState=last_state), "main") is has_started
+    assert _has_started(build_pod("OnFailure", state={"waiting": {}}, lastState=last_state), "main") is has_started
 
 
 def test_recreated_pod_continues_the_log(job: Job) -> None:

@@ -53,22 +53,22 @@ def frequent_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (1.0, 1.5))
 
 
-def pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
-    metadata = {"name": f"{plan.job}-{name}", "labels": {**plan.labels, **labels}}
+def build_pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
+    metadata = {"name": f"{plan.job}-{name}", "labels": plan.labels | labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}}
 
 
-def next_name(plan: ManifestPlan, changes: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
+def read_next_change(plan: ManifestPlan, changes: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
     """The pod of the next change, and whether the pod still exists."""
     change = changes.get(timeout=TIMEOUT_S)
     return change.name.removeprefix(f"{plan.job}-"), change.obj is not None
 
 
-def next_other(plan: ManifestPlan, changes: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
+def read_next_other_change(plan: ManifestPlan, changes: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
     """The first change that is not worker-0 published again."""
-    change = next_name(plan, changes)
+    change = read_next_change(plan, changes)
     while change == ("worker-0", True):
-        change = next_name(plan, changes)
+        change = read_next_change(plan, changes)
     return change
 
 
@@ -76,12 +76,12 @@ def test_first_list_reports_existing_objects(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """The first list publishes the objects with the run's labels, and none of another run."""
-    fake_api.put(pod(plan, "worker-0"))
-    other = pod(plan, "other")
-    fake_api.put({**other, "metadata": {"name": "other", "labels": {"torchyard/run": "another"}}})
+    fake_api.put(build_pod(plan, "worker-0"))
+    other = build_pod(plan, "other")
+    fake_api.put(other | {"metadata": {"name": "other", "labels": {"torchyard/run": "another"}}})
     watch = start_reflector()
     assert watch.has_listed.wait(TIMEOUT_S)
-    assert next_name(plan, changes) == ("worker-0", True)
+    assert read_next_change(plan, changes) == ("worker-0", True)
     assert changes.empty()
 
 
@@ -90,10 +90,14 @@ def test_changes_come_over_the_watch(
 ) -> None:
     """Objects created, changed and deleted after the list are reported in order, without another list."""
     assert start_reflector().has_listed.wait(TIMEOUT_S)
-    fake_api.put(pod(plan, "worker-0"))
-    fake_api.put(pod(plan, "worker-0", changed="yes"))
+    fake_api.put(build_pod(plan, "worker-0"))
+    fake_api.put(build_pod(plan, "worker-0", changed="yes"))
     fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-worker-0"), {})
-    assert [next_name(plan, changes) for _ in range(3)] == [("worker-0", True), ("worker-0", True), ("worker-0", False)]
+    assert [read_next_change(plan, changes) for _ in range(3)] == [
+        ("worker-0", True),
+        ("worker-0", True),
+        ("worker-0", False),
+    ]
     lists = [request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]
     assert len(lists) == 1
 
@@ -102,14 +106,14 @@ def test_forgotten_version_causes_a_new_list(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """After a 410 the kind is listed again, and objects that have disappeared are reported as gone."""
-    fake_api.put(pod(plan, "worker-0"))
+    fake_api.put(build_pod(plan, "worker-0"))
     assert start_reflector().has_listed.wait(TIMEOUT_S)
-    assert next_name(plan, changes) == ("worker-0", True)
+    assert read_next_change(plan, changes) == ("worker-0", True)
     key = ("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, and forgotten before any watch could report it
         del fake_api.objects._objects[key]
         fake_api.objects.forget_changes()
-    assert next_other(plan, changes) == ("worker-0", False)
+    assert read_next_other_change(plan, changes) == ("worker-0", False)
 
 
 @pytest.mark.usefixtures("frequent_lists")
@@ -117,13 +121,13 @@ def test_list_finds_a_change_that_the_watch_missed(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """The full list every few minutes finds a change that the watch did not report."""
-    fake_api.put(pod(plan, "worker-0"))
+    fake_api.put(build_pod(plan, "worker-0"))
     assert start_reflector().has_listed.wait(TIMEOUT_S)
-    assert next_name(plan, changes) == ("worker-0", True)
+    assert read_next_change(plan, changes) == ("worker-0", True)
     key = ("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, without an event
         del fake_api.objects._objects[key]
-    assert next_other(plan, changes) == ("worker-0", False)
+    assert read_next_other_change(plan, changes) == ("worker-0", False)
 
 
 def test_refused_first_list_is_a_refusal(fake_api: FakeApi, start_reflector: StartReflector) -> None:
@@ -139,9 +143,9 @@ def test_later_refusal_removes_no_object(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """A right that is removed later is reported as an error, and published objects stay."""
-    fake_api.put(pod(plan, "worker-0"))
+    fake_api.put(build_pod(plan, "worker-0"))
     watch = start_reflector()
-    assert next_name(plan, changes) == ("worker-0", True)
+    assert read_next_change(plan, changes) == ("worker-0", True)
     refuse_later(fake_api, watch, 403)
     assert (changes.empty(), watch.refusal) == (True, None)
 
@@ -150,9 +154,9 @@ def test_404_of_a_served_kind_removes_no_object(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """A 404 for a kind that discovery still lists is only an error: published objects stay."""
-    fake_api.put(pod(plan, "worker-0"))
+    fake_api.put(build_pod(plan, "worker-0"))
     watch = start_reflector()
-    assert next_name(plan, changes) == ("worker-0", True)
+    assert read_next_change(plan, changes) == ("worker-0", True)
     refuse_later(fake_api, watch, 404)
     assert changes.empty()
 
@@ -164,7 +168,7 @@ def refuse_later(fake_api: FakeApi, watch: Reflector, status: int) -> None:
     wait_until(lambda: getattr(watch.error, "status", 0) == status)
 
 
-def test_unserved_kind_that_is_not_vital_is_not_an_error(fake_api: FakeApi, start_reflector: StartReflector) -> None:
+def test_unserved_kind_that_is_not_required_is_not_an_error(fake_api: FakeApi, start_reflector: StartReflector) -> None:
     """In a cluster without PodGroups their watch reports neither a refusal nor an error."""
     fake_api.fail("GET", "/podgroups", 404)
     watch = start_reflector(GROUPS)
@@ -180,9 +184,9 @@ def test_broken_connections_are_reopened(
     watch = start_reflector()
     wait_until(lambda: watch.error)
     assert not watch.has_listed.is_set()
-    fake_api.put(pod(plan, "worker-0"))
+    fake_api.put(build_pod(plan, "worker-0"))
     fake_api.heal()
-    assert next_name(plan, changes) == ("worker-0", True)
+    assert read_next_change(plan, changes) == ("worker-0", True)
     wait_until(lambda: watch.error is None)
 
 
@@ -194,9 +198,13 @@ def test_error_of_the_server_causes_a_new_list(
     wait_until(lambda: fake_api.find_requests("GET", "/pods")[-1].query.get("watch"))
     fake_api.fail("GET", "watch=1", 503, times=1)
     fake_api.cut()
-    wait_until(lambda: len([request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]) == 2)
-    fake_api.put(pod(plan, "worker-0"))
-    assert next_name(plan, changes) == ("worker-0", True)
+    wait_until(
+        lambda: (
+            len([request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]) == 2
+        )
+    )
+    fake_api.put(build_pod(plan, "worker-0"))
+    assert read_next_change(plan, changes) == ("worker-0", True)
 
 
 def test_broken_connection_resumes_from_the_same_version(
@@ -207,9 +215,13 @@ def test_broken_connection_resumes_from_the_same_version(
     wait_until(lambda: fake_api.find_requests("GET", "/pods")[-1].query.get("watch"))
     fake_api.fail("GET", "watch=1", 0, times=1)
     fake_api.cut()
-    wait_until(lambda: len([request for request in fake_api.find_requests("GET", "/pods") if "watch" in request.query]) == 3)
+    wait_until(
+        lambda: len([request for request in fake_api.find_requests("GET", "/pods") if "watch" in request.query]) == 3
+    )
     lists = [request for request in fake_api.find_requests("GET", "/pods") if "watch" not in request.query]
     versions = {
-        request.query["resourceVersion"] for request in fake_api.find_requests("GET", "/pods") if "watch" in request.query
+        request.query["resourceVersion"]
+        for request in fake_api.find_requests("GET", "/pods")
+        if "watch" in request.query
     }
     assert (len(lists), len(versions)) == (1, 1)

@@ -1,4 +1,4 @@
-"""A job that is stopped while nobody waits for it, on a fake API server: its last lines, and what may be missing."""
+"""Stopping a job that no process waits for, on a fake API server: its last lines, and what may be missing."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from torchyard.model.errors import ClusterError
 
 @pytest.fixture
 def job(fake_api: FakeApi, planned: Planned) -> Job:
-    """A running job whose pods have a second of grace, and end only when the test says so."""
+    """A running job whose pods have a second of grace, and end only when the test ends them."""
     created_job = Job(fake_api, planned(nodes=2, deadlines={"grace": 1}))
     for node in NODES:
         hold(created_job, created_job.build_pod(node, f"uid-{node}"))
@@ -25,7 +25,7 @@ def job(fake_api: FakeApi, planned: Planned) -> Job:
 
 
 def hold(job: Job, pod: Object) -> None:
-    """Store a pod that stays, being deleted, as a pod does during its grace period."""
+    """Store a pod that stays while it is being deleted, as a pod does during its grace period."""
     pod["metadata"]["finalizers"] = ["torchyard.test/grace"]
     job.fake_api.put(pod)
 
@@ -55,7 +55,7 @@ def print_last_lines(job: Job, node: str) -> None:
 
 
 def test_lines_of_the_grace_period_are_read(job: Job) -> None:
-    """What a program logs after its SIGTERM is in its log, although no wait has followed it before."""
+    """The lines that a program prints after its SIGTERM are in its log, although no process has followed it before."""
     for node in NODES:
         print_last_lines(job, node)
     assert stop_and_read(job.plan) == {}
@@ -83,7 +83,7 @@ def test_container_that_starts_during_the_stop_is_followed(job: Job) -> None:
 
 
 def test_pod_that_stays_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that outlives its grace period is left to the removal; its log may lack its end."""
+    """A pod that outlives its grace period is left to the removal; its log may lack its last lines."""
     monkeypatch.setattr(stop, "_END_MARGIN_S", 0.0)
     monkeypatch.setattr(stop, "_LOG_IDLE_TIMEOUT_S", 0.2)
     print_last_lines(job, "worker-0")
@@ -92,14 +92,14 @@ def test_pod_that_stays_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPa
     assert (list(missing), missing["worker-1"].startswith("possibly the last lines")) == (["worker-1"], True)
 
 
-def test_job_that_was_never_made_is_nothing_to_stop(fake_api: FakeApi, planned: Planned) -> None:
-    """Where the submit had not come to the job, nothing is deleted and no log is missing."""
+def test_job_that_was_not_created_is_not_stopped(fake_api: FakeApi, planned: Planned) -> None:
+    """If the job was never created, nothing is deleted and no log is missing."""
     assert stop_and_read(planned()) == {}
     assert fake_api.find_requests("DELETE", ".") == []
 
 
-def test_outage_does_not_hold_up_the_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that gives no answer is not waited for beyond the limit, and every log may then lack its end."""
+def test_outage_does_not_block_the_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not respond is not waited for beyond the limit, and every log may then lack its last lines."""
     monkeypatch.setattr(stop, "_OUTAGE_TIMEOUT_S", 0.5)
     job.fake_api.fail("GET", "/pods", 0)
     with pytest.raises(ClusterError, match="no response for"):

@@ -23,8 +23,8 @@ def profile(write: Write, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("attempt", ["banana", "0", "9" * 30, ""])
-def test_attempt_that_is_none_is_not_guessed(profile: Profile, fake_api: FakeApi, attempt: str) -> None:
-    """A process that finds an invalid attempt ends with a sentence: a guess could submit a second job."""
+def test_invalid_attempt_is_an_error(profile: Profile, fake_api: FakeApi, attempt: str) -> None:
+    """A process that finds an invalid attempt is refused: a guess could submit a second job."""
     put_lease(fake_api, attempt=attempt)
     with pytest.raises(ClusterError, match=r"torchyard/attempt is .*the job is not changed.*kubectl annotate"):
         adopt_folder(profile)
@@ -32,7 +32,7 @@ def test_attempt_that_is_none_is_not_guessed(profile: Profile, fake_api: FakeApi
     assert lease_record.read_holder(run_lease) == "elsewhere:/runs"
 
 
-def test_process_at_home_knows_its_attempt(profile: Profile, fake_api: FakeApi) -> None:
+def test_own_folder_decides_the_attempt(profile: Profile, fake_api: FakeApi) -> None:
     """If the run's folder is here, a malformed attempt on the Lease does not matter."""
     put_lease(fake_api, attempt="2")
     folder = adopt_folder(profile)
@@ -45,15 +45,17 @@ def test_process_at_home_knows_its_attempt(profile: Profile, fake_api: FakeApi) 
     ("annotation", "is_believed"),
     [(seal_outcome(KEY), True), (seal_outcome("b" * 64), False), (seal_outcome(""), False), ("{", False)],
 )
-def test_end_is_believed_with_its_seal(profile: Profile, fake_api: FakeApi, annotation: str, is_believed: bool) -> None:
+def test_outcome_is_believed_only_with_a_seal(
+    profile: Profile, fake_api: FakeApi, annotation: str, is_believed: bool
+) -> None:
     """The outcome of a job that is gone is believed only if a launcher of the run has sealed it."""
     put_lease(fake_api, attempt="2", outcome=annotation)
     recorded = adopt_folder(profile).outcome(2)
     assert (recorded.status if recorded else None) == (OUTCOME.status if is_believed else None)
 
 
-def test_job_that_is_there_is_asked_itself(profile: Profile, fake_api: FakeApi) -> None:
-    """If the job still exists, it is waited for again, so that its logs are read here."""
+def test_existing_job_is_watched_again(profile: Profile, fake_api: FakeApi) -> None:
+    """If the job still exists, its recorded outcome is ignored, so that its logs are read here."""
     put_lease(fake_api, attempt="2", outcome=seal_outcome(KEY))
     fake_api.put(build_object(JOBS, "Job", f"{RUN}-2"))
     assert adopt_folder(profile).outcome(2) is None
@@ -62,14 +64,14 @@ def test_job_that_is_there_is_asked_itself(profile: Profile, fake_api: FakeApi) 
 @pytest.mark.parametrize(
     ("annotation", "end"), [(seal_ending(KEY), "succeeded"), (seal_ending(""), None), (seal_ending(KEY, "1"), None)]
 )
-def test_end_that_the_run_comes_to_is_sealed(profile: Profile, fake_api: FakeApi, annotation: str, end: Any) -> None:
+def test_ending_is_believed_only_with_a_seal(profile: Profile, fake_api: FakeApi, annotation: str, end: Any) -> None:
     """An ending is believed only if the run's launcher has sealed it for this attempt."""
     put_lease(fake_api, attempt="2", ending=annotation)
     assert adopt_folder(profile).last("ending").get("end") == end
 
 
-def test_end_of_a_job_that_is_going_is_believed(profile: Profile, fake_api: FakeApi) -> None:
-    """A job that is being deleted says nothing more: what the lost machine has seen of its end counts."""
+def test_outcome_of_a_job_that_is_being_deleted_is_believed(profile: Profile, fake_api: FakeApi) -> None:
+    """The logs of a job that is being deleted are gone: the outcome that the lost machine recorded counts."""
     put_lease(fake_api, attempt="2", outcome=seal_outcome(KEY))
     job = build_object(JOBS, "Job", f"{RUN}-2")
     job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}
@@ -79,8 +81,8 @@ def test_end_of_a_job_that_is_going_is_believed(profile: Profile, fake_api: Fake
     assert (recorded.status, list(recorded.lost)) == (OUTCOME.status, ["worker-0", "worker-1"])
 
 
-def test_living_holder_is_not_robbed(profile: Profile, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose holder renews its Lease stays where it is."""
+def test_living_holder_keeps_the_run(profile: Profile, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose holder renews its Lease is not taken over."""
     put_lease(fake_api, ago=20, attempt="2")
     key = ("coordination.k8s.io/v1/leases", "default", RUN)
     monkeypatch.setattr(time, "sleep", lambda _: fake_api.objects.patch(key, {"spec": {"renewTime": format_time(0)}}))

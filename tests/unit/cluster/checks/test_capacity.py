@@ -1,4 +1,4 @@
-"""How preflight counts the room on nodes, without a cluster."""
+"""Checks of capacity, without a cluster: how many pods a node holds, and why it holds none."""
 
 from typing import Any
 
@@ -14,78 +14,81 @@ from torchyard.model.requirements import Capacity
 GPU = "nvidia.com/gpu"
 
 
-def node(ready: str = "True", **spec: Any) -> ClusterNode:
+def build_node(ready: str = "True", **spec: Any) -> ClusterNode:
     """A node of eight GPUs and 128 processors."""
     amounts = {"cpu": "127500m", "memory": "2113Gi", GPU: "8"}
     status = {"allocatable": amounts, "capacity": amounts, "conditions": [{"type": "Ready", "status": ready}]}
     return {"metadata": {"name": "a"}, "spec": spec, "status": status}
 
 
-def room(one_per_node: bool = False, tolerations: tuple[str, ...] = (), **resources: str) -> Capacity:
+def build_requirement(*, one_per_node: bool = False, tolerations: tuple[str, ...] = (), **resources: str) -> Capacity:
     requests = {GPU if name == "gpus" else name: amount for name, amount in resources.items()}
     return Capacity(pods=2, labels={}, tolerations=tolerations, resources=requests, one_per_node=one_per_node)
 
 
-def why(node: ClusterNode, requirement: Capacity) -> str:
+def find_reason(node: ClusterNode, requirement: Capacity) -> str:
     mismatch = _find_mismatch(node, requirement)
     return mismatch.reason if mismatch else ""
 
 
-def test_scarcest_resource_counts() -> None:
+def test_node_holds_as_many_pods_as_its_scarcest_resource_allows() -> None:
     """A node holds as many pods as its scarcest resource allows."""
-    assert _count_pods(node(), room(gpus="2", cpu="32", memory="1Gi")) == 3
-    assert _count_pods(node(), room(gpus="2", cpu="500m", memory="512Gi")) == 4
+    assert _count_pods(build_node(), build_requirement(gpus="2", cpu="32", memory="1Gi")) == 3
+    assert _count_pods(build_node(), build_requirement(gpus="2", cpu="500m", memory="512Gi")) == 4
 
 
-def test_pods_that_keep_apart_count_once_a_node() -> None:
-    """If each pod needs a node of its own, a node with room for eight counts once."""
-    assert _count_pods(node(), room(one_per_node=True, gpus="1")) == 1
+def test_one_pod_per_node_counts_once_per_node() -> None:
+    """If each pod needs a separate node, a node with room for eight pods counts as one."""
+    assert _count_pods(build_node(), build_requirement(one_per_node=True, gpus="1")) == 1
 
 
-def test_pods_that_ask_for_nothing_fit() -> None:
+def test_pods_without_requests_fit_on_one_node() -> None:
     """If pods request no resources, or an amount of 0, one node holds all of them."""
-    assert _count_pods(node(), room()) == 2
-    assert _count_pods(node(), room(gpus="0")) == 2
+    assert _count_pods(build_node(), build_requirement()) == 2
+    assert _count_pods(build_node(), build_requirement(gpus="0")) == 2
 
 
-def test_short_resource_is_told_with_both_amounts() -> None:
-    """A scarce resource is reported with the node's amount and the requested one, a missing one by its name."""
-    assert why(node(), room(cpu="128")) == "cpu 127500m < 128"
+def test_shortage_is_reported_with_both_amounts() -> None:
+    """A shortage is reported with the node's amount and the requested one, a missing resource with its name."""
+    assert find_reason(build_node(), build_requirement(cpu="128")) == "cpu 127500m < 128"
     assert (
-        why(node(), Capacity(pods=1, labels={}, tolerations=(), resources={"a/b": "1"}, one_per_node=True)) == "no a/b"
+        find_reason(
+            build_node(), Capacity(pods=1, labels={}, tolerations=(), resources={"a/b": "1"}, one_per_node=True)
+        )
+        == "no a/b"
     )
 
 
-def test_node_that_is_not_ready_holds_nothing() -> None:
-    """A node that is lost, or has not reported yet, holds no pod."""
-    assert why(node(ready="Unknown"), room()) == "not Ready"
-    assert why({"metadata": {"name": "new"}}, room()) == "not Ready"
+def test_node_that_is_not_ready_holds_no_pod() -> None:
+    """A node that is lost, or has not reported its status yet, holds no pod."""
+    assert find_reason(build_node(ready="Unknown"), build_requirement()) == "not Ready"
+    assert find_reason({"metadata": {"name": "new"}}, build_requirement()) == "not Ready"
 
 
 def test_toleration_without_a_key_tolerates_every_taint() -> None:
     """A toleration without a key matches all taints, and a PreferNoSchedule taint needs none."""
-    tainted = node(taints=[{"key": "a", "effect": "NoExecute"}])
-    assert why(tainted, room()) == "taint a"
-    assert why(tainted, room(tolerations=("",))) == ""
-    assert why(node(taints=[{"key": "a", "effect": "PreferNoSchedule"}]), room()) == ""
+    tainted = build_node(taints=[{"key": "a", "effect": "NoExecute"}])
+    assert find_reason(tainted, build_requirement()) == "taint a"
+    assert find_reason(tainted, build_requirement(tolerations=("",))) == ""
+    assert find_reason(build_node(taints=[{"key": "a", "effect": "PreferNoSchedule"}]), build_requirement()) == ""
 
 
-def test_taint_of_kubernetes_itself_is_not_to_be_tolerated() -> None:
-    """For a taint of Kubernetes itself, such as memory pressure, the remedy is to check the node."""
+def test_remedy_for_a_taint_of_kubernetes_is_not_a_toleration() -> None:
+    """For a taint that Kubernetes sets, such as memory pressure, the remedy is to inspect the node."""
     mismatch = _find_mismatch(
-        node(taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]), room()
+        build_node(taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]), build_requirement()
     )
     assert mismatch is not None
     assert "kubectl describe node" in mismatch.remedy
 
 
 def test_only_nodes_with_one_of_the_values_hold_pods() -> None:
-    """A node without the label, or with another value, is none of those that the job may use."""
-    requirement = room().model_copy(update={"only": {"kubernetes.io/hostname": ("a", "b"), "none": ()}})
-    assert why(node(), requirement) == "label kubernetes.io/hostname is not one of a, b"
-    labelled_node = node()
+    """A node without the label, or with a value that is not listed, holds no pod."""
+    requirement = build_requirement().model_copy(update={"only": {"kubernetes.io/hostname": ("a", "b"), "none": ()}})
+    assert find_reason(build_node(), requirement) == "label kubernetes.io/hostname is not one of a, b"
+    labelled_node = build_node()
     labelled_node["metadata"]["labels"] = {"kubernetes.io/hostname": "b"}
-    assert why(labelled_node, requirement) == ""
+    assert find_reason(labelled_node, requirement) == ""
 
 
 def test_remedy_names_three_nodes() -> None:

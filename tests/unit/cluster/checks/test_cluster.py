@@ -1,4 +1,4 @@
-"""Does the cluster have what the plan needs? The cluster itself, its kinds, controllers and queues."""
+"""Checks of a cluster: the connection, the namespace, kinds, controllers and queues."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import Check, Controller, CrdServed, OpenQueue
 
-NEEDED = Controller(label="app=training-operator", deployment="training-operator", gang="--gang")
+TRAINING_OPERATOR = Controller(label="app=training-operator", deployment="training-operator", gang="--gang")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
     return planned()
 
 
-def named(checks: tuple[Check, ...], name: str) -> Check:
+def find_check(checks: tuple[Check, ...], name: str) -> Check:
     return next(check for check in checks if check.name.startswith(name))
 
 
@@ -37,17 +37,20 @@ def named(checks: tuple[Check, ...], name: str) -> Check:
 
 
 def test_every_requirement_has_one_finding(plan: ManifestPlan) -> None:
-    """All rights together are one finding, and every other requirement of the cluster is one of its own."""
+    """All rights together are one finding, and so is each other requirement of the cluster."""
     requirements = [requirement for requirement in plan.requires if requirement.kind not in ("permission", "folder")]
     checks = check_cluster(plan)
     assert len(checks) == 1 + len(requirements)
-    assert (named(checks, "rights").verdict, named(checks, "kind jobs.batch.volcano.sh").verdict) == ("ok", "ok")
+    assert (find_check(checks, "rights").verdict, find_check(checks, "kind jobs.batch.volcano.sh").verdict) == (
+        "ok",
+        "ok",
+    )
 
 
 def test_refused_credentials_are_the_only_finding(
     fake_api: FakeApi, plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the server does not know the user, nothing else is checked, and the remedy is to log in."""
+    """If the server refuses the credentials, nothing else is checked, and the remedy is to log in."""
     monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.05)
     for status, message in ((401, "refuses the credentials"), (503, "does not respond")):
         fake_api.heal()
@@ -56,36 +59,36 @@ def test_refused_credentials_are_the_only_finding(
         assert (check.verdict, message in check.detail) == ("failed", True)
 
 
-def test_missing_namespace_hides_nothing_else(fake_api: FakeApi, planned: Planned) -> None:
-    """A missing namespace is one finding; what would be in it is not checked, and the rest of the cluster is."""
+def test_missing_namespace_is_one_finding(fake_api: FakeApi, planned: Planned) -> None:
+    """A missing namespace is one finding. What it would contain is not checked, and the rest of the cluster is."""
     checks = check_cluster(planned())
     assert (checks[0].detail, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
     assert not [check for check in checks if check.name.startswith("admission")]
-    assert named(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
+    assert find_check(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
     assert fake_api.find_requests("POST", "/jobs") == []
 
 
-def test_namespace_that_is_being_deleted_is_no_place_for_a_job(fake_api: FakeApi, plan: ManifestPlan) -> None:
-    """A namespace that is terminating accepts nothing new."""
+def test_terminating_namespace_fails_the_check(fake_api: FakeApi, plan: ManifestPlan) -> None:
+    """A namespace that is being deleted accepts no new objects."""
     key = ("v1/namespaces", "", "default")
     fake_api.objects.patch(key, {"status": {"phase": "Terminating"}})
     assert check_cluster(plan)[0].detail == "is being deleted"
 
 
-def test_what_may_not_be_read_is_a_warning(fake_api: FakeApi, plan: ManifestPlan) -> None:
-    """A requirement that this user may not check does not stop the run; one that fails to be checked does."""
+def test_unreadable_requirement_is_a_warning(fake_api: FakeApi, plan: ManifestPlan) -> None:
+    """A requirement that this user may not read is a warning; any other error of the check fails it."""
     fake_api.fail("GET", "/nodes", 403)
-    assert named(check_cluster(plan), "room for").verdict == "warning"
+    assert find_check(check_cluster(plan), "room for").verdict == "warning"
     fake_api.heal()
     fake_api.fail("GET", "/nodes", 400)
-    assert named(check_cluster(plan), "room for").verdict == "failed"
+    assert find_check(check_cluster(plan), "room for").verdict == "failed"
 
 
 # --- kinds, controllers and queues
 
 
-def test_kind_of_the_same_name_is_another_one(fake_server: Client) -> None:
-    """A kind that is not installed is not confused with one of the same name in another group."""
+def test_kind_of_another_group_is_not_the_needed_kind(fake_server: Client) -> None:
+    """A missing kind is not confused with a kind of the same name in another group."""
     requirement = CrdServed(crd="jobs.example.org", version="v1", install="helm install example")
     check = _check_crd_served(fake_server, requirement, "x")
     assert (check.verdict, check.remedy) == ("failed", "helm install example")
@@ -103,20 +106,22 @@ def test_kind_of_the_same_name_is_another_one(fake_server: Client) -> None:
 )
 def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, expected: tuple[str, str]) -> None:
     """A queue that is missing or not open fails the check, and the open ones are listed."""
-    for queue_name, is_open in ((name, state), ("spare", "Open")):
+    for queue_name, queue_state in ((name, state), ("spare", "Open")):
         queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": queue_name}}
-        fake_api.put({**queue, "status": {"state": is_open} if is_open else {}})
+        fake_api.put(queue | {"status": {"state": queue_state} if queue_state else {}})
     check = check_queue(client.get_cluster_client(Cluster()), OpenQueue(name="default"), "x")
     assert (check.verdict, check.detail) == expected
 
 
-def deployment(available: int, *args: str, **labels: str) -> dict[str, Any]:
+def build_deployment(available: int, *args: str, **labels: str) -> dict[str, Any]:
     """The training operator's Deployment."""
     pod = {"containers": [{"image": "registry:5000/operator:v1.8.1@sha256:0a", "args": list(args)}]}
     return {
-        **{"apiVersion": "apps/v1", "kind": "Deployment"},
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
         "metadata": {"name": "training-operator", "labels": labels},
-        **{"spec": {"template": {"spec": pod}}, "status": {"availableReplicas": available}},
+        "spec": {"template": {"spec": pod}},
+        "status": {"availableReplicas": available},
     }
 
 
@@ -124,14 +129,14 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
     """A controller is found by label or name; without an available pod it fails, without its flag it is a warning."""
     stages: tuple[tuple[dict[str, Any] | None, str, str], ...] = (
         (None, "failed", "no namespace has a Deployment with this label"),
-        (deployment(0), "failed", "kubeflow/training-operator v1.8.1 has no available pod"),
-        (deployment(1), "warning", "kubeflow/training-operator v1.8.1 runs without --gang: "),
-        (deployment(1, "--gang=volcano", app="training-operator"), "ok", "kubeflow/training-operator v1.8.1"),
+        (build_deployment(0), "failed", "kubeflow/training-operator v1.8.1 has no available pod"),
+        (build_deployment(1), "warning", "kubeflow/training-operator v1.8.1 runs without --gang: "),
+        (build_deployment(1, "--gang=volcano", app="training-operator"), "ok", "kubeflow/training-operator v1.8.1"),
     )
     for obj, verdict, detail in stages:
         if obj:
             fake_api.put(obj, "kubeflow")
-        check = _check_controller(fake_server, NEEDED, "x")
+        check = _check_controller(fake_server, TRAINING_OPERATOR, "x")
         assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
 
 
@@ -145,7 +150,7 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
         ([], False),
     ],
 )
-def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], is_found: bool) -> None:
-    """A flag may be one argument or two; `none` counts as no flag."""
+def test_flag_is_found_as_one_argument_or_two(args: list[str], is_found: bool) -> None:
+    """A flag is found as one argument or as two; with the value `none` it is not set."""
     deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
     assert _has_flag(deployment, "--gang") is is_found

@@ -1,4 +1,4 @@
-"""What the pods refer to: whether it exists, has its keys, and can be mounted."""
+"""Checks of the objects that pods refer to: whether they exist, have their keys, and can be mounted."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def put(fake_api: FakeApi, kind: str, name: str, **fields: Any) -> None:
 
 
 def test_missing_object_is_reported_with_similar_names(fake_api: FakeApi, fake_server: Client) -> None:
-    """A missing object is reported with those of a similar name, and with the command that creates it."""
+    """A missing object is reported with similar names and the command that creates it."""
     for name in ("other", "train-config"):
         put(fake_api, "ConfigMap", name)
     check = check_reference(fake_server, CONFIG, "x", 2)
@@ -29,15 +29,15 @@ def test_missing_object_is_reported_with_similar_names(fake_api: FakeApi, fake_s
     assert check.remedy == "`kubectl create configmap train-conf -n default --from-file=FILE`"
 
 
-def test_names_are_bounded(fake_api: FakeApi, fake_server: Client) -> None:
-    """If no name is similar, the first five are listed, and how many more there are."""
+def test_at_most_five_names_are_listed(fake_api: FakeApi, fake_server: Client) -> None:
+    """If no name is similar, the first five are listed, with the number of the others."""
     for index in range(7):
         put(fake_api, "ConfigMap", f"zz-{index}")
     assert check_reference(fake_server, CONFIG, "x", 2).detail.endswith("zz-0, zz-1, zz-2, zz-3, zz-4 and 2 more")
 
 
-def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Client) -> None:
-    """Where the cluster does not know the kind, or may not show it, the finding says so."""
+def test_kind_that_cannot_be_listed_is_reported(fake_api: FakeApi, fake_server: Client) -> None:
+    """If the cluster does not serve the kind, or its objects may not be listed, the finding reports that."""
     reference = ReferencedObject(object_kind="NetworkAttachmentDefinition", name="sriov")
     assert check_reference(fake_server, reference, "x", 2).detail.endswith(
         "this cluster does not serve the kind (k8s.cni.cncf.io/v1)"
@@ -54,7 +54,9 @@ def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Clien
         ({}, "has no key a.yaml, b.bin; there are: none"),
     ],
 )
-def test_keys_are_looked_for(fake_api: FakeApi, fake_server: Client, fields: dict[str, Any], detail: str) -> None:
+def test_missing_keys_fail_the_check(
+    fake_api: FakeApi, fake_server: Client, fields: dict[str, Any], detail: str
+) -> None:
     """A ConfigMap must have the keys that the pods read, as text or as binary data."""
     put(fake_api, "ConfigMap", "train-conf", **fields)
     check = check_reference(fake_server, CONFIG, "x", 2)
@@ -87,8 +89,8 @@ def test_claim_must_have_a_volume_that_the_pods_can_share(
 
 @pytest.mark.parametrize(("mode", "verdict"), [("WaitForFirstConsumer", "ok"), ("Immediate", "warning")])
 def test_claim_may_wait_for_its_first_pod(fake_api: FakeApi, fake_server: Client, mode: str, verdict: str) -> None:
-    """A claim without a volume is all right if its class makes the volume for the first pod."""
+    """A claim without a volume passes if its class creates the volume for the first pod."""
     storage_class = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}
-    fake_api.put({**storage_class, "volumeBindingMode": mode})
+    fake_api.put(storage_class | {"volumeBindingMode": mode})
     put_claim(fake_api, "Pending", "ReadWriteMany", storageClassName="fast")
     assert check_reference(fake_server, CLAIM, "x", 2).verdict == verdict
