@@ -1,6 +1,6 @@
 """The form of a run: the parameters of the flow `train` as JSON Schema, with help, bounds and a profile's values.
 
-Prefect draws the form from it, and its API refuses what does not fit before there is a run.
+Prefect renders the form from the schema, and its API refuses parameters that do not match before it creates a run.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from torchyard.model.profile import Profile
 
 Schema = dict[str, Any]
 
-# The keys that people change between runs; every other key can be written as JSON in place of the fields.
+# The keys that users change between runs, each with a field; other keys can be written as JSON instead of the fields.
 _FIELD_KEYS = ("nodes", "processes", "image", "program", "args", "env", "fabric", "attempts", "deadlines")
 _PARAMETERS = ("profile", "overrides", "dry_run")
 _STRING_LIST_SCHEMA = {"title": "words", "type": "array", "items": {"type": "string"}}
@@ -18,32 +18,39 @@ _JSON_LIST_SCHEMA = {"title": "JSON", "type": "array", "items": {"anyOf": [{"typ
 
 
 def build_form(profile: Profile | None) -> Schema:
-    """The parameters of `train` for one profile; for None, those of a deployment that takes any profile.
+    """The schema of the parameters of `train` for one profile; for None, that of a deployment for any profile.
 
-    A profile's form does not ask for the profile, and the value that each key has today stands in its help.
+    The form of one profile has no field for the profile's name, and the help of each field contains its current value.
     """
-    fields: Schema = {} if profile else {"profile": _build_profile_field()}
+    fields: Schema = {}
+    if profile is None:
+        fields["profile"] = _build_profile_field()
     fields["overrides"] = _build_overrides_field(profile)
     fields["dry_run"] = {
         "title": "dry run",
         "type": "boolean",
         "default": False,
-        "description": "show the plan and check the cluster; start nothing",
+        "description": "show the plan and run preflight, without starting the job",
     }
     return {
         "title": "Parameters",
         "type": "object",
-        "properties": {key: {**field, "position": position} for position, (key, field) in enumerate(fields.items())},
+        "properties": _number_fields(fields),
         "required": [] if profile else ["profile"],
         "propertyNames": {"enum": list(_PARAMETERS)},
         "definitions": {},
     }
 
 
+def _number_fields(fields: Schema) -> Schema:
+    """The fields with their positions in the form."""
+    return {key: field | {"position": position} for position, (key, field) in enumerate(fields.items())}
+
+
 def _build_profile_field() -> Schema:
     return {
         "title": "profile",
-        "description": "what to run: a profile of this project, or the path of a YAML file on the worker's machine",
+        "description": "the profile to run: one of this project, or the path of a YAML file on the worker's machine",
         "anyOf": [
             {"title": "shipped", "type": "string", "enum": sorted(list_profiles())},
             {"title": "file", "type": "string", "pattern": r"\.ya?ml$"},
@@ -52,27 +59,33 @@ def _build_profile_field() -> Schema:
 
 
 def _build_overrides_field(profile: Profile | None) -> Schema:
-    """The keys that fit the profile as typed fields. Of the others, those with a plain value are checked as well."""
+    """The profile's keys: a typed field for each of _FIELD_KEYS that applies to the profile.
+
+    The schema also checks other keys that have a single value, and refuses unknown keys. A key may have dots.
+    """
     properties = Profile.model_json_schema()["properties"]
-    visible_keys = [key for key in _FIELD_KEYS if profile is None or _fits_profile(profile, key)]
-    fields = {key: _build_field(key, properties[key], profile) for key in visible_keys}
-    other_schemas = {
-        key: schema for key, schema in properties.items() if key not in (*fields, "name") and _is_single_value(schema)
-    }
-    patterns = {f"^{key}$": {**schema, "type": [schema["type"], "null"]} for key, schema in other_schemas.items()}
+    fields: Schema = {}
+    for key in _FIELD_KEYS:
+        if profile is None or _applies_to_profile(profile, key):
+            fields[key] = _build_field(key, properties[key], profile)
+    patterns: Schema = {}
+    for key, schema in properties.items():
+        if key not in fields and key != "name" and _is_single_value(schema):
+            patterns[f"^{key}$"] = schema | {"type": [schema["type"], "null"]}
+    known_keys = "|".join(key for key in properties if key != "name")
     return {
         "title": "changes",
-        "description": "what this run changes in the profile; an empty field changes nothing. The menu at the right "
-        'takes any key as JSON, such as {"deadlines.run": "2h"}',
+        "description": "changes to the profile for this run; an empty field changes nothing. The menu at the right "
+        'accepts any key as JSON, such as {"deadlines.run": "2h"}',
         "type": "object",
-        "properties": {key: {**field, "position": position} for position, (key, field) in enumerate(fields.items())},
+        "properties": _number_fields(fields),
         "patternProperties": patterns,
-        "propertyNames": {"pattern": rf"^({'|'.join(key for key in properties if key != 'name')})(\..+)?$"},
+        "propertyNames": {"pattern": rf"^({known_keys})(\..+)?$"},
     }
 
 
-def _fits_profile(profile: Profile, key: str) -> bool:
-    """Whether a key can be changed: a profile without an image or a hardware file has no use for one."""
+def _applies_to_profile(profile: Profile, key: str) -> bool:
+    """Whether a run can change the key: a profile without an image or a hardware file has nothing to change there."""
     match key:
         case "image" | "program":
             return getattr(profile, key) is not None
@@ -83,33 +96,45 @@ def _fits_profile(profile: Profile, key: str) -> bool:
 
 
 def _is_single_value(schema: Schema) -> bool:
-    """Whether a schema stands alone and describes one value, not a nested mapping that may be given in part."""
+    """Whether a schema describes one value: not a nested mapping, of which an override may contain a part."""
     return schema.get("type") in ("integer", "string", "boolean") and "$ref" not in schema
 
 
 def _build_field(key: str, schema: Schema, profile: Profile | None) -> Schema:
-    """A key's field, in the few forms of JSON Schema for which Prefect has an input."""
+    """The field of a key, in the few forms of JSON Schema for which Prefect has an input."""
     field: Schema = {"title": key, "description": schema["description"]}
     match key:
         case "nodes":
-            number, bounds = schema["anyOf"]
-            bounds = {bound: {**bound_schema, "title": bound} for bound, bound_schema in bounds["properties"].items()}
-            ranged = {"title": "range", "type": "object", "properties": bounds, "required": ["min", "max"]}
-            field["anyOf"] = [{**number, "title": "number"}, ranged]
+            field["anyOf"] = _build_node_alternatives(schema)
         case "args":
             field["anyOf"] = [_STRING_LIST_SCHEMA, _JSON_LIST_SCHEMA]
         case "env":
             field["type"] = "object"
         case "deadlines":
-            field |= {"type": "object", "properties": _build_deadline_fields(profile)}
+            field["type"] = "object"
+            field["properties"] = _build_deadline_fields(profile)
         case "fabric":
             field["type"] = "string"
             if profile and profile.hardware:
                 field["enum"] = list(profile.hardware.fabrics)
         case _:
-            field |= {limit: schema[limit] for limit in ("minimum", "maximum") if limit in schema}
+            for bound in ("minimum", "maximum"):
+                if bound in schema:
+                    field[bound] = schema[bound]
             field["type"] = schema.get("type", "string")
-    return _add_value(field, getattr(profile, key) if profile and key != "deadlines" else None)
+    if profile and key != "deadlines":  # each deadline has its own field
+        _add_value(field, getattr(profile, key))
+    return field
+
+
+def _build_node_alternatives(schema: Schema) -> list[Schema]:
+    """The two forms of `nodes`: a number, or a mapping with `min` and `max`."""
+    number, node_range = schema["anyOf"]
+    bounds = {name: bound | {"title": name} for name, bound in node_range["properties"].items()}
+    return [
+        number | {"title": "number"},
+        {"title": "range", "type": "object", "properties": bounds, "required": ["min", "max"]},
+    ]
 
 
 def _build_deadline_fields(profile: Profile | None) -> Schema:
@@ -119,23 +144,23 @@ def _build_deadline_fields(profile: Profile | None) -> Schema:
         text = {"title": "such as 30m", "type": "string", "pattern": schema["pattern"]}
         alternatives = [text, {"title": "seconds", "type": "number"}]
         field = {"title": key, "description": schema["description"], "anyOf": alternatives}
-        fields[key] = _add_value(field, _format_duration(getattr(profile.deadlines, key)) if profile else None)
+        if profile:
+            _add_value(field, _format_duration(getattr(profile.deadlines, key)))
+        fields[key] = field
     return fields
 
 
-def _add_value(field: Schema, value: Any) -> Schema:
-    """A field whose help also says what the profile has today; of a mapping, only the keys."""
+def _add_value(field: Schema, value: Any) -> None:
+    """Add the profile's value of a key to the help of its field; of a mapping, only the keys."""
     value_text = " ".join(map(str, value)) if isinstance(value, tuple | dict) else value
-    return (
-        {**field, "description": f"{field['description']}; today: {value_text}"}
-        if value_text not in ("", None)
-        else field
-    )
+    if value_text not in ("", None):
+        field["description"] += f"; today: {value_text}"
 
 
 def _format_duration(seconds: float) -> str:
-    """`24h`, `30m`, `10s`."""
-    size, unit = next(
-        (candidate for candidate in ((3600, "h"), (60, "m")) if seconds and not seconds % candidate[0]), (1, "s")
-    )
-    return f"{seconds / size:g}{unit}"
+    """`24h`, `30m`, `10s`: in the largest unit of which it is a whole number."""
+    if seconds:
+        for unit_s, unit in ((3600, "h"), (60, "m")):
+            if seconds % unit_s == 0:
+                return f"{seconds / unit_s:g}{unit}"
+    return f"{seconds:g}s"

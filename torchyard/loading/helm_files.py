@@ -1,8 +1,8 @@
-"""The files that a profile names as `values`: read, layered as helm layers them, and turned into profile keys."""
+"""The files that a profile names as `values`: read them, merge them as helm does, and convert them to profile keys."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -13,38 +13,46 @@ from torchyard.loading.yaml_document import read_document
 from torchyard.loading.yaml_errors import explain_error, format_location
 from torchyard.model.errors import ProfileError
 
-_ValuesFile = tuple[Path, dict[str, Any], yaml.MappingNode]
+
+class _ValuesFile(NamedTuple):
+    """A file, its document, and the YAML nodes of the document, which have line numbers."""
+
+    path: Path
+    document: dict[str, Any]
+    root: yaml.MappingNode
 
 
 def read_values(paths: Sequence[Path], name: str, profile_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the files as keys of the profile `name`; `profile_keys` holds the keys that the profile itself sets.
+    """Read the files as keys of the profile `name`; `profile_keys` contains the keys that the profile itself sets.
 
-    ProfileError names every unknown key, wrong value, and setting that a profile cannot express, each with its line.
+    ProfileError lists every unknown key, wrong value, and setting that a profile cannot express, each with its line.
     """
-    files = [(path, *read_document(path, name, "a values file", allow_empty=True)) for path in paths]
+    files: list[_ValuesFile] = []
     merged: dict[str, Any] = {}
-    for _, document, _ in files:
+    for path in paths:
+        document, root = read_document(path, name, "a values file", allow_empty=True)
+        files.append(_ValuesFile(path, document, root))
         merged = _layer_values(merged, document)
     try:
         values = ChartValues.model_validate({key: _prune_nulls(value) for key, value in merged.items()})
     except ValidationError as error:
         findings = [explain_error(details, (), ChartValues) for details in error.errors()]
         raise ProfileError(name, tuple(_locate_key(files, loc) + text for loc, text in findings)) from error
-    if refusals := tuple(
-        f"{_locate_key(files, (key,))}{key}: {text}" for key, text in list_refusals(values, profile_keys)
-    ):
-        raise ProfileError(name, refusals)
+    refusals = [f"{_locate_key(files, (key,))}{key}: {text}" for key, text in list_refusals(values, profile_keys)]
+    if refusals:
+        raise ProfileError(name, tuple(refusals))
     return build_profile_keys(values, profile_keys)
 
 
 def _layer_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings key by key; any other value replaces the earlier one, null too."""
+    """Merge mappings key by key; any other value, null included, replaces the earlier one."""
     merged = dict(base)
     for key, value in overrides.items():
         previous = merged.get(key)
-        merged[key] = (
-            _layer_values(previous, value) if isinstance(previous, dict) and isinstance(value, dict) else value
-        )
+        if isinstance(previous, dict) and isinstance(value, dict):
+            merged[key] = _layer_values(previous, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -56,16 +64,21 @@ def _prune_nulls(value: Any) -> Any:
 
 
 def _locate_key(files: Sequence[_ValuesFile], loc: tuple[str | int, ...]) -> str:
-    """`file:line: ` of a key, in the file that has most of its path; of several the last one."""
-    path, _, root = max(reversed(files), key=lambda values_file: _measure_depth(values_file[1], loc))
-    return format_location(path, root, loc, None)
+    """`file:line: ` of a key, in the file that has most of its path; of several such files the last one."""
+    values_file = max(reversed(files), key=lambda candidate: _measure_depth(candidate.document, loc))
+    return format_location(values_file.path, values_file.root, loc, None)
 
 
 def _measure_depth(document: Any, loc: tuple[str | int, ...]) -> int:
-    """How many parts of a key's path a document has."""
+    """The number of segments of a key's path that a document has."""
     for depth, key in enumerate(loc):
-        has_key = key in document if isinstance(document, dict) else isinstance(document, list) and isinstance(key, int)
-        if not has_key:
+        if not _has_key(document, key):
             return depth
         document = document[key]
     return len(loc)
+
+
+def _has_key(document: Any, key: str | int) -> bool:
+    if isinstance(document, dict):
+        return key in document
+    return isinstance(document, list) and isinstance(key, int)

@@ -1,4 +1,4 @@
-"""Values of the chart -> keys of a profile. docs/values.md has a line for each."""
+"""Convert values of the chart to keys of a profile. docs/values.md has a line for each."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ ProfileKeys = dict[str, Any]
 _LAUNCHER = "appwrapper"
 _HEALTH_LABELS = {"autopilot.ibm.com/gpuhealth": ["ERR", "TESTING", "EVICT"]}  # the chart avoids these by default
 _TOPOLOGY_FOLDER = "/var/run/nvidia-topologyd"
-_KUBERNETES_GRACE_S = 30
+_KUBERNETES_GRACE_S = 30  # the default of Kubernetes
 _NVME_STORAGE_CLASS = "odf-lvm-vg1"
 _OPTION_KEYS = {
     "queueName": "queue",
@@ -30,7 +30,10 @@ _SHELL_PATTERN = re.compile(r"[$`;&|<>()*?\n]|(?<!\S)[~#]")
 
 
 def build_profile_keys(values: ChartValues, profile_keys: Mapping[str, Any]) -> ProfileKeys:
-    """The equivalent keys of a profile; `profile_keys`, the keys that the profile itself sets, is not merged in."""
+    """The equivalent keys of a profile, without `profile_keys`, the keys that the profile itself sets.
+
+    Those decide which values apply: a program in the profile replaces `mainProgram`, for example.
+    """
     command = [] if _has_program(profile_keys) else _split_command(values.mainProgram)
     return _drop_empty_keys(
         launcher=_LAUNCHER,
@@ -52,7 +55,7 @@ def build_profile_keys(values: ChartValues, profile_keys: Mapping[str, Any]) -> 
 
 
 def _drop_empty_keys(**keys: Any) -> ProfileKeys:
-    """The given keys, without the empty ones."""
+    """The keys that have a value: the profile defaults the others. False and 0 are values."""
     return {key: value for key, value in keys.items() if value not in (None, [], {})}
 
 
@@ -61,7 +64,7 @@ def _get_launcher(profile_keys: Mapping[str, Any]) -> Any:
 
 
 def _split_command(program: str) -> list[str]:
-    """The words of a command, as a shell splits them. ValueError if a quote is not closed."""
+    """The arguments of a command, as a shell splits them. ValueError if a quote is not closed."""
     return shlex.split(program.replace("\\\n", ""))
 
 
@@ -85,36 +88,43 @@ def _build_env(values: ChartValues) -> ProfileKeys:
 
 
 def _list_mounts(values: ChartValues) -> Iterator[tuple[str, ProfileKeys]]:
-    """Each path with what is mounted there."""
+    """Each path in the pods, with the volume that is mounted there."""
     if values.topologyFileConfigMap:
         yield _TOPOLOGY_FOLDER, {"config_map": values.topologyFileConfigMap}
-    if nvme := values.mountNVMe:
+    nvme = values.mountNVMe
+    if nvme:
         yield nvme.mountPath, {"ephemeral": nvme.storage, "storage_class": _NVME_STORAGE_CLASS}
     for volume in values.volumes:
         yield volume.mountPath, {"claim": volume.claimName}
-    if ssh := values.sshGitCloneConfig:
+    ssh = values.sshGitCloneConfig
+    if ssh:
         yield ssh.secretMountPath, {"secret": ssh.secretName, "read_only": True}
         yield ssh.configMapMountPath, {"config_map": ssh.configMapName}
 
 
 def _build_resources(values: ChartValues) -> ProfileKeys:
-    devices = {"gpus": values.numGpusPerPod, values.roceGdrResName: values.numRoceGdr}
-    quantities = {"cpu": values.numCpusPerPod, "memory": values.totalMemoryPerPod}
-    return {**quantities, **{name: count for name, count in devices.items() if count}}
+    resources: ProfileKeys = {"cpu": values.numCpusPerPod, "memory": values.totalMemoryPerPod}
+    if values.numGpusPerPod:
+        resources["gpus"] = values.numGpusPerPod
+    if values.numRoceGdr:
+        resources[values.roceGdrResName] = values.numRoceGdr
+    return resources
 
 
 def _build_pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
-    """The keys of `pod`; `resources`: what the profile itself asks for, which no limit may be below.
+    """The keys of `pod`. `resources`: those that the profile itself requests; a limit must not be below them.
 
     The kubelet gives a memory volume without a size the pod's memory, so shm is set to that.
     """
     requests = resources if isinstance(resources, dict) else {}
-    hosts = {"kubernetes.io/hostname": list(values.hostIgnoreList)} if values.hostIgnoreList else {}
+    avoided_labels: dict[str, list[str]] = dict(_HEALTH_LABELS)
+    if values.hostIgnoreList:
+        avoided_labels["kubernetes.io/hostname"] = list(values.hostIgnoreList)
     networks = (values.multiNicNetworkName or "").replace(" ", "").split(",")
     locks_memory = values.numRoceGdr > 0 or values.serviceAccountName == "gdr"
     return _drop_empty_keys(
         labels=_build_pod_labels(values),
-        avoid={**_HEALTH_LABELS, **hosts},
+        avoid=avoided_labels,
         spread=False,  # the chart lets pods share a node
         limits={
             "cpu": values.limitCpusPerPod or requests.get("cpu") or values.numCpusPerPod,
@@ -134,9 +144,14 @@ def _build_pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
 
 
 def _build_pod_labels(values: ChartValues) -> ProfileKeys:
-    job = {"app.kubernetes.io/name": values.jobName} if values.jobName else {}
-    checks = dict.fromkeys(("autopilot", *values.autopilotHealthChecks), "") if values.autopilotHealthChecks else {}
-    return {**job, **{label.key: label.value for label in values.customLabels}, **checks}
+    labels: ProfileKeys = {}
+    if values.jobName:
+        labels["app.kubernetes.io/name"] = values.jobName
+    for label in values.customLabels:
+        labels[label.key] = label.value
+    if values.autopilotHealthChecks:
+        labels |= dict.fromkeys(("autopilot", *values.autopilotHealthChecks), "")
+    return labels
 
 
 def _list_env_sources(values: ChartValues) -> Iterator[ProfileKeys]:
@@ -150,11 +165,11 @@ def _list_env_sources(values: ChartValues) -> Iterator[ProfileKeys]:
 
 
 def _build_launcher_options(values: ChartValues) -> ProfileKeys:
-    """What only AppWrappers have. Durations may use days, which Go's cannot: the launcher writes seconds."""
+    """The options that only AppWrappers have. A duration may be in days: the launcher converts it to seconds for Go."""
     return _drop_empty_keys(**{option: getattr(values, key) for key, option in _OPTION_KEYS.items()})
 
 
-# --- what a profile cannot express
+# --- values that a profile cannot express
 
 _RESTART_REFUSAL = "only Never: a restarted container has lost its peers; see `attempts` in the profile"
 _OPTION_REFUSAL = f"only AppWrappers have it: use `launcher: {_LAUNCHER}`, or set it to null in a later file"
@@ -162,11 +177,11 @@ _MISSING_PROGRAM = (
     "is missing: torchrun needs a program, here or in the profile; if setupCommands are the whole job, save the output "
     "of `helm template` in a file, and name that as the `manifest` of a profile without values"
 )
-_SHELL_REFUSAL = "is for a shell, and no shell runs it: put it in '…', or set program and args in the profile"
+_SHELL_REFUSAL = "is for a shell, but no shell runs it: put it in '…', or set program and args in the profile"
 
 
 def list_refusals(values: ChartValues, profile_keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each key that a profile cannot express, and why."""
+    """Each key that a profile cannot express, with the reason."""
     gpus = values.numGpusPerPod
     if values.restartPolicy != "Never":
         yield "restartPolicy", _RESTART_REFUSAL
@@ -175,13 +190,20 @@ def list_refusals(values: ChartValues, profile_keys: Mapping[str, Any]) -> Itera
     if values.numRoceGdr and values.numPods == 1:
         yield "numRoceGdr", "one pod has no other to reach: set it to 0, or use more pods"
     if _get_launcher(profile_keys) != _LAUNCHER:
-        keys = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
-        yield from ((key, _OPTION_REFUSAL) for key in keys)
-    for path, count in Counter(path for path, _ in _list_mounts(values)).items():
+        for key in _list_set_option_keys(values):
+            yield key, _OPTION_REFUSAL
+    mount_counts = Counter(path for path, _ in _list_mounts(values))
+    for path, count in mount_counts.items():
         if count > 1:
-            yield "volumes", f"{count} volumes are mounted at {path}: each needs a path of its own"
+            yield "volumes", f"{count} volumes are mounted at {path}: each needs a different path"
     if not _has_program(profile_keys):
-        yield from (("mainProgram", text) for text in _list_program_faults(values.mainProgram))
+        for reason in _list_program_faults(values.mainProgram):
+            yield "mainProgram", reason
+
+
+def _list_set_option_keys(values: ChartValues) -> list[str]:
+    """The keys of _OPTION_KEYS that a file sets; the chart's own defaults do not count."""
+    return [key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None]
 
 
 def _has_program(profile_keys: Mapping[str, Any]) -> bool:
@@ -190,10 +212,11 @@ def _has_program(profile_keys: Mapping[str, Any]) -> bool:
 
 
 def _list_program_faults(program: str) -> Iterator[str]:
-    """Why torchrun cannot start this program."""
+    """Each reason why torchrun cannot start this program."""
+    command = program.strip().replace("\\\n", "")
     if not program.strip():
         yield _MISSING_PROGRAM
-    elif match := _SHELL_PATTERN.search(_strip_quoted_text(program.strip().replace("\\\n", ""))):
+    elif match := _SHELL_PATTERN.search(_strip_quoted_text(command)):
         yield f"{match[0]!r} {_SHELL_REFUSAL}"
     try:
         _split_command(program)
@@ -202,5 +225,11 @@ def _list_program_faults(program: str) -> Iterator[str]:
 
 
 def _strip_quoted_text(text: str) -> str:
-    """Remove what quotes hide from a shell; double quotes do not hide `$` and backquotes."""
-    return _QUOTED_PATTERN.sub(lambda match: "".join(re.findall(r"[$`]", re.sub(r"\\.", "", match[1] or ""))), text)
+    """The text without its quoted parts, which a shell does not interpret; `$` and backquotes in "..." are kept."""
+    return _QUOTED_PATTERN.sub(_keep_expansions, text)
+
+
+def _keep_expansions(match: re.Match[str]) -> str:
+    """The characters inside double quotes that a shell interprets."""
+    unescaped = re.sub(r"\\.", "", match[1] or "")
+    return "".join(re.findall(r"[$`]", unescaped))

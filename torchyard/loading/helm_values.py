@@ -16,12 +16,12 @@ _NULLABLE_KEYS = ("queueName", "priority")  # null means none for these, not the
 
 
 def _format_cpus(value: object) -> object:
-    """A number of CPUs as text: `8` or `500m`."""
+    """A number of CPUs as text, as in `8` or `500m`; any other value unchanged, for pydantic to check."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _format_value(value: object) -> object:
-    """A variable's value as helm prints it: a number's digits, true or false."""
+    """A variable's value as helm prints it: a number's digits, true or false; other values unchanged."""
     return str(value).lower() if isinstance(value, bool) else _format_number(value)
 
 
@@ -69,7 +69,8 @@ class EnvVariable(ObjectName):
 
     @model_validator(mode="after")
     def validate_value_source(self) -> "EnvVariable":
-        if sum(source is not None for source in (self.value, self.secret, self.configmap)) != 1:
+        sources = [source for source in (self.value, self.secret, self.configmap) if source is not None]
+        if len(sources) != 1:
             raise ValueError("a variable has a name and one of value, secret, configmap")
         return self
 
@@ -88,7 +89,7 @@ class EnvFrom(FrozenModel):
 
 
 class SshClone(FrozenModel):
-    """Where git finds its ssh key and its known hosts."""
+    """The Secret and the ConfigMap with git's ssh key and known hosts, and their mount paths."""
 
     secretName: DnsLabel
     configMapName: DnsLabel
@@ -98,6 +99,7 @@ class SshClone(FrozenModel):
 
     @property
     def command(self) -> str:
+        """The value of GIT_SSH_COMMAND."""
         known_hosts = f"{self.configMapMountPath}/known_hosts"
         return self.sshCmd or f"ssh -i {self.secretMountPath}/id_rsa -o UserKnownHostsFile={known_hosts} -vv"
 
@@ -110,14 +112,14 @@ class ClaimVolume(ObjectName):
 
 
 class NvmeVolume(FrozenModel):
-    """A volume on the node's own disks."""
+    """A volume on the node's local disks."""
 
     storage: MemoryQuantity
     mountPath: AbsolutePath = "/workspace/scratch-nvme"
 
 
 class InitContainer(ObjectName):
-    """A container that runs before the job's."""
+    """A container that runs before the job's container."""
 
     name: DnsLabel
     image: NonEmptyText

@@ -1,4 +1,8 @@
-"""YAML -> Profile. All mistakes are reported at once, each with its file, line and key."""
+"""Load a profile from YAML. All mistakes are reported at once, each with its file, line and key.
+
+Internally a mistake in a key that names a file is a NamedFileError, which has the key but not the line; `load_profile`
+converts it to a ProfileError.
+"""
 
 import json
 import os
@@ -6,13 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading.local_files import read_local_files
 from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
-from torchyard.loading.yaml_errors import NamedFileError, explain_error, format_location, shorten_value, suggest_name
+from torchyard.loading.yaml_errors import (
+    Finding,
+    NamedFileError,
+    explain_error,
+    format_location,
+    shorten_value,
+    suggest_name,
+)
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
@@ -22,28 +33,30 @@ _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or re
 
 
 def resolve_file(name: str) -> Path:
-    """The file of a profile, or of a shape of node with its name as `hardware/oke/bm-gpu-h100-8`.
+    """The file of a profile, or of a hardware file such as `hardware/oke/bm-gpu-h100-8`.
 
-    ProfileError if there is none.
+    ProfileError if it does not exist.
     """
-    folder, _, shape = name.partition("/")
-    if folder != "hardware" or not shape:
+    folder, _, hardware_name = name.partition("/")
+    if folder != "hardware" or not hardware_name:
         return _resolve_profile(name)
-    if path := _find_named_file("hardware", shape):
-        return path
-    raise ProfileError(name, (_describe_unknown("there is no such hardware file", shape, _list_hardware()),))
+    path = _find_named_file("hardware", hardware_name)
+    if path is None:
+        message = _describe_unknown("there is no such hardware file", hardware_name, _list_hardware())
+        raise ProfileError(name, (message,))
+    return path
 
 
 def _list_profile_folders() -> list[Path]:
-    """The folders searched for profiles: the user's own (TORCHYARD_PROFILES) before the project's."""
-    user_folders = [
-        Path(folder).expanduser() for folder in os.environ.get("TORCHYARD_PROFILES", "").split(os.pathsep) if folder
-    ]
-    return [*user_folders, ROOT / "profiles"]
+    """The folders searched for profiles: the user's folders (TORCHYARD_PROFILES), then the project's."""
+    setting = os.environ.get("TORCHYARD_PROFILES", "")
+    folders = [Path(folder).expanduser() for folder in setting.split(os.pathsep) if folder]
+    folders.append(ROOT / "profiles")
+    return folders
 
 
 def list_profiles() -> dict[str, Path]:
-    """Every profile that can be named without a path."""
+    """The file of every profile that can be named without a path, by name."""
     profiles: dict[str, Path] = {}
     for folder in _list_profile_folders():
         for path in sorted(folder.glob("*.yaml")):
@@ -54,7 +67,7 @@ def list_profiles() -> dict[str, Path]:
 def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
     """Read a profile by name or path. `overrides` are keys with dots (`deadlines.run`) or nested mappings.
 
-    ProfileError names every unknown key, wrong value and missing file, each with its line.
+    ProfileError lists every unknown key, wrong value and missing file, each with its line.
     """
     path = _resolve_profile(name)
     name = path.stem
@@ -63,17 +76,14 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     try:
         _check_no_name_key(raw, name)
         raw = _apply_values(raw, path)
-        profile = Profile.model_validate({**raw, **_load_named_files(raw, path), "name": name})
+        profile = Profile.model_validate(raw | _load_named_files(raw, path) | {"name": name})
         launcher = registry.load_launcher(profile.launcher)
         launcher.Options.model_validate(profile.options)
         _check_notify_address(profile)
     except ValidationError as error:
-        prefix: tuple[str, ...] = ("options",) if error.title == "Options" else ()
-        model = Profile if error.title == "Profile" else registry.load_launcher(str(raw["launcher"])).Options
-        findings = [explain_error(details, prefix, model) for details in error.errors()]
-        raise ProfileError(
-            name, tuple(format_location(path, root, loc, overrides) + text for loc, text in findings)
-        ) from error
+        findings = _explain_errors(error, raw)
+        messages = [format_location(path, root, loc, overrides) + text for loc, text in findings]
+        raise ProfileError(name, tuple(messages)) from error
     except registry.UnknownLauncherError as error:
         raise ProfileError(name, (format_location(path, root, ("launcher",), overrides) + str(error),)) from error
     except NamedFileError as error:
@@ -83,21 +93,34 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     return profile
 
 
+def _explain_errors(error: ValidationError, raw: Mapping[str, Any]) -> list[Finding]:
+    """The findings about the profile, or about its launcher's options."""
+    model: type[BaseModel] = Profile
+    prefix: tuple[str, ...] = ()
+    if error.title == "Options":
+        model = registry.load_launcher(str(raw["launcher"])).Options
+        prefix = ("options",)
+    return [explain_error(details, prefix, model) for details in error.errors()]
+
+
 def _check_no_name_key(raw: Mapping[str, Any], stem: str) -> None:
-    """NamedFileError if a profile, or an override of it, has the key `name`: the file's name counts."""
+    """Raise NamedFileError if a profile, or an override of it, has the key `name`: the file's name counts."""
     if "name" in raw:
         raise NamedFileError("name", _NAME_REFUSAL.format(stem))
 
 
 def _check_notify_address(profile: Profile) -> None:
-    """NamedFileError if a message could not be sent to an address of `notify`."""
+    """Raise NamedFileError if a message could not be sent to an address of `notify`."""
     problem = describe_invalid_address(profile.notify) if profile.notify else None
     if problem:
         raise NamedFileError("notify", problem, "to")
 
 
 def _resolve_profile(name: str) -> Path:
-    """The file of a profile: the path if `name` looks like one, else the file of that name in the profile folders."""
+    """The file of a profile: the path if `name` looks like one, else the file of that name in the profile folders.
+
+    ProfileError if it does not exist.
+    """
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(os.path.expanduser(name)).absolute()
         if not _is_file(path):
@@ -110,59 +133,79 @@ def _resolve_profile(name: str) -> Path:
 
 
 def _describe_unknown(problem: str, name: str, choices: Mapping[str, Path]) -> str:
-    """What there is instead of a name, and where files of one's own are looked for."""
+    """The problem, the nearest of the choices, and a hint if TORCHYARD_PROFILES is not set."""
     hint = "" if os.environ.get("TORCHYARD_PROFILES") else " (TORCHYARD_PROFILES names no folder of your own)"
     return f"{problem}; {suggest_name(name, choices)}{hint}"
 
 
 def _describe_missing_file(path: Path) -> str:
-    """Why a path names no file that can be read."""
+    """Why a path cannot be read as a file."""
     if path.is_dir():
         return f"{path} is a folder: name a file in it"
     if os.path.islink(path):
-        return f"{path} is a link that leads to no file: {os.readlink(path)}"
+        return f"{path} is a link to a file that does not exist: {os.readlink(path)}"
     if os.path.exists(path):
-        return f"{path} is no regular file: name a YAML file"
+        return f"{path} is not a regular file: name a YAML file"
     return f"there is no file {path}"
 
 
 def _find_named_file(subfolder: str, name: str) -> Path | None:
-    """The file of a name in the profile folders, the user's before the project's; None if it is in none of them."""
-    paths = (folder / subfolder / f"{name}.yaml" for folder in _list_profile_folders())
-    return None if ".." in name else next((path for path in paths if _is_file(path)), None)
+    """The file of a name in the profile folders, the user's before the project's; None if there is none.
+
+    None also for a name with `..`, which could lead out of the folders.
+    """
+    if ".." in name:
+        return None
+    for folder in _list_profile_folders():
+        path = folder / subfolder / f"{name}.yaml"
+        if _is_file(path):
+            return path
+    return None
 
 
 def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The profile's keys merged over those of its `values` files. NamedFileError if one of these does not exist."""
+    """The profile's keys merged over those of its `values` files.
+
+    NamedFileError if one of the files does not exist, ProfileError if they contain a mistake.
+    """
     names = raw.get("values")
     if not names:
         return dict(raw)
-    from torchyard.loading.helm_files import read_values  # takes a twentieth of `torchyard plan`; few need it
+    from torchyard.loading.helm_files import read_values  # 5 % of the time of `torchyard plan`; few profiles need it
 
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise NamedFileError("values", f"it is a list of files, not {shorten_value(repr(names))}")
     if raw.get("manifest"):
         raise NamedFileError("values", "a manifest is a whole job, which values do not change: name one of the two")
     paths = [_resolve_relative_path(path, name) for name in names]
-    for missing in (candidate for candidate in paths if not _is_file(candidate)):
-        raise NamedFileError("values", f"there is no file {missing}")
+    for values_path in paths:
+        if not _is_file(values_path):
+            raise NamedFileError("values", f"there is no file {values_path}")
     return merge_mappings(read_values(paths, path.stem, raw), raw)
 
 
 def _resolve_relative_path(profile: Path, name: str) -> Path:
     """The path of a file that a profile names, relative to the profile's folder unless it begins with / or ~."""
-    return Path(os.path.expanduser(name)) if name.startswith(("/", "~")) else profile.parent / name
+    if name.startswith(("/", "~")):
+        return Path(os.path.expanduser(name))
+    return profile.parent / name
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a file exists; False also for a name that no file can have."""
+    """Whether a regular file exists; False, and no error, also for a name that cannot be a file's."""
     return os.path.isfile(path)
 
 
 def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Load the files that the profile names: hardware, manifest, files. NamedFileError if one does not exist."""
-    loaded: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
-    for key, value in loaded.items():
+    """The content of the files that the profile names, by key: hardware, manifest, files.
+
+    NamedFileError if one does not exist, ProfileError if it contains a mistake.
+    """
+    loaded: dict[str, Any] = {}
+    for key in ("hardware", "manifest"):
+        value = raw.get(key)
+        if value is None:
+            continue
         if not isinstance(value, str):
             raise NamedFileError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
         loaded[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
@@ -172,16 +215,18 @@ def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _list_hardware() -> dict[str, Path]:
-    """Every hardware file, by the name that a profile gives it: oke/bm-gpu-b4-8."""
+    """Every hardware file, by its name in profiles: oke/bm-gpu-b4-8."""
     hardware_paths: dict[str, Path] = {}
     for folder in _list_profile_folders():
-        for path in sorted((folder / "hardware").rglob("*.yaml")):
-            hardware_paths.setdefault(path.relative_to(folder / "hardware").with_suffix("").as_posix(), path)
+        hardware_folder = folder / "hardware"
+        for path in sorted(hardware_folder.rglob("*.yaml")):
+            name = path.relative_to(hardware_folder).with_suffix("").as_posix()
+            hardware_paths.setdefault(name, path)
     return hardware_paths
 
 
 def _load_hardware(name: str) -> Hardware:
-    """Load the node shape of this name. ProfileError if its file is wrong, NamedFileError if there is none."""
+    """Load the hardware file of this name. ProfileError if it contains a mistake, NamedFileError if there is none."""
     path = _find_named_file("hardware", name)
     if path is None:
         problem = f"there is no {shorten_value(name)}"
@@ -191,45 +236,60 @@ def _load_hardware(name: str) -> Hardware:
         location = format_location(path, root, ("name",), {})
         raise ProfileError(f"hardware/{name}", (f"{location}name: {_NAME_REFUSAL.format(path.stem)}",))
     try:
-        return Hardware.model_validate({**document, "name": name})
+        return Hardware.model_validate(document | {"name": name})
     except ValidationError as error:
         findings = [explain_error(details, (), Hardware) for details in error.errors()]
-        located = tuple(format_location(path, root, loc, {}) + text for loc, text in findings)
-        raise ProfileError(f"hardware/{name}", located) from error
+        messages = [format_location(path, root, loc, {}) + text for loc, text in findings]
+        raise ProfileError(f"hardware/{name}", tuple(messages)) from error
 
 
 def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
-    """Load the documents of a manifest, beside the profile or at a path. ProfileError if it is not a manifest."""
+    """Load the objects of a manifest, whose path may be relative to the profile's folder.
+
+    NamedFileError if there is no such file, ProfileError if one of its documents is not a Kubernetes object.
+    """
     path = _resolve_relative_path(profile, name)
     if not _is_file(path):
         raise NamedFileError("manifest", f"there is no file {path}")
-    try:  # as JSON, which is what an API server reads: there a key is always a string
-        contents = [
-            json.loads(json.dumps(content, allow_nan=False)) for content, _ in read_documents(path, profile.stem)
-        ]
+    objects: list[dict[str, Any]] = []
+    try:
+        for content, _ in read_documents(path, profile.stem):
+            # Converted as for an API server, which reads JSON: there a key is always a string.
+            obj = json.loads(json.dumps(content, allow_nan=False))
+            if obj is not None:
+                objects.append(obj)
     except (TypeError, ValueError) as error:
-        raise ProfileError(profile.stem, (f"{path}: an object may hold only what JSON can: {error}",)) from error
-    documents = tuple(content for content in contents if content is not None)
-    invalid_numbers = [number for number, document in enumerate(documents, 1) if not _is_kubernetes_object(document)]
-    if invalid_numbers or not documents:
+        message = f"{path}: an object may contain only values that JSON supports: {error}"
+        raise ProfileError(profile.stem, (message,)) from error
+    invalid_numbers = [number for number, obj in enumerate(objects, 1) if not _is_kubernetes_object(obj)]
+    if invalid_numbers or not objects:
         numbers_text = ", ".join(map(str, invalid_numbers)) or "there is none"
-        raise ProfileError(
-            profile.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {numbers_text}",)
-        )
-    return documents
+        message = f"{path}: each document is an object with apiVersion, kind and metadata: {numbers_text}"
+        raise ProfileError(profile.stem, (message,))
+    return tuple(objects)
 
 
 def _is_kubernetes_object(document: object) -> bool:
-    """Whether it has the fields that every object has, each of the right type."""
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not metadata or not isinstance(metadata, dict):
+    """Whether a document has the fields of every Kubernetes object, each of the right type."""
+    if not isinstance(document, dict):
+        return False
+    metadata = document.get("metadata")
+    if not metadata or not isinstance(metadata, dict):
         return False
     texts = [document.get("apiVersion"), document.get("kind")]
     texts += [metadata[key] for key in ("name", "namespace") if metadata.get(key) is not None]
     maps = [metadata[key] for key in ("labels", "annotations") if metadata.get(key) is not None]
-    return all(text and isinstance(text, str) for text in texts) and all(isinstance(mapping, dict) for mapping in maps)
+    has_texts = all(text and isinstance(text, str) for text in texts)
+    return has_texts and all(isinstance(mapping, dict) for mapping in maps)
 
 
 def _locate_file(name: str, folder: Path) -> Path:
-    """A program, or a file for pods: beside its profile, else in the project; the former path if it is in neither."""
-    return next((candidate for candidate in (folder / name, ROOT / name) if _is_file(candidate)), folder / name)
+    """The path of a program, or of a file for pods: in the profile's folder, else in the project.
+
+    If it is in neither, the path in the profile's folder, for the message.
+    """
+    path = folder / name
+    project_path = ROOT / name
+    if not _is_file(path) and _is_file(project_path):
+        return project_path
+    return path

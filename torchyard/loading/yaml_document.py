@@ -1,27 +1,30 @@
-"""Strict reading of the user's YAML files: every finding names its file, line and key."""
+"""Read the user's YAML files strictly: every finding contains its file, line and key."""
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
 from torchyard.loading.yaml_errors import shorten_value
 from torchyard.model.errors import ProfileError
 
-_MAX_LEVELS, _MAX_VALUES = 100, 100_000  # levels and values of a document, with aliases expanded
+# Of a document, with aliases expanded:
+_MAX_LEVELS = 100
+_MAX_VALUES = 100_000
 _MAX_DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
 _INDENT_PATTERN = re.compile(rb"^[ ?:-]+", re.MULTILINE)
-_INT_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT_TAG = "tag:yaml.org,2002:int"
+_FLOAT_TAG = "tag:yaml.org,2002:float"
 _UNKNOWN_TAG_PATTERN = re.compile(r"could not determine a constructor for the tag '(?:tag:yaml\.org,2002:)?([^']*)'")
 _SCALAR_KINDS = ("bool", "float", "int", "timestamp")
-# What PyYAML's constructors raise for a value that does not fit its tag.
+# PyYAML's constructors raise these for a value that does not fit its tag.
 _CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML in which a date is a text, as for kubectl and helm: no model has a date."""
+    """Safe YAML in which a date is text, as for kubectl and helm: no model has a date."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
@@ -30,19 +33,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _WrittenInt(int):
-    """An integer that keeps its text as written, where Python would print another: 010."""
+    """An integer with its text in the file, if Python prints a different one: 010."""
 
     written = ""
 
 
 class _WrittenFloat(float):
-    """A float that keeps its text as written, where Python would print another: 1.10."""
+    """A float with its text in the file, if Python prints a different one: 1.10."""
 
     written = ""
 
 
 def _construct_number(loader: Any, node: yaml.ScalarNode) -> int | float:
-    """A number that keeps its digits: as a text, 1.10 is not 1.1, and 010 is not 8."""
+    """A number that keeps its digits. Where a model expects text, 1.10 must not become 1.1, nor 010 become 8."""
     is_int = node.tag == _INT_TAG
     value = loader.construct_yaml_int(node) if is_int else loader.construct_yaml_float(node)
     if str(value) == node.value:
@@ -57,92 +60,120 @@ for tag in (_INT_TAG, _FLOAT_TAG):
 
 
 def read_document(
-    path: Path, name: str, noun: str = "a profile", allow_empty: bool = False
+    path: Path, name: str, noun: str = "a profile", *, allow_empty: bool = False
 ) -> tuple[dict[str, Any], yaml.MappingNode]:
-    """The only document of a file, and its nodes, which know their lines. `allow_empty`: the file may be empty."""
+    """The only document of the file of the profile `name`, and its root node, which has line numbers.
+
+    ProfileError if the file does not contain one mapping; its message calls the file `noun`. With `allow_empty`, a
+    file without a document is an empty mapping.
+    """
     documents = read_documents(path, name)
     if len(documents) > 1:
-        raise ProfileError(name, (f"{path}:{documents[1][1].start_mark.line + 1}: {noun} is one document, not more",))
-    if allow_empty and all(document is None for document, _ in documents):
+        line = documents[1].root.start_mark.line + 1
+        raise ProfileError(name, (f"{path}:{line}: {noun} is one document, not more",))
+    if allow_empty and all(document.content is None for document in documents):
         start = yaml.Mark(str(path), 0, 0, 0, None, 0)
         return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
-    document, root = documents[0] if documents else (None, None)
-    if not isinstance(root, yaml.MappingNode) or not isinstance(document, dict):
-        raise ProfileError(name, (f"{path}:1: {noun} is a mapping of keys to values",))
-    return document, root
+    if documents:
+        content, root = documents[0]
+        if isinstance(root, yaml.MappingNode) and isinstance(content, dict):
+            return content, root
+    raise ProfileError(name, (f"{path}:1: {noun} is a mapping of keys to values",))
 
 
-def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
-    """Every document of a file, with its nodes. ProfileError if it cannot be read, or repeats a key."""
+class Document(NamedTuple):
+    """A YAML document: its content, and its root node, which has line numbers."""
+
+    content: Any
+    root: yaml.Node
+
+
+def read_documents(path: Path, name: str) -> list[Document]:
+    """Every document of the file of the profile `name`. ProfileError if it cannot be read, or repeats a key."""
     try:
-        content = path.read_bytes()
+        text = path.read_bytes()
     except OSError as error:
         raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
+    documents: list[Document] = []
+    repeated_keys: list[_RepeatedKey] = []
     try:
-        for event, level in _list_event_levels(content) if _is_possibly_deep(content) else ():
-            _require(level <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event.start_mark)
-        loader, documents, repeated_keys = _Loader(content), [], []
+        if _is_possibly_deep(text):
+            _check_levels(text)
+        loader = _Loader(text)
         while loader.check_node():
             root = loader.get_node()
             nodes = list(_expand_nodes(root))
             repeated_keys += _list_repeated_keys(nodes)
-            documents.append((_construct_values(loader, root, nodes), root))
+            documents.append(Document(_construct_values(loader, root, nodes), root))
     except yaml.YAMLError as error:
-        raise ProfileError(name, (_describe_syntax_error(path, content, error),)) from error
+        raise ProfileError(name, (_describe_syntax_error(path, text, error),)) from error
     if repeated_keys:
-        messages = (
+        messages = [
             f"{path}:{line}: the key {shorten_value(key)} appears here a second time" for key, line in repeated_keys
-        )
+        ]
         raise ProfileError(name, tuple(messages))
     return documents
 
 
-def _require(is_met: bool, problem: str, mark: Any) -> None:
-    """Raise YAMLError unless `is_met`."""
-    if not is_met:
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+def _build_error(problem: str, node: Any) -> yaml.MarkedYAMLError:
+    """The error for a problem at the start of a node or an event of PyYAML."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
-def _is_possibly_deep(content: bytes) -> bool:
+def _is_possibly_deep(text: bytes) -> bool:
     """Whether brackets and indentation could nest deeper than is allowed; in most files they cannot."""
-    indented = max((len(indent) for indent in _INDENT_PATTERN.findall(content)), default=0)
-    return content.count(b"[") + content.count(b"{") + indented > _MAX_LEVELS or b"\0" in content
+    longest_indent = max((len(indent) for indent in _INDENT_PATTERN.findall(text)), default=0)
+    return text.count(b"[") + text.count(b"{") + longest_indent > _MAX_LEVELS or b"\0" in text
 
 
-def _list_event_levels(content: bytes) -> Iterator[tuple[yaml.Event, int]]:
-    """Every event with its level. PyYAML builds nodes by recursion: too many levels would crash the process."""
+def _check_levels(text: bytes) -> None:
+    """Raise YAMLError if a document has too many levels.
+
+    PyYAML builds nodes by recursion, which would exhaust the stack and crash the process; its events do not recurse.
+    """
     level = 0
-    for event in yaml.parse(content, _Loader):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        yield event, level
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+        if level > _MAX_LEVELS:
+            raise _build_error(f"more than {_MAX_LEVELS} levels", event)
 
 
 def _expand_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
-    """Every node, with aliases expanded. YAMLError if they expand without end, or beyond the limits."""
-    unvisited, count = [(root, 1)], 0
+    """Every node, with aliases expanded. YAMLError if there are too many levels or values, as in endless aliases."""
+    unvisited = [(root, 1)]
+    count = 0
     while unvisited:
-        (node, level), count = unvisited.pop(), count + 1
-        if level > _MAX_LEVELS or count > _MAX_VALUES:
-            _require(
-                level <= _MAX_LEVELS,
-                f"more than {_MAX_LEVELS} levels: an alias may contain itself",
-                node.start_mark,
-            )
-            _require(False, f"more than {_MAX_VALUES} values", node.start_mark)
+        node, level = unvisited.pop()
+        count += 1
+        if level > _MAX_LEVELS:
+            raise _build_error(f"more than {_MAX_LEVELS} levels: an alias may contain itself", node)
+        if count > _MAX_VALUES:
+            raise _build_error(f"more than {_MAX_VALUES} values", node)
         yield node
-        if isinstance(node, yaml.ScalarNode):
-            continue
-        is_mapping = isinstance(node, yaml.MappingNode)
-        children = [child for pair in node.value for child in pair] if is_mapping else node.value
-        unvisited += [(child, level + 1) for child in reversed(children)]
+        for child in reversed(_list_children(node)):
+            unvisited.append((child, level + 1))
+
+
+def _list_children(node: yaml.Node) -> list[yaml.Node]:
+    """The keys and values of a mapping, or the items of a sequence."""
+    if isinstance(node, yaml.ScalarNode):
+        return []
+    if not isinstance(node, yaml.MappingNode):
+        return list(node.value)
+    children: list[yaml.Node] = []
+    for key_node, value_node in node.value:
+        children += [key_node, value_node]
+    return children
 
 
 def _construct_values(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> Any:
-    """The values of a document. YAMLError if one does not fit its tag."""
+    """The content of a document. YAMLError if a value does not fit its tag."""
     for node in nodes:
         if node.tag == _INT_TAG and len(node.value) > _MAX_DIGITS:
-            problem = f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read"
-            _require(False, problem, node.start_mark)
+            raise _build_error(f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read", node)
     try:
         return loader.construct_document(root)
     except _CONSTRUCTOR_ERRORS:
@@ -157,38 +188,52 @@ def _raise_for_invalid_value(nodes: list[yaml.Node]) -> None:
         try:
             if kind in _SCALAR_KINDS:
                 _Loader("").construct_object(node)
-        except _CONSTRUCTOR_ERRORS:
-            _require(False, f"{shorten_value(repr(node.value))} cannot be read as {kind}", node.start_mark)
+        except _CONSTRUCTOR_ERRORS as error:
+            raise _build_error(f"{shorten_value(repr(node.value))} cannot be read as {kind}", node) from error
 
 
-def _describe_syntax_error(path: Path, content: bytes, error: yaml.YAMLError) -> str:
+def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> str:
+    """`file:line: problem`, with the column if it is known."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     if isinstance(error, yaml.reader.ReaderError):
-        line = content.count(b"\n", 0, error.position) + 1
+        line = text.count(b"\n", 0, error.position) + 1
         remedy = "" if "character" in problem else ": it is not UTF-8; save it as UTF-8"
         return f"{path}:{line}: {problem}{remedy}"
     if match := _UNKNOWN_TAG_PATTERN.search(problem):
         problem = f"a value cannot have the tag !!{match[1]}: write it without one"
-    return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
+    if mark:
+        return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})"
+    return f"{path}: {problem}"
 
 
-def _list_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
-    """Keys that appear twice in one mapping: YAML readers silently take the last one."""
-    repeated_keys = []
+class _RepeatedKey(NamedTuple):
+    """A key, and the line of its second appearance, counted from 1."""
+
+    key: str
+    line: int
+
+
+def _list_repeated_keys(nodes: list[yaml.Node]) -> list[_RepeatedKey]:
+    """Keys that appear twice in one mapping, of which other YAML readers silently use the last one."""
+    repeated_keys: dict[_RepeatedKey, None] = {}  # ordered; a mapping with several aliases is reported once
     for node in nodes:
+        if not isinstance(node, yaml.MappingNode):
+            continue
         keys: set[str] = set()
-        for key_node in (pair_key for pair_key, _ in node.value) if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key_node, yaml.ScalarNode) and key_node.value in keys:
-                repeated_keys.append((key_node.value, key_node.start_mark.line + 1))
-            keys |= {key_node.value} if isinstance(key_node, yaml.ScalarNode) else set()
-    return list(dict.fromkeys(repeated_keys))
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            if key_node.value in keys:
+                repeated_keys[_RepeatedKey(key_node.value, key_node.start_mark.line + 1)] = None
+            keys.add(key_node.value)
+    return list(repeated_keys)
 
 
 def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`: mappings are merged key by key, everything else is replaced.
+    """`base` with `changes`: mappings are merged key by key, any other value is replaced.
 
-    In the keys of `changes` itself dots lead into mappings; in deeper keys, such as labels, a dot is part of the key.
+    A dot in a key of `changes` separates nested keys; in deeper keys, such as labels, a dot is part of the key.
     """
     merged = dict(base)
     for dotted_key, value in changes.items():
@@ -200,10 +245,12 @@ def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
 
 def merge_mappings(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `change`: nested mappings are merged key by key, any other value is replaced."""
     merged = dict(base)
     for key, value in change.items():
-        previous = merged.get(key)
-        merged[key] = (
-            merge_mappings(previous if isinstance(previous, dict) else {}, value) if isinstance(value, dict) else value
-        )
+        if isinstance(value, dict):
+            previous = merged.get(key)
+            merged[key] = merge_mappings(previous if isinstance(previous, dict) else {}, value)
+        else:
+            merged[key] = value
     return merged

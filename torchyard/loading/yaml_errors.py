@@ -1,65 +1,86 @@
-"""What is wrong in a user's YAML file: where it is, in one sentence, with what is allowed."""
+"""Describe a mistake in a user's YAML file: its location, and one sentence with the valid choices."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-_UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts into an error's location
-_MAX_VALUE_CHARS = 200  # characters of a wrong value that are shown
+_UNION_TAGS = ("text", "source")  # pydantic adds the tag of a union's member to an error's location
+_MAX_VALUE_CHARS = 200  # of a wrong value that is shown
 _MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value as well
+Loc = tuple[str | int, ...]  # keys and indices into a document, as in pydantic's errors
 
 
 class NamedFileError(Exception):
-    """A key of the profile names a file that does not exist, or does not name a file at all; `subkey`: a key in it."""
+    """A key of the profile names a file that cannot be used, or its value is not the name of a file.
+
+    `loc` is the location of the key: `key`, or `key` and `subkey` if the mistake is in a mapping.
+    """
 
     def __init__(self, key: str, message: str, subkey: object = None) -> None:
         super().__init__(key, message)
-        self.message, self.loc = message, (key,) if subkey is None else (key, str(subkey))
+        self.message = message
+        self.loc: tuple[str, ...] = (key,) if subkey is None else (key, str(subkey))
 
     def __str__(self) -> str:
         return f"{self.loc[0]}: {self.message}"
 
 
 def suggest_name(name: str, choices: Iterable[str]) -> str:
-    """`did you mean x? there are: …`, for a name that is not among the known ones."""
+    """`did you mean x? there are: …`, for a name that is not among the choices."""
     names = sorted(choices)
+    names_text = f"there are: {', '.join(names)}"
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return (f"did you mean {matches[0]}? " if matches else "") + "there are: " + ", ".join(names)
+    return f"did you mean {matches[0]}? {names_text}" if matches else names_text
 
 
 def shorten_value(text: str) -> str:
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}… ({len(text)} characters)"
+    """The start of a value that is too long for a message, with its length in characters."""
+    if len(text) <= _MAX_VALUE_CHARS:
+        return text
+    return f"{text[:_MAX_VALUE_CHARS]}… ({len(text)} characters)"
 
 
-def explain_error(
-    error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
-) -> tuple[tuple[str | int, ...], str]:
-    """The location of a wrong value, and one sentence about it."""
-    loc = tuple(
-        segment for index, segment in enumerate(prefix + error["loc"]) if not (index == 2 and segment in _UNION_TAGS)
-    )
+class Finding(NamedTuple):
+    """A mistake: its location in the document, and one sentence."""
+
+    loc: Loc
+    text: str
+
+
+def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> Finding:
+    """A finding for an error of pydantic. `prefix`: the location of `model` in the document."""
+    loc = _drop_union_tag(prefix + error["loc"])
     key = shorten_value(".".join(str(segment) for segment in loc))
     if error["type"] == "extra_forbidden":
-        return loc, f"unknown key {key}: " + suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
+        suggestion = suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
+        return Finding(loc, f"unknown key {key}: {suggestion}")
     if error["type"] == "missing":
-        return loc[:-1], f"the key {key} is missing"
+        return Finding(loc[:-1], f"the key {key} is missing")
     text = error["msg"].removeprefix("Value error, ")
     message = text[:1].lower() + text[1:]
     if len(message) > _MAX_MESSAGE_CHARS:
         message = f"{message[:_MAX_MESSAGE_CHARS]}…"
-    if not loc:  # about the profile as a whole: the message may begin with the key that it is about
-        first_key = message.partition(":")[0]
-        return (first_key,) if first_key in model.model_fields else (), message
-    return loc, f"{key}: {message}, not {shorten_value(repr(error['input']))}"
+    if loc:
+        return Finding(loc, f"{key}: {message}, not {shorten_value(repr(error['input']))}")
+    # The error is about the whole profile. The message may begin with a key, whose line is then shown.
+    first_key = message.partition(":")[0]
+    return Finding((first_key,) if first_key in model.model_fields else (), message)
+
+
+def _drop_union_tag(loc: Loc) -> Loc:
+    """The location without a union's tag, as in `env.A.source.key`: a user does not write it."""
+    if len(loc) > 2 and loc[2] in _UNION_TAGS:
+        return loc[:2] + loc[3:]
+    return loc
 
 
 def _list_keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """The keys that are allowed at a location in a profile."""
+    """The keys that are valid at a location of a document of this model."""
     for segment in loc:
         field = model.model_fields.get(str(segment))
         nested_models = _list_models(field.annotation) if field else []
@@ -71,23 +92,46 @@ def _list_models(annotation: Any) -> list[type[BaseModel]]:
     """The models inside an annotation, such as Mount of dict[str, Mount]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in _list_models(argument)]
+    models: list[type[BaseModel]] = []
+    for argument in get_args(annotation):
+        models += _list_models(argument)
+    return models
 
 
 def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
-    """`file:line: ` of a key, or `override: ` if its value came from an override."""
+    """`file:line: ` of a key, or `override: ` if its value came from an override.
+
+    The line is that of the last segment of the location that the document has.
+    """
     loc_keys = [str(segment) for segment in loc]
-    override_paths = (dotted.split(".") for dotted in overrides or {})
-    if loc and any(all(map(str.__eq__, override_path, loc_keys)) for override_path in override_paths):
-        return "override: "
+    for dotted_key in overrides or {}:
+        # Either may be the longer one: an override may set a whole mapping, or a key inside the location.
+        if loc and all(map(str.__eq__, dotted_key.split("."), loc_keys)):
+            return "override: "
+    node = root
     line = root.start_mark.line
     for segment in loc:
-        children: list[tuple[Any, yaml.Node]] = []
-        if isinstance(root, yaml.MappingNode):
-            children = [(key.value, value) for key, value in root.value]
-            line = next((key.start_mark.line for key, _ in root.value if key.value == segment), line)
-        elif isinstance(root, yaml.SequenceNode):
-            children = list(enumerate(root.value))
-        root = dict(children).get(segment, root)
-        line = root.start_mark.line if isinstance(segment, int) else line
+        if isinstance(node, yaml.MappingNode):
+            line = _get_key_line(node, segment, line)
+        node = _get_child(node, segment) or node
+        if isinstance(segment, int):
+            line = node.start_mark.line
     return f"{path}:{line + 1}: "
+
+
+def _get_key_line(mapping: yaml.MappingNode, key: str | int, default: int) -> int:
+    """The line of a key in a mapping, counted from 0; `default` if the mapping does not have it."""
+    for key_node, _ in mapping.value:
+        if key_node.value == key:
+            return int(key_node.start_mark.line)
+    return default
+
+
+def _get_child(node: yaml.Node, segment: str | int) -> yaml.Node | None:
+    """The value of a key or an index of a node; of a repeated key the last one. None if there is none."""
+    children: dict[Any, yaml.Node] = {}
+    if isinstance(node, yaml.MappingNode):
+        children = {key_node.value: value for key_node, value in node.value}
+    elif isinstance(node, yaml.SequenceNode):
+        children = dict(enumerate(node.value))
+    return children.get(segment)

@@ -316,9 +316,9 @@ def test_path_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "folder.yaml").mkdir()
     paths = {
-        str(tmp_path / "loop.yaml"): "is a link that leads to no file: loop.yaml",
+        str(tmp_path / "loop.yaml"): "is a link to a file that does not exist: loop.yaml",
         str(tmp_path / "folder.yaml"): "is a folder: name a file in it",
-        "/dev/null": "is no regular file: name a YAML file",
+        "/dev/null": "is not a regular file: name a YAML file",
         str(tmp_path / "none.yaml"): "there is no file ",
     }
     for path, expected in paths.items():
