@@ -35,7 +35,7 @@ train: .venv/.locked ## train PROFILE (digits-local) and show the report
 up: .venv/.locked ## start server, worker and deployments, without a run; POOL=, TAKE_OVER=1, WORKER=1, NIGHTLY=1: docs/operate.md
 	@$(BIN)/python scripts/yard.py up $(YARD_OPTIONS) $(if $(NIGHTLY),--nightly)
 
-down: ## stop what `make train` or `make up` started, and only that
+down: ## stop the server and the worker that `make train` or `make up` started
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/yard.py down; else echo "nothing was running"; fi
 
 service: .venv/.locked ## run server and worker as a systemd user unit, also after a reboot; DO=uninstall, DO=status
@@ -54,33 +54,33 @@ format: .venv/.locked ## fix and format with ruff
 test: check ## run check and the unit tests
 	@$(BIN)/pytest -n 2 --dist loadfile -rs tests/unit
 
-docs: .venv/.locked ## build the documentation into site/, strictly; a test does so too
+docs: .venv/.locked ## build the documentation into site/, strictly; a test does the same
 	@$(BIN)/zensical build --clean --strict
 
-picture: .venv/.locked ## record the moving picture of README again
+picture: .venv/.locked ## record the animated picture of the README
 	@$(BIN)/python -m tests.demo_animation
 
-e2e: .venv/.locked ## play whole runs here, then on a cluster: cluster-up's, one made for it, or KUBE=KUBECONFIG_FILE
+e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE
 	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
 		$(BIN)/python -m tests.rerun_alone -n 2 --dist loadfile -rs tests/local
 	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
 
-soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them beside a load, and count failures per test; SOAK='--rounds 5'
+soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them under load, and count failures per test; SOAK='--rounds 5'
 	@$(BIN)/python -m tests.tools.soak $(SUITE) $(SOAK)
 
-bench: .venv/.locked ## measure what a run costs compared with bare torchrun
+bench: .venv/.locked ## measure the overhead of a run compared with bare torchrun
 	@$(BIN)/python tests/bench.py
 
-compare: .venv/.locked ## start other launchers beside torchyard, on `make cluster-up`, and write docs/compare.md's table
+compare: .venv/.locked ## compare torchyard with other launchers, on `make cluster-up`, and write the table of docs/compare.md
 	@$(BIN)/python tests/compare.py $(if $(KUBE),--kubeconfig $(KUBE))
 
-observe: .venv/.locked ## record again what the cluster's controllers report about a job; CASES=volcano-ok for some
+observe: .venv/.locked ## record the statuses of jobs by the cluster's controllers; CASES=volcano-ok for some
 	@$(BIN)/python tests/observe.py $(CASES)
 
 chaos: .venv/.locked ## inject every fault at every step, on `make cluster-up`; CHAOS='--only "volcano submit"' for some
 	@$(BIN)/python -m tests.chaos $(CHAOS)
 
-hang: .venv/.locked ## hang jobs in every way, and judge what is told of them; HANG='--classes sleep gil --seeds 5' for some
+hang: .venv/.locked ## hang jobs in every way, and judge the reports; HANG='--classes sleep gil --seeds 5' for some
 	@$(BIN)/python -m tests.hang.matrix $(HANG)
 
 cluster-up: .venv/.locked ## start a Kubernetes control plane with the real job controllers and fake nodes, on this machine
@@ -102,7 +102,7 @@ cluster-status: .venv/.locked ## show its nodes, controllers, memory and kubecon
 	@$(BIN)/python -m pip check
 	@touch $@
 
-lock: ## write both lists of pinned packages again from pyproject.toml: of .venv, and of the launcher's image
+lock: ## write both lists of pinned packages from pyproject.toml: for .venv, and for the launcher's image
 	@tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q uv && \
 		compile="$$tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate" && \
 		$$compile --extra local --extra dev --extra kubernetes pyproject.toml -o requirements.lock && \

@@ -23,21 +23,22 @@ PAGE = ROOT / "docs" / "causes.md"
 HEADER = """\
 # Why a run failed
 
-The report of a failed run names one cause: a slug that stays the same between versions, a sentence with what to do, the
-line that proves it, and whether another attempt may work. With `attempts` above 1, only a cause that is worth another
-attempt gets one. This page is made from the code by `python -m tests.causes_page`.
+The report of a failed run names one cause: a slug that stays the same between versions, a sentence with a remedy, the
+line that proves it, and whether another attempt may succeed. With `attempts` above 1, a new attempt starts only if the
+cause is worth one. This page is generated from the code by `python -m tests.causes_page`.
 
-A cause is named only where a line, a status or an event shows it. Warnings, and exceptions that the program caught,
-prove nothing; where nothing is proven the cause is `unknown`. If several processes failed, the first one counts, unless
-it only lost a peer or waited for one: then the failure of that peer does.
+A cause is named only if a line, a status or an event proves it. Warnings, and exceptions that the program caught, are
+not proofs; without a proof the cause is `unknown`. If several processes failed, the first one counts, unless it only
+lost a peer or waited for one: then the failure of the peer counts.
 
 ## From the logs
-What is in braces comes from the line that proves the cause.
+The line that proves the cause provides the values in braces.
 """
 PODS_HEADER = """
 ## From the pods' status
-`after` is how long a pod has to be in this state before the job is ended for it. docs/kubernetes.md lists what keeps a
-job from starting, and how long that is waited for.
+`after` is the time that a pod must be in this state before the job is ended.
+[Why a job makes no progress](kubernetes.md#why-a-job-makes-no-progress) lists the reasons that prevent a start, and the
+time limits.
 """
 EVENTS_HEADER = """
 ## From events
@@ -45,14 +46,17 @@ EVENTS_HEADER = """
 
 
 def find_example(cause: Cause) -> str:
-    """A line that shows a cause: posted somewhere, or recorded."""
+    """A line that shows a cause, posted somewhere or recorded; empty if there is none."""
     posted = (line for slug, line in SPELLINGS if slug == cause.slug and cause.pattern and cause.pattern.search(line))
-    recorded = (
-        failure.line
-        for name in NAMES
-        if (failure := diagnose_failure(*load_log(name)[:2])) and failure.cause == cause.slug
-    )
-    return next((line for line in (*posted, *recorded) if line), "")
+    for line in posted:
+        if line:
+            return line
+    for name in NAMES:
+        logs, exit_codes, _ = load_log(name)
+        failure = diagnose_failure(logs, exit_codes)
+        if failure and failure.cause == cause.slug and failure.line:
+            return failure.line
+    return ""
 
 
 def render_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -72,15 +76,10 @@ def render() -> str:
         for cause in (*CAUSES, PROGRAM_ERROR, PROGRAM_EXIT, RANK_HANGS, STORE_ENDED, UNKNOWN_CAUSE)
     ]
     causes = sorted(REASONS.items(), key=lambda item: item[1].slug)
-    pods = [
-        (
-            format_code(cause.slug),
-            cause.description,
-            ", ".join(format_code(name) for name, _ in entries),
-            describe_retry(cause),
-        )
-        for cause, entries in ((cause, list(group)) for cause, group in groupby(causes, lambda item: item[1]))
-    ]
+    pods = []
+    for cause, entries in groupby(causes, lambda item: item[1]):
+        reasons = ", ".join(format_code(reason) for reason, _ in entries)
+        pods.append((format_code(cause.slug), cause.description, reasons, describe_retry(cause)))
     events = [
         (
             format_code(rule.cause.slug),
@@ -93,9 +92,12 @@ def render() -> str:
     ]
     return "".join(
         (
-            *(HEADER, render_table(("cause", "sentence", "a line that shows it", "another attempt"), rows)),
-            *(PODS_HEADER, render_table(("cause", "sentence", "reason", "another attempt"), pods)),
-            *(EVENTS_HEADER, render_table(("cause", "sentence", "event", "another attempt"), events)),
+            HEADER,
+            render_table(("cause", "sentence", "a line that shows it", "another attempt"), rows),
+            PODS_HEADER,
+            render_table(("cause", "sentence", "reason", "another attempt"), pods),
+            EVENTS_HEADER,
+            render_table(("cause", "sentence", "event", "another attempt"), events),
         )
     )
 

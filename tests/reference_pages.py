@@ -17,19 +17,19 @@ from torchyard.model.profile import Profile
 
 Schema = dict[str, Any]
 DOCS = ROOT / "docs"
-GENERATED_NOTE = "This page is made from the code by `python -m tests.reference_pages`."
+GENERATED_NOTE = "This page is generated from the code by `python -m tests.reference_pages`."
 KEYS_HEADER = f"""\
 # Keys of a profile
 
-A profile is a YAML file: in `profiles/`, in a folder of your own (`TORCHYARD_PROFILES`; separate several with `:`), or
-at any path. Only `about`, `launcher` and `program` are required. All mistakes are reported at once, each with file,
-line and key, before anything is started. `--set KEY=VALUE` changes one key for one run, with dots for nested keys:
-`--set deadlines.run=5m`. `torchyard schema > profile.schema.json` gives an editor these keys.
+A profile is a YAML file in `profiles/`, in your own folder (`TORCHYARD_PROFILES`; separate several with `:`), or at any
+path. Only `about`, `launcher` and `program` are required. All errors are reported together, each with file, line and
+key, before the start. `--set KEY=VALUE` changes one key for one run, with dots for nested keys:
+`--set deadlines.run=5m`. `torchyard schema > profile.schema.json` writes the keys for editors.
 {GENERATED_NOTE}
 
 A duration is a number with a unit, such as `90s`, `30m`, `12h` or `2d`. An amount is a number with or without a unit of
-Kubernetes, such as `64`, `500m` or `512Gi`. How the launchers use the keys of pods:
-[Kubernetes](kubernetes.md#the-keys).
+Kubernetes, such as `64`, `500m` or `512Gi`. [Kubernetes](kubernetes.md#the-keys) describes how the launchers use the
+keys of pods.
 
 ## The profile
 """
@@ -50,14 +50,15 @@ COMMANDS_HEADER = f"""\
 """
 MAKE_HEADER = """
 ## make, in a checkout
-`make train` and the others set up what they need. What each does in Prefect: [with Prefect](prefect.md).
+Each target installs its requirements first. Their effects in Prefect: [with Prefect](prefect.md).
 
 """
 PROFILES_HEADER = f"""\
-# The profiles that are shipped
+# Shipped profiles
 
-Which row of which guide each one implements, and where it differs: [the five guides](guides.md). `torchyard plan NAME`
-shows what would run. Registries, claims and hosts in them are examples: copy the file, or use `--set`. {GENERATED_NOTE}
+[The five guides](guides.md) lists the row of a guide that each profile implements, and the differences.
+`torchyard plan NAME` prints the plan. The registries, claims and hosts in the profiles are examples: copy the file, or
+use `--set`. {GENERATED_NOTE}
 
 """
 MODEL_TITLES = {
@@ -77,18 +78,21 @@ PROFILE_MODELS = ("Deadlines", "KeyReference", "Mount", "Pod", "Init", "ConfigRe
 
 
 def describe_type(schema: Schema) -> str:
-    """What a value may be, in a few words."""
-    if name := schema.get("$ref", "").rpartition("/")[2]:
+    """The type and the choices of a value, as text."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    if name:
         return f"[{get_title(name)}](#{build_anchor(get_title(name))})"
-    if kinds := schema.get("anyOf") or schema.get("oneOf"):
+    kinds = schema.get("anyOf") or schema.get("oneOf")
+    if kinds:
         alternatives = dict.fromkeys(describe_type(kind) for kind in kinds if kind.get("type") != "null")
-        return (", or " if any("," in text for text in alternatives) else " or ").join(alternatives)
+        separator = ", or " if any("," in text for text in alternatives) else " or "
+        return separator.join(alternatives)
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return ", ".join(f"`{value}`" for value in values) or describe_plain_type(schema)
 
 
 def describe_plain_type(schema: Schema) -> str:
-    """The same for what is neither a model nor a choice."""
+    """The type of a value that is neither a model nor a choice, with its limits."""
     match schema:
         case {"type": "array", "items": items}:
             return f"list of {describe_type(items)}"
@@ -103,18 +107,23 @@ def describe_plain_type(schema: Schema) -> str:
 
 
 def describe_default(key: str, schema: Schema, required: Iterable[str]) -> str:
-    """The value that a key has if it is left out."""
+    """The value of a key that a file does not set; `required`, or empty if the default is empty."""
     if key in required:
         return "required"
     value = schema.get("default")
     if isinstance(value, float) and "duration" in describe_type(schema):
-        size, unit = next(
-            candidate for candidate in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")) if not value % candidate[0]
-        )
-        return f"`{value / size:g}{unit}`"
+        return f"`{format_duration(value)}`"
     if value == {"min": 1, "max": 1}:
         return "`1`"
     return f"`{json.dumps(value).strip(chr(34))}`" if value not in (None, [], {}, "") and "$ref" not in schema else ""
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in the largest unit that divides them, such as `30m`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if not seconds % size:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def render_keys_table(schema: Schema, without: Iterable[str] = ()) -> str:
@@ -128,7 +137,7 @@ def render_keys_table(schema: Schema, without: Iterable[str] = ()) -> str:
 
 
 def get_title(name: str) -> str:
-    """The heading of a model: what the user writes."""
+    """The heading of a model: its key in the file."""
     return MODEL_TITLES.get(name, name.lower())
 
 
@@ -200,12 +209,14 @@ def render_commands() -> str:
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    """Each argument as it is typed, and its help."""
+    """Each argument as users type it, and its help."""
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
             continue
         value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper())
-        tokens = [*action.option_strings[:1], *([] if action.nargs == 0 else [str(value)])]
+        tokens = action.option_strings[:1]
+        if action.nargs != 0:
+            tokens = [*tokens, str(value)]
         text = " ".join(tokens)
         yield (text if action.required else f"[{text}]"), str(action.help or "")
 

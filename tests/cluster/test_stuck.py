@@ -1,4 +1,7 @@
-"""Jobs that do not start, or lose a pod, on a real control plane: the cause, its sentence, and whether to retry."""
+"""Jobs that do not start, or lose a pod, on a real control plane.
+
+The cause, its sentence, and whether it is retried.
+"""
 
 import json
 import threading
@@ -35,7 +38,7 @@ Strike = Callable[[ManifestPlan], None]
 
 
 class JobFactory(NamedTuple):
-    """Jobs in one namespace."""
+    """Creates jobs in one namespace; `clear` deletes those of `plans`."""
 
     client: Client
     fake_overrides: dict[str, Any]
@@ -61,19 +64,20 @@ class JobFactory(NamedTuple):
         """The plan of a new, small run on the real nodes."""
         nodes = self.client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
         if len(nodes) < 2:
-            pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+            pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
         return self.plan({"pod.node_selector": {}} | SMALL | overrides)
 
     def diagnose(self, plan: ManifestPlan, cause: str) -> Failure:
-        """Create a job that makes no progress, and return its diagnosis once that has this cause."""
+        """Create a job that makes no progress, and return its diagnosis once it has this cause."""
         create.create_job(plan)
 
         def find_failure() -> Failure | None:
             watch.poll(timeout_s=0.3)
-            failures.append(diagnosis.failure if (diagnosis := watch.diagnose(is_last=True)) else None)
-            return failures[-1] if failures[-1] and failures[-1].cause == cause else None
+            diagnosis = watch.diagnose(is_last=True)
+            if diagnosis and diagnosis.failure and diagnosis.failure.cause == cause:
+                return diagnosis.failure
+            return None
 
-        failures: list[Failure | None] = []
         with ClusterWatch(plan) as watch:
             failure: Failure = until(find_failure, 60)
         return failure
@@ -116,26 +120,24 @@ def job_factory(namespace: str, fake_overrides: dict[str, Any], tmp_path: Path) 
 
 
 def add_node(admin_client: Client) -> str:
-    """Create a fake node for one test, with eight GPUs and a taint that keeps other pods away."""
+    """Create a fake node for one test, with eight GPUs and a taint that keeps other pods off it; return its name."""
     name = f"own-{uuid.uuid4().hex[:8]}"
     labels = {OWN_LABEL: name, "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
-    node_object = build_node(name, labels, {GPU_RESOURCE: "8"}, 7000 + int(name[-3:], 16))
-    admin_client.request(
-        "POST", "/api/v1/nodes", body=node_object | {"spec": {"taints": [{"key": OWN_LABEL, "effect": "NoSchedule"}]}}
-    )
-    path = f"/api/v1/nodes/{name}"
-    until(
-        lambda: any(
-            condition["type"] == "Ready"
-            for condition in admin_client.request("GET", path)["status"].get("conditions", ())
-        )
-    )
+    node = build_node(name, labels, {GPU_RESOURCE: "8"}, 7000 + int(name[-3:], 16))
+    node["spec"] = {"taints": [{"key": OWN_LABEL, "effect": "NoSchedule"}]}
+    admin_client.request("POST", "/api/v1/nodes", body=node)
+
+    def has_ready_condition() -> bool:
+        conditions = admin_client.request("GET", f"/api/v1/nodes/{name}")["status"].get("conditions", ())
+        return any(condition["type"] == "Ready" for condition in conditions)
+
+    until(has_ready_condition)
     return name
 
 
 @pytest.fixture
 def own_node(admin_client: Client) -> Iterator[str]:
-    """A fake node for this test only."""
+    """A fake node for this test only; its name."""
     name = add_node(admin_client)
     yield name
     admin_client.request("DELETE", f"/api/v1/nodes/{name}")
@@ -174,7 +176,7 @@ def build_pod(name: str, node_name: str, container: dict[str, Any], **spec: Any)
 
 
 def check_sentence(failure: Failure, needle: str) -> tuple[str, bool]:
-    """The failure's cause and whether it is retried; its sentence must contain the part."""
+    """Check that the failure's sentence contains a text; return the failure's cause and whether it is retried."""
     assert needle in failure.sentence
     return failure.cause, failure.retry
 
@@ -190,7 +192,7 @@ def test_gang_that_never_fits(job_factory: JobFactory) -> None:
 
 
 def test_taint(job_factory: JobFactory, own_node: str) -> None:
-    """A taint that keeps all pods off the selected nodes is named, with what to do."""
+    """The sentence names the taint that keeps all pods off the selected nodes, and what to do."""
     plan = job_factory.plan(select_node(own_node) | {"pod.tolerations": []})
     assert check_sentence(job_factory.diagnose(plan, "taint"), f"add {OWN_LABEL} to `pod.tolerations`") == (
         "taint",
@@ -222,7 +224,7 @@ def test_quota(job_factory: JobFactory) -> None:
 
 
 def test_closed_queue(job_factory: JobFactory, admin_client: Client) -> None:
-    """A queue that is closed after the preflight is the cause, though no object of a PyTorchJob mentions it."""
+    """A queue that is closed after the preflight is the cause, although no object of a PyTorchJob mentions it."""
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     path = admin_client.path(QUEUE, "Queue", name, namespace=None)
     queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": {"weight": 1}}
@@ -258,7 +260,7 @@ def test_real_kubelet(job_factory: JobFactory, case: Case) -> None:
 
 
 def test_sandbox(job_factory: JobFactory, admin_client: Client) -> None:
-    """A node that cannot create a pod's sandbox is the cause, though only an event says so."""
+    """A node that cannot create a pod's sandbox is the cause, although only an event reports it."""
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     plan = job_factory.plan_on_real_nodes({})
     get_nested(plan.main, plan.template_path)["spec"]["runtimeClassName"] = name
@@ -345,7 +347,7 @@ def create_stuck_job(jobs: Jobs, proxy: FaultProxy) -> ManifestPlan:
 
 
 def test_stuck_job_is_queried_rarely(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first query about a stuck job comes after a while, and the next one only much later."""
+    """The first query about a stuck job is sent after a while, and the next one much later."""
     monkeypatch.setattr(diagnose, "_FIRST_QUERY_AFTER_S", 2.0)
     events_request = "/events?fieldSelector=type%3DWarning"
     with ClusterWatch(create_stuck_job(jobs, proxy)) as watch:

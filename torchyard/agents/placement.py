@@ -17,7 +17,7 @@ from torchyard.model.run import Run
 class Host(FrozenModel):
     """A host entry: `gpu1`, `me@gpu1` or an alias of the ssh configuration is short for {host: it}."""
 
-    host: str = Field(pattern=r"^[^\s-]\S*$", description="what ssh calls it; localhost is this machine")
+    host: str = Field(pattern=r"^[^\s-]\S*$", description="its name for ssh; localhost is this machine")
     address: str | None = Field(
         None, pattern=r"^[^\s:/@]+$", description="the name or IPv4 address by which the others reach it, if different"
     )
@@ -48,20 +48,26 @@ class Options(FrozenModel):
 
     hosts: tuple[_HostEntry, ...] = Field(
         (),
-        description="one entry per agent, then spares: ssh's name of a host, or {host, address}; else this machine",
+        description="one entry per agent, then spares: a host's ssh name, or {host, address}; default: this machine",
     )
-    avoid: tuple[str, ...] = Field((), description="those of the hosts not to use: a spare takes their place")
-    python: str | None = Field(None, description="the job's interpreter, with torch; else python3, or here this one")
+    avoid: tuple[str, ...] = Field((), description="hosts not to use: a spare takes their place")
+    python: str | None = Field(
+        None, description="the job's interpreter, with torch; default: python3, or on this machine torchyard's"
+    )
     supervisor_python: str = Field("python3", description="Python 3.8 or newer for the supervisor, on hosts behind ssh")
     folder: str = Field(
-        ".torchyard", pattern=r"^[^~\s][^\s]*$", description="of all runs on those hosts; absolute, or relative to home"
+        ".torchyard",
+        pattern=r"^[^~\s][^\s]*$",
+        description="the folder of all runs on the hosts; absolute, or relative to home",
     )
     source: str | None = Field(
-        None, description="the folder to copy there, relative to the program's: `.` or `..`; else the program's file"
+        None, description="the folder to copy, relative to the program's: `.` or `..`; default: only the program's file"
     )
-    program_there: bool = Field(False, description="the program is already on those hosts: nothing is copied")
-    port: int | None = Field(None, ge=1024, le=65533, description="of the rendezvous; else derived from the run's id")
-    etcd: str | None = Field(None, pattern=r"^[^:/]+:\d+$", description="HOST:PORT of an etcd of yours, for etcd-v2")
+    program_there: bool = Field(False, description="the program is already on the hosts: nothing is copied")
+    port: int | None = Field(
+        None, ge=1024, le=65533, description="the rendezvous port; default: derived from the run's id"
+    )
+    etcd: str | None = Field(None, pattern=r"^[^:/]+:\d+$", description="HOST:PORT of your own etcd, for etcd-v2")
 
 
 class Placement(NamedTuple):

@@ -73,12 +73,12 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-missing",
-        "has no RDMA, which `on_fabric: fail` asks for ({evidence})",
+        "has no RDMA, which `on_fabric: fail` requires ({evidence})",
         _any_of("torchyard: error: this pod cannot use RDMA: .{1,300}"),
     ),
     Cause(
         "rdma-retry-exceeded",
-        "got no answer over RDMA (retry exceeded): look at the link, the GID index, the HCAs and PFC",
+        "got no response over RDMA (retry exceeded): check the link, the GID index, the HCAs and PFC",
         _any_of(_COMPLETION + r"12\b", "(?<!RNR_)RETRY_EXC_ERR", "[Tt]ransport retry count(?:er)? exceeded"),
         retry=True,
         distance=Distance.FABRIC,
@@ -86,7 +86,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-not-ready",
-        "found its RDMA peer not ready (RNR): look for a process that hangs or died there",
+        "found its RDMA peer not ready (RNR): look for a process on it that hangs or died",
         _any_of(_COMPLETION + r"13\b", "RNR_RETRY_EXC_ERR", "RNR retry count"),
         retry=True,
         distance=Distance.FABRIC,
@@ -94,7 +94,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-access",
-        "was refused memory by its RDMA peer: look for a process that died there, then at GPUDirect",
+        "was refused memory by its RDMA peer: look for a process on it that died, then check GPUDirect",
         _any_of(_COMPLETION + r"10\b", "REM_ACCESS_ERR"),
         retry=True,
         distance=Distance.FABRIC,
@@ -102,14 +102,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-flushed",
-        "had its RDMA requests flushed after an error elsewhere: look for the first error",
+        "had its RDMA requests flushed after another error: look for the first error",
         _any_of(_COMPLETION + r"5\b", "WR_FLUSH_ERR"),
         retry=True,
         distance=Distance.PEER,
     ),
     Cause(
         "rdma-async-event",
-        "had its RDMA adapter report an error: look at the link, the cable and the adapter of this node",
+        "reported an error of its RDMA adapter: check the link, the cable and the adapter of this node",
         _any_of(
             "async fatal event",
             "async (?:error )?event ?:.{0,40}(?:port error|catastrophic|fatal|violation|queue error)",
@@ -120,7 +120,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-connect",
-        "could not open an RDMA connection in time: look at the GID index and the routes between the HCAs",
+        "could not open an RDMA connection in time: check the GID index and the routes between the HCAs",
         _any_of(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))"),
         retry=True,
         distance=Distance.FABRIC,
@@ -141,7 +141,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-registration",
-        "could not register memory for RDMA: load nvidia-peermem, or turn GPUDirect off",
+        "could not register memory for RDMA: load nvidia-peermem, or disable GPUDirect",
         _any_of(r"ibv_reg_\w{0,30} (?:failed|returned)"),
     ),
     Cause(
@@ -156,7 +156,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rdma-error",
-        "had an RDMA request fail ({evidence}): look at the fabric and for the first error of its peer",
+        "had an RDMA request fail ({evidence}): check the fabric, and look for the first error of its peer",
         _any_of(
             _COMPLETION + r"(?!(?:5|10|12|13)\b)\d",
             r"Call to ibv_(?!modify_qp|reg_)\w{1,40} failed",
@@ -191,12 +191,12 @@ CAUSES: tuple[Cause, ...] = (
     # Memory, disk and files, of the node and of the GPU
     Cause(
         "oom-host",
-        "was ended by Ray because host memory ran low: ask for more memory or load less data at once",
+        "was ended by Ray because host memory ran low: request more memory, or load less data at once",
         _any_of(r"ray\.exceptions\.OutOfMemoryError", "node running low on memory"),
     ),
     Cause(
         "oom-gpu",
-        "ran out of GPU memory: lower the batch size, shard the model or take larger GPUs",
+        "ran out of GPU memory: lower the batch size, shard the model, or use larger GPUs",
         _any_of(
             _CUDA + ".{0,60}out of memory",
             r"\bOutOfMemoryError",
@@ -239,7 +239,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "storage-error",
-        "had its storage fail ({evidence}): look at the mount, its server, and the node's disk",
+        "had its storage fail ({evidence}): check the mount, its server, and the node's disk",
         _any_of(
             "Stale (?:NFS )?file handle",
             "OSError.{0,20}Input/output error",
@@ -251,7 +251,7 @@ CAUSES: tuple[Cause, ...] = (
     # The GPU and its software
     Cause(
         "cuda-no-kernel",
-        "runs a CUDA build without code for this GPU: take an image built for its architecture",
+        "runs a CUDA build without code for this GPU: use an image built for its architecture",
         _any_of("no kernel image is available", "CUDA error: invalid device function"),
     ),
     # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74), what the GPU did; 45 only follows.
@@ -262,7 +262,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "nvlink-fault",
-        "has a broken NVLink ({evidence}): drain the node and look at `nvidia-smi nvlink -e`",
+        "has a broken NVLink ({evidence}): drain the node and check `nvidia-smi nvlink -e`",
         _any_of(_XID + r"74\b", "[Uu]ncorrectable NVLink", "NVLink.{0,40}error"),
         retry=True,
     ),
@@ -286,7 +286,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "driver-too-old",
-        "has a GPU driver that is too old for its CUDA ({evidence}): update it, or take an image with an older CUDA",
+        "has a GPU driver that is too old for its CUDA ({evidence}): update it, or use an image with an older CUDA",
         _any_of(
             "driver version is insufficient",
             "driver on your system is too old",
@@ -304,13 +304,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "gpu-busy",
-        "found its GPU in use by another process ({evidence}): look at nvidia-smi on the node",
+        "found its GPU in use by another process ({evidence}): check nvidia-smi on the node",
         _any_of("devices are busy or unavailable", "cudaErrorDevicesUnavailable"),
         retry=True,
     ),
     Cause(
         "gpu-missing",
-        "found no GPU it could use, or fewer than its processes need ({evidence}): ask for as many GPUs as processes",
+        "found no GPU it could use, or fewer than its processes need ({evidence}): request as many GPUs as processes",
         _any_of(
             "no NVIDIA driver",
             "no CUDA-capable device",
@@ -341,7 +341,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "nccl-cuda-error",
-        "had NCCL fail in CUDA ({evidence}): look at this GPU and at its driver",
+        "had NCCL fail in CUDA ({evidence}): check this GPU and its driver",
         _any_of("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"),
         distance=Distance.FABRIC,
     ),
@@ -409,7 +409,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "download-failed",
-        "could not fetch something from outside ({evidence}): give it network access, a token, or the data",
+        "could not download data ({evidence}): give it network access, a token, or the data",
         _any_of(
             r"HTTPSConnectionPool\((?!.{0,200}/v2/)",
             "LocalEntryNotFoundError",
@@ -449,7 +449,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "volume-mount",
-        "could not mount its volume ({evidence}): look at the claim and at the storage",
+        "could not mount its volume ({evidence}): check the claim and the storage",
         _any_of("FailedMount", "FailedAttachVolume", r"MountVolume\.\w{1,20} failed", "Unable to attach or mount"),
     ),
     Cause(
@@ -465,12 +465,12 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "unschedulable",
-        "fits no node ({evidence}): ask for less, or wait until nodes are free",
+        "fits no node ({evidence}): request less, or wait until nodes are free",
         _any_of("FailedScheduling", r"\d nodes are available", "Insufficient nvidia"),
     ),
     Cause(
         "evicted",
-        "was evicted from its node ({evidence}): ask for what it uses",
+        "was evicted from its node ({evidence}): request the resources that it uses",
         _any_of(
             r"[Rr]eason\W{1,4}Evicted",
             r"\d/\d +Evicted",
@@ -483,7 +483,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "preempted",
-        "lost its place to a job of higher priority",
+        "was preempted by a job of higher priority",
         _any_of(
             "DUE TO PREEMPTION",
             "PreemptionByScheduler",
@@ -508,7 +508,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "worker-lost",
-        "lost a Ray worker: look at that worker's own log, and for the OOM killer",
+        "lost a Ray worker: read that worker's own log, and look for the OOM killer",
         _any_of(
             "ActorUnavailableError",
             "ActorDiedError",
@@ -524,7 +524,7 @@ CAUSES: tuple[Cause, ...] = (
     # proves nothing.
     Cause(
         "oom-host",
-        "was killed by the OOM killer: ask for more memory, or load less data at once",
+        "was killed by the OOM killer: request more memory, or load less data at once",
         _any_of(
             "oom[-_ ]kill",
             "OOM ?Killed",
@@ -537,12 +537,12 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "oom-host",
-        "could not allocate host memory ({evidence}): ask for more memory, or load less data at once",
+        "could not allocate host memory ({evidence}): request more memory, or load less data at once",
         _any_of("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"),
     ),
     Cause(
         "killed",
-        "was killed by SIGKILL: look into its host's kernel log for the OOM killer, else for the sender",
+        "was killed by SIGKILL: check its host's kernel log for the OOM killer, otherwise look for the sender",
         _any_of(
             r"task \d+: Killed",
             "by signal: Killed",
@@ -560,7 +560,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "too-many-processes",
-        "could not start a process or thread ({evidence}): raise its limit of pids, or start fewer",
+        "could not start a process or thread ({evidence}): raise its pids limit, or start fewer",
         _any_of(
             "can't start new thread",
             "[Tt]hread creation failed",
@@ -570,7 +570,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "agent-killed",
-        "lost its agent to {signal}: the OOM killer, a node that went away, or a user's kill -9",
+        "lost its agent to {signal}: the OOM killer, a lost node, or a user's kill -9",
         retry=True,
         agent_codes=(-9, -11, -6, -4, -8),
     ),
@@ -582,7 +582,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "illegal-instruction",
-        "executed an instruction that this CPU does not support: take an image built for it",
+        "executed an instruction that this CPU does not support: use an image built for it",
         _any_of("Illegal instruction", "SIGILL"),
         worker_codes=(-4,),
     ),
@@ -594,7 +594,7 @@ CAUSES: tuple[Cause, ...] = (
     # What a rank or an agent logs about others
     Cause(
         "nccl-connect",
-        "could not connect to a peer ({evidence}): look at NCCL_SOCKET_IFNAME, the firewall and that peer",
+        "could not connect to a peer ({evidence}): check NCCL_SOCKET_IFNAME, the firewall and that peer",
         _any_of(
             r"[Cc]onnect to [^ ]{1,120} (?:failed|returned)(?!.{0,200}retrying)",
             "exceeded error retry count",
@@ -626,13 +626,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "nccl-system-error",
-        "had NCCL fail in a system call ({evidence}): run it with NCCL_DEBUG=INFO and look at the warnings",
+        "had NCCL fail in a system call ({evidence}): run it with NCCL_DEBUG=INFO and read the warnings",
         _any_of("ncclSystemError", "unhandled system error"),
         distance=Distance.PEER,
     ),
     Cause(
         "nccl-error",
-        "had NCCL fail ({evidence}): run it with NCCL_DEBUG=INFO and look at the warnings",
+        "had NCCL fail ({evidence}): run it with NCCL_DEBUG=INFO and read the warnings",
         _any_of(
             "NCCL [Ee]rror",
             "ncclInvalidUsage",
@@ -660,14 +660,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "rendezvous-timeout",
-        "waited for the other nodes, but only {joined} of {total} came in time: check why the others did not start",
+        "waited for the other nodes, but only {joined} of {total} joined in time: check why the others did not start",
         _any_of(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})"),
         retry=True,
         distance=Distance.WAIT,
     ),
     Cause(
         "rendezvous-timeout",
-        "waited for the other nodes, but too few came in time: check why the others did not start",
+        "waited for the other nodes, but too few joined in time: check why the others did not start",
         _any_of("RendezvousTimeoutError"),
         retry=True,
         distance=Distance.WAIT,
@@ -681,20 +681,20 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "port-taken",
-        "found its port taken: end what listens there, or choose another port",
+        "found its port taken: end the process that uses it, or choose another port",
         _any_of("EADDRINUSE", "[Aa]ddress already in use", "failed to listen on any local"),
         retry=True,
     ),
     Cause(
         "etcd-gone",
-        "got no answer from etcd: check whether it runs, and whether this node reaches it",
+        "got no response from etcd: check whether it runs, and whether this node can reach it",
         _any_of("connection to etcd has failed", "EtcdConnectionFailed", "EtcdException", "url: /v2/"),
         retry=True,
         distance=Distance.WAIT,
     ),
     Cause(
         "endpoint-name",
-        "could not resolve the rendezvous endpoint's name: look at the name, its Service and DNS",
+        "could not resolve the rendezvous endpoint's name: check the name, its Service and DNS",
         _any_of(
             "addresses of .{1,200} cannot be retrieved", "[Nn]ame or service not known", "failure in name resolution"
         ),
@@ -730,7 +730,7 @@ CAUSES: tuple[Cause, ...] = (
     # What is logged last, whatever happened before
     Cause(
         "time-limit",
-        "was ended by its scheduler's time limit: ask for more time, or resume from the last checkpoint",
+        "was ended by its scheduler's time limit: request more time, or resume from the last checkpoint",
         _any_of(
             "DUE TO (?:JOB )?TIME ?LIMIT",
             "TERM_RUNLIMIT",
@@ -767,7 +767,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "abort",
-        "aborted in native code (SIGABRT): look at the lines before",
+        "aborted in native code (SIGABRT): read the lines before",
         _any_of(
             "terminate called",
             r"^(?:free|malloc|realloc|munmap_chunk)\(\): ",
@@ -787,7 +787,7 @@ PROGRAM_ERROR = Cause("program-error", "raised {evidence}; read the traceback in
 PROGRAM_EXIT = Cause(
     "program-error", "exited with code {code} and without a traceback: read its last lines", distance=Distance.STOPPED
 )
-STORE_ENDED = Cause("etcd-gone", "ended before the job did: look at its log and at its memory", retry=True)
+STORE_ENDED = Cause("etcd-gone", "ended before the job: check its log and its memory", retry=True)
 RANK_HANGS = Cause(
     "rank-hangs", "hangs: the sentence names the place, the reason, and the ranks that wait for it", retry=True
 )

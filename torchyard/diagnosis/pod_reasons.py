@@ -42,7 +42,7 @@ class PodCause(NamedTuple):
 # Kubernetes' own reasons: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and kubelet's sources.
 _IMAGE_PULL_FAILED = PodCause("image", "its image cannot be pulled", patience_s=90)
 _REGISTRY_UNREACHABLE = PodCause(
-    "registry", "its image cannot be pulled, because its registry does not answer", True, patience_s=300
+    "registry", "its image cannot be pulled, because its registry does not respond", True, patience_s=300
 )
 _IMAGE_REFUSED = PodCause(
     "image", "its registry refuses it the image: see pod.pull_secrets and the image's name", patience_s=90
@@ -66,28 +66,30 @@ REASONS = {
     "ContainerCannotRun": _COMMAND_NOT_STARTED,
     "StartError": _COMMAND_NOT_STARTED,
     "PostStartHookError": PodCause("start-error", "its postStart hook failed"),
-    "CrashLoopBackOff": PodCause("crash-loop", "it crashes again and again, and would for ever"),
+    "CrashLoopBackOff": PodCause("crash-loop", "it crashes repeatedly"),
     "OOMKilled": PodCause("oom-pod", "it used more memory than its limit"),
     "Evicted": PodCause("evicted", "its node evicted it", retry=True),
     "NodeLost": PodCause("node-lost", "its node was lost", retry=True),
     "NodeShutdown": _NODE_SHUT_DOWN,
     "Shutdown": _NODE_SHUT_DOWN,
     "Terminated": _NODE_SHUT_DOWN,
-    "ContainerStatusUnknown": PodCause("node-lost", "its node lost its container, as by a reboot", retry=True),
+    "ContainerStatusUnknown": PodCause("node-lost", "its node lost its container, for example in a reboot", retry=True),
     "Preempting": PodCause("preempted", "it was preempted", retry=True),
     "UnexpectedAdmissionError": PodCause("device-lost", "its node had no working device for it", retry=True),
-    _OUT_OF_RESOURCE: PodCause("device-lost", "its node had no room for it any more", retry=True),
-    "NodeAffinity": PodCause("pod-refused", "its node's labels do not match it any more", retry=True),
+    _OUT_OF_RESOURCE: PodCause("device-lost", "its node had no room left for it", retry=True),
+    "NodeAffinity": PodCause("pod-refused", "its node's labels changed and do not match it", retry=True),
     "TopologyAffinityError": PodCause(
-        "numa-topology", "its node's topology manager found no NUMA node for it: ask for what one has", retry=True
+        "numa-topology",
+        "its node's topology manager found no NUMA node for it: request the resources of one",
+        retry=True,
     ),
     "DeadlineExceeded": PodCause("pod-deadline", "its own activeDeadlineSeconds ended it"),
     "PreemptionByScheduler": PodCause("preempted", "it was preempted for a pod of higher priority", retry=True),
-    "DeletionByTaintManager": PodCause("node-lost", "its node does not answer any more", retry=True),
+    "DeletionByTaintManager": PodCause("node-lost", "its node does not respond", retry=True),
     "EvictionByEvictionAPI": PodCause("evicted", "its node was drained", retry=True),
     "DeletionByPodGC": PodCause("node-lost", "its node is gone", retry=True),
     "TerminationByKubelet": PodCause("evicted", "its node evicted it", retry=True),
-    "Evict": PodCause("preempted", "Volcano took its place for another job", retry=True),
+    "Evict": PodCause("preempted", "Volcano evicted it for another job", retry=True),
 }
 # Messages of containerd and CRI-O about an image that could not be pulled.
 _PULL_ERRORS = (

@@ -49,19 +49,21 @@ _DISPATCHER_INSTALL = (
 class Options(FrozenModel):
     """The options of this launcher. The durations are limits and pauses of the controller."""
 
-    api: _ApiVersion = Field(
-        _V1BETA2, description="which controller's AppWrapper; v1beta1 is the archived dispatcher's"
-    )
+    api: _ApiVersion = Field(_V1BETA2, description="the API of the AppWrapper; v1beta1 is for the archived dispatcher")
     queue: str | None = Field(None, description="a LocalQueue of Kueue")
-    admission: Duration | None = Field(None, description="until every pod exists; default: deadlines.start + 1m")
-    warmup: Duration | None = Field(None, description="until every pod runs; default: deadlines.start + 1m")
-    failure: Pause | None = Field(None, description="between a failed pod and the end of the try")
-    retry_pause: Pause | None = Field(None, description="between two tries")
+    admission: Duration | None = Field(
+        None, description="time limit until every pod exists; default: deadlines.start + 1m"
+    )
+    warmup: Duration | None = Field(None, description="time limit until every pod runs; default: deadlines.start + 1m")
+    failure: Pause | None = Field(None, description="time between a failed pod and the end of the try")
+    retry_pause: Pause | None = Field(None, description="pause between two tries")
     deletion_on_failure: Pause | None = Field(None, description="how long failed pods stay; default: the lease")
-    forceful_deletion: Pause | None = Field(None, description="until a deletion is forced")
+    forceful_deletion: Pause | None = Field(None, description="time limit until a deletion is forced")
     success_ttl: Pause | None = Field(None, description="how long a job that succeeded stays; default: the lease")
-    retries: int = Field(0, ge=0, le=100, description="the controller's own, which delete a try's pods and logs")
-    priority: int | None = Field(None, description="in the dispatcher's queue (v1beta1)")
+    retries: int = Field(
+        0, ge=0, le=100, description="retries by the controller, which delete the pods and logs of a try"
+    )
+    priority: int | None = Field(None, description="the priority in the dispatcher's queue (v1beta1)")
     etcd_image: str = Field(etcd.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 

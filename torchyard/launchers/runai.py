@@ -36,15 +36,17 @@ _RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.i
 class Options(FrozenModel):
     """The options of this launcher."""
 
-    project: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="whose quota and namespace to use")
+    project: str = Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="the project, with its quota and namespace"
+    )
     through: Literal["cli-v2", "cli-v1", "kubernetes"] = Field(
         "cli-v2", description="runai training pytorch; runai submit-dist pytorch; or a PyTorchJob in runai-PROJECT"
     )
-    cli: str = Field("runai", description="the CLI's program, if each cluster has its own")
-    node_pools: tuple[str, ...] = Field((), description="in order of preference; v1 takes one")
+    cli: str = Field("runai", description="the CLI's program, if each cluster has a separate one")
+    node_pools: tuple[str, ...] = Field((), description="node pools in order of preference; v1 accepts one")
     backoff_limit: int = Field(0, ge=0, description="Run:ai's own restarts, which lose a log: use attempts instead")
     interactive: bool = Field(False, description="a session: within the project's quota, and not preempted")
-    preemptible: bool = Field(False, description="let a session exceed the quota, as a training may")
+    preemptible: bool = Field(False, description="allow a session to exceed the quota, as a training may")
 
     @model_validator(mode="after")
     def validate_combinations(self) -> "Options":

@@ -13,7 +13,7 @@ class Gpus(FrozenModel):
 
     resource: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="the full resource name: nvidia.com/gpu")
     per_node: Annotated[int, Field(ge=1)] | None = Field(
-        description="null, with the reason beside it, if it differs from cluster to cluster"
+        description="the number of GPUs; null, with a comment, if it differs between clusters"
     )
 
 
@@ -27,9 +27,9 @@ class Expect(FrozenModel):
         description="rdma: RoCE or InfiniBand; plugin: one that does not use NCCL's own verbs"
     )
     plugins: tuple[str, ...] = Field(
-        (), description="names of NCCL's network plugins, any of which keeps the promise; NAME also means NAME_v8"
+        (), description="names of NCCL's network plugins, any of which is accepted; NAME also matches NAME_v8"
     )
-    hcas: int | None = Field(None, ge=1, description="per node")
+    hcas: int | None = Field(None, ge=1, description="the number of HCAs per node")
     gdr: bool | None = Field(None, description="GPUDirect RDMA")
     min_busbw: float | None = Field(
         None,
@@ -56,11 +56,11 @@ class Fabric(FrozenModel):
     """One way to use a shape's network."""
 
     about: str = Field(description="one line for the list of fabrics")
-    pod: Pod = Field(Pod(), description="what the pods need for it, as in a profile")
-    mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
+    pod: Pod = Field(Pod(), description="the settings that the pods need, as in a profile")
+    mounts: dict[str, Mount] = Field({}, description="the volumes of the pods, by path")
     env: dict[str, Text] = Field({}, description="environment variables; those of the profile take precedence")
     find_gid: bool = Field(
-        False, description="find NCCL_IB_GID_INDEX in each pod, for the ports of NCCL_IB_HCA; else NCCL chooses it"
+        False, description="find NCCL_IB_GID_INDEX in each pod, for the ports of NCCL_IB_HCA; if false, NCCL chooses it"
     )
     compute_domain: str | None = Field(
         None, description="a ComputeDomain in the job's namespace: each pod claims the channel of the same name"
@@ -69,8 +69,8 @@ class Fabric(FrozenModel):
         (), description="ResourceClaimTemplates in the job's namespace: each pod claims devices by each of them"
     )
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before the profile's own `setup`")
-    device_plugin: str | None = Field(None, description="label of the DaemonSet that offers `pod.resources`")
-    expect: Expect = Field(description="what NCCL's log must show if it is used")
+    device_plugin: str | None = Field(None, description="label of the DaemonSet that provides `pod.resources`")
+    expect: Expect = Field(description="the values that NCCL's log must show if the fabric is used")
 
     @model_validator(mode="after")
     def validate_gid(self) -> "Fabric":
@@ -88,9 +88,9 @@ class Hardware(FrozenModel):
     name: str = Field("", description="the file's path below profiles/hardware, without .yaml")
     about: str = Field(description="one line for the list of shapes")
     source: str = Field(description="the source of the values")
-    match: dict[str, Text] = Field(description="labels of its nodes; {} if they have none of their own")
-    gpus: Gpus = Field(description="what a node has")
+    match: dict[str, Text] = Field(description="the labels of its nodes; {} if they have no specific labels")
+    gpus: Gpus = Field(description="the GPUs of a node")
     line_rate: Annotated[float, Field(gt=0)] | None = Field(
-        description="GB/s per node, 10^9 bytes; null, with the reason beside it, if it is not published"
+        description="GB/s per node, 10^9 bytes; null, with a comment, if it is not published"
     )
-    fabrics: dict[str, Fabric] = Field(description="by name: a profile chooses one")
+    fabrics: dict[str, Fabric] = Field(description="the fabrics, by name: a profile chooses one")

@@ -19,16 +19,16 @@ class Notify(FrozenModel):
     """The receivers of messages about a run, and the events that cause one."""
 
     to: Annotated[tuple[str, ...], BeforeValidator(_read_addresses)] = Field(
-        min_length=1, description="addresses as apprise spells them; $NAME in one is a variable of the launcher"
+        min_length=1, description="addresses in apprise's format; $NAME is a variable of the launcher's environment"
     )
     events: tuple[RunEvent, ...] = Field(_DEFAULT_EVENTS, description="the events that cause a message")
-    waiting: Duration = Field(1800.0, description="how long a job may wait before that is an event")
+    waiting: Duration = Field(1800.0, description="the time that a job may wait for its start before a message is sent")
 
 
 class TensorBoard(FrozenModel):
     """Event files, which `tensorboard --logdir` shows."""
 
-    folder: Text | None = Field(None, description="the folder of all runs' folders; default: the run's own")
+    folder: Text | None = Field(None, description="the folder for the data of all runs; default: a folder of the run")
 
 
 class Mlflow(FrozenModel):
@@ -42,7 +42,7 @@ class Wandb(FrozenModel):
     """A run in a project of Weights & Biases; its key and its mode come from the launcher's environment."""
 
     project: Text | None = Field(None, description="default: the profile's name")
-    entity: Text | None = Field(None, description="default: the user's own")
+    entity: Text | None = Field(None, description="default: the user's default entity")
 
 
 class Trackers(FrozenModel):

@@ -45,7 +45,7 @@ class ConfigReference(FrozenModel):
 class KeyReference(ConfigReference):
     """The source of a variable's value; plans and reports show only the reference."""
 
-    key: str = Field(description="which entry of it")
+    key: str = Field(description="the entry's key")
 
 
 class Mount(FrozenModel):
@@ -57,8 +57,8 @@ class Mount(FrozenModel):
     host: str | None = Field(None, description="a folder of the node")
     scratch: Quantity | None = Field(None, description="an empty folder of this size, deleted with the pod")
     ephemeral: Quantity | None = Field(None, description="a volume of this size, created and deleted with the pod")
-    storage_class: str | None = Field(None, description="of the ephemeral volume; default: the cluster's")
-    read_only: bool = Field(False, description="the pods cannot write there")
+    storage_class: str | None = Field(None, description="the class of the ephemeral volume; default: the cluster's")
+    read_only: bool = Field(False, description="the pods cannot write to it")
 
     @model_validator(mode="after")
     def validate_volume(self) -> "Mount":
@@ -91,7 +91,7 @@ class Init(FrozenModel):
     sidecar: bool = Field(False, description="runs until the job's container ends; needs Kubernetes 1.29")
     capabilities: tuple[str, ...] = Field((), description="without the prefix CAP_: NET_ADMIN")
     env: dict[str, Text] = Field({}, description="environment variables")
-    mounts: dict[str, Mount] = Field({}, description="what to mount in this container, by path")
+    mounts: dict[str, Mount] = Field({}, description="the volumes of this container, by path")
 
 
 class Pod(FrozenModel):
@@ -103,7 +103,7 @@ class Pod(FrozenModel):
     host_network: bool = Field(False, description="the node's own network: its name, its addresses, its ports")
     host_ipc: bool = Field(False, description="the node's own shared memory and semaphores")
     spread: bool = Field(True, description="one pod per node; false if a node has room for more than one")
-    privileged: bool = Field(False, description="every right on the node; some clusters refuse it")
+    privileged: bool = Field(False, description="all privileges on the node; some clusters refuse it")
     capabilities: tuple[str, ...] = Field((), description="without the prefix CAP_: IPC_LOCK")
     devices: tuple[str, ...] = Field((), description="folders of the node, at the same path in the pod")
     shm: Quantity | None = Field(None, description="size of /dev/shm, in memory; default: 64 MiB")
@@ -116,20 +116,20 @@ class Pod(FrozenModel):
         {}, description="node labels, and the values of which a node must have one"
     )
     tolerations: tuple[str, ...] = Field((), description="keys of the taints to tolerate")
-    scheduler: str | None = Field(None, description="default: the cluster's, or that of the job's controller")
+    scheduler: str | None = Field(None, description="default: the scheduler of the cluster, or of the job's controller")
     env_from: tuple[ConfigReference, ...] = Field(
         (), description="{config_map: NAME} or {secret: NAME}: a variable per key"
     )
     init: tuple[Init, ...] = Field((), description="containers that start before the job's: to completion, or sidecars")
     annotations: dict[str, Text] = Field({}, description="annotations of the pods")
-    labels: dict[str, Text] = Field({}, description="labels of the pods, beside torchyard's own")
+    labels: dict[str, Text] = Field({}, description="labels of the pods, in addition to torchyard's own")
     workdir: str | None = Field(None, description="default: the image's own")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         None, description="when to pull the image; default: the cluster's rule"
     )
     pull_secrets: tuple[str, ...] = Field((), description="names of the Secrets for the image's registry")
     service_account: str | None = Field(None, description="default: the namespace's own")
-    priority_class: str | None = Field(None, description="of the pods, for the scheduler")
+    priority_class: str | None = Field(None, description="the priority class of the pods")
 
     def merge_over(self, base: "Pod") -> "Pod":
         """Merge these settings over those of `base`: mappings and lists are joined; any other value of `self` wins."""

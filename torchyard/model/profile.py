@@ -64,7 +64,7 @@ Nodes = Annotated[
 
 
 class Deadlines(FrozenModel):
-    """When a run is given up. `lease`: how long a job keeps running after its launcher is lost."""
+    """The time limits of a run. `lease`: how long a job keeps running after its launcher is lost."""
 
     start: Duration = Field(600.0, description="until every node has joined")
     run: Duration = Field(86400.0, description="until the job has ended")
@@ -109,10 +109,11 @@ class Profile(FrozenModel):
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", description="the file's name without .yaml")
     about: str = Field(description="one line for the list of profiles")
-    launcher: str = Field(description="where it runs")
+    launcher: str = Field(description="the scheduler, or plain machines")
     values: tuple[str, ...] = Field(
         (),
-        description="user files of the FMS / mlbatch helm chart: later ones override earlier ones, the profile all",
+        description="user files of the FMS / mlbatch helm chart: later files override earlier ones, and the profile "
+        "overrides all",
     )
     hardware: Annotated[Hardware | None, WithJsonSchema({"type": "string"})] = Field(
         None, description="the shape of the nodes: a file in profiles/hardware, such as oke/bm-gpu-b4-8"
@@ -123,68 +124,77 @@ class Profile(FrozenModel):
         None, description="the Python file to start; in pods, a file of the image. With agent none, any program"
     )
     args: tuple[Text, ...] = Field((), description="the program's arguments")
-    nodes: Nodes = Field(NodeRange(min=1, max=1), description="2, or {min: 2, max: 8}")
-    processes: int = Field(1, ge=1, le=_MAX_COUNT, description="per node")
+    nodes: Nodes = Field(NodeRange(min=1, max=1), description="the number of nodes: 2, or {min: 2, max: 8}")
+    processes: int = Field(1, ge=1, le=_MAX_COUNT, description="the number of processes per node")
     rendezvous: Rendezvous = Field("c10d", description="how the nodes find each other")
     shared_file: str | None = Field(None, description="for rendezvous file: a path on a disk that all nodes share")
     agent: Agent | None = Field(
         None,
-        description="what starts a node's processes: torchrun; launch, which gives them --local-rank; or none, if "
-        "the program starts them itself (default: none for env and file, torchrun for the others)",
+        description="the program that starts a node's processes: torchrun; launch, which passes --local-rank; or none, "
+        "if the job's program starts them (default: none for env and file, torchrun for the others)",
     )
     env: dict[str, EnvValue] = Field({}, description="environment variables; in pods also {secret: NAME, key: KEY}")
     resources: Resources = Field({}, description="per pod: gpus, cpu, memory, ephemeral-storage, or a full name")
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before torchrun")
-    mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
+    mounts: dict[str, Mount] = Field({}, description="the volumes of the pods, by path")
     files: Annotated[
         dict[str, LocalFile],
         WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
-    ] = Field({}, description="files of this machine to put into the pods, by their path there: 1 MiB in all")
-    pod: Pod = Field(Pod(), description="what else the pods need, merged over what the fabric says")
-    cluster: Cluster = Field(Cluster(), description="which cluster and namespace")
-    manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
-        (), description="a YAML file with a job of your own, in place of image and program"
+    ] = Field(
+        {}, description="files of this machine to add to the pods, by their path in the pods: at most 1 MiB together"
     )
-    deadlines: Deadlines = Field(Deadlines(), description="when a run is given up")
-    attempts: int = Field(1, ge=1, le=20, description="at most; a new one only for causes worth a retry")
+    pod: Pod = Field(Pod(), description="further settings of the pods, merged over those of the fabric")
+    cluster: Cluster = Field(Cluster(), description="the cluster and the namespace")
+    manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
+        (), description="a YAML file with your own job, in place of image and program"
+    )
+    deadlines: Deadlines = Field(Deadlines(), description="the time limits of a run")
+    attempts: int = Field(
+        1, ge=1, le=20, description="the maximum number of attempts; a new one starts only for causes that are worth it"
+    )
     restarts: int | None = Field(
         None,
         ge=0,
         le=1000,
-        description="how often torchrun itself starts the processes again, in each attempt (default: 0, or 100 if "
+        description="how often torchrun itself restarts the processes, in each attempt (default: 0, or 100 if "
         "nodes is a range: the remaining nodes continue when one is lost)",
     )
     avoid_failed: bool = Field(False, description="a new attempt avoids the node or host that failed in the last one")
     on_launcher_lost: OnLauncherLost = Field("keep", description="keep: the job keeps running under its lease")
     on_fabric: OnFabric = Field(
-        "report", description="if the network is not the promised one: report it, or fail the attempt immediately"
+        "report", description="if the job does not use the expected network: report it, or fail the attempt immediately"
     )
     on_hang: Annotated[OnHang, BeforeValidator(lambda value: "off" if value is False else value)] = Field(
         "report",
-        description="if a rank hangs: report it, restart (end the attempt, which attempts: may repeat), or fail the "
-        "run immediately; off starts no recorder",
+        description="if a rank hangs: report it, restart (end the attempt; attempts may start another one), or fail "
+        "the run; off starts no recorder",
     )
     check_fabric: Duration | None = Field(
-        None, description="run an all-reduce for this long before the program; the attempt fails if it is too slow"
+        None, description="run an all-reduce before the program, at most this long; the attempt fails if it is too slow"
     )
     min_busbw: float | None = Field(
-        None, gt=0, le=1e6, description="GB/s that check_fabric must reach; default: that of the hardware file's fabric"
+        None,
+        gt=0,
+        le=1e6,
+        description="GB/s that check_fabric must reach; default: the value of the hardware file's fabric",
     )
     on_stuck_pod: OnStuckPod = Field(
-        "report", description="a pod whose dead node does not confirm its end; force deletes it anyway"
+        "report", description="for a pod whose dead node does not confirm its end: report it, or force its deletion"
     )
     on_companion_data: OnCompanionData = Field(
         "keep",
-        description="data of a manifest's companions, such as a PersistentVolumeClaim, at the end of an attempt",
+        description="companion objects of a manifest that hold data, such as a PersistentVolumeClaim, at the end of an "
+        "attempt",
     )
-    metrics: MetricsFormat = Field("none", description="how rank 0 prints its metrics")
+    metrics: MetricsFormat = Field("none", description="the format in which rank 0 prints its metrics")
     trend: Trend | None = Field(None, description="the number that is compared with the last runs; all are recorded")
     metrics_to: TrackersSetting = Field(
         Trackers(),
-        description="where the metrics are recorded as well: tensorboard, mlflow, wandb, or {mlflow: {uri: …}}",
+        description="trackers that also record the metrics: tensorboard, mlflow, wandb, or {mlflow: {uri: …}}",
     )
     notify: NotifySetting = Field(
-        None, description="who gets a message if a run fails, recovers, became worse or waits: apprise addresses"
+        None,
+        description="receivers of messages if a run fails, recovers, becomes worse, waits or hangs: apprise addresses",
     )
     options: dict[str, Any] = Field({}, description="options of the launcher")
 

@@ -13,9 +13,10 @@ class Trend(FrozenModel):
     """The number of a run that is compared with the last runs."""
 
     value: str = Field(
-        min_length=1, description="a number of the summary or of the last row, such as busbw; or seconds, of the run"
+        min_length=1,
+        description="a number of the summary or of the last row, such as busbw; or seconds, the run's duration",
     )
-    better: Better = Field("higher", description="which change is an improvement")
+    better: Better = Field("higher", description="the direction of an improvement")
     on_regression: Literal["report", "fail"] = Field(
         "report", description="if the number became worse: report it, or end the run as failed"
     )

@@ -124,5 +124,5 @@ def test_sentence_is_one_sentence() -> None:
     """The sentence for the user has its placeholders filled in, and is a single sentence."""
     line = "DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 clients joined."
     failure = diagnose_lines({"node_0": 1}, node_0=[line])
-    assert failure.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 came in time: check")
+    assert failure.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 joined in time: check")
     assert not [cause.description for cause in CAUSES if ". " in cause.description or cause.description.endswith(".")]
