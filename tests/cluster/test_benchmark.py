@@ -35,7 +35,7 @@ fabrics:
 def overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str, tmp_path: Path) -> dict[str, Any]:
     """Overrides that run a small all-reduce of a profile on the two real nodes, with two fabrics."""
     if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
-        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
     hardware_file = tmp_path / "hardware" / "lab" / "real.yaml"
     hardware_file.parent.mkdir(parents=True)
     hardware_file.write_text(SHAPE)
@@ -48,7 +48,7 @@ def overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: s
 
 
 def run_here(profile: Profile, _: dict[str, Any]) -> Report:
-    """Run a profile in this process."""
+    """Run a profile in this process, and return its report."""
     runner = Runner(profile, os.urandom(16).hex(), LocalReporter())
     runner.run()
     report = RunFolder(runner.folder.path).report()
@@ -59,7 +59,7 @@ def run_here(profile: Profile, _: dict[str, Any]) -> Report:
 
 @pytest.mark.parametrize("profile", ["yolov5-volcano", "yolov5-pytorchjob"])
 def test_fabrics_are_compared_on_the_same_nodes(overrides: dict[str, Any], profile: str) -> None:
-    """Both runs measure three sizes between the same two nodes, and nothing of them is left."""
+    """Both runs measure three sizes between the same two nodes, and leave nothing behind."""
     reports: list[Report] = []
 
     def run_one(loaded: Profile, changes: dict[str, Any]) -> Report:

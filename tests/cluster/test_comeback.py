@@ -26,7 +26,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 class Training:
-    """One run with two fake pods, and the launcher processes that own it."""
+    """One run with two fake pods, and the launcher processes that own it.
+
+    `start` or `kill_launcher` come first: the other methods need the run's folder.
+    """
 
     def __init__(self, jobs: Jobs, path: Path, log: FakeLog) -> None:
         self.jobs = jobs
@@ -53,13 +56,16 @@ class Training:
         return process
 
     def kill_launcher(self) -> None:
+        """Start a launcher and kill it once it follows both pods; the job keeps running."""
         process = self.start()
         process.kill()
         process.communicate()
 
     def read_texts(self, node: str) -> list[str]:
-        path = next(self.jobs.folder.glob(f"runs/*/attempt-1/{node}/log"), None)
-        return [parse_log_line(text, node).text for text, _ in read_new_lines(path, 0)] if path else []
+        """The lines of a node's log file, without timestamps; empty while there is no file."""
+        for path in self.jobs.folder.glob(f"runs/*/attempt-1/{node}/log"):
+            return [parse_log_line(text, node).text for text, _ in read_new_lines(path, 0)]
+        return []
 
     def list_job_uids(self) -> list[str]:
         """The uid of every job of the run."""
@@ -67,11 +73,13 @@ class Training:
         return [job["metadata"]["uid"] for job in self.jobs.list_labelled(self.plan, main["apiVersion"], main["kind"])]
 
     def read_pod_phases(self) -> list[str]:
+        """The phase of every pod of the run."""
         return [pod["status"]["phase"] for pod in self.jobs.list_labelled(self.plan, "v1", "Pod")]
 
 
 @pytest.fixture
 def training(jobs: Jobs, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[Training]:
+    """A run with two fake pods; it is swept when the test ends."""
     log = FakeLog(tmp_path / "said.log")
     log.append("epoch 0")
     document = yaml.safe_load((ROOT / "profiles" / "yolov5-volcano.yaml").read_text())
@@ -88,7 +96,7 @@ def training(jobs: Jobs, fake_overrides: dict[str, Any], tmp_path: Path) -> Iter
 
 
 def test_lost_run_is_resumed(training: Training) -> None:
-    """After a SIGKILL the job runs on; the resumed run ends Completed, with one job and complete logs."""
+    """After a SIGKILL the job keeps running; the resumed run ends Completed, with one job and complete logs."""
     training.kill_launcher()
     job_uids = training.list_job_uids()
     training.log.append("epoch 1", "epoch 2")
@@ -115,7 +123,7 @@ def test_job_that_ended_without_a_launcher_is_read(training: Training) -> None:
 
 
 def test_sweep_removes_a_lost_job(training: Training) -> None:
-    """`sweep --run NAME` removes every object of a run that no process owns, even before its lease has ended."""
+    """`sweep --run NAME` removes every object of a run that no process owns, even before its lease has expired."""
     training.kill_launcher()
     assert training.list_job_uids()
     assert sweep(runs=[training.plan.run], return_state=True).is_completed()
@@ -128,7 +136,7 @@ def test_sweep_removes_a_lost_job(training: Training) -> None:
 
 @pytest.mark.parametrize("way", ["stop", "cancel"])
 def test_intended_end_removes_the_job(training: Training, way: str) -> None:
-    """SIGTERM, or a cancel through Prefect, tears everything down within 30 s, and the report says which it was."""
+    """SIGTERM, or a cancel through Prefect, tears everything down within 30 s, and the report contains which it was."""
     process = training.start()
     started_at = time.monotonic()
     if way == "stop":

@@ -21,14 +21,17 @@ from torchyard.model.profile import Cluster
 
 RBAC = "rbac.authorization.k8s.io"
 PLUGIN = """#!/bin/sh
-echo asked >> {count}
+echo run >> {count}
 printf '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {{"token": "%s"}}}}' \\
     "$(cat {token})"
 """
 
 
 class Account:
-    """A ServiceAccount with all rights in one namespace; its token is in a file, and `expire` ends it."""
+    """A ServiceAccount with all rights in one namespace; its token is in a file, and `expire` invalidates it.
+
+    `renew` binds each new token to a new Secret: deleting the Secret invalidates the token.
+    """
 
     def __init__(self, client: Client, folder: Path) -> None:
         self.client = client
@@ -59,15 +62,18 @@ class Account:
         path = self.client.path("v1", "ServiceAccount", self.name) + "/token"
         self.token_file.write_text(self.client.request("POST", path, body={"spec": token_request})["status"]["token"])
 
-    def expire(self, renew: bool = True) -> None:
-        """Make the current token invalid; the API server caches tokens for ten seconds, and refuses it then."""
+    def expire(self, *, renew: bool = True) -> None:
+        """Make the current token invalid; the API server caches tokens for ten seconds, and refuses it then.
+
+        With `renew` the file has a new token before.
+        """
         secret_name = f"{self.name}-{self._secret_number}"
         if renew:
             self.renew()
         self.client.delete("v1", "Secret", secret_name)
 
     def write_plugin(self) -> dict[str, Any]:
-        """A kubeconfig user that gets its token from a program."""
+        """Write a program that prints the token; return a kubeconfig user that gets its token from it."""
         path = self.token_file.with_name("plugin")
         path.write_text(PLUGIN.format(count=self.count_file, token=self.token_file))
         path.chmod(0o755)
@@ -75,7 +81,7 @@ class Account:
         return {"exec": {"apiVersion": version, "command": str(path), "interactiveMode": "Never"}}
 
     def count_plugin_runs(self) -> int:
-        """How often the program was run."""
+        """How often the program has run."""
         return len(self.count_file.read_text().splitlines())
 
 
@@ -132,7 +138,7 @@ def test_watch_outlives_its_token(account: Account, jobs: Jobs, proxy: FaultProx
 
 
 def test_permanently_refused_credentials_are_reported(account: Account, jobs: Jobs, proxy: FaultProxy) -> None:
-    """Credentials that stay refused, though reloaded every ten seconds, cause an error that says what to do."""
+    """Credentials that stay refused, though reloaded every ten seconds, cause an error with what to do."""
     proxy.use_credentials(account.write_plugin())
     client = connect(jobs)
     old_token = account.token_file.read_text()
@@ -170,7 +176,7 @@ def test_renewed_certificate_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: py
     """A client certificate that the API server rejects is read again, because its file may have changed."""
     settings, _ = load_settings(None)
     if not settings.cert_file:
-        pytest.skip("this cluster knows its user by something else")
+        pytest.skip("this cluster authenticates its user without a certificate")
     create_authority("strange").write(tmp_path / "user")
     cluster = {"server": settings.host, "certificate-authority": settings.ssl_ca_cert}
     user = {"client-certificate": str(tmp_path / "user.crt"), "client-key": str(tmp_path / "user.key")}
@@ -187,7 +193,7 @@ def test_renewed_certificate_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: py
 
 
 def is_refused(account: Account, token: str) -> bool:
-    """Whether the API server has noticed that a token is invalid."""
+    """Whether the API server rejects a token by now."""
     spec = {"spec": {"token": token}}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"} | spec
     review = account.client.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body=body)

@@ -31,27 +31,29 @@ ReadMessages = Callable[[ClusterWatch], list[str]]
 
 
 def respond_with(status: int, times: int = 1000, **headers: str) -> Fault:
-    """A fault: requests get this answer, until the wire is mended."""
+    """A fault: requests get this response, until the proxy is repaired."""
 
     def start(proxy: FaultProxy) -> None:
-        proxy.respond("", status, {"kind": "Status", "message": "told", "code": status}, times, **headers)
+        proxy.respond("", status, {"kind": "Status", "message": "injected", "code": status}, times, **headers)
         proxy.cut()
 
     return start
 
 
 def slow_down(proxy: FaultProxy) -> None:
+    """A fault: every response is delayed by 5 s, until the proxy is repaired."""
     proxy.delay_s = 5.0
     proxy.cut()
 
 
 def break_dns(proxy: FaultProxy) -> None:
-    """A fault: DNS does not resolve the API server's name, until the wire is mended."""
+    """A fault: DNS does not resolve the API server's name, until the proxy is repaired."""
     proxy.is_unresolvable = True
     proxy.cut()
 
 
 def take_down(proxy: FaultProxy) -> None:
+    """A fault: connections are closed and rejected, until the proxy is repaired."""
     proxy.is_down = True
     proxy.cut()
 
@@ -75,7 +77,7 @@ FAULTS = {
 
 @pytest.fixture
 def named_proxy(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
-    """The wire under a host name that the test resolves instead of DNS."""
+    """The proxy under a host name that the test resolves instead of DNS."""
     resolve = socket.getaddrinfo
 
     def answer(host: Any, *more_args: Any, **kwargs: Any) -> Any:
@@ -100,7 +102,7 @@ def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fa
 
 
 def test_wait_sees_the_end_after_a_fault(fault: Fault, jobs: Jobs, named_proxy: FaultProxy) -> None:
-    """If a job ends during an outage of any kind, its end is seen after the outage."""
+    """If a job ends during an outage of any kind, the watch has its end after the outage."""
     plan = jobs.start(named_proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -114,7 +116,7 @@ def test_wait_sees_the_end_after_a_fault(fault: Fault, jobs: Jobs, named_proxy: 
 # Only a watch can get a 410.
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"410"}), indirect=True)
 def test_object_is_created_once_despite_a_fault(fault: Fault, jobs: Jobs, named_proxy: FaultProxy) -> None:
-    """An object that is created during an outage of any kind exists exactly once."""
+    """An object that is created during an outage of any kind exists exactly once after it."""
     client = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     assert client.list("v1", "ConfigMap")
     fault(named_proxy)
@@ -132,7 +134,7 @@ def test_busy_server_is_given_up(jobs: Jobs, proxy: FaultProxy, monkeypatch: pyt
     """If a server is busy for too long, the error has its last status and message."""
     monkeypatch.setattr(retry, "_REQUEST_TIMEOUT_S", 1.0)
     respond_with(503)(proxy)
-    with pytest.raises(ClusterError, match="told") as caught:
+    with pytest.raises(ClusterError, match="injected") as caught:
         Client(Cluster(context=CONTEXT, namespace=jobs.namespace)).list("v1", "Pod")
     assert caught.value.status == 503
 
@@ -152,8 +154,8 @@ def test_job_that_may_not_be_listed_is_not_taken_for_deleted(
 ) -> None:
     """If the first list of the job or its pods is refused, or their kind is unknown, the watch raises that error."""
     plan = jobs.start(proxy)
-    proxy.respond(substring, status, {"kind": "Status", "message": "told"}, times=1000)
-    with pytest.raises(ClusterError, match="told"), ClusterWatch(plan):
+    proxy.respond(substring, status, {"kind": "Status", "message": "injected"}, times=1000)
+    with pytest.raises(ClusterError, match="injected"), ClusterWatch(plan):
         pass
 
 
@@ -162,7 +164,7 @@ def test_job_that_may_not_be_listed_is_not_taken_for_deleted(
 
 @pytest.fixture
 def read_messages(caplog: pytest.LogCaptureFixture) -> ReadMessages:
-    """Polls a watch and returns everything logged so far."""
+    """A function that polls a watch and returns everything logged so far."""
     caplog.set_level(logging.INFO, logger="torchyard")
 
     def poll(watch: ClusterWatch) -> list[str]:
@@ -176,7 +178,10 @@ def read_messages(caplog: pytest.LogCaptureFixture) -> ReadMessages:
 def test_refusal_is_logged_once_and_waited_out(
     jobs: Jobs, proxy: FaultProxy, read_messages: ReadMessages, status: int
 ) -> None:
-    """Rights that are lost while a job runs are logged once, and so is their return; the job stays known."""
+    """A right that is lost while a job runs is logged once, and its return once.
+
+    The watch keeps the job's last state.
+    """
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -207,7 +212,7 @@ def test_outage_is_logged_once(
 
 
 def test_short_outage_is_not_logged(jobs: Jobs, proxy: FaultProxy, read_messages: ReadMessages) -> None:
-    """A connection that breaks and is soon made again is not logged."""
+    """A connection that breaks and is soon open again is not logged."""
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -219,7 +224,7 @@ def test_short_outage_is_not_logged(jobs: Jobs, proxy: FaultProxy, read_messages
 
 
 def test_kind_that_is_no_longer_served_has_no_job(jobs: Jobs, proxy: FaultProxy) -> None:
-    """If discovery and a list both say that a kind no longer exists, its objects are gone too."""
+    """If discovery and a list both report that a kind no longer exists, its objects do not exist either."""
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -249,7 +254,7 @@ def test_first_refusal_is_not_believed(jobs: Jobs, proxy: FaultProxy) -> None:
 
 
 def test_resync_corrects_a_wrong_watch(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the watch never shows a job's deletion, the next full list does, every few minutes."""
+    """If the watch never reports a job's deletion, the next full list does; there is one every few minutes."""
     monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (6.0, 6.0))
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:

@@ -22,7 +22,10 @@ def gate(admin_client: Any, tmp_path: Path) -> Iterator[Gate]:
 
 
 class HeldClient:
-    """A client that creates a ConfigMap through the gate; `told` is the answer's status, 0 if there was none."""
+    """A client that creates a ConfigMap through the gate, in its own thread.
+
+    `status`: of the response; 0 if there was none, None while the client waits.
+    """
 
     def __init__(self, gate: Gate, admin_client: Any, namespace: str) -> None:
         self._server = admin_client
@@ -46,9 +49,11 @@ class HeldClient:
             self.status = 0
 
     def has_created(self) -> bool:
+        """Whether the ConfigMap exists."""
         return self._server.get("v1", "ConfigMap", self.name, self._namespace) is not None
 
     def wait_for_status(self) -> int | None:
+        """Wait until the client has a response, and return its status; 0 if there was none."""
         self._thread.join()
         return self.status
 
@@ -62,7 +67,7 @@ def client(gate: Gate, admin_client: Any, namespace: str) -> HeldClient:
 def test_held_request_has_created_its_object_only_if_held_after_the_response(
     gate: Gate, client: HeldClient, hold_response: bool
 ) -> None:
-    """A request held after its answer has created its object, unknown to the client; one held before has not."""
+    """A request held after its response has created its object, unknown to the client; one held before has not."""
     client.create(gate, hold_response)
     assert (client.has_created(), client.status) == (hold_response, None)
     gate.release()
@@ -73,14 +78,14 @@ def test_held_request_has_created_its_object_only_if_held_after_the_response(
     ("fault", "status"), [("500", 500), ("429", 429), ("401", 401), ("reset", 0), ("black hole", 0)]
 )
 def test_held_response_is_replaced(gate: Gate, client: HeldClient, fault: Fault, status: int) -> None:
-    """The client gets the fault instead of the held answer, although its object was created."""
+    """The client gets the fault instead of the held response, although its object was created."""
     client.create(gate, hold_response=True)
     gate.fail(fault, 5)
     assert (client.wait_for_status(), client.has_created()) == (status, True)
 
 
 def test_burst_ends(gate: Gate) -> None:
-    """After a burst, requests are answered normally again."""
+    """After a burst, requests get normal responses again."""
     gate.fail("500", 0.5)
     assert httpx.get(f"{gate.address}/version", trust_env=False).status_code == 500
     until(lambda: httpx.get(f"{gate.address}/version", trust_env=False).status_code == 200, 5)

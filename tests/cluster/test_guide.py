@@ -27,10 +27,12 @@ def adapt_pods(node: Any) -> Any:
         return node
     if "containers" in node:
         return node | {"nodeSelector": {"type": "kwok"}}
-    fields = {key: adapt_pods(item) for key, item in node.items()}
+    adapted = {key: adapt_pods(item) for key, item in node.items()}
     if "containers" in (node.get("spec") or {}) and node.get("kind") != "Pod":
-        fields["metadata"] = {**(node.get("metadata") or {}), "annotations": {"torchyard.test/end-after": "1"}}
-    return fields
+        metadata = dict(node.get("metadata") or {})
+        metadata["annotations"] = {"torchyard.test/end-after": "1"}
+        adapted["metadata"] = metadata
+    return adapted
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A rank that hangs in a pod, on two real nodes: told from the pods' logs, and trained again."""
+"""A rank that hangs in a pod, on two real nodes: detected from the pods' logs, and the job restarted."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 def test_hanging_rank_in_a_pod_is_reported_and_the_job_restarted(
     small_overrides: dict[str, Any], tmp_path: Path, profile: str
 ) -> None:
-    """The image knows nothing of the black box; the rank and its line are told, and the next attempt succeeds."""
+    """The image does not contain the black box; the rank and its line are reported, and the next attempt succeeds."""
     program = tmp_path / f"{NAME}.py"
     program.write_text(PROGRAM)
     container_path = f"/opt/hanging/{NAME}.py"

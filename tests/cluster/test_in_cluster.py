@@ -1,4 +1,4 @@
-"""A Prefect server, worker and flow runs in pods of two real nodes, as deploy/kubernetes makes them."""
+"""A Prefect server, worker and flow runs in pods of two real nodes, created by the manifests of deploy/kubernetes."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def render_kustomization(folder: Path) -> list[Object]:
 
 
 def write_overlay(folder: Path, namespace: str, *components: str) -> Path:
-    """An overlay as a user writes it; what it adds is the nodes, and volumes for a cluster without storage."""
+    """Write an overlay as a user does; it adds the nodes, and volumes for a cluster without storage."""
     base = os.path.relpath(DEPLOY, folder)
     (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodeSelector": REAL_NODES}))
     patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": REAL_NODES}]
@@ -59,7 +59,7 @@ def write_overlay(folder: Path, namespace: str, *components: str) -> Path:
 
 
 def get_collection_path(client: Client, obj: Object) -> str:
-    """Where objects of this kind are created."""
+    """The API path under which objects of this kind are created."""
     is_cluster_wide = obj["kind"].startswith("Cluster") or obj["kind"] == "PersistentVolume"
     return client.path(
         obj["apiVersion"], obj["kind"], namespace=None if is_cluster_wide else obj["metadata"]["namespace"]
@@ -67,12 +67,12 @@ def get_collection_path(client: Client, obj: Object) -> str:
 
 
 def create(client: Client, obj: Object, **query: str) -> Object:
-    """Create any object; unknown fields are refused."""
+    """Create any object and return it; unknown fields are refused."""
     return client.request("POST", get_collection_path(client, obj), {"fieldValidation": "Strict"} | query, obj)
 
 
 def build_volume(claim: Object, namespace: str, folder: Path) -> Object:
-    """A folder of this machine, which both nodes share, for a claim."""
+    """A PersistentVolume for a claim: a folder of this machine, which both nodes share."""
     name = claim["metadata"]["name"]
     path = folder / name
     path.mkdir()
@@ -91,7 +91,10 @@ def build_volume(claim: Object, namespace: str, folder: Path) -> Object:
 
 
 class Installation:
-    """What an overlay has created in a namespace, and its Prefect server's API."""
+    """The objects that an overlay has created in a namespace, and its Prefect server's API.
+
+    `connect` must be called before `call` and the methods that use flow runs; the server's pod must be running by then.
+    """
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
@@ -99,6 +102,8 @@ class Installation:
         self.prefect_api = httpx.Client(timeout=30)
 
     def await_available(self, name: str) -> None:
+        """Wait until a Deployment has an available pod."""
+
         def is_available() -> bool:
             deployment = self.client.get("apps/v1", "Deployment", name)
             return bool(deployment and deployment["status"].get("availableReplicas"))
@@ -106,7 +111,7 @@ class Installation:
         wait_until(is_available, lambda: self.describe_pods({"labelSelector": f"app={name}"}))
 
     def describe_pods(self, query: dict[str, str]) -> str:
-        """What its pods say, for a test that fails."""
+        """The states and last log lines of its pods, for the message of a test that fails."""
         lines = []
         for pod in self.client.list("v1", "Pod", query):
             path = f"{self.client.path('v1', 'Pod', pod['metadata']['name'])}/log"
@@ -130,17 +135,19 @@ class Installation:
         )
 
     def call(self, method: str, path: str, body: Object | None = None) -> Any:
+        """Send a request to the Prefect server; return the JSON of the response."""
         response = self.prefect_api.request(method, path, json=body)
         response.raise_for_status()
         return response.json()
 
     def start_flow_run(self, deployment: str, parameters: Object) -> str:
-        """Start a flow run as the UI does; its id."""
+        """Start a flow run as the UI does; return its id."""
         details = self.call("GET", f"/deployments/name/{deployment}")
         flow_run = self.call("POST", f"/deployments/{details['id']}/create_flow_run", {"parameters": parameters})
         return str(flow_run["id"])
 
     def read_state(self, run: str) -> Object:
+        """The state of a flow run."""
         state: Object = self.call("GET", f"/flow_runs/{run}")["state"]
         return state
 
@@ -150,6 +157,8 @@ class Installation:
         return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
 
     def await_end(self, run: str) -> Object:
+        """Wait until a flow run has ended; return its last state."""
+
         def find_end() -> Object | None:
             state = self.read_state(run)
             return state if state["type"] in ("COMPLETED", "FAILED", "CANCELLED") else None
@@ -158,18 +167,20 @@ class Installation:
         return final_state
 
     def await_completed(self, run: str) -> str:
-        """Wait for the end of a run, which must be Completed with nothing left; its report."""
+        """Wait for the end of a run, which must be Completed without leftovers; return its report."""
         state = self.await_end(run)
         assert (state["name"], self.read_job(run)) == ("Completed", {}), state
         return self.read_report(run)
 
     def read_job(self, run: str) -> Object:
         """The run's Volcano job; empty if there is none."""
-        jobs = self.client.list("batch.volcano.sh/v1alpha1", "Job")
-        return next((job for job in jobs if f"-{run[-8:]}-" in job["metadata"]["name"]), {})
+        for job in self.client.list("batch.volcano.sh/v1alpha1", "Job"):
+            if f"-{run[-8:]}-" in job["metadata"]["name"]:
+                return job
+        return {}
 
     def read_log(self, run: str) -> str:
-        """What the job's pods have printed so far."""
+        """Everything that the job's pods have printed so far."""
         logs = []
         for pod in self.client.list("v1", "Pod", {"labelSelector": f"torchyard/run=yolov5-volcano-{run[-8:]}"}):
             path = f"{self.client.path('v1', 'Pod', pod['metadata']['name'])}/log"
@@ -180,18 +191,21 @@ class Installation:
         return "\n".join(logs)
 
     def read_report(self, run: str) -> str:
-        flow_run = {"flow_runs": {"id": {"any_": [run]}}}
-        artifacts = self.call("POST", "/artifacts/filter", flow_run | {"sort": "CREATED_DESC"})
+        """The reports of a flow run, the newest first."""
+        query = {"flow_runs": {"id": {"any_": [run]}}, "sort": "CREATED_DESC"}
+        artifacts = self.call("POST", "/artifacts/filter", query)
         return "\n".join(str(artifact["data"]) for artifact in artifacts if str(artifact["key"]).startswith("report-"))
 
 
 def wait_until(condition: Any, describe: Any) -> Any:
-    """As `until`, once a second; a failure says what the pods say."""
+    """As `until`, once a second; the AssertionError has the text that `describe` returns."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not (result := condition()):
+    while True:
+        result = condition()
+        if result:
+            return result
         assert time.monotonic() < deadline, describe()
         time.sleep(1)
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +213,9 @@ def nodes(admin_client: Client) -> list[str]:
     """The names of the two real nodes, which have the launcher's image."""
     real_nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
     if len(real_nodes) < 2:
-        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
-    if obstacle := launcher_image.describe_obstacle():
+        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    obstacle = launcher_image.describe_obstacle()
+    if obstacle:
         pytest.skip(obstacle)
     return [node["metadata"]["name"] for node in real_nodes]
 
@@ -257,7 +272,7 @@ def cordon(admin_client: Client, nodes: list[str]) -> Iterator[Any]:
 
 
 def test_every_manifest_is_accepted(admin_client: Client, namespace: str, tmp_path: Path) -> None:
-    """The API server takes every object of the base and of both components, and knows all of their fields."""
+    """The API server accepts every object of the base and of both components, with all of their fields."""
     manifests = render_kustomization(write_overlay(tmp_path, namespace, "server", "claim"))
     for manifest in manifests:
         manifest["metadata"]["name"] += "-strict"
@@ -266,7 +281,7 @@ def test_every_manifest_is_accepted(admin_client: Client, namespace: str, tmp_pa
 
 
 def start_fake_job(installation: Installation, seconds: str) -> str:
-    """Start a run whose job's pods are fake and end after some seconds, and wait until it watches them; its id."""
+    """Start a run whose job's pods are fake and end after some seconds; return its id once the job is running."""
     pod = {"pod.node_selector": {"type": "kwok"}, "pod.annotations": {"torchyard.test/end-after": seconds}}
     run = installation.start_flow_run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": pod})
     wait_until(
@@ -288,9 +303,9 @@ def killed_run(installation: Installation) -> str:
     return run
 
 
-@pytest.mark.usefixtures("killed_run")  # it comes back meanwhile
+@pytest.mark.usefixtures("killed_run")  # it resumes during this test
 def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
-    """A flow's pod is deleted while its job trains: the run goes on in a pod on the other node, with the same job."""
+    """A flow's pod is deleted while its job trains: the run continues in a pod on the other node, with the same job."""
     overrides = SMALL | {"args": ["--epochs=30", "--pause=2"]}
     run = installation.start_flow_run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": overrides})
     wait_until(
@@ -323,5 +338,5 @@ def test_a_cancelled_run_is_torn_down(installation: Installation) -> None:
 
 
 def test_killed_run_resumes(installation: Installation, killed_run: str) -> None:
-    """After SIGKILL another pod takes the run over from its Lease, once that was not renewed for long enough."""
+    """After a SIGKILL another pod takes the run over from its Lease, once that was not renewed for long enough."""
     assert "was lost" in installation.await_completed(killed_run)

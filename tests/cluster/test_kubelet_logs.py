@@ -47,7 +47,7 @@ def run_once(pod: BarePod) -> None:
 
 
 def run_twice(pod: BarePod) -> None:
-    """Let the container end with exit code 1 and restart."""
+    """Let the container exit with code 1 and restart."""
     pod.start(RESTART_SCRIPT)
     if pod.is_fake:
         pod.append_log("one", "two", "three")
@@ -58,15 +58,17 @@ def run_twice(pod: BarePod) -> None:
 
 
 def read_lines(pod: BarePod, **query: str) -> list[bytes]:
+    """The lines that the log API returns, with timestamps."""
     return list(pod.client.stream_lines(pod.log_path, {"timestamps": "true"} | query, 10))
 
 
 def strip_timestamps(lines: list[bytes]) -> list[bytes]:
+    """The texts of lines with timestamps."""
     return [line.partition(b" ")[2].strip() for line in lines]
 
 
 def test_followed_log_ends_with_its_container(pod: BarePod) -> None:
-    """A stream that is opened while a container runs gives all its lines, and ends with it."""
+    """A stream that is opened while a container runs contains all its lines, and ends with it."""
     pod.start("sleep 1; echo late; exit 0")
     until(lambda: "running" in pod.read_container_status()["state"])
     if pod.is_fake:
@@ -103,7 +105,7 @@ def test_previous_container_has_its_own_log(pod: BarePod) -> None:
 
 
 def test_previous_log_is_deleted_when_the_next_container_ends(pod: BarePod) -> None:
-    """A kubelet keeps only the latest ended container's log, so the previous one is gone when the next one ends."""
+    """A kubelet keeps only the latest ended container's log: the previous one is deleted when the next one ends."""
     run_twice(pod)
     if pod.is_fake:
         pod.succeed()

@@ -1,4 +1,4 @@
-"""The Lease of a run in a cluster: it says which machine owns the run, for takeovers and sweeps."""
+"""The Lease of a run in a cluster: it records which machine owns the run, for takeovers and sweeps."""
 
 import os
 import subprocess
@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 def read_lease(jobs: Jobs, plan: ManifestPlan) -> dict[str, Any]:
-    """The current Lease of a run."""
+    """The current Lease of a run; empty if it does not exist."""
     return lease.read_lease(jobs.client, plan) or {}
 
 
 def rewrite_lease(jobs: Jobs, plan: ManifestPlan, age_s: float = 0.0, **spec: Any) -> None:
-    """Change a Lease as another machine would; `ago`: seconds since the renewal."""
+    """Change a Lease as another machine would; `age_s`: seconds since the renewal."""
     renew_time = (datetime.now(UTC) - timedelta(seconds=age_s)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     jobs.client.patch(plan.lease, {"spec": {"renewTime": renew_time} | spec})
 
@@ -45,7 +45,7 @@ def count_objects(jobs: Jobs, plan: ManifestPlan) -> int:
     return sum(len(jobs.list_labelled(plan, *kind)) for kind in kinds)
 
 
-# --- what it owns
+# --- the objects that it owns
 
 
 def test_deleting_the_lease_deletes_the_run(jobs: Jobs) -> None:
@@ -76,7 +76,7 @@ def test_submitted_job_has_a_lease_that_is_renewed(jobs: Jobs, monkeypatch: pyte
 
 
 def test_wait_ends_when_another_machine_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher whose run another machine has taken over ends without touching the job."""
+    """A launcher whose run another machine has taken over ends without changing the job."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.2)
     handle = submit(jobs.plan(), Deadlines())
     assert isinstance(handle.plan, ManifestPlan)
@@ -121,7 +121,7 @@ def other_runs(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def start_on_other_machine(training: Training, folder: Path) -> "subprocess.Popen[str]":  # noqa: F811
-    """The run's next process, on another machine with its own runs folder."""
+    """Start the run's next process, on another machine with its own runs folder."""
     os.environ["TORCHYARD_RUNS"] = str(folder)
     return training.flow_run.start_process()
 
@@ -132,7 +132,7 @@ def test_run_resumes_on_another_machine(training: Training, other_runs: Path) ->
     plan = training.plan
     job_uids = training.list_job_uids()
     training.log.append("epoch 1")
-    rewrite_lease(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
+    rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     process = start_on_other_machine(training, other_runs)
     until((other_runs / plan.run / "attempt-1/worker-0/log").exists, 60)
     assert training.list_job_uids() == job_uids
@@ -146,12 +146,15 @@ def test_run_resumes_on_another_machine(training: Training, other_runs: Path) ->
 @pytest.mark.usefixtures("with_key")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_ended_job_is_reported_by_another_machine(training: Training, other_runs: Path, stopped: bool) -> None:  # noqa: F811
-    """After a job's end another machine reports it, and reads the logs or says that they are on the lost machine."""
+    """After a job's end another machine reports it, and reads the logs or reports that they are on the lost machine."""
     training.kill_launcher()
     plan = training.plan
     lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={}))
-    training.jobs.delete(plan) if stopped else training.jobs.end(plan)
-    rewrite_lease(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
+    if stopped:
+        training.jobs.delete(plan)
+    else:
+        training.jobs.end(plan)
+    rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     start_on_other_machine(training, other_runs).communicate(timeout=60)
     assert (training.flow_run.read_state().name, count_objects(training.jobs, plan)) == ("Completed", 0)
     logs = training.report.attempts[0].collected.logs
@@ -165,16 +168,16 @@ def test_forged_success_is_not_accepted(training: Training, other_runs: Path) ->
     training.kill_launcher()
     plan = training.plan
     lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={}))
-    lease.record_ending(plan, "succeeded", "it is said to have succeeded")
+    lease.record_ending(plan, "succeeded", "2 of 2 pods succeeded")
     training.jobs.delete(plan)
-    rewrite_lease(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
+    rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     start_on_other_machine(training, other_runs).communicate(timeout=60)
     assert training.flow_run.read_state().name == "Failed"
     assert "deleted by somebody else" in training.report.sentence
 
 
 def test_second_machine_leaves_the_run_to_the_first(training: Training, other_runs: Path) -> None:  # noqa: F811
-    """If two machines start the same run, the second one sees the first one renew the Lease, and ends."""
+    """If two machines start the same run, the second one notices that the first one renews the Lease, and exits."""
     first = training.start()
     plan = training.plan
     second = start_on_other_machine(training, other_runs)
@@ -197,7 +200,7 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, other_run
     training.kill_launcher()
     plan = training.plan
     lease.record_ending(plan, "cancelled", "cancelled through Prefect")
-    rewrite_lease(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
+    rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     start_on_other_machine(training, other_runs).communicate(timeout=60)
     assert (training.flow_run.read_state().name, count_objects(training.jobs, plan)) == ("Cancelled", 0)
 
@@ -207,22 +210,23 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, other_run
 
 @pytest.fixture(autouse=True)
 def short_observation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep observes a Lease for one second only before it decides that no process renews it."""
+    """A sweep observes a Lease for only one second before it decides that no process renews it."""
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
 
 
 def run_sweep(**parameters: Any) -> str:
+    """Run the sweep flow with these parameters, and return the message of its state."""
     return str(sweep(**parameters, return_state=True).message)
 
 
 def test_sweep_finds_leftovers_of_another_machine(training: Training, other_runs: Path) -> None:  # noqa: F811
-    """Any machine can sweep a run and its Lease once the Lease has expired and Prefect says that the run has ended."""
+    """Any machine can sweep a run once its Lease has expired and Prefect reports that the run has ended."""
     training.kill_launcher()
     plan = training.plan
     until(lambda: training.flow_run.read_state().is_crashed())
     os.environ["TORCHYARD_RUNS"] = str(other_runs)
     assert training.flow_run.id.hex[-8:] not in run_sweep(dry_run=True)
-    rewrite_lease(training.jobs, plan, ago=1801)
+    rewrite_lease(training.jobs, plan, age_s=1801)
     assert plan.run in run_sweep(dry_run=True)
     assert count_objects(training.jobs, plan) == 3
     run_sweep(runs=[plan.run])
@@ -230,11 +234,11 @@ def test_sweep_finds_leftovers_of_another_machine(training: Training, other_runs
 
 
 def test_sweep_keeps_a_run_that_prefect_reports_as_running(training: Training, other_runs: Path) -> None:  # noqa: F811
-    """A run with an expired Lease is not swept while Prefect says that it is running."""
+    """A run with an expired Lease is not swept while Prefect reports that it is running."""
     process = training.start()
     plan = training.plan
     os.environ["TORCHYARD_RUNS"] = str(other_runs)
-    rewrite_lease(training.jobs, plan, ago=1801)
+    rewrite_lease(training.jobs, plan, age_s=1801)
     assert plan.run not in run_sweep(dry_run=True)
     training.jobs.end(plan)
     process.communicate(timeout=60)
@@ -249,13 +253,13 @@ def test_named_run_stays_while_its_holder_renews(training: Training, other_runs:
     rewrite_lease(training.jobs, plan, holderIdentity="there:/runs")
     assert "renewed its Lease" in run_sweep(runs=[plan.run])
     assert count_objects(training.jobs, plan) == 3
-    rewrite_lease(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
+    rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     assert run_sweep(runs=[plan.run]) == "swept 1 run"
     assert (count_objects(training.jobs, plan), read_lease(training.jobs, plan)) == (0, {})
 
 
 def test_sweep_keeps_foreign_leases(jobs: Jobs) -> None:
-    """A sweep leaves a Lease without our label alone, however old it is."""
+    """A sweep does not remove a Lease without our label, however old it is."""
     plan = jobs.plan()
     foreign_lease = plan.lease | {"metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.client.create(foreign_lease)

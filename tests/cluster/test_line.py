@@ -47,6 +47,7 @@ RunProfile = Callable[..., tuple[State[Any], Report]]
 
 @pytest.fixture(scope="module")
 def provided(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProvidedObjects]:
+    """The objects that the profiles refer to, for the whole module."""
     provided = ProvidedObjects(namespace, tmp_path_factory.mktemp("claims"))
     yield provided
     provided.clear()
@@ -59,9 +60,12 @@ def run_profile(
     provided: ProvidedObjects,
     record_property: Callable[[str, object], None],
 ) -> RunProfile:
-    """Runs a profile with these pod annotations and other overrides, and returns its state and report."""
+    """A function that runs a profile with pod annotations and other overrides, and returns the state and report.
 
-    def carried(cell: tuple[str, str], annotations: dict[str, str], **overrides: Any) -> tuple[State[Any], Report]:
+    In the names of overrides `__` stands for a dot. `cell`: the profile and the outcome, for the table of the summary.
+    """
+
+    def run(cell: tuple[str, str], annotations: dict[str, str], **overrides: Any) -> tuple[State[Any], Report]:
         record_property("cell", cell)
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
         all_overrides = (
@@ -79,7 +83,7 @@ def run_profile(
         assert list_labelled(namespace, report) == []
         return state, report
 
-    return carried
+    return run
 
 
 def build_plan(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
@@ -143,13 +147,11 @@ def test_pods_that_never_fit(run_profile: RunProfile, busy_nodes: dict[str, Any]
 def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> Iterator[dict[str, str]]:
     """The labels of fake nodes that could take the profile's pods, but have most of their CPUs in use."""
     client = Client(Cluster(namespace=namespace))
-    (capacity,) = (
-        requirement
-        for requirement in build_plan(profile, build_local_overrides(profile, namespace)).requires
-        if isinstance(requirement, Capacity)
-    )
-    labels = ",".join(f"{key}={value}" for key, value in ({"type": "kwok"} | capacity.labels).items())
-    nodes = client.list("v1", "Node", {"labelSelector": labels}, everywhere=True)
+    requirements = build_plan(profile, build_local_overrides(profile, namespace)).requires
+    (capacity,) = (requirement for requirement in requirements if isinstance(requirement, Capacity))
+    labels = {"type": "kwok"} | capacity.labels
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    nodes = client.list("v1", "Node", {"labelSelector": selector}, everywhere=True)
     nodes = [node for node in nodes if capacity.resources.keys() <= node["status"]["allocatable"].keys()][:8]
     pods = []
     for node in nodes:
@@ -166,6 +168,7 @@ def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> 
 
 
 def label_node(client: Client, node: dict[str, Any], value: str | None) -> None:
+    """Set the label BUSY_LABEL of a node, or remove it (None)."""
     path = client.path("v1", "Node", node["metadata"]["name"], None)
     client.request("PATCH", path, body={"metadata": {"labels": {BUSY_LABEL: value}}})
 

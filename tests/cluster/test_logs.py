@@ -32,7 +32,7 @@ with ClusterWatch(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()
 
 
 class FakeLog:
-    """The log of fake pods: a file that grows as the test writes."""
+    """The log of fake pods: a file that grows as the test writes; `lines` are all lines so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class FakeLog:
         path.touch()
 
     def append(self, *lines: str, time: str = "") -> None:
-        """Append lines, all with the same time stamp if `at` is given."""
+        """Append lines, all with the same timestamp if `time` is given."""
         self.lines += lines
         prefix = f"{time} stdout F " if time else ""
         with self.path.open("a") as file:
@@ -53,14 +53,14 @@ def log(tmp_path: Path) -> FakeLog:
 
 
 def read_texts(plan: ManifestPlan, node: str = "worker-0") -> list[str]:
-    """The lines in a node's log file, without stamps."""
+    """The lines in a node's log file, without timestamps."""
     path = Path(plan.nodes[node])
     lines = path.read_bytes().decode().split("\n")[:-1] if path.exists() else []
     return [line.partition(" | ")[2] for line in lines]
 
 
 def finish(watch: ClusterWatch, jobs: Jobs, plan: ManifestPlan) -> dict[str, str]:
-    """End the pods once they run, wait until their logs are complete, and return what is lost of them."""
+    """End the pods once they run, wait until their logs are complete, and return the lines that they have lost."""
     until(lambda: is_running(watch))
     jobs.end(plan)
     until(lambda: not is_running(watch))
@@ -69,6 +69,7 @@ def finish(watch: ClusterWatch, jobs: Jobs, plan: ManifestPlan) -> dict[str, str
 
 
 def is_running(watch: ClusterWatch) -> bool:
+    """Poll the watch; whether both pods run."""
     watch.poll(timeout_s=0.05)
     phases = [obj["status"]["phase"] for name, obj in watch.states.items() if name.startswith("Pod/")]
     return phases == ["Running", "Running"]
@@ -78,7 +79,7 @@ def is_running(watch: ClusterWatch) -> bool:
 
 
 def test_long_logs_are_complete(jobs: Jobs, log: FakeLog) -> None:
-    """20,000 lines from each of two pods are on disk, in order, each with its stamp and its node."""
+    """20,000 lines from each of two pods are on disk, in order, each with its timestamp and its node."""
     log.append(*MANY)
     plan = jobs.start(log=log.path)
     with ClusterWatch(plan) as watch:
@@ -116,7 +117,7 @@ def test_cut_stream_resumes_where_it_was(jobs: Jobs, log: FakeLog, proxy: FaultP
 
 
 def test_lines_with_equal_timestamps_are_distinguished(jobs: Jobs, log: FakeLog, proxy: FaultProxy) -> None:
-    """When a stream is cut, lines with equal stamps, many of them identical, are neither lost nor duplicated."""
+    """When a stream is cut, lines with equal timestamps, many of them identical, are neither lost nor duplicated."""
     log.append(*(f"step {index // 3}" for index in range(9000)), time="2026-01-01T00:00:00.500000000Z")
     plan = jobs.start(proxy, log=log.path)
     proxy.cut_after("worker-0/log?", 200_000)
@@ -208,7 +209,7 @@ def test_two_watches_share_a_log(jobs: Jobs, log: FakeLog) -> None:
 
 
 def test_log_without_its_pod_is_reported_as_incomplete(jobs: Jobs, log: FakeLog) -> None:
-    """A process that attaches after the pod is gone reports that a log's end may be missing."""
+    """A process that attaches after the pod is deleted reports that the last lines may be missing."""
     log.append("one")
     plan = jobs.start(log=log.path)
     with ClusterWatch(plan) as watch:
@@ -218,7 +219,7 @@ def test_log_without_its_pod_is_reported_as_incomplete(jobs: Jobs, log: FakeLog)
         assert watch.lost_logs() == dict.fromkeys(("worker-0", "worker-1"), "possibly the last lines: its pod is gone")
 
 
-# --- pods that do not exist yet, or no longer
+# --- pods that do not exist yet, or are deleted
 
 
 def start_follower(
@@ -241,7 +242,7 @@ def test_container_that_is_still_created_is_retried(jobs: Jobs, log: FakeLog) ->
 
 
 def test_log_of_a_deleted_pod_is_reported_as_lost(jobs: Jobs) -> None:
-    """A log that was not read before its pod was gone is reported as lost."""
+    """A log that was not read before its pod was deleted is reported as lost."""
     plan = jobs.plan()
     follower = start_follower(jobs, plan)
     assert follower.complete.wait(10)
@@ -249,7 +250,7 @@ def test_log_of_a_deleted_pod_is_reported_as_lost(jobs: Jobs) -> None:
 
 
 def test_end_of_a_deleted_pods_log_is_reported_as_missing(jobs: Jobs, log: FakeLog, proxy: FaultProxy) -> None:
-    """If a pod is deleted while its log stream is broken, the log's end is reported as perhaps lost."""
+    """If a pod is deleted while its log stream is broken, the last lines are reported as possibly lost."""
     log.append("one")
     plan = jobs.start(proxy, log=log.path)
     with ClusterWatch(plan) as watch:
@@ -276,7 +277,7 @@ def test_unusual_lines_are_written_unchanged(jobs: Jobs, log: FakeLog) -> None:
 
 
 def test_last_line_needs_no_end(jobs: Jobs, proxy: FaultProxy) -> None:
-    """Bytes that are not UTF-8 are kept, and so is a last line without a newline."""
+    """Bytes that are not UTF-8 are kept, and a last line without a newline as well."""
     plan = jobs.plan(proxy)
     proxy.respond("/log?", 200, b"2026-01-01T00:00:00Z \xff\xfe\n2026-01-01T00:00:00Z the end")
     assert start_follower(jobs, plan, proxy, has_terminated=True).complete.wait(10)

@@ -58,9 +58,5 @@ def test_many_runs_leave_no_objects(
     """After the last step no job and no Lease exists."""
     documented_flow.search("yolov5-volcano", run_overrides)
     client = Client(Cluster(namespace=jobs.namespace))
-    assert (
-        _list_visible_objects(
-            client, [*list_kinds(client), (lease_record.LEASE_API, lease_record.LEASE_KIND)], {"torchyard/run": ""}
-        )
-        == []
-    )
+    kinds = [*list_kinds(client), (lease_record.LEASE_API, lease_record.LEASE_KIND)]
+    assert _list_visible_objects(client, kinds, {"torchyard/run": ""}) == []

@@ -42,10 +42,12 @@ def build_config_map(name: str, **metadata: Any) -> dict[str, Any]:
 
 
 def list_jobs(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
+    """The jobs that have the run's labels."""
     return jobs.list_labelled(plan, plan.main["apiVersion"], plan.main["kind"])
 
 
 def is_running(jobs: Jobs, plan: ManifestPlan) -> bool:
+    """Whether both pods of the job run."""
     pods = jobs.list_labelled(plan, "v1", "Pod")
     return len(pods) == 2 and all(pod_facts.get_pod_phase(pod) == "Running" for pod in pods)
 
@@ -54,7 +56,7 @@ def is_running(jobs: Jobs, plan: ManifestPlan) -> bool:
 
 
 def test_second_submit_adopts(jobs: Jobs) -> None:
-    """A second submit of the same plan finds its job, and says that it created nothing."""
+    """A second submit of the same plan finds its job, and returns that it created nothing."""
     plan = jobs.plan()
     handles = [submit(plan, Deadlines()) for _ in range(2)]
     assert [handle.created for handle in handles] == [True, False]
@@ -63,7 +65,7 @@ def test_second_submit_adopts(jobs: Jobs) -> None:
 
 
 def test_another_process_adopts(jobs: Jobs, tmp_path: Path) -> None:
-    """A stored plan is enough for another process to find the job."""
+    """A stored plan is sufficient for another process to find the job."""
     plan = jobs.start()
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     command = [sys.executable, "-c", SUBMIT_SCRIPT, str(tmp_path / "plan.json")]
@@ -89,7 +91,7 @@ def test_two_submits_at_once_create_one_job(jobs: Jobs) -> None:
 
 
 def test_submit_whose_response_was_lost_adopts(jobs: Jobs, proxy: FaultProxy) -> None:
-    """If the connection breaks after the job is created and before the answer arrives, there is still one job."""
+    """If the connection breaks after the job is created and before the response arrives, there is still one job."""
     plan = jobs.plan(proxy)
     proxy.cut_after("/jobs?fieldValidation=Strict", -1)
     client = Client(plan.cluster)
@@ -99,7 +101,7 @@ def test_submit_whose_response_was_lost_adopts(jobs: Jobs, proxy: FaultProxy) ->
 
 
 def test_taken_name_is_refused(jobs: Jobs) -> None:
-    """If another job has the same name, submit fails with a sentence that says so, and creates nothing."""
+    """If another job has the same name, submit fails with that reason, and creates nothing."""
     plan = jobs.plan()
     foreign_job = copy.deepcopy(plan.main)
     foreign_job["metadata"]["labels"] = {"team": "other"}
@@ -172,7 +174,7 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
-    """Tearing down a job that is gone, or never existed, succeeds."""
+    """Tearing down a job that is deleted, or never existed, succeeds."""
     plan = jobs.start()
     assert (teardown(plan), teardown(plan), teardown(jobs.plan())) == ((), (), ())
     backend_of(plan).stop()
@@ -194,15 +196,15 @@ def test_two_teardowns_at_once(jobs: Jobs) -> None:
 def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
     """A job that is torn down at any moment of its start leaves no pod."""
     plan = jobs.start()
-    condition = {"created": lambda: True, "has pods": lambda: jobs.list_labelled(plan, "v1", "Pod"), "runs": None}[
-        moment
-    ]
-    until(condition or (lambda: is_running(jobs, plan)))
+    if moment == "has pods":
+        until(lambda: jobs.list_labelled(plan, "v1", "Pod"))
+    elif moment == "runs":
+        until(lambda: is_running(jobs, plan))
     assert teardown(plan) == ()
 
 
 def test_job_is_deleted_after_its_pods(jobs: Jobs) -> None:
-    """A stopped job stays until its pods are gone (foreground deletion), so its absence proves theirs."""
+    """A stopped job exists until its pods are deleted (foreground deletion), so its absence proves theirs."""
     plan = jobs.start()
     until(lambda: is_running(jobs, plan))
     backend_of(plan).stop()
@@ -225,7 +227,7 @@ def held_job(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 
 def test_stuck_pod_is_reported(jobs: Jobs, held_job: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Teardown reports a stuck pod and the finalizer that holds it, after the grace and a bounded time."""
+    """Teardown reports a stuck pod and the finalizer that blocks it, after the grace and a bounded time."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)
     message = f"Pod {jobs.namespace}/{held_job.job}-worker-0: its finalizer torchyard.test/held holds it"
     assert any(leftover.startswith(message) for leftover in teardown(held_job))
@@ -233,7 +235,7 @@ def test_stuck_pod_is_reported(jobs: Jobs, held_job: ManifestPlan, monkeypatch: 
 
 @pytest.fixture
 def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
-    """Starts a job of one pod on a node that then stops answering."""
+    """A function that starts a job of one pod on a node, which then stops answering."""
     name = f"dead-{uuid.uuid4().hex[:6]}"
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"dead": name}}}
     path = jobs.client.path("v1", "Node", name, namespace=None)
@@ -263,7 +265,7 @@ def patch_node_status(jobs: Jobs, node: str, ready: str, status: dict[str, Any])
 def test_pod_on_a_dead_node_is_reported(
     jobs: Jobs, start_on_dead_node: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod whose node does not confirm its end is reported with its node, and left as it is."""
+    """A pod whose node does not confirm its end is reported with its node, and not deleted by force."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     plan = start_on_dead_node()
     (message, *_) = sorted(teardown(plan), key=lambda leftover: not leftover.startswith("Pod"))
@@ -289,7 +291,7 @@ def test_foreign_object_with_our_labels_is_reported(jobs: Jobs) -> None:
 
 
 def test_foreign_job_with_our_name_is_kept(jobs: Jobs) -> None:
-    """Stop and teardown do not touch a job that has the run's name but not its labels."""
+    """Stop and teardown do not change a job that has the run's name but not its labels."""
     plan = jobs.plan()
     foreign_job = copy.deepcopy(plan.main)
     foreign_job["metadata"]["labels"] = {"team": "other"}

@@ -1,7 +1,7 @@
 """Preflight against a real API server and its controllers; each check is made to fail once.
 
-TORCHYARD_TEST_KUBECONFIG names the cluster; every object created here is in one of the tests' own namespaces, or has
-the name of one, and is deleted.
+TORCHYARD_TEST_KUBECONFIG is the cluster; every object created here is in one of the tests' own namespaces, or has the
+name of one, and is deleted.
 """
 
 import base64
@@ -76,29 +76,27 @@ def admin_client(admin_client: Client, tmp_path_factory: pytest.TempPathFactory)
 
 
 def build_contexts(client: Client) -> Manifest:
-    """`nobody` has no rights, `stranger` is unknown, `anyone` has no credentials, `closed` is a closed port."""
+    """A kubeconfig: `nobody` has no rights, `stranger` is unknown, `anyone` has no credentials, `closed` no server."""
     create_object(client, "v1", "ServiceAccount", "nobody")
     path = client.path("v1", "ServiceAccount", "nobody") + "/token"
-    token = client.request(
-        "POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    )
-    contexts_of_file, _ = kube_config.list_kube_config_contexts(kubeconfig.get_kubeconfig_paths())
-    current = next(entry["context"] for entry in contexts_of_file if entry["name"] == client.context)
-    users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
+    token_request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = client.request("POST", path, body=token_request)["status"]["token"]
+    entries, _ = kube_config.list_kube_config_contexts(kubeconfig.get_kubeconfig_paths())
+    (current,) = (entry["context"] for entry in entries if entry["name"] == client.context)
+
+    users: Manifest = {"nobody": {"token": token}, "stranger": {"token": "no-such-token"}, "anyone": {}}
+    closed_port = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True}
+    contexts = [{"name": name, "context": {"cluster": current["cluster"], "user": name}} for name in users]
+    contexts.append({"name": "closed", "context": {"cluster": "closed", "user": current["user"]}})
     return {
-        "clusters": [
-            {"name": "closed", "cluster": {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True}}
-        ],
-        "users": [{"name": name, "user": value} for name, value in users.items()],
-        "contexts": [
-            *({"name": name, "context": {"cluster": current["cluster"], "user": name}} for name in users),
-            {"name": "closed", "context": {"cluster": "closed", "user": current["user"]}},
-        ],
+        "clusters": [{"name": "closed", "cluster": closed_port}],
+        "users": [{"name": name, "user": user} for name, user in users.items()],
+        "contexts": contexts,
     }
 
 
 def delete_namespaces(client: Client) -> None:
-    """Delete the namespaces, and wait until they are gone."""
+    """Delete the namespaces, and wait until they do not exist."""
     for name in (NAMESPACE, STRICT_NAMESPACE):
         if client.get("v1", "Namespace", name, namespace=None):
             client.request("DELETE", client.path("v1", "Namespace", name, None))
@@ -107,36 +105,44 @@ def delete_namespaces(client: Client) -> None:
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 40.0) -> None:
+    """Poll until the function returns a true value; AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "the cluster does not get there"
+        assert time.monotonic() < deadline, f"the condition did not become true within {timeout_s:g} s"
         time.sleep(0.1)
 
 
-def create_object(client: Client, version: str, kind: str, name: str, **fields: Any) -> Manifest:
-    """Create an object in the namespace `place`, or in none if its kind is cluster-wide."""
-    labels = fields.pop("labels", {})
-    namespace = fields.pop("place", NAMESPACE)
+def create_object(
+    client: Client,
+    version: str,
+    kind: str,
+    name: str,
+    *,
+    namespace: str = NAMESPACE,
+    labels: dict[str, str] | None = None,
+    **fields: Any,
+) -> Manifest:
+    """Create an object, in no namespace if its kind is cluster-wide; return it with its metadata from the server."""
     path = client.path(version, kind, namespace=None if kind in CLUSTER_WIDE_KINDS else namespace)
-    obj = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels}} | fields
+    obj: Manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels or {}}}
+    obj |= fields
     return obj | client.request("POST", path, body=obj)
 
 
 @pytest.fixture
 def create(admin_client: Client) -> Iterator[Create]:
-    """Creates objects like `post`, and deletes them when the test ends."""
+    """Creates objects like `create_object`, and deletes them when the test ends."""
     objects: list[Manifest] = []
 
-    def create(version: str, kind: str, name: str, **fields: Any) -> Manifest:
+    def create_and_record(version: str, kind: str, name: str, **fields: Any) -> Manifest:
         objects.append(create_object(admin_client, version, kind, name, **fields))
         return objects[-1]
 
-    yield create
+    yield create_and_record
     for obj in reversed(objects):
         metadata = obj["metadata"]
-        path = admin_client.path(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace"))
-        admin_client.request("DELETE", path)
         reference = (obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace"))
+        admin_client.request("DELETE", admin_client.path(*reference))
         wait_until(lambda reference=reference: admin_client.get(*reference) is None)  # type: ignore[misc]
 
 
@@ -144,12 +150,12 @@ def create(admin_client: Client) -> Iterator[Create]:
 
 
 def build_pod_spec(**spec: Any) -> Manifest:
-    """The spec of a pod."""
+    """The spec of a pod whose image does not exist."""
     return {"containers": [{"name": "worker", "image": "registry.invalid/none:1"}]} | spec
 
 
 def build_pod_template(spec: Manifest) -> Manifest:
-    """The smallest object that holds a pod template."""
+    """The smallest object that contains a pod template."""
     template = {"metadata": {}, "spec": spec}
     return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "job"}, "template": template}
 
@@ -169,6 +175,7 @@ def build_volcano_job(**spec: Any) -> Manifest:
 def build_plan(
     *requires: ClusterRequirement, context: str | None = None, namespace: str = NAMESPACE, **fields: Any
 ) -> ManifestPlan:
+    """A plan with these requirements; `fields` replace the plan's other fields."""
     cluster = Cluster(context=context, namespace=namespace)
     names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none", "lease": {}}
     fields = {
@@ -187,10 +194,12 @@ def run_check(requirement: ClusterRequirement, **fields: Any) -> Check:
 
 
 def check_admission(*objects: Manifest, **fields: Any) -> Check:
+    """The check that the API server accepts these objects."""
     return run_check(AdmissionAccepted(target="objects"), objects=objects, **fields)
 
 
 def require_kind(client: Client, requirement: CrdServed) -> None:
+    """Fail the test if the cluster does not serve a kind."""
     if run_check(requirement).verdict != "ok":
         pytest.fail(f"this cluster does not serve {requirement.crd}")
 
@@ -207,7 +216,7 @@ def test_closed_port_is_the_only_finding(admin_client: Client) -> None:
 
 @pytest.mark.parametrize(("context", "message"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
 def test_unknown_credentials_are_the_only_finding(admin_client: Client, context: str, message: str) -> None:
-    """An unknown or missing token causes one finding, and no further checks."""
+    """An unknown or missing token causes one finding, and no other check runs."""
     (check,) = check_cluster(build_plan(VOLCANO_JOBS, AdmissionAccepted(target="pod"), context=context))
     assert "refuses the credentials of the kubeconfig: " in check.detail
     assert message in check.detail
@@ -227,13 +236,15 @@ def test_missing_namespace_is_reported_once(admin_client: Client) -> None:
         AdmissionAccepted(target="objects"),
         ReferencedObject(object_kind="Secret", name="key"),
     )
-    checks = check_cluster(build_plan(*requirements, Advice(topic="image", detail="old"), space=f"{NAMESPACE}-none"))
+    checks = check_cluster(
+        build_plan(*requirements, Advice(topic="image", detail="old"), namespace=f"{NAMESPACE}-none")
+    )
     assert [check.name for check in checks] == [f"namespace {NAMESPACE}-none", "image"]
     assert checks[0].remedy == f"`kubectl create namespace {NAMESPACE}-none`"
 
 
 def test_all_findings_are_one_error(admin_client: Client, tmp_path: Path) -> None:
-    """The step raises all failed checks of cluster and machine at once, and says how many checks there were."""
+    """The step raises all failed checks of cluster and machine in one error, with the number of checks."""
     folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
     missing = (
         ReferencedObject(object_kind="Secret", name="key"),
@@ -249,7 +260,7 @@ def test_all_findings_are_one_error(admin_client: Client, tmp_path: Path) -> Non
 
 
 def test_valid_plan_has_one_check_per_requirement(admin_client: Client) -> None:
-    """A good plan gets one passed check for all rights and one per other requirement, in their order."""
+    """A valid plan gets one passed check for all rights and one per other requirement, in their order."""
     rights = Permission(verbs=("create", "watch"), resource="pods"), PODS_LOG
     anywhere = Capacity(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, one_per_node=True)
     account = ReferencedObject(object_kind="ServiceAccount", name="default")
@@ -287,7 +298,7 @@ def test_only_missing_verbs_are_reported(admin_client: Client, create: Create) -
 
 
 def test_check_without_read_access_is_a_warning(admin_client: Client) -> None:
-    """Without the right to list nodes, Deployments, queues or Secrets, a check is a warning that says so."""
+    """Without the right to list nodes, Deployments, queues or Secrets, a check is a warning with that reason."""
     room = Capacity(pods=1, labels={}, tolerations=(), resources={}, one_per_node=False)
     requirements = (
         room,
@@ -332,7 +343,7 @@ def test_kind_in_another_version_lists_those_that_are_served(admin_client: Clien
 
 
 def test_kind_of_another_group_is_not_taken_for_it(admin_client: Client) -> None:
-    """The legacy AppWrapper is not taken for the new one, although both have the same plural."""
+    """The legacy AppWrapper is not mistaken for the new one, although both have the same plural."""
     require_kind(admin_client, CrdServed(crd="appwrappers.workload.codeflare.dev", version="v1beta2", install="-"))
     check = run_check(CrdServed(crd="appwrappers.mcad.ibm.com", version="v1beta1", install="-"))
     assert "appwrappers.workload.codeflare.dev is another kind of the same name" in check.detail
@@ -405,6 +416,7 @@ def build_node(name: str, usable: int, **spec: Any) -> Manifest:
 
 
 def build_capacity(pods: int, tolerations: tuple[str, ...] = (TEST_LABEL,), **resources: str) -> Capacity:
+    """The requirement of room for pods on this test's nodes; `example_rdma="2"` requests 2 of example.com/rdma."""
     requests = {name.replace("_", "/").replace("example", "example.com"): amount for name, amount in resources.items()}
     fields = {"labels": {TEST_LABEL: NAMESPACE}, "tolerations": tolerations, "resources": requests}
     return Capacity.model_validate(
@@ -422,7 +434,7 @@ def nodes(admin_client: Client, create: Create) -> None:
 
 @pytest.mark.usefixtures("nodes")
 def test_nodes_that_do_not_fit_are_grouped_by_reason(admin_client: Client) -> None:
-    """The finding says how many pods fit, and for every other node why no pod fits there."""
+    """The finding contains how many pods fit, and for every other node why no pod fits there."""
     check = run_check(build_capacity(2, example_rdma="2"))
     assert check.detail.startswith("needs room for 2 pods, one per node, found room for 1; ")
     assert "1 node: cordoned" in check.detail
@@ -487,7 +499,7 @@ def test_missing_network_lists_the_networks_of_its_namespace(admin_client: Clien
     """A secondary network is looked up in the namespace that the pods name."""
     version = "k8s.cni.cncf.io/v1"
     try:
-        create(version, "NetworkAttachmentDefinition", "rdma-vf", place=STRICT_NAMESPACE, spec={"config": "{}"})
+        create(version, "NetworkAttachmentDefinition", "rdma-vf", namespace=STRICT_NAMESPACE, spec={"config": "{}"})
     except ClusterError:
         pytest.fail("this cluster has no secondary networks")
     check = run_check(
@@ -535,7 +547,7 @@ def test_claim_that_waits_for_its_pod_passes(admin_client: Client, create: Creat
 
 
 def test_claim_of_one_node_is_a_warning_for_two_pods(admin_client: Client, create: Create) -> None:
-    """For a job of two nodes, the check of a volume that only one node can mount says so."""
+    """For a job of two nodes, the check warns of a volume that only one node can mount."""
     create("v1", "PersistentVolumeClaim", "single", spec=build_claim_spec("none", "ReadWriteOnce"))
     admin_client.request(
         "PATCH",
@@ -546,7 +558,7 @@ def test_claim_of_one_node_is_a_warning_for_two_pods(admin_client: Client, creat
 
 
 def test_lost_claim_is_reported(admin_client: Client, create: Create) -> None:
-    """The finding about a claim whose volume is gone says that the claim is lost."""
+    """The finding about a claim whose volume is deleted reports that the claim is lost."""
     spec = build_claim_spec("", "ReadWriteMany") | {"volumeName": "no-such-volume"}
     annotations = {"pv.kubernetes.io/bind-completed": "yes"}
     metadata = {"name": "single", "annotations": annotations}
@@ -564,7 +576,7 @@ def test_pod_security_is_reported_with_its_remedy(admin_client: Client) -> None:
     """A namespace with level baseline refuses a pod on the host's network; the finding quotes the server."""
     check = run_check(
         AdmissionAccepted(target="pod"),
-        space=STRICT_NAMESPACE,
+        namespace=STRICT_NAMESPACE,
         objects=[build_pod_template(build_pod_spec(hostNetwork=True))],
     )
     assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in check.detail
@@ -614,23 +626,23 @@ def test_refusal_by_a_controllers_webhook_is_quoted(admin_client: Client) -> Non
 
 
 def test_valid_job_is_accepted_and_not_created(admin_client: Client) -> None:
-    """A dry run of a good Job passes the webhooks and creates no Job."""
+    """A dry run of a valid Job passes the webhooks and creates no Job."""
     require_kind(admin_client, VOLCANO_JOBS)
     assert check_admission(build_volcano_job()).verdict == "ok"
     assert admin_client.list("batch.volcano.sh/v1alpha1", "Job") == []
 
 
 def test_every_refused_object_is_reported(admin_client: Client) -> None:
-    """One finding has a sentence for each of two bad objects, and none for the good one."""
-    refused_objects = build_config_map("b") | {"dada": {}}, dict(build_config_map("C"))
-    check = check_admission(build_config_map("a"), *refused_objects)
+    """One finding has a sentence for each of two refused objects, and none for the valid one."""
+    unknown_field = build_config_map("b") | {"dada": {}}
+    check = check_admission(build_config_map("a"), unknown_field, build_config_map("C"))
     assert 'unknown field "dada"' in check.detail
     assert 'ConfigMap "C" is invalid' in check.detail
     assert "ConfigMap a" not in check.detail
 
 
 def test_webhook_that_does_not_answer_is_reported(admin_client: Client, create: Create) -> None:
-    """If a webhook's Service is gone, all its objects are refused, and the remedy names the Service."""
+    """If a webhook's Service does not exist, all its objects are refused, and the remedy names the Service."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}
     webhook: Manifest = {"name": "lost.torchyard.test", "sideEffects": "None", "admissionReviewVersions": ["v1"]}
     webhook |= {"clientConfig": {"service": {"namespace": NAMESPACE, "name": "nowhere"}}, "rules": [rule]}
@@ -643,7 +655,7 @@ def test_webhook_that_does_not_answer_is_reported(admin_client: Client, create: 
 
 
 def test_taken_name_is_reported_with_its_owner(admin_client: Client, create: Create) -> None:
-    """If a name is taken, the finding says by which run; the run's own object passes."""
+    """If a name is taken, the finding names the run that owns it; the run's own object passes."""
     create("v1", "ConfigMap", "theirs", labels={"torchyard/run": "another"})
     create("v1", "ConfigMap", "foreign")
     create("v1", "ConfigMap", "ours", labels=LABELS | {"more": "yes"})

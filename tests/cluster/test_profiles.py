@@ -21,7 +21,7 @@ PROFILES = pick_one_per_kind(name for name in list_pod_profiles() if not name.st
 def real_overrides(admin_client: Client, user_overrides: dict[str, Any]) -> dict[str, Any]:
     """Overrides for a job on the two real nodes."""
     if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
-        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
     return user_overrides
 
 
@@ -29,10 +29,11 @@ def real_overrides(admin_client: Client, user_overrides: dict[str, Any]) -> dict
 def test_profile_trains_in_real_pods(
     name: str, namespace: str, real_overrides: dict[str, Any], record_property: RecordProperty
 ) -> None:
-    """A profile's pods find each other as it says, and rank 0 prints the metrics of our program."""
+    """A profile's pods find each other in the profile's own way, and rank 0 prints the metrics of our program."""
     record_property("cell", (name, "real"))
     overrides = build_small_overrides(name) | real_overrides | build_local_overrides(name, namespace)
     report = run_to_completion(name, overrides)
     assert report.collected
-    if metric := METRICS.get(Path(str(overrides["program"])).name):
+    metric = METRICS.get(Path(str(overrides["program"])).name)
+    if metric:
         assert any(metric in row for row in report.collected.metrics.rows)

@@ -28,12 +28,12 @@ def small_overrides(admin_client: Client, user_overrides: dict[str, Any], namesp
     """Overrides that run a small form of a profile on the two real nodes."""
     nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
     if len(nodes) < 2:
-        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
     return SMALL | user_overrides | {"cluster.namespace": namespace}
 
 
 def read_logs(report: Report, attempt: int = 1) -> dict[str, str]:
-    """Each node's log."""
+    """Each node's log, by node."""
     log_paths = Path(report.folder, f"attempt-{attempt}").glob("worker-*/log")
     return {path.parent.name: path.read_text() for path in log_paths}
 
@@ -63,11 +63,9 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
     def kill_one() -> None:
         for _ in range(600):
             time.sleep(0.1)
-            logs = (
-                [path for path in Path(str(list_run_folders()[0].path)).glob("attempt-1/*/log")]
-                if list_run_folders()
-                else []
-            )
+            logs: list[Path] = []
+            for folder in list_run_folders():
+                logs += folder.path.glob("attempt-1/*/log")
             if any('"epoch": 2' in path.read_text() for path in logs):
                 pods = client.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
                 client.delete("v1", "Pod", pods[1]["metadata"]["name"])

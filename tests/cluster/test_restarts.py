@@ -1,4 +1,4 @@
-"""Containers that restart, and logs that are rotated, while no process reads them: what is read and what is lost."""
+"""Containers that restart, and logs that are rotated, while no process reads them: the lines that are read or lost."""
 
 import uuid
 from collections.abc import Iterator
@@ -30,15 +30,18 @@ def pods(fake_overrides: object, namespace: str, tmp_path: Path) -> Iterator[lis
 
 @pytest.fixture
 def pod(pods: list[BarePod]) -> BarePod:
+    """One of the two fake pods."""
     return pods[0]
 
 
 @pytest.fixture
 def plan(jobs: Jobs) -> ManifestPlan:
+    """A plan whose container is that of the pods."""
     return jobs.plan().model_copy(update={"container": "main"})
 
 
 def read_texts(plan: ManifestPlan) -> list[str]:
+    """The lines in the log file of worker-0, without timestamps."""
     log_path = Path(plan.nodes["worker-0"])
     return [line.partition(" | ")[2] for line in log_path.read_text().splitlines()] if log_path.exists() else []
 
@@ -89,10 +92,9 @@ CASES = (
 def test_lines_written_meanwhile_are_read(pod: BarePod, plan: ManifestPlan, case: Case) -> None:
     """A process that attaches after restarts reads the remaining lines in order, and reports what may be missing."""
     for restart, text in enumerate(case.starts):
-        if text:  # else the kubelet has removed it
-            pod.append_log(
-                *text.split(), restart=restart, first_second=0 if text.startswith("one") else 10 + 10 * restart
-            )
+        if text:  # else the kubelet has deleted this log
+            first_second = 0 if text.startswith("one") else 10 + 10 * restart
+            pod.append_log(*text.split(), restart=restart, first_second=first_second)
     write_earlier_lines(plan, *case.earlier.split())
     pod.start("")
     pod.wait_for_phase("Running")
@@ -103,7 +105,7 @@ def test_lines_written_meanwhile_are_read(pod: BarePod, plan: ManifestPlan, case
 
 
 def test_lines_of_a_replacement_pod_follow_its_predecessors(pods: list[BarePod], plan: ManifestPlan) -> None:
-    """All lines of a pod come before those of the pod that replaces it, even if their clocks differ."""
+    """All lines of a pod precede those of the pod that replaces it, even if their clocks differ."""
     pod_logs = PodLogs(pods[0].client, plan)
     pod_names = [pod.name for pod in pods]
     pods[0].append_log("one", "two", first_second=30)

@@ -1,4 +1,7 @@
-"""Real programs that fail under each controller's own retry policy, on real nodes: how often, and in whose words."""
+"""Real programs that fail under each controller's own retry policy, on real nodes.
+
+The tries, and the reported error.
+"""
 
 import json
 import re
@@ -24,7 +27,7 @@ python3 -c 'raise ValueError("the data set is empty")' || exit {code}
 
 
 class Policy(NamedTuple):
-    """A controller's own way to try again: its launcher, the keys of its job, and the exit code of the program."""
+    """A controller's own retries: its launcher, the keys of its job, and the exit code of the program."""
 
     launcher: str
     keys: dict[str, Any]
@@ -40,7 +43,7 @@ POLICIES = {
 }
 
 
-ENDLESS = ("pytorchjob-exit-code",)  # its operator counts no such failure
+ENDLESS = ("pytorchjob-exit-code",)  # its operator does not count such failures
 IN_PLACE = ("pytorchjob-on-failure",)  # by the kubelet, which shows only the last of two failures in quick succession
 
 
@@ -50,11 +53,12 @@ def describe_pod(policy: Policy) -> dict[str, Any]:
     command = ["/bin/sh", "-c", SCRIPT.format(code=policy.code)]
     container = {"name": name, "image": IMAGE, "command": command, "resources": {"requests": {"cpu": "100m"}}}
     spec = {
-        **({"restartPolicy": "Never"} if policy.launcher in ("volcano", "jobset") else {}),
         "nodeSelector": {"torchyard/node": "real"},
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
     }
+    if policy.launcher in ("volcano", "jobset"):
+        spec["restartPolicy"] = "Never"
     return {"metadata": {}, "spec": spec}
 
 
@@ -92,7 +96,7 @@ def describe_job(policy: Policy) -> dict[str, Any]:
                 "spec": spec,
             }
         case _:
-            limit = {"backoffLimit": policy.keys["backoffLimit"]} if "backoffLimit" in policy.keys else {}
+            limit = {key: value for key, value in policy.keys.items() if key == "backoffLimit"}
             worker = {"replicas": 2, "restartPolicy": policy.keys["restart"], "template": describe_pod(policy)}
             spec = {"runPolicy": limit, "pytorchReplicaSpecs": {"Worker": worker}}
             return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "own"}, "spec": spec}
@@ -102,7 +106,7 @@ def describe_job(policy: Policy) -> dict[str, Any]:
 def place_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """The overrides that run a manifest in the namespace."""
     if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
-        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
     return user_overrides | {"cluster.namespace": namespace}
 
 
@@ -110,7 +114,7 @@ def place_overrides(admin_client: Client, user_overrides: dict[str, Any], namesp
 def test_report_has_the_programs_error_and_the_number_of_retries(
     name: str, place_overrides: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A run whose controller retries in vain fails with the error of the program, and says how often it was tried."""
+    """A run whose controller retries in vain fails with the error of the program, and reports the number of retries."""
     policy = POLICIES[name]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(describe_job(policy)))
     profile = tmp_path / f"retry-{name}.yaml"

@@ -1,5 +1,6 @@
 """Least privilege: runs of an account that has only the role in deploy/kubernetes/rbac.yaml, or less."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
@@ -49,13 +50,11 @@ def read_role(name: str) -> Rights:
     """The rights that a role of deploy/kubernetes/rbac.yaml grants."""
     documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rbac.yaml").read_text())
     (rules,) = (document["rules"] for document in documents if document["metadata"]["name"] == name)
-    return frozenset(
-        (f"{resource}.{group}" if group else resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    )
+    rights: set[tuple[str, str]] = set()
+    for rule in rules:
+        for group, resource, verb in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"]):
+            rights.add((f"{resource}.{group}" if group else resource, verb))
+    return frozenset(rights)
 
 
 ROLE = read_role("torchyard")
@@ -75,8 +74,12 @@ def plan_profile(profile: str, namespace: str = "runai-any") -> ManifestPlan:
 
 @cache
 def list_required_rights(profile: str) -> Rights:
-    permissions = (requirement for requirement in plan_profile(profile).requires if isinstance(requirement, Permission))
-    return frozenset((requirement.resource, verb) for requirement in permissions for verb in requirement.verbs)
+    """The rights that a profile's plan requires."""
+    rights: set[tuple[str, str]] = set()
+    for requirement in plan_profile(profile).requires:
+        if isinstance(requirement, Permission):
+            rights.update((requirement.resource, verb) for verb in requirement.verbs)
+    return frozenset(rights)
 
 
 REQUIRED_RIGHTS = [
@@ -87,7 +90,10 @@ REQUIRED_RIGHTS = [
 
 
 class Account:
-    """A ServiceAccount with one Role in one namespace: context `least`."""
+    """A ServiceAccount with one Role in one namespace: context `least`.
+
+    `grant` replaces the Role's rules; `granted` are the rights that the API server applies at the moment.
+    """
 
     def __init__(self, admin_client: Client, folder: Path) -> None:
         self.admin_client = admin_client
@@ -111,18 +117,17 @@ class Account:
         path = self.admin_client.path("v1", "ServiceAccount", NAME)
         token = self.admin_client.request("POST", f"{path}/token", body=token_request)["status"]["token"]
         contexts, active = kube_config.list_kube_config_contexts(kubeconfig.get_kubeconfig_paths())
-        current = next(
-            entry for entry in contexts if entry["name"] == (kubeconfig.read_current_context() or active["name"])
-        )
+        current_name = kubeconfig.read_current_context() or active["name"]
+        (current,) = (entry for entry in contexts if entry["name"] == current_name)
         context = {"cluster": current["context"]["cluster"], "user": NAME}
         return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}
 
     def grant(self, rights: Rights) -> None:
         """Grant only these rights, and wait until the API server applies them."""
-        rules = [
-            {"apiGroups": [resource.partition(".")[2]], "resources": [resource.partition(".")[0]], "verbs": [verb]}
-            for resource, verb in rights
-        ]
+        rules = []
+        for resource, verb in rights:
+            plural, _, group = resource.partition(".")
+            rules.append({"apiGroups": [group], "resources": [plural], "verbs": [verb]})
         self.admin_client.patch(self.role, {"rules": rules})
         client_of_account = client.get_cluster_client(Cluster(context=NAME, namespace=self.admin_client.namespace))
         for right in rights ^ self.granted:
@@ -161,12 +166,14 @@ def baseline(account: Account) -> FindFailures:
 
 @pytest.fixture(scope="module")
 def provided(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProvidedObjects]:
+    """The objects that the profiles refer to, for the whole module."""
     provided = ProvidedObjects(namespace, tmp_path_factory.mktemp("claims"))
     yield provided
     provided.clear()
 
 
 def list_failures(checks: Iterable[Check]) -> list[str]:
+    """The failed checks, as `name: detail`."""
     return [f"{check.name}: {check.detail}" for check in checks if check.verdict == "failed"]
 
 
@@ -184,7 +191,7 @@ def test_role_grants_exactly_what_profiles_need() -> None:
 def test_role_is_sufficient_for_a_complete_run(
     account: Account, fake_overrides: dict[str, Any], provided: ProvidedObjects, profile: str
 ) -> None:
-    """With only the role a run is Completed and leaves nothing; checks that it may not make are warnings."""
+    """With only the role a run is Completed without leftovers; checks that need more rights are warnings."""
     account.grant(ROLE)
     namespace = account.admin_client.namespace
     plan = plan_profile(profile, namespace)
@@ -227,7 +234,7 @@ def sweep_role_everywhere(account: Account) -> Iterator[None]:
 
 
 def test_sweeper_that_may_not_list_leases_removes_nothing(account: Account, jobs: Jobs) -> None:
-    """A sweep with only the role torchyard removes nothing and names the missing role: any run may still be alive."""
+    """A sweep with only the role torchyard removes nothing and names the missing role: any run may still be running."""
     account.grant(ROLE)
     plan = jobs.start()
     scope = orphans.SweepScope(lambda _: "", lambda _: "", without_lease=True)

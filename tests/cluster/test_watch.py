@@ -19,14 +19,14 @@ Plan = Callable[..., Any]
 
 
 def read_pod_phases(watch: ClusterWatch) -> dict[str, str]:
-    """The phase of each pod that the watch has seen."""
+    """The phase of each pod that the watch has seen, by the pod's node."""
     watch.poll(timeout_s=0.05)
     phases = {name: obj["status"]["phase"] for name, obj in watch.states.items() if name.startswith("Pod/")}
     return {name.removeprefix("Pod/"): phase for name, phase in phases.items()}
 
 
 def read_kinds(watch: ClusterWatch) -> set[str]:
-    """The kinds of the objects that exist, as far as the watch knows."""
+    """The kinds of the objects that exist according to the watch."""
     watch.poll(timeout_s=0.05)
     return {name.partition("/")[0] for name in watch.states} - {"Removed"}
 
@@ -37,6 +37,11 @@ def is_running(watch: ClusterWatch) -> bool:
 
 def has_ended(watch: ClusterWatch) -> bool:
     return list(read_pod_phases(watch).values()) == ["Succeeded", "Succeeded"]
+
+
+def count_lists(proxy: FaultProxy) -> int:
+    """The number of requests that are neither a watch nor a log."""
+    return len([line for line in proxy.request_lines if "watch=1" not in line and "/log?" not in line])
 
 
 def test_job_is_seen_to_its_end(jobs: Jobs) -> None:
@@ -64,7 +69,7 @@ def test_broken_connection_is_reopened(jobs: Jobs, proxy: FaultProxy) -> None:
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
-        list_count = len([line for line in proxy.request_lines if "watch=1" not in line and "/log?" not in line])
+        list_count = count_lists(proxy)
         proxy.cut()
         jobs.end(plan)
         until(lambda: has_ended(watch))
@@ -74,7 +79,7 @@ def test_broken_connection_is_reopened(jobs: Jobs, proxy: FaultProxy) -> None:
 
 
 def test_deletion_during_an_outage_is_noticed(jobs: Jobs, proxy: FaultProxy) -> None:
-    """The watch notices afterwards that an object was deleted during an outage of 5 s."""
+    """An object that was deleted during an outage of 5 s is missing after it."""
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -87,7 +92,7 @@ def test_deletion_during_an_outage_is_noticed(jobs: Jobs, proxy: FaultProxy) -> 
 
 
 def test_outage_is_not_taken_for_silence(jobs: Jobs, proxy: FaultProxy) -> None:
-    """The watch says that it is disconnected during an outage, when logs may grow unseen, and only then."""
+    """The watch reports that it is disconnected during an outage, when logs may grow unnoticed, and only then."""
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch) and not watch.is_disconnected())
@@ -126,7 +131,7 @@ EXPIRED_STATUS = {
     ("status", "body"), [(410, EXPIRED_STATUS), (200, {"type": "ERROR", "object": EXPIRED_STATUS})]
 )
 def test_expired_version_is_listed_again(jobs: Jobs, proxy: FaultProxy, status: int, body: dict[str, Any]) -> None:
-    """If the watch's resource version has expired, a new list shows which objects were deleted meanwhile."""
+    """If the watch's resource version has expired, a new list finds which objects were deleted meanwhile."""
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -157,7 +162,7 @@ def test_optional_kind_delays_nothing(jobs: Jobs, proxy: FaultProxy, status: int
 
 
 def test_unknown_kind_delays_nothing(jobs: Jobs) -> None:
-    """The watch leaves out a kind that the API server does not know."""
+    """The watch skips a kind that the API server does not serve."""
     plan = jobs.start()
     unknown_kind = WatchedKind(api="torchyard.test/v1", kind="Strange")
     with ClusterWatch(plan.model_copy(update={"watch": (*plan.watch, unknown_kind)})) as watch:
@@ -177,7 +182,7 @@ def test_bookmarks_carry_the_version_on(jobs: Jobs, proxy: FaultProxy) -> None:
 
 
 def test_attaching_during_an_outage_waits_for_the_server(jobs: Jobs, proxy: FaultProxy) -> None:
-    """A watch that starts during an outage waits for its first list, and does not take the job for deleted."""
+    """A watch that starts during an outage waits for its first list, and does not report the job as deleted."""
     plan = jobs.start(proxy)
     watch = ClusterWatch(plan)
     proxy.interrupt(3.0)
@@ -188,7 +193,7 @@ def test_attaching_during_an_outage_waits_for_the_server(jobs: Jobs, proxy: Faul
 def test_first_list_times_out(
     jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, admin_client: Client
 ) -> None:
-    """If the API server stays down, the first list times out with an error, as nothing is known of the job."""
+    """If the API server stays down, the first list times out with an error, because the job's state is unknown."""
     monkeypatch.setattr(job_watch, "_FIRST_LIST_TIMEOUT_S", 1.0)
     plan = jobs.start(proxy)
     proxy.is_down = True
