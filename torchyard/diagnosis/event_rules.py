@@ -45,7 +45,7 @@ EVENT_RULES = (
     EventRule(
         r"FailedCreate\w*",
         r"exceeded quota.*used: (?:[^ =,]+=0,)*[^ =,]+=0, ",
-        PodCause("quota", "its pods may not be created, each asks for more than the namespace's quota", patience_s=60),
+        PodCause("quota", "its pods may not be created, each requests more than the namespace's quota", patience_s=60),
     ),
     EventRule(
         r"FailedCreate\w*",
