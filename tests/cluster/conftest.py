@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.caller import CLUSTER
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, as_user
-from tests.cluster.wire import FaultProxy
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
@@ -83,9 +83,9 @@ def stop_renewals() -> Iterator[None]:
 @pytest.fixture
 def jobs(namespace: str, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]:
     """Jobs that a test starts directly; they are deleted when it ends."""
-    started = Jobs(namespace, fake_overrides, tmp_path)
-    yield started
-    started.clear()
+    jobs = Jobs(namespace, fake_overrides, tmp_path)
+    yield jobs
+    jobs.clear()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.cluster.wire import VERBS, FaultProxy, Link
+from tests.cluster.fault_proxy import VERBS, FaultProxy, Link
 from torchyard.kube.kubeconfig import load_settings
 
 Fault = Literal["500", "429", "401", "410", "reset", "black hole"]

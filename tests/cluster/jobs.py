@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.wire import CONTEXT, FaultProxy
+from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from torchyard.cluster import create
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
@@ -74,8 +74,8 @@ class Jobs:
             overrides["cluster.context"] = CONTEXT
         overrides |= self.extra_overrides
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
-        loaded = load_profile(profile, overrides)
-        plan = registry.load_launcher(loaded.launcher).plan(loaded, run)
+        loaded_profile = load_profile(profile, overrides)
+        plan = registry.load_launcher(loaded_profile.launcher).plan(loaded_profile, run)
         assert isinstance(plan, ManifestPlan)
         return plan
 

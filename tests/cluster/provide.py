@@ -18,12 +18,12 @@ Manifest = dict[str, Any]
 
 def build_local_overrides(profile: str, namespace: str) -> Manifest:
     """Overrides that run an unchanged profile in a namespace of the test cluster, without Kueue and Run:ai."""
-    loaded = load_profile(profile)
+    loaded_profile = load_profile(profile)
     overrides: Manifest = {"cluster.namespace": namespace}
-    match loaded.launcher:
+    match loaded_profile.launcher:
         case "appwrapper":
             overrides["options.queue"] = None
-            if loaded.options.get("api"):  # the group of the dispatcher that can be built
+            if loaded_profile.options.get("api"):  # the group of the dispatcher that can be built
                 overrides["options.api"] = "workload.codeflare.dev/v1beta1"
         case "runai":
             overrides["options.through"] = "kubernetes"

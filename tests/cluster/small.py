@@ -86,8 +86,10 @@ def list_pod_profiles() -> Iterator[str]:
     """Yield every shipped profile that the test cluster can run in its small form."""
     for name in sorted(list_profiles().keys() - set(NEEDS_MCAD)):
         try:
-            loaded = load_profile(name, build_small_overrides(name))
-            plan = registry.load_launcher(loaded.launcher).plan(loaded, Run(id="0" * 8, attempt=1, folder="/runs"))
+            loaded_profile = load_profile(name, build_small_overrides(name))
+            plan = registry.load_launcher(loaded_profile.launcher).plan(
+                loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs")
+            )
         except ProfileError:  # baremetal has no pods
             continue
         if isinstance(plan, ManifestPlan):

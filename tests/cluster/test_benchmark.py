@@ -62,8 +62,8 @@ def test_fabrics_are_compared_on_the_same_nodes(overrides: dict[str, Any], profi
     """Both runs measure three sizes between the same two nodes, and leave nothing behind."""
     reports: list[Report] = []
 
-    def run_one(loaded: Profile, changes: dict[str, Any]) -> Report:
-        reports.append(run_here(loaded, changes))
+    def run_one(loaded_profile: Profile, changes: dict[str, Any]) -> Report:
+        reports.append(run_here(loaded_profile, changes))
         return reports[-1]
 
     benchmark = run_benchmark(profile, overrides, ["one", "two"], run_one)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tests.cluster.certificates import create_authority
+from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import has_ended, is_running
-from tests.cluster.wire import CONTEXT, FaultProxy
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.kube.client import Client
 from torchyard.kube.kubeconfig import load_settings

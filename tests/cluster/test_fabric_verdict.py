@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tests.cluster.carried import read_report
+from tests.cluster.complete_runs import read_report
 from tests.cluster.jobs import ANNOTATION, until
 from tests.cluster.test_logs import FakeLog
 from tests.nccl_lines import list_socket_lines

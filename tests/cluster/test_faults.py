@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import has_ended, is_running, read_kinds
-from tests.cluster.wire import CONTEXT, FaultProxy
 from torchyard.cluster import outage, reflector
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.kube import http, retry
@@ -80,14 +80,14 @@ def named_proxy(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProx
     """The proxy under a host name that the test resolves instead of DNS."""
     resolve = socket.getaddrinfo
 
-    def answer(host: Any, *more_args: Any, **kwargs: Any) -> Any:
+    def resolve_name(host: Any, *more_args: Any, **kwargs: Any) -> Any:
         if host != "api.torchyard.test":
             return resolve(host, *more_args, **kwargs)
         if proxy.is_unresolvable:
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return resolve("127.0.0.1", *more_args, **kwargs)
 
-    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_name)
     content = proxy.kubeconfig.read_text()
     proxy.kubeconfig.write_text(content.replace("127.0.0.1", "api.torchyard.test"))
     return proxy

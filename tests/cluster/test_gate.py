@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("admin_client")
 
 @pytest.fixture
 def gate(admin_client: Any, tmp_path: Path) -> Iterator[Gate]:
-    created = Gate(tmp_path, None)
-    yield created
-    created.close()
+    gate = Gate(tmp_path, None)
+    yield gate
+    gate.close()
 
 
 class HeldClient:

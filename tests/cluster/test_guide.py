@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.carried import run_to_completion
+from tests.cluster.complete_runs import run_to_completion
 from torchyard.common.project_root import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
@@ -36,7 +36,7 @@ def adapt_pods(node: Any) -> Any:
 
 
 @pytest.fixture
-def place_overrides(fake_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
+def namespace_overrides(fake_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """The overrides that a manifest allows: cluster and namespace."""
     context = {key: value for key, value in fake_overrides.items() if key == "cluster.context"}
     return context | {"cluster.namespace": namespace}
@@ -44,7 +44,7 @@ def place_overrides(fake_overrides: dict[str, Any], namespace: str) -> dict[str,
 
 @pytest.mark.parametrize("row", LAUNCHERS)
 def test_guide_manifest_runs(
-    row: str, place_overrides: dict[str, Any], tmp_path: Path, record_property: Callable[[str, object], None]
+    row: str, namespace_overrides: dict[str, Any], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """A manifest of the guide is launched, waited for, reported and removed, with all objects in it."""
     record_property("cell", (f"manifest {row}", "success"))
@@ -55,4 +55,4 @@ def test_guide_manifest_runs(
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
     profile = tmp_path / f"guide-{row}.yaml"
     profile.write_text(yaml.safe_dump({"about": "the guide's", "launcher": LAUNCHERS[row], "manifest": "job.yaml"}))
-    run_to_completion(str(profile), place_overrides)
+    run_to_completion(str(profile), namespace_overrides)

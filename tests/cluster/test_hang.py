@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.carried import run_to_completion
+from tests.cluster.complete_runs import run_to_completion
 from tests.cluster.test_real import small_overrides
 from tests.hanging_program import NAME, PROGRAM, check_hang
 

@@ -312,14 +312,14 @@ def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
         lambda: '"epoch": 2' in installation.read_log(run),
         lambda: installation.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
     )
-    (pod_of_run,) = installation.list_run_pods(run)
+    (first_pod,) = installation.list_run_pods(run)
     job_uid = installation.read_job(run)["metadata"]["uid"]
-    cordon(pod_of_run["spec"]["nodeName"])
-    installation.client.delete("v1", "Pod", pod_of_run["metadata"]["name"])
+    cordon(first_pod["spec"]["nodeName"])
+    installation.client.delete("v1", "Pod", first_pod["metadata"]["name"])
     wait_until(
         lambda: (
             {pod["spec"].get("nodeName") for pod in installation.list_run_pods(run)}
-            - {None, pod_of_run["spec"]["nodeName"]}
+            - {None, first_pod["spec"]["nodeName"]}
         ),
         lambda: installation.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}),
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.bare_pods import PRINT_SCRIPT, RESTART_SCRIPT, BarePod
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.lives import PRINT_SCRIPT, RESTART_SCRIPT, BarePod
 from torchyard.cluster.pod_logs import PodLogs, _has_terminated
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
@@ -29,12 +29,12 @@ def node(admin_client: Client, request: pytest.FixtureRequest) -> dict[str, str]
 @pytest.fixture
 def pod(node: dict[str, str], namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BarePod]:
     """A pod that is not created yet."""
-    test_name = request.node.originalname.replace("_", "-")[:40].strip("-")
-    created = BarePod(
-        Client(Cluster(namespace=namespace)), f"{test_name}-{'fake' if 'type' in node else 'real'}", node, tmp_path
+    pod_name = request.node.originalname.replace("_", "-")[:40].strip("-")
+    pod = BarePod(
+        Client(Cluster(namespace=namespace)), f"{pod_name}-{'fake' if 'type' in node else 'real'}", node, tmp_path
     )
-    yield created
-    created.delete()
+    yield pod
+    pod.delete()
 
 
 def run_once(pod: BarePod) -> None:
@@ -132,5 +132,5 @@ def test_restarted_container_is_read_to_the_end(pod: BarePod, jobs: Jobs) -> Non
     if pod.is_fake:
         pod.succeed()
     until(lambda: update_and_check(lambda: _has_terminated(pod.read(), "main") and not pod_logs.is_unfinished()))
-    texts_of_file = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
-    assert (texts_of_file, pod_logs.lost_logs()) == ([b"one", b"two", b"three", b"again"], {})
+    texts = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
+    assert (texts, pod_logs.lost_logs()) == ([b"one", b"two", b"three", b"again"], {})

@@ -11,7 +11,7 @@ import pytest
 
 from flows.sweep import sweep
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
+from tests.cluster.test_lost_launcher import Training, training  # noqa: F401  a fixture
 from torchyard.cluster import create, lease, lease_renewal, orphans
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import ManifestPlan

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.wire import CONTEXT, FaultProxy
 from torchyard.cluster import log_follower as module
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.log_follower import LogFollower, LogSource
@@ -39,10 +39,10 @@ class FakeLog:
         self.lines = list[str]()
         path.touch()
 
-    def append(self, *lines: str, time: str = "") -> None:
-        """Append lines, all with the same timestamp if `time` is given."""
+    def append(self, *lines: str, timestamp: str = "") -> None:
+        """Append lines, all with the same timestamp if `timestamp` is given."""
         self.lines += lines
-        prefix = f"{time} stdout F " if time else ""
+        prefix = f"{timestamp} stdout F " if timestamp else ""
         with self.path.open("a") as file:
             file.write("".join(f"{prefix}{line}\n" for line in lines))
 
@@ -118,7 +118,7 @@ def test_cut_stream_resumes_where_it_was(jobs: Jobs, log: FakeLog, proxy: FaultP
 
 def test_lines_with_equal_timestamps_are_distinguished(jobs: Jobs, log: FakeLog, proxy: FaultProxy) -> None:
     """When a stream is cut, lines with equal timestamps, many of them identical, are neither lost nor duplicated."""
-    log.append(*(f"step {index // 3}" for index in range(9000)), time="2026-01-01T00:00:00.500000000Z")
+    log.append(*(f"step {index // 3}" for index in range(9000)), timestamp="2026-01-01T00:00:00.500000000Z")
     plan = jobs.start(proxy, log=log.path)
     proxy.cut_after("worker-0/log?", 200_000)
     with ClusterWatch(plan) as watch:
@@ -161,7 +161,7 @@ def test_silent_stream_is_reopened(
 def test_stream_that_ends_too_soon_is_reopened(jobs: Jobs, log: FakeLog, proxy: FaultProxy) -> None:
     """A stream that ends before its container is opened again: a restarting kubelet ends it cleanly within a line."""
     plan = jobs.start(proxy, log=log.path)
-    log.append("one", "two", time="2026-01-01T00:00:00.500000000Z")
+    log.append("one", "two", timestamp="2026-01-01T00:00:00.500000000Z")
     timestamp = b"2026-01-01T00:00:00.500000000Z"
     proxy.respond("worker-0/log?", 200, timestamp + b" one\n" + timestamp + b" tw")
     with ClusterWatch(plan) as watch:

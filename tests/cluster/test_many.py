@@ -47,9 +47,9 @@ def test_runs_of_one_flow_do_not_disturb_each_other(
     documented_flow: ModuleType, run_overrides: list[dict[str, Any]]
 ) -> None:
     """Prefect's task threads wait for three jobs at once, and the end of each is reported."""
-    ends = documented_flow.search("yolov5-volcano", run_overrides)
-    assert ["exit code 7" in end for end in ends] == [False, True, False]
-    assert all("succeeded" in ends[index] for index in (0, 2))
+    outcomes = documented_flow.search("yolov5-volcano", run_overrides)
+    assert ["exit code 7" in outcome for outcome in outcomes] == [False, True, False]
+    assert all("succeeded" in outcomes[index] for index in (0, 2))
 
 
 def test_many_runs_leave_no_objects(

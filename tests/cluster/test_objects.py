@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.wire import FaultProxy
 from torchyard.backend import backend_of
 from torchyard.cluster import create as objects
 from torchyard.cluster import delete
@@ -243,7 +243,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
     capacity = {"cpu": "100", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": "8", "pods": "10"}
     patch_node_status(jobs, path, "True", {"capacity": capacity, "allocatable": capacity})
 
-    def start(**overrides: Any) -> ManifestPlan:
+    def start_job(**overrides: Any) -> ManifestPlan:
         jobs.extra_overrides = {"nodes": 1, "hardware": None, "fabric": None} | overrides
         jobs.extra_overrides["pod.node_selector"] = {"dead": name}
         plan = jobs.plan()
@@ -252,7 +252,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
         patch_node_status(jobs, path, "False", {})
         return plan
 
-    yield start
+    yield start_job
     jobs.client.request("DELETE", path)
 
 

@@ -58,20 +58,20 @@ def admin_client(admin_client: Client, tmp_path_factory: pytest.TempPathFactory)
     config = os.environ["KUBECONFIG"]
     with pytest.MonkeyPatch.context() as patch:
         client.get_cluster_client.cache_clear()
-        client_of_tests = client.get_cluster_client(Cluster(namespace=NAMESPACE))
+        preflight_client = client.get_cluster_client(Cluster(namespace=NAMESPACE))
         try:
             for name, labels in (
                 (NAMESPACE, {}),
                 (STRICT_NAMESPACE, {"pod-security.kubernetes.io/enforce": "baseline"}),
             ):
-                create_object(client_of_tests, "v1", "Namespace", name, labels=labels)
-                wait_until(lambda name=name: client_of_tests.get("v1", "ServiceAccount", "default", name))  # type: ignore[misc]
+                create_object(preflight_client, "v1", "Namespace", name, labels=labels)
+                wait_until(lambda name=name: preflight_client.get("v1", "ServiceAccount", "default", name))  # type: ignore[misc]
             extra_kubeconfig = tmp_path_factory.mktemp("kube") / "more.yaml"
-            extra_kubeconfig.write_text(yaml.safe_dump(build_contexts(client_of_tests)))
+            extra_kubeconfig.write_text(yaml.safe_dump(build_contexts(preflight_client)))
             patch.setenv("KUBECONFIG", f"{config}{os.pathsep}{extra_kubeconfig}")
-            yield client_of_tests
+            yield preflight_client
         finally:
-            delete_namespaces(client_of_tests)
+            delete_namespaces(preflight_client)
     client.get_cluster_client.cache_clear()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.carried import run_to_completion
+from tests.cluster.complete_runs import run_to_completion
 from tests.cluster.provide import build_local_overrides
 from tests.cluster.small import build_small_overrides, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tests.cluster.carried import read_report, run_to_completion
+from tests.cluster.complete_runs import read_report, run_to_completion
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster

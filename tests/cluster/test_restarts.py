@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.cluster.bare_pods import BarePod, write_restart
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.lives import BarePod, write_restart
 from torchyard.cluster.log_follower import _RESTARTED, _ROTATED
 from torchyard.cluster.pod_logs import PodLogs
 from torchyard.kube.client import Client
@@ -22,9 +22,9 @@ LOST_RESTART = _RESTARTED.format(1)
 def pods(fake_overrides: object, namespace: str, tmp_path: Path) -> Iterator[list[BarePod]]:
     """Two fake pods whose containers a test can restart."""
     client = Client(Cluster(namespace=namespace))
-    pods = [BarePod(client, f"bare-{uuid.uuid4().hex[:8]}", {"type": "kwok"}, tmp_path) for _ in range(2)]
-    yield pods
-    for pod in pods:
+    bare_pods = [BarePod(client, f"bare-{uuid.uuid4().hex[:8]}", {"type": "kwok"}, tmp_path) for _ in range(2)]
+    yield bare_pods
+    for pod in bare_pods:
         pod.delete()
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from flows.train import train
-from tests.cluster.carried import read_report
+from tests.cluster.complete_runs import read_report
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 
@@ -103,7 +103,7 @@ def describe_job(policy: Policy) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
+def namespace_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """The overrides that run a manifest in the namespace."""
     if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
@@ -112,7 +112,7 @@ def place_overrides(admin_client: Client, user_overrides: dict[str, Any], namesp
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_report_has_the_programs_error_and_the_number_of_retries(
-    name: str, place_overrides: dict[str, Any], tmp_path: Path
+    name: str, namespace_overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     """A run whose controller retries in vain fails with the error of the program, and reports the number of retries."""
     policy = POLICIES[name]
@@ -120,7 +120,7 @@ def test_report_has_the_programs_error_and_the_number_of_retries(
     profile = tmp_path / f"retry-{name}.yaml"
     profile.write_text(yaml.safe_dump({"about": "fails", "launcher": policy.launcher, "manifest": "job.yaml"}))
     deadlines = {"start": "3m", "run": "40s" if name in ENDLESS else "3m"}
-    state = train(str(profile), place_overrides | {"deadlines": deadlines}, return_state=True)
+    state = train(str(profile), namespace_overrides | {"deadlines": deadlines}, return_state=True)
     report = read_report()
     try_count = max(path.read_text().count("this try begins") for path in Path(report.folder).glob("attempt-1/*1/log"))
     assert state.name == "Failed"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
-from tests.cluster.carried import run_to_completion
+from tests.cluster.complete_runs import run_to_completion
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.provide import ProvidedObjects, build_local_overrides
 from tests.cluster.small import NEEDS_MCAD, list_pod_profiles
@@ -66,8 +66,10 @@ def plan_profile(profile: str, namespace: str = "runai-any") -> ManifestPlan:
     local_overrides = {
         key: value for key, value in build_local_overrides(profile, namespace).items() if key != "options.api"
     }
-    loaded = load_profile(profile, local_overrides | {"cluster.context": NAME})
-    plan = registry.load_launcher(loaded.launcher).plan(loaded, Run(id="0" * 8, attempt=1, folder="/runs"))
+    loaded_profile = load_profile(profile, local_overrides | {"cluster.context": NAME})
+    plan = registry.load_launcher(loaded_profile.launcher).plan(
+        loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs")
+    )
     assert isinstance(plan, ManifestPlan)
     return plan
 
@@ -129,24 +131,24 @@ class Account:
             plural, _, group = resource.partition(".")
             rules.append({"apiGroups": [group], "resources": [plural], "verbs": [verb]})
         self.admin_client.patch(self.role, {"rules": rules})
-        client_of_account = client.get_cluster_client(Cluster(context=NAME, namespace=self.admin_client.namespace))
+        account_client = client.get_cluster_client(Cluster(context=NAME, namespace=self.admin_client.namespace))
         for right in rights ^ self.granted:
-            until(partial(self._is_applied, client_of_account, right, right in rights))
+            until(partial(self._is_applied, account_client, right, right in rights))
         self.granted = rights
 
-    def _is_applied(self, client_of_account: Client, right: tuple[str, str], granted: bool) -> bool:
+    def _is_applied(self, account_client: Client, right: tuple[str, str], granted: bool) -> bool:
         resource, verb = right
-        return is_allowed(client_of_account, verb, resource) == granted
+        return is_allowed(account_client, verb, resource) == granted
 
 
 @pytest.fixture(scope="module")
 def account(admin_client: Client, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     """The account, with a kubeconfig context for the whole module: `cluster.context: least`."""
     with pytest.MonkeyPatch.context() as patch:
-        created = Account(Client(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
-        patch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{created.kubeconfig}")
+        account = Account(Client(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
+        patch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{account.kubeconfig}")
         client.get_cluster_client.cache_clear()
-        yield created
+        yield account
     client.get_cluster_client.cache_clear()
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cluster.fake import build_node
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import ANNOTATION, Jobs, until
-from tests.cluster.wire import FaultProxy
 from tests.observe import QUEUE, close_queue, get_queue_state
 from torchyard.cluster import create, delete, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
@@ -48,9 +48,9 @@ class JobFactory(NamedTuple):
     def plan(self, overrides: Overrides, profile: str = "yolov5-volcano") -> ManifestPlan:
         """The plan of a new run, on the fake nodes unless `overrides` name others."""
         changes = self.fake_overrides | {"cluster.namespace": self.client.namespace} | overrides
-        loaded = load_profile(profile, changes)
+        loaded_profile = load_profile(profile, changes)
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder / uuid.uuid4().hex))
-        plan = registry.load_launcher(loaded.launcher).plan(loaded, run)
+        plan = registry.load_launcher(loaded_profile.launcher).plan(loaded_profile, run)
         assert isinstance(plan, ManifestPlan)
         self.plans.append(plan)
         return plan
@@ -114,9 +114,9 @@ def build_factory(namespace: str, fake_overrides: dict[str, Any], folder: Path) 
 
 @pytest.fixture
 def job_factory(namespace: str, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[JobFactory]:
-    created = build_factory(namespace, fake_overrides, tmp_path)
-    yield created
-    created.clear()
+    factory = build_factory(namespace, fake_overrides, tmp_path)
+    yield factory
+    factory.clear()
 
 
 def add_node(admin_client: Client) -> str:
@@ -228,9 +228,9 @@ def test_closed_queue(job_factory: JobFactory, admin_client: Client) -> None:
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     path = admin_client.path(QUEUE, "Queue", name, namespace=None)
     queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": {"weight": 1}}
-    created = admin_client.request("POST", admin_client.path(QUEUE, "Queue", namespace=None), body=queue)
+    created_queue = admin_client.request("POST", admin_client.path(QUEUE, "Queue", namespace=None), body=queue)
     until(lambda: get_queue_state(admin_client, name) == "Open")
-    close_queue(admin_client, created)
+    close_queue(admin_client, created_queue)
     try:
         failure = job_factory.diagnose(
             job_factory.plan({"options": {"queue": name}}, "yolov5-pytorchjob"), "queue-closed"
@@ -245,7 +245,7 @@ REAL_NODE_CASES: list[Case] = [
     ("volume-mount", {"mounts": {"/s": {"secret": "nope"}}}, 'secret "nope" not found', False),
     ("volume-mount", {"mounts": {"/c": {"config_map": "nope"}}}, 'configmap "nope" not found', False),
     ("pod-config", {"pod.env_from": [{"config_map": "nope"}]}, 'configmap "nope" not found', False),
-    ("registry", {"image": "registry.invalid/nope:1"}, "registry does not answer (ErrImagePull", True),
+    ("registry", {"image": "registry.invalid/nope:1"}, "registry does not respond (ErrImagePull", True),
 ]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
-from tests.cluster.wire import FaultProxy
 from torchyard.cluster import job_watch, reflector
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.kube.client import Client

@@ -12,7 +12,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.train import train
-from tests.cluster.carried import read_report
+from tests.cluster.complete_runs import read_report
 from tests.cluster.provide import ProvidedObjects, build_local_overrides
 from tests.cluster.small import NEEDS_MCAD, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client
@@ -88,8 +88,10 @@ def run_profile(
 
 def build_plan(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
     """The plan of a profile, for a run that does not exist."""
-    loaded = load_profile(profile, overrides)
-    plan = registry.load_launcher(loaded.launcher).plan(loaded, Run(id="0" * 8, attempt=1, folder="/runs"))
+    loaded_profile = load_profile(profile, overrides)
+    plan = registry.load_launcher(loaded_profile.launcher).plan(
+        loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs")
+    )
     assert isinstance(plan, ManifestPlan)
     return plan
 
