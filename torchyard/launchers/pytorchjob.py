@@ -66,7 +66,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         requires=(
             *list_requirements(options.queue),
             *_store.list_etcd_requirements(profile),
-            *requirements.list_pod_requirements(profile, run, ports=True),
+            *requirements.list_pod_requirements(profile, run, has_ports=True),
         ),
         **lease_record.build_plan_fields(profile, run),
     )

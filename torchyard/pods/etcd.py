@@ -6,16 +6,14 @@ from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Permission
 from torchyard.model.run import Run
 from torchyard.pods import template
+from torchyard.pods.volumes import drop_empty
 
 # The newest line that serves the v2 API, which torchrun's etcd-v2 needs; 3.6 dropped it (docs/etcd.md).
 DEFAULT_IMAGE = "quay.io/coreos/etcd:v3.5.35"
 CLIENT_PORT = 2379
 # Deleting one of these loses data: the files of a claim, or everything in the object.
 DATA_KINDS = frozenset(
-    {
-        *("PersistentVolumeClaim", "PersistentVolume", "VolumeSnapshot"),
-        *("Namespace", "CustomResourceDefinition"),
-    }
+    {"PersistentVolumeClaim", "PersistentVolume", "VolumeSnapshot", "Namespace", "CustomResourceDefinition"}
 )
 DISPOSABLE_ROLE = "disposable"  # the role of a companion whose data the profile allows to be deleted
 PERMISSION_VERBS = ("create", "get", "list", "patch", "delete")  # patch: the job becomes its owner
@@ -23,6 +21,7 @@ _POLICY_KIND = "NetworkPolicy"
 
 
 def etcd_name(profile: Profile, run: Run) -> str:
+    """The name of the store's objects."""
     return f"{run.job(profile)}-etcd"
 
 
@@ -57,8 +56,8 @@ def _build_policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple
 
 
 def is_optional_object(obj: dict[str, Any]) -> bool:
-    """Whether a run can do without this object of its store if its user may not create it."""
-    return bool(obj["kind"] == _POLICY_KIND and _read_role(obj) == "store")
+    """Whether a run can continue without this object of its store if its user may not create it."""
+    return bool(obj["kind"] == _POLICY_KIND and _get_role(obj) == "store")
 
 
 def is_companion_object(obj: dict[str, Any]) -> bool:
@@ -67,15 +66,16 @@ def is_companion_object(obj: dict[str, Any]) -> bool:
     One that holds data and outlives the run does not have the run's label.
     """
     outlives_run = obj["kind"] in DATA_KINDS and template.RUN_LABEL not in (obj["metadata"].get("labels") or {})
-    return outlives_run or _read_role(obj) in ("companion", DISPOSABLE_ROLE)
+    return outlives_run or _get_role(obj) in ("companion", DISPOSABLE_ROLE)
 
 
-def _read_role(obj: dict[str, Any]) -> str:
+def _get_role(obj: dict[str, Any]) -> str:
+    """The role that an object's label gives it; empty for the job itself."""
     return str((obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL, ""))
 
 
 def _build_placement(profile: Profile) -> dict[str, Any]:
-    """The placement of the profile's pods, but not limited to nodes of the hardware's shape: the store needs no GPU."""
+    """The placement of the profile's pods, but on nodes of any shape: the store needs no GPU."""
     pod = template.merge_pod_settings(profile)
     tolerations = [{"key": key, "operator": "Exists"} for key in pod.tolerations]
     placement = {
@@ -83,7 +83,7 @@ def _build_placement(profile: Profile) -> dict[str, Any]:
         "tolerations": tolerations,
         **template.build_pod_identity(pod),
     }
-    return {key: value for key, value in placement.items() if value}
+    return drop_empty(placement)
 
 
 def _build_pod(name: str, labels: dict[str, str], image: str) -> dict[str, Any]:
@@ -119,6 +119,7 @@ def _build_pod(name: str, labels: dict[str, str], image: str) -> dict[str, Any]:
 
 
 def list_etcd_requirements(profile: Profile) -> tuple[ClusterRequirement, ...]:
+    """The permissions that the store needs; none if the rendezvous needs no store."""
     if profile.rendezvous != "etcd-v2":
         return ()
     return tuple(Permission(verbs=PERMISSION_VERBS, resource=kind) for kind in ("pods", "services"))

@@ -2,43 +2,55 @@
 
 import base64
 import hashlib
-from typing import Any
 
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.pods import template
-from torchyard.pods.volumes import name_files
+from torchyard.pods.volumes import Manifest, drop_empty, name_files
 
-Manifest = dict[str, Any]
 _ROLE = "files"
 
 
 def build_files(profile: Profile, run: Run) -> tuple[Manifest, ...]:
-    """The ConfigMap, which is created before the job; nothing if the profile names no files."""
+    """The ConfigMap, which is created before the job; empty if the profile names no files."""
+    if not profile.files:
+        return ()
+    text = {}
+    binary = {}
+    for _, key, file in name_files(profile):
+        if file.text is not None:
+            text[key] = file.text
+        else:
+            binary[key] = file.binary
     labels = {**template.attempt_labels(profile, run), template.ROLE_LABEL: _ROLE}
-    text = {key: file.text for _, key, file in name_files(profile) if file.text is not None}
-    binary = {key: file.binary for _, key, file in name_files(profile) if file.text is None}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": template.files_name(profile, run), "labels": labels},
-        **({"data": text} if text else {}),
-        **({"binaryData": binary} if binary else {}),
+        "data": text,
+        "binaryData": binary,
     }
-    return (config_map,) if profile.files else ()
+    return (drop_empty(config_map),)
 
 
 def summarize_files(plan: Manifest) -> Manifest:
-    """A plan to be read by a person: each file as its size and digest in place of its content."""
-    return {**plan, "objects": [_summarize_object(obj) for obj in plan["objects"]]} if "objects" in plan else plan
+    """A plan for a person to read: each file as its size and digest in place of its content."""
+    if "objects" not in plan:
+        return plan
+    return {**plan, "objects": [_summarize_object(obj) for obj in plan["objects"]]}
 
 
 def _summarize_object(obj: Manifest) -> Manifest:
     if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) != _ROLE:
         return obj
-    text = {key: _summarize_content(content.encode()) for key, content in obj.get("data", {}).items()}
-    binary = {key: _summarize_content(base64.b64decode(content)) for key, content in obj.get("binaryData", {}).items()}
-    return {**obj, **({"data": text} if text else {}), **({"binaryData": binary} if binary else {})}
+    summary = dict(obj)
+    if obj.get("data"):
+        summary["data"] = {key: _summarize_content(content.encode()) for key, content in obj["data"].items()}
+    if obj.get("binaryData"):
+        summary["binaryData"] = {
+            key: _summarize_content(base64.b64decode(content)) for key, content in obj["binaryData"].items()
+        }
+    return summary
 
 
 def _summarize_content(content: bytes) -> str:

@@ -1,8 +1,8 @@
 """The Lease of a run in a cluster, as a plain object: how it is written and read.
 
 There is one per run. It is renewed while a process watches the run, it owns every object that the run creates, and it
-holds what a process on another machine needs to go on: the attempt, whether its job was submitted, how that job ended,
-and how the run is about to end.
+holds what a process on another machine needs to continue: the attempt, whether its job was submitted, how that job
+ended, and how the run is about to end.
 
 Others can write to it as well, so its content is bounded and validated here, and nothing here raises: a malformed value
 counts as unknown. How a job or a run ends counts only with the seal of the run's key (torchyard/pods/seal.py).
@@ -23,14 +23,19 @@ from torchyard.model.run import End, Outcome, Run
 from torchyard.pods import seal
 from torchyard.pods.template import ATTEMPT_KEY, RUN_LABEL, attempt_labels
 
-LEASE_API, LEASE_KIND = "coordination.k8s.io/v1", "Lease"
-_FLOW_RUN_ANNOTATION, SUBMITTED_ANNOTATION, OUTCOME_ANNOTATION, ENDING_ANNOTATION = (
-    f"torchyard/{key}" for key in ("flow-run", "submitted", "outcome", "ending")
-)
+LEASE_API = "coordination.k8s.io/v1"
+LEASE_KIND = "Lease"
+_FLOW_RUN_ANNOTATION = "torchyard/flow-run"
+SUBMITTED_ANNOTATION = "torchyard/submitted"
+OUTCOME_ANNOTATION = "torchyard/outcome"
+ENDING_ANNOTATION = "torchyard/ending"
 HANDED_OVER_ANNOTATION = "torchyard/handed-over-by"  # the holder that has left the run to its next process
 SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: its writer has the key of the flow run that it names
-MAX_ATTEMPT, _MAX_DURATION_S, MAX_TEXT_CHARS, _MAX_HOLDER_CHARS = 9999, 366 * 86400, 100_000, 1000
-_MAX_AHEAD_S = 600.0  # how far in the future a renewal may lie
+MAX_ATTEMPT = 9999
+MAX_TEXT_CHARS = 100_000
+_MAX_HOLDER_CHARS = 1000
+_MAX_DURATION_S = 366 * 86400
+_MAX_AHEAD_S = 600.0  # how far in the future a renewal may lie: clocks differ
 LeaseObject = Mapping[str, Any]
 Model = TypeVar("Model", bound=FrozenModel)
 
@@ -69,37 +74,32 @@ def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
 
 
 def get_lease_key(lease: LeaseObject) -> str:
-    """The key of the run that a Lease belongs to."""
+    """The key of the run that a Lease belongs to; empty if the run has none or is unknown."""
     run_id = read_flow_run_id(lease)
     return seal.get_run_key(run_id) if run_id else ""
 
 
 def seal_lease(lease: LeaseObject, namespace: str, secret: str) -> str:
-    """The seal that a Lease in this namespace should have."""
-    return seal.make_seal(
-        secret, "lease", namespace, read_lease_name(lease), read_annotation(lease, _FLOW_RUN_ANNOTATION)
-    )
+    """The seal that a Lease in this namespace should have; empty without a key."""
+    run_id = read_annotation(lease, _FLOW_RUN_ANNOTATION)
+    return seal.make_seal(secret, "lease", namespace, read_lease_name(lease), run_id)
 
 
 def is_sealed_lease(lease: LeaseObject, secret: str) -> bool:
     """Whether a process with the run's key wrote the Lease, for the namespace that it is in."""
     namespace = to_text(get_mapping(lease, "metadata").get("namespace"))
-    return seal.is_valid_seal(
-        secret,
-        read_annotation(lease, SEAL_ANNOTATION),
-        "lease",
-        namespace,
-        read_lease_name(lease),
-        read_annotation(lease, _FLOW_RUN_ANNOTATION),
-    )
+    name = read_lease_name(lease)
+    run_id = read_annotation(lease, _FLOW_RUN_ANNOTATION)
+    return seal.is_valid_seal(secret, read_annotation(lease, SEAL_ANNOTATION), "lease", namespace, name, run_id)
 
 
-# --- what it is, and who holds it
+# --- identity and holder
 
 
 def owner_reference(lease: LeaseObject) -> dict[str, Any]:
     """The owner reference that deletes an object together with the Lease, and so with the run."""
-    return {"apiVersion": LEASE_API, "kind": LEASE_KIND, **{key: lease["metadata"][key] for key in ("name", "uid")}}
+    metadata = lease["metadata"]
+    return {"apiVersion": LEASE_API, "kind": LEASE_KIND, "name": metadata["name"], "uid": metadata["uid"]}
 
 
 def read_lease_name(lease: LeaseObject) -> str:
@@ -108,47 +108,54 @@ def read_lease_name(lease: LeaseObject) -> str:
 
 def read_holder(lease: LeaseObject) -> str:
     """The process that holds the run, or has handed it over, as `host:folder#id`; `nobody` if the Lease names none."""
-    previous_holder = read_annotation(lease, HANDED_OVER_ANNOTATION) if is_handed_over(lease) else ""
-    return (to_text(get_mapping(lease, "spec").get("holderIdentity")) or previous_holder)[
-        :_MAX_HOLDER_CHARS
-    ] or "nobody"
+    holder = to_text(get_mapping(lease, "spec").get("holderIdentity"))
+    if is_handed_over(lease):
+        holder = read_annotation(lease, HANDED_OVER_ANNOTATION)
+    return holder[:_MAX_HOLDER_CHARS] or "nobody"
 
 
 def is_handed_over(lease: LeaseObject) -> bool:
-    """Whether its holder has left it to the next process of the run."""
+    """Whether the holder has left the Lease to the next process of the run."""
     return get_mapping(lease, "spec").get("holderIdentity") == ""
 
 
 def read_renew_time(lease: LeaseObject) -> str:
-    """When it was last renewed, in the API's format; when it was created, if it never was."""
-    return to_text(
-        get_mapping(lease, "spec").get("renewTime") or get_mapping(lease, "metadata").get("creationTimestamp")
-    )
+    """When the Lease was last renewed, or else created, in the API's format; empty if it says neither."""
+    renew_time = get_mapping(lease, "spec").get("renewTime")
+    return to_text(renew_time or get_mapping(lease, "metadata").get("creationTimestamp"))
 
 
 def build_unchanged_test(lease: LeaseObject) -> dict[str, Any]:
     """The JSON patch test that the Lease has not been renewed since it was read."""
     renew_time = get_mapping(lease, "spec").get("renewTime")
-    path = "/spec/renewTime" if renew_time else "/metadata/resourceVersion"
-    return {"op": "test", "path": path, "value": renew_time or get_mapping(lease, "metadata").get("resourceVersion")}
+    if renew_time:
+        return {"op": "test", "path": "/spec/renewTime", "value": renew_time}
+    resource_version = get_mapping(lease, "metadata").get("resourceVersion")
+    return {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}
 
 
 def measure_lease_age(lease: LeaseObject, now: float) -> float | None:
-    """Seconds since it was last renewed, by the API server's clock; None if unknown."""
+    """Seconds since the Lease was last renewed; None if unknown. `now`: by the API server's clock."""
     renewed_at = parse_timestamp(read_renew_time(lease))
-    return now - renewed_at if renewed_at and now - renewed_at > -_MAX_AHEAD_S else None
+    if renewed_at and now - renewed_at > -_MAX_AHEAD_S:
+        return now - renewed_at
+    return None
 
 
 def measure_time_left(lease: LeaseObject, now: float) -> float | None:
-    """Seconds until it expires, negative once it has; None if unknown."""
-    duration_s, age_s = to_number(get_mapping(lease, "spec").get("leaseDurationSeconds")), measure_lease_age(lease, now)
-    return duration_s - age_s if age_s is not None and 0 < duration_s <= _MAX_DURATION_S else None
+    """Seconds until the Lease expires, negative once it has; None if unknown. `now`: by the API server's clock."""
+    duration_s = to_number(get_mapping(lease, "spec").get("leaseDurationSeconds"))
+    age_s = measure_lease_age(lease, now)
+    if age_s is None or not 0 < duration_s <= _MAX_DURATION_S:
+        return None
+    return duration_s - age_s
 
 
-# --- what it says
+# --- annotations
 
 
 def read_annotation(lease: LeaseObject, key: str) -> str:
+    """The text of an annotation; empty if there is none."""
     return to_text(get_mapping(lease, "metadata", "annotations").get(key))
 
 
@@ -156,12 +163,11 @@ def read_flow_run_id(lease: LeaseObject) -> str:
     """The id of the flow run; empty if there is none, or if it does not match the run's name."""
     run_id = read_annotation(lease, _FLOW_RUN_ANNOTATION)
     try:
-        is_valid = str(UUID(run_id)) == run_id and read_lease_name(lease).endswith(
-            f"-{Run(id=run_id, attempt=1, folder='').short}"
-        )
+        is_normalized = str(UUID(run_id)) == run_id
+        suffix = f"-{Run(id=run_id, attempt=1, folder='').short}"
     except ValueError:
         return ""
-    return run_id if is_valid else ""
+    return run_id if is_normalized and read_lease_name(lease).endswith(suffix) else ""
 
 
 def read_attempt(lease: LeaseObject) -> int | None:
@@ -171,48 +177,54 @@ def read_attempt(lease: LeaseObject) -> int | None:
 
 def is_submitted(lease: LeaseObject) -> bool:
     """Whether the job of this attempt has been created: if it does not exist now, it was deleted."""
-    return read_attempt(lease) is not None and _parse_attempt(
-        read_annotation(lease, SUBMITTED_ANNOTATION)
-    ) == read_attempt(lease)
+    attempt = read_attempt(lease)
+    return attempt is not None and _parse_attempt(read_annotation(lease, SUBMITTED_ANNOTATION)) == attempt
 
 
 def _parse_attempt(text: str) -> int | None:
+    """The number of an attempt; None if the text is not a number from 1 to MAX_ATTEMPT."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_ATTEMPT))
     return int(text) if is_number and int(text) > 0 else None
 
 
 def seal_outcome(run: str, attempt: str, outcome: Outcome, secret: str) -> str:
-    """An outcome with its seal; if it would be too long, without the parts that are not needed to go on."""
-    text = _build_sealed_text(secret, (run, attempt, "outcome"), outcome.model_dump(mode="json"))
+    """An outcome with its seal, as JSON; if it would be too long, without the fields that resuming does not need."""
+    text = _build_sealed_text(run, attempt, "outcome", outcome.model_dump(mode="json"), secret)
     if len(text) <= MAX_TEXT_CHARS:
         return text
-    failure = outcome.status.failure and outcome.status.failure.model_copy(update={"tail": (), "line": None})
+    failure = outcome.status.failure
+    if failure:
+        failure = failure.model_copy(update={"tail": (), "line": None})
     status = outcome.status.model_copy(update={"failure": failure})
     brief = outcome.model_copy(update={"status": status, "lost": {}, "machines": {}, "hang": None, "straggler": None})
-    return _build_sealed_text(secret, (run, attempt, "outcome"), brief.model_dump(mode="json"))
+    return _build_sealed_text(run, attempt, "outcome", brief.model_dump(mode="json"), secret)
 
 
 def seal_ending(run: str, attempt: str, ending: RecordedEnding, secret: str) -> str:
-    return _build_sealed_text(secret, (run, attempt, "ending"), ending.model_dump(mode="json"))
+    """An ending with its seal, as JSON."""
+    return _build_sealed_text(run, attempt, "ending", ending.model_dump(mode="json"), secret)
 
 
 def read_outcome(lease: LeaseObject, secret: str) -> Outcome | None:
-    """How the job of this attempt ended, if a launcher of the run has recorded it."""
+    """How the job of this attempt ended; None if no launcher of the run has recorded it."""
     return _read_sealed(lease, OUTCOME_ANNOTATION, Outcome, secret)
 
 
 def read_ending(lease: LeaseObject, secret: str) -> RecordedEnding | None:
-    """How the run is about to end, if a launcher of the run has recorded it; None while it goes on."""
+    """How the run is about to end; None if no launcher of the run has recorded that it ends."""
     return _read_sealed(lease, ENDING_ANNOTATION, RecordedEnding, secret)
 
 
-def _build_sealed_text(secret: str, subject: tuple[str, str, str], body: Any) -> str:
-    return json.dumps({"attempt": subject[1], subject[2]: body, "seal": seal.make_seal(secret, *subject, body)})
+def _build_sealed_text(run: str, attempt: str, field: str, body: Any, secret: str) -> str:
+    """The body as JSON under the key `field`, with the attempt and a seal of all of it and of the run's name."""
+    sealed = {"attempt": attempt, field: body, "seal": seal.make_seal(secret, run, attempt, field, body)}
+    return json.dumps(sealed)
 
 
 def _read_sealed(lease: LeaseObject, key: str, model: type[Model], secret: str) -> Model | None:
-    """What a launcher wrote about the current attempt; None for anything else."""
-    field, attempt = key.rpartition("/")[2], str(read_attempt(lease))
+    """What a launcher wrote about the current attempt; None if the annotation is missing, malformed or not sealed."""
+    field = key.rpartition("/")[2]
+    attempt = str(read_attempt(lease))
     data = _parse_json(read_annotation(lease, key))
     try:
         is_valid = seal.is_valid_seal(secret, data.get("seal"), read_lease_name(lease), attempt, field, data.get(field))
@@ -222,14 +234,16 @@ def _read_sealed(lease: LeaseObject, key: str, model: type[Model], secret: str) 
 
 
 def _parse_json(text: str) -> Mapping[str, Any]:
-    """The mapping in an annotation; empty if it holds none."""
+    """The mapping that an annotation holds as JSON; empty if it holds none."""
+    if len(text) > 2 * MAX_TEXT_CHARS:
+        return {}
     try:
-        return get_mapping(json.loads(text)) if len(text) <= 2 * MAX_TEXT_CHARS else {}
+        return get_mapping(json.loads(text))
     except (ValueError, RecursionError):
         return {}
 
 
-# --- what is wrong with it
+# --- faults
 
 
 def list_lease_faults(lease: LeaseObject, now: float) -> list[str]:
@@ -245,12 +259,12 @@ def _find_faults(lease: LeaseObject, now: float) -> Iterator[str]:
     if not to_text(metadata.get("uid")):
         yield "it has no uid"
     if not get_mapping(lease, "spec").get("renewTime") or measure_lease_age(lease, now) is None:
-        yield f"renewTime is {read_renew_time(lease)[:80]!r}: a time is needed that is not in the future"
+        yield f"renewTime is {read_renew_time(lease)[:80]!r}: it must be a time that is not in the future"
     elif measure_time_left(lease, now) is None:
-        yield f"leaseDurationSeconds is not 1 to {_MAX_DURATION_S}"
+        yield f"leaseDurationSeconds must be 1 to {_MAX_DURATION_S}"
     if not read_flow_run_id(lease):
         run_id = read_annotation(lease, _FLOW_RUN_ANNOTATION)[:80]
-        yield f"{_FLOW_RUN_ANNOTATION} is {run_id!r}: the id of a flow run is needed whose last 8 digits end the name"
+        yield f"{_FLOW_RUN_ANNOTATION} is {run_id!r}: it must be the id of a flow run whose last 8 digits end the name"
     if read_attempt(lease) is None:
         attempt = read_annotation(lease, ATTEMPT_KEY)[:80]
-        yield f"{ATTEMPT_KEY} is {attempt!r}: a number from 1 to {MAX_ATTEMPT} is needed"
+        yield f"{ATTEMPT_KEY} is {attempt!r}: it must be a number from 1 to {MAX_ATTEMPT}"

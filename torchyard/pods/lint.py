@@ -65,12 +65,10 @@ def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFi
     for (_, pod_name), locations in reversed(locations_by_pod.items()):  # so that the first shared pod is reported
         if len(locations) > 1:
             pods_by_locations[tuple(locations)] = pod_name
-    for locations, pod_name in pods_by_locations.items():
-        others = " and ".join(dict.fromkeys(locations[1:]))
-        yield (
-            locations[0],
-            LintFinding("metadata.name", f"{others} creates the pod {pod_name} too", "give each its own name"),
-        )
+    for (first, *others), pod_name in pods_by_locations.items():
+        others_text = " and ".join(dict.fromkeys(others))
+        problem = f"{others_text} creates the pod {pod_name} too"
+        yield first, LintFinding("metadata.name", problem, "give each its own name")
 
 
 # --- Volcano -------------------------------------------------------------------------------------------------------

@@ -44,20 +44,20 @@ def _find_repeated_options(job: Workload) -> Iterator[LintFinding]:
 class _MinNodes(NamedTuple):
     """The number of nodes that start a training, and the key that sets it."""
 
-    count: int
+    nodes: int
     key_path: str
 
 
 def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
-    min_nodes = _read_min_nodes(job)
+    minimum = _read_min_nodes(job)
     max_nodes = yaml_number(yaml_value(job.elastic_policy, "maxReplicas")) or 0
     is_scaled = yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None
-    if min_nodes.count > job.pod_count > 0:
+    if minimum.nodes > job.pod_count > 0:
         problem = (
-            f"torchrun waits for {min_nodes.count} nodes, and there are pods for {job.pod_count}: "
+            f"torchrun waits for {minimum.nodes} nodes, and there are pods for {job.pod_count}: "
             "the rendezvous times out"
         )
-        yield LintFinding(min_nodes.key_path, problem, "write as many replicas as nodes")
+        yield LintFinding(minimum.key_path, problem, "write as many replicas as nodes")
     elif job.pod_count == 1 and max_nodes > 1 and not is_scaled:
         problem = f"the rendezvous is for up to {max_nodes} nodes, but the job has only one pod"
         yield LintFinding(f"{job.groups[0].key_path}.replicas", problem, "write the number of nodes")

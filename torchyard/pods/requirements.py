@@ -1,6 +1,6 @@
 """What must be true in a cluster before the pods of a job can start there."""
 
-from torchyard.model.pod import KeyReference
+from torchyard.model.pod import ConfigReference, KeyReference, Mount, Pod
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     AdmissionAccepted,
@@ -21,15 +21,14 @@ _RUN_PERMISSIONS = (
     Permission(verbs=("list",), resource="events"),
     Permission(verbs=("create", "get", "patch", "delete"), resource="leases.coordination.k8s.io"),
 )
-
-
 _FILES_PERMISSION = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
 
 
 def list_run_permissions(profile: Profile) -> tuple[Permission, ...]:
     """The permissions that a run needs on any job's pods, and on its Lease."""
-    force = profile.on_stuck_pod == "force"
-    return (*_RUN_PERMISSIONS, Permission(verbs=("delete",), resource="pods")) if force else _RUN_PERMISSIONS
+    if profile.on_stuck_pod == "force":
+        return (*_RUN_PERMISSIONS, Permission(verbs=("delete",), resource="pods"))
+    return _RUN_PERMISSIONS
 
 
 def job_permission(crd: str) -> Permission:
@@ -37,65 +36,65 @@ def job_permission(crd: str) -> Permission:
     return Permission(verbs=("create", "get", "list", "watch", "delete"), resource=crd)
 
 
-def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tuple[ClusterRequirement, ...]:
-    """What the job's pods need. `ports`: they name ports, which are the node's own under the host's network."""
-    return (
+def list_pod_requirements(profile: Profile, run: Run, *, has_ports: bool = False) -> tuple[ClusterRequirement, ...]:
+    """What the job's pods need. `has_ports`: they declare ports, which are the node's under the host's network."""
+    requirements: list[ClusterRequirement] = [
         WritableFolder(host="localhost", path=run.folder),
         *list_run_permissions(profile),
-        *((_FILES_PERMISSION,) if profile.files else ()),
-        _required_capacity(profile, ports),
+    ]
+    if profile.files:
+        requirements.append(_FILES_PERMISSION)
+    requirements += [
+        _required_capacity(profile, has_ports=has_ports),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *_list_references(profile),
-        *_advise_image_tag(profile),
-    )
+    ]
+    if _has_floating_tag(profile.image or ""):
+        detail = "has no fixed tag: the next run may get another program; name a version or a digest"
+        requirements.append(Advice(topic=f"image {profile.image}", detail=detail))
+    return tuple(requirements)
 
 
-def _required_capacity(profile: Profile, ports: bool) -> Capacity:
+def _required_capacity(profile: Profile, *, has_ports: bool) -> Capacity:
     """Enough nodes for the smallest number of pods."""
-    network, pod = profile.network, merge_pod_settings(profile)
-    is_spread, uses_host_ports = profile.nodes.max > 1 and pod.spread, ports and pod.host_network
+    pod = merge_pod_settings(profile)
+    is_spread = profile.nodes.max > 1 and pod.spread
+    uses_host_ports = has_ports and pod.host_network
+    labels = dict(profile.hardware.match) if profile.hardware else {}
+    labels |= pod.node_selector
     return Capacity(
         pods=profile.nodes.min,
-        labels={**(profile.hardware.match if profile.hardware else {}), **pod.node_selector},
+        labels=labels,
         avoid=pod.avoid,
         only=pod.only,
         tolerations=list_tolerations(profile),
         resources=resource_requests(profile),
         one_per_node=is_spread or uses_host_ports,
         uses_host_ports=uses_host_ports and not is_spread,
-        device_plugin=network.device_plugin if network else None,
+        device_plugin=profile.network.device_plugin if profile.network else None,
     )
 
 
 def _list_references(profile: Profile) -> list[ReferencedObject]:
     """Every object that the pods name, which must exist before them."""
     pod = merge_pod_settings(profile)
-    references = [
-        ReferencedObject(object_kind="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
-        for namespace, _, name in (network.rpartition("/") for network, count in pod.networks.items() if count)
-    ]
+    references = _list_networks(pod)
     for source in profile.env.values():
         if isinstance(source, KeyReference):
-            object_kind, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
-            references.append(ReferencedObject(object_kind=object_kind, name=str(name), required_entries=(source.key,)))
-    for source_ref in pod.env_from:
-        object_kind, name = ("Secret", source_ref.secret) if source_ref.secret else ("ConfigMap", source_ref.config_map)
-        references.append(ReferencedObject(object_kind=object_kind, name=str(name)))
-    for mount in (*merge_mounts(profile).values(), *(mount for init in pod.init for mount in init.mounts.values())):
-        kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
-        references += [
-            ReferencedObject.model_validate({"object_kind": object_kind, "name": name})
-            for object_kind, name in kinds.items()
-            if name
-        ]
+            references.append(_reference_source(source, required_entries=(source.key,)))
+    references += [_reference_source(source) for source in pod.env_from]
+    mounts = merge_mounts(profile)
+    for mount in mounts.values():
+        references += _list_mounted_objects(mount)
+    for init in pod.init:
+        for mount in init.mounts.values():
+            references += _list_mounted_objects(mount)
     references += [ReferencedObject(object_kind="Secret", name=name) for name in pod.pull_secrets]
-    references += _list_claimed(profile)
-    references += [
-        ReferencedObject(object_kind="StorageClass", name=mount.storage_class)
-        for mount in merge_mounts(profile).values()
-        if mount.storage_class
-    ]
+    references += _list_claimed_objects(profile)
+    for mount in mounts.values():
+        if mount.storage_class:
+            references.append(ReferencedObject(object_kind="StorageClass", name=mount.storage_class))
     if pod.priority_class:
         references.append(ReferencedObject(object_kind="PriorityClass", name=pod.priority_class))
     if pod.service_account:
@@ -103,21 +102,55 @@ def _list_references(profile: Profile) -> list[ReferencedObject]:
     return list(dict.fromkeys(references))
 
 
-def _list_claimed(profile: Profile) -> list[ReferencedObject]:
-    """What fills the fabric's claims; a ComputeDomain brings its own template."""
-    domain = profile.network.compute_domain if profile.network else None
-    names = [claim["name"] for claim in list_resource_claims(profile)]
-    kinds = {name: "ComputeDomain" if name == domain else "ResourceClaimTemplate" for name in names}
-    return [
-        ReferencedObject.model_validate({"object_kind": object_kind, "name": name})
-        for name, object_kind in kinds.items()
-    ]
+def _list_networks(pod: Pod) -> list[ReferencedObject]:
+    """The networks of the pods; one without a namespace is in the job's."""
+    networks = []
+    for network, count in pod.networks.items():
+        if count:
+            namespace, _, name = network.rpartition("/")
+            networks.append(
+                ReferencedObject(object_kind="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
+            )
+    return networks
 
 
-def _advise_image_tag(profile: Profile) -> list[Advice]:
-    """A warning about an image without a fixed tag."""
-    tag = (profile.image or "").rpartition("/")[2].partition("@")[0].partition(":")[2]
-    if tag in ("", "latest") and "@" not in (profile.image or ""):
-        detail = "has no fixed tag: the next run may be another program; name a version or a digest"
-        return [Advice(topic=f"image {profile.image}", detail=detail)]
+def _reference_source(
+    source: ConfigReference | KeyReference, required_entries: tuple[str, ...] = ()
+) -> ReferencedObject:
+    """The Secret or ConfigMap that variables come from."""
+    if source.secret:
+        return ReferencedObject(object_kind="Secret", name=source.secret, required_entries=required_entries)
+    name = str(source.config_map)  # the model requires one of the two
+    return ReferencedObject(object_kind="ConfigMap", name=name, required_entries=required_entries)
+
+
+def _list_mounted_objects(mount: Mount) -> list[ReferencedObject]:
+    """The claim, ConfigMap or Secret of a mount; empty for a mount of another kind."""
+    if mount.claim:
+        return [ReferencedObject(object_kind="PersistentVolumeClaim", name=mount.claim)]
+    if mount.config_map:
+        return [ReferencedObject(object_kind="ConfigMap", name=mount.config_map)]
+    if mount.secret:
+        return [ReferencedObject(object_kind="Secret", name=mount.secret)]
     return []
+
+
+def _list_claimed_objects(profile: Profile) -> list[ReferencedObject]:
+    """What provides the fabric's resource claims; a ComputeDomain creates its own claim template."""
+    domain = profile.network.compute_domain if profile.network else None
+    references = []
+    for claim in list_resource_claims(profile):
+        name = claim["name"]
+        if name == domain:
+            references.append(ReferencedObject(object_kind="ComputeDomain", name=name))
+        else:
+            references.append(ReferencedObject(object_kind="ResourceClaimTemplate", name=name))
+    return references
+
+
+def _has_floating_tag(image: str) -> bool:
+    """Whether the name of an image may mean another image tomorrow: no tag or `latest`, and no digest."""
+    if "@" in image:
+        return False
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return tag in ("", "latest")

@@ -16,7 +16,7 @@ from torchyard.pods.volumes import merge_mounts
 Generation = Literal["cli-v1", "cli-v2"]
 _COMMAND_VARIABLE = "TORCHYARD_COMMAND"
 _CLI_LABELS = {template.RUN_LABEL: template.CLI_RUN_LABEL}
-_KUBERNETES_REMEDY = "options.through: kubernetes can"
+_KUBERNETES_REMEDY = "or use options.through: kubernetes"
 # Flags of v1 that have another name in v2.
 _V2_FLAGS = {
     "--gpu": "--gpu-devices-request",
@@ -26,7 +26,7 @@ _V2_FLAGS = {
     "--memory-limit": "--cpu-memory-limit",
     "--add-capability": "--capability",
 }
-# Keys of `pod` that have no flag.
+# Keys of `pod` that no flag sets.
 _UNSUPPORTED_POD_KEYS = (
     "privileged",
     "devices",
@@ -52,12 +52,12 @@ def _build_script(profile: Profile, run: Run) -> str:
     WORLD_SIZE is the number of pods in old training operators, and of processes in new ones: nothing here reads it.
     """
     job_node = JobNode(_MASTER_ENDPOINT, process_env.NODE_VARIABLE)
-    variables = {process_env.NODE_VARIABLE: '"${PET_NODE_RANK:-$RANK}"'}
-    variables |= {
-        name: _quote_word(value) for name, value in process_env.program_environment(profile, job_node).items()
-    }
-    lines = [":", "set -e", *(f"export {name}={value}" for name, value in variables.items())]
-    return "\n".join((*lines, f"exec {' '.join(map(_quote_word, command.pod_command(profile, run, job_node)))}"))
+    lines = [":", "set -e", f'export {process_env.NODE_VARIABLE}="${{PET_NODE_RANK:-$RANK}}"']
+    for name, value in process_env.program_environment(profile, job_node).items():
+        lines.append(f"export {name}={_quote_word(value)}")
+    argv = command.pod_command(profile, run, job_node)
+    lines.append(f"exec {' '.join(map(_quote_word, argv))}")
+    return "\n".join(lines)
 
 
 def _quote_word(text: str) -> str:
@@ -66,48 +66,50 @@ def _quote_word(text: str) -> str:
 
 
 def build_cli_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[str]:
-    """Every flag that a profile asks for, and then the command.
+    """Yield every flag that a profile needs, each followed by its value if it has one, and then the command.
 
     The run's label has another key here: with RUN_LABEL, a sweep would take the job for one that has lost its Lease.
     """
-    metadata = template.build_pod_template(profile, run, {"name": "pytorch"})["metadata"]
-    container_env = {
-        variable["name"]: str(variable["value"]) for variable in template.build_container_env(profile, run, [])
-    }
-    flags = [
-        *_list_resource_flags(profile),
-        *(("--annotation", f"{name}={value}") for name, value in metadata.get("annotations", {}).items()),
-        *(("--label", f"{_CLI_LABELS.get(name, name)}={value}") for name, value in metadata["labels"].items()),
-        *(
-            ("--environment", f"{name}={value}")
-            for name, value in {**container_env, _COMMAND_VARIABLE: _build_script(profile, run)}.items()
-        ),
-        *(_build_claim_flag(path, mount, generation) for path, mount in merge_mounts(profile).items()),
-        *_list_pod_flags(template.merge_pod_settings(profile)),
-    ]
-    for flag, *values in flags:
-        yield from (_V2_FLAGS.get(flag, flag) if generation == "cli-v2" else flag, *values)
+    for flag, *values in _list_flags(profile, run, generation):
+        yield _V2_FLAGS.get(flag, flag) if generation == "cli-v2" else flag
+        yield from values
     yield from ("--command", "--", "/bin/sh", "-c", f"$({_COMMAND_VARIABLE})")
 
 
+def _list_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[tuple[str, ...]]:
+    """Yield the flags under their names in v1, each with its value if it has one."""
+    yield from _list_resource_flags(profile)
+    metadata = template.build_pod_template(profile, run, {"name": "pytorch"})["metadata"]
+    for name, value in metadata.get("annotations", {}).items():
+        yield "--annotation", f"{name}={value}"
+    for name, value in metadata["labels"].items():
+        yield "--label", f"{_CLI_LABELS.get(name, name)}={value}"
+    for variable in template.build_container_env(profile, run, []):
+        if variable["name"] != _COMMAND_VARIABLE:
+            yield "--environment", f"{variable['name']}={variable['value']}"
+    yield "--environment", f"{_COMMAND_VARIABLE}={_build_script(profile, run)}"
+    for path, mount in merge_mounts(profile).items():
+        yield _build_claim_flag(path, mount, generation)
+    yield from _list_pod_flags(template.merge_pod_settings(profile))
+
+
 def _list_resource_flags(profile: Profile) -> Iterator[tuple[str, ...]]:
-    """The resources that each pod requests; no GPU is written as 0."""
-    requests, limits = (
-        template.resource_requests(profile),
-        template.rename_resources(profile, template.merge_pod_settings(profile).limits),
-    )
+    """Yield the resources that each pod requests, and its limits; no GPU is written as 0."""
     flag_names = {template.GPU_RESOURCE: "--gpu", "cpu": "--cpu", "memory": "--memory"}
-    for name, amount in {template.GPU_RESOURCE: "0", **requests}.items():
-        yield (
-            (flag_names[name], _format_cores(amount))
-            if name in flag_names
-            else ("--extended-resource", f"{name}={amount}")
-        )
-    yield from ((f"--{name}-limit", _format_cores(limits[name])) for name in ("cpu", "memory") if name in limits)
+    requests = {template.GPU_RESOURCE: "0"} | template.resource_requests(profile)
+    for name, amount in requests.items():
+        if name in flag_names:
+            yield flag_names[name], _format_cores(amount)
+        else:
+            yield "--extended-resource", f"{name}={amount}"
+    limits = template.rename_resources(profile, template.merge_pod_settings(profile).limits)
+    for name in ("cpu", "memory"):
+        if name in limits:
+            yield f"--{name}-limit", _format_cores(limits[name])
 
 
 def _format_cores(amount: str) -> str:
-    """`500m` as the number that the CLI reads."""
+    """An amount as the CLI parses it: `500m` is 0.5."""
     return f"{float(amount[:-1]) / 1000:g}" if amount.endswith("m") else amount
 
 
@@ -115,68 +117,101 @@ def _build_claim_flag(path: str, mount: Mount, generation: Generation) -> tuple[
     """The flag that mounts a claim. v1 has had three spellings: the guides use the oldest, which newer ones accept."""
     if generation == "cli-v2":
         return "--existing-pvc", f"claimname={mount.claim},path={path}"
-    return "--pvc", f"{mount.claim}:{path}{':ro' if mount.read_only else ''}"
+    suffix = ":ro" if mount.read_only else ""
+    return "--pvc", f"{mount.claim}:{path}{suffix}"
 
 
 def _list_pod_flags(pod: Pod) -> Iterator[tuple[str, ...]]:
-    """The pods' other settings, as far as the CLI has flags for them."""
+    """Yield the pods' other settings, as far as the CLI has flags for them."""
     switches = {"--large-shm": pod.shm, "--host-network": pod.host_network, "--host-ipc": pod.host_ipc}
-    yield from ((flag,) for flag, is_enabled in switches.items() if is_enabled)
-    yield from (("--add-capability", capability) for capability in pod.capabilities)
-    yield from (("--toleration", f"operator=Exists,key={key}") for key in pod.tolerations)
-    texts = {"--image-pull-policy": pod.pull_policy, "--working-dir": pod.workdir}
-    yield from ((flag, value) for flag, value in texts.items() if value)
+    for flag, is_enabled in switches.items():
+        if is_enabled:
+            yield (flag,)
+    for capability in pod.capabilities:
+        yield "--add-capability", capability
+    for key in pod.tolerations:
+        yield "--toleration", f"operator=Exists,key={key}"
+    if pod.pull_policy:
+        yield "--image-pull-policy", pod.pull_policy
+    if pod.workdir:
+        yield "--working-dir", pod.workdir
 
 
-# --- what has no flag
+# --- settings without a flag
 
 
 def find_unsupported_settings(profile: Profile, generation: Generation) -> Iterator[str]:
-    """What the profile asks for and this CLI cannot express: one finding each, with a remedy."""
-    pod = template.merge_pod_settings(profile)
-    yield from (
-        f"pod.{key}: no flag of Run:ai's CLI sets it; {_KUBERNETES_REMEDY}"
-        for key in _UNSUPPORTED_POD_KEYS
-        if getattr(pod, key)
-    )
-    if pod.spread and "spread" in pod.model_fields_set:
-        yield f"pod.spread: no flag keeps the pods on different nodes: ask for whole nodes, or leave it out; {_KUBERNETES_REMEDY}"
-    if pod.scheduler not in (None, "runai-scheduler"):
-        yield f"pod.scheduler: Run:ai has its own, runai-scheduler, and not {pod.scheduler}: leave the key out"
-    if pod.node_selector or (profile.hardware and profile.hardware.match):
-        yield f"pod.node_selector, or that of the hardware: the CLI knows options.node_pools only; {_KUBERNETES_REMEDY}"
-    if claim_names := [claim["name"] for claim in template.list_resource_claims(profile)]:
-        yield f"fabric: {profile.fabric} claims devices ({', '.join(claim_names)}), for which there is no flag; {_KUBERNETES_REMEDY}"
+    """Yield one finding, with its remedy, for each setting of the profile that this CLI cannot express."""
+    yield from _find_unsupported_pod_settings(profile)
+    claims = [claim["name"] for claim in template.list_resource_claims(profile)]
+    if claims:
+        yield (
+            f"fabric: {profile.fabric} claims devices ({', '.join(claims)}), for which the CLI has no flag: use "
+            f"another fabric, {_KUBERNETES_REMEDY}"
+        )
     yield from _find_unsupported_environment(profile)
     yield from _find_unsupported_mounts(profile, generation)
     yield from _find_unsupported_amounts(profile)
     if profile.rendezvous == "etcd-v2":
-        yield f"rendezvous: etcd-v2 needs a store, which the CLI cannot make: c10d and static do not; {_KUBERNETES_REMEDY}"
+        yield (
+            f"rendezvous: etcd-v2 needs a store, which the CLI cannot create: use c10d or static, {_KUBERNETES_REMEDY}"
+        )
     if profile.nodes.min != profile.nodes.max or profile.nodes.max < 2:
-        yield f"nodes: one number of 2 or more, as a job is a master and its workers, not {profile.nodes}; {_KUBERNETES_REMEDY}"
+        yield (
+            "nodes: must be one number of 2 or more, because a job is a master and its workers, "
+            f"not {profile.nodes}: change it, {_KUBERNETES_REMEDY}"
+        )
+
+
+def _find_unsupported_pod_settings(profile: Profile) -> Iterator[str]:
+    pod = template.merge_pod_settings(profile)
+    for key in _UNSUPPORTED_POD_KEYS:
+        if getattr(pod, key):
+            yield f"pod.{key}: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
+    if pod.spread and "spread" in pod.model_fields_set:
+        yield (
+            "pod.spread: no flag of Run:ai's CLI puts the pods on different nodes: request whole nodes, remove it, "
+            f"{_KUBERNETES_REMEDY}"
+        )
+    if pod.scheduler not in (None, "runai-scheduler"):
+        yield f"pod.scheduler: must be runai-scheduler, Run:ai's own, and not {pod.scheduler}: remove it"
+    if pod.node_selector or (profile.hardware and profile.hardware.match):
+        yield (
+            "pod.node_selector, or that of the hardware: the CLI selects nodes by pools only: use options.node_pools, "
+            f"{_KUBERNETES_REMEDY}"
+        )
 
 
 def _find_unsupported_environment(profile: Profile) -> Iterator[str]:
     for name, value in profile.env.items():
         if not isinstance(value, str):
-            yield f"env.{name}: the CLI sends values, not references: mount a claim with it; {_KUBERNETES_REMEDY}"
+            yield f"env.{name}: the CLI passes values, not references: mount a claim with it, {_KUBERNETES_REMEDY}"
 
 
 def _find_unsupported_mounts(profile: Profile, generation: Generation) -> Iterator[str]:
     if profile.files:
-        yield f"files: the CLI cannot create a ConfigMap: put the files into the image or on a claim; {_KUBERNETES_REMEDY}"
+        yield (
+            "files: the CLI cannot create a ConfigMap: put the files into the image or on a claim, "
+            f"{_KUBERNETES_REMEDY}"
+        )
     for path, mount in merge_mounts(profile).items():
         if not mount.claim:
-            yield f"mounts.{path}: the CLI mounts a claim, and this is none; {_KUBERNETES_REMEDY}"
+            yield f"mounts.{path}: the CLI mounts claims only: use a claim, {_KUBERNETES_REMEDY}"
         elif mount.read_only and generation == "cli-v2":
-            yield f"mounts.{path}: read_only has no flag in v2, which would mount it for writing; {_KUBERNETES_REMEDY}"
+            yield (
+                f"mounts.{path}: read_only has no flag in v2, which would mount it for writing: remove read_only, "
+                f"{_KUBERNETES_REMEDY}"
+            )
         if re.search(r"[,:\s]", path):
-            yield f"mounts.{path}: the CLI takes no comma, colon or space in it; {_KUBERNETES_REMEDY}"
+            yield (
+                f"mounts.{path}: the CLI does not accept a comma, colon or space in a path: choose another, "
+                f"{_KUBERNETES_REMEDY}"
+            )
 
 
 def _find_unsupported_amounts(profile: Profile) -> Iterator[str]:
-    requests, limits = template.resource_requests(profile), template.merge_pod_settings(profile).limits
-    if "ephemeral-storage" in requests:
-        yield f"resources.ephemeral-storage: no flag of Run:ai's CLI sets it; {_KUBERNETES_REMEDY}"
+    if "ephemeral-storage" in template.resource_requests(profile):
+        yield f"resources.ephemeral-storage: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
+    limits = template.merge_pod_settings(profile).limits
     for name in limits.keys() - {"cpu", "memory"}:
-        yield f"pod.limits.{name}: the CLI limits cpu and memory only; {_KUBERNETES_REMEDY}"
+        yield f"pod.limits.{name}: the CLI limits cpu and memory only: remove it, {_KUBERNETES_REMEDY}"

@@ -1,26 +1,37 @@
 """A pod that runs torchrun, built from named pieces: what every launcher on Kubernetes puts into its job."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
 from torchyard.model.pod import ConfigReference, Init, KeyReference, Pod
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
-from torchyard.pods.volumes import build_file_mounts, build_files_volume, build_init_volumes, build_volumes
+from torchyard.pods.volumes import (
+    Manifest,
+    build_file_mounts,
+    build_files_volume,
+    build_init_volumes,
+    build_volumes,
+    drop_empty,
+)
 
-Manifest = dict[str, Any]
 KeyPath = tuple[str | int, ...]  # keys, from the outermost to the innermost
-RUN_LABEL, ATTEMPT_KEY, ROLE_LABEL = "torchyard/run", "torchyard/attempt", "torchyard/role"
-CLI_RUN_LABEL = "torchyard/cli-run"  # of a job that has no Lease: a sweep finds runs by RUN_LABEL
+RUN_LABEL = "torchyard/run"
+ATTEMPT_KEY = "torchyard/attempt"
+ROLE_LABEL = "torchyard/role"
+CLI_RUN_LABEL = "torchyard/cli-run"  # of a job without a Lease: with RUN_LABEL, a sweep would remove it as abandoned
 _NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 GPU_RESOURCE = "nvidia.com/gpu"
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
 
 
 class PodSet(NamedTuple):
-    """The pods of one template in a user's manifest; they are named <job>-<name>-<i>."""
+    """The pods of one template in a user's manifest; they are named <job>-<name>-<i>.
+
+    template_path: the keys that lead from the job to the pod template.
+    """
 
     name: str
     pod_count: int
@@ -43,40 +54,62 @@ def merge_pod_settings(profile: Profile) -> Pod:
 
 
 def build_pod_template(profile: Profile, run: Run, container: Manifest) -> Manifest:
-    """A pod template around the one container of the job."""
+    """A pod template with `container` as its only regular container.
+
+    Raises ProfileError if two containers have the same name.
+    """
     pod = merge_pod_settings(profile)
-    names = [container["name"], *(init.name for init in pod.init)]
-    if duplicates := [name for index, name in enumerate(names) if name in names[:index]]:
-        message = f"pod.init: a second container cannot be called {duplicates[0]}; the job's own is {names[0]}"
-        raise ProfileError(profile.name, (message,))
-    volumes = [volume for volume, _ in build_volumes(profile, pod)]
-    volumes += [volume for index in range(len(pod.init)) for volume, _ in build_init_volumes(pod, index)]
-    volumes += build_files_volume(profile, files_name(profile, run))
-    networks = [name for name, count in pod.networks.items() for _ in range(count)]
-    annotations = {**pod.annotations, **({_NETWORKS_ANNOTATION: ",".join(networks)} if networks else {})}
-    return {
-        "metadata": {
-            "labels": {**pod.labels, **attempt_labels(profile, run)},
-            **({"annotations": annotations} if annotations else {}),
-        },
-        "spec": {
-            "containers": [container],
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": math.ceil(profile.deadlines.grace),
-            "enableServiceLinks": False,
-            **_build_host_network(pod),
-            **_build_placement(profile, run, pod),
-            **build_pod_identity(pod),
-            **_build_init_containers(pod),
-            **({"resourceClaims": list_resource_claims(profile)} if list_resource_claims(profile) else {}),
-            **({"volumes": volumes} if volumes else {}),
-        },
+    _check_container_names(profile, pod, container)
+
+    annotations = dict(pod.annotations)
+    networks = []
+    for name, count in pod.networks.items():
+        networks += [name] * count  # one interface for each repetition
+    if networks:
+        annotations[_NETWORKS_ANNOTATION] = ",".join(networks)
+    metadata = {
+        "labels": {**pod.labels, **attempt_labels(profile, run)},
+        "annotations": annotations,
     }
+    spec = {
+        "containers": [container],
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(profile.deadlines.grace),
+        "enableServiceLinks": False,
+        **_build_host_network(pod),
+        **_build_placement(profile, run, pod),
+        **build_pod_identity(pod),
+        "initContainers": _build_init_containers(pod),
+        "resourceClaims": list_resource_claims(profile),
+        "volumes": _list_volumes(profile, run, pod),
+    }
+    return {"metadata": drop_empty(metadata), "spec": drop_empty(spec)}
+
+
+def _check_container_names(profile: Profile, pod: Pod, container: Manifest) -> None:
+    """Raise ProfileError if two containers of the pod have the same name, which Kubernetes rejects."""
+    names = {container["name"]}
+    for init in pod.init:
+        if init.name in names:
+            message = f"pod.init: a second container cannot be called {init.name}; the job's own is {container['name']}"
+            raise ProfileError(profile.name, (message,))
+        names.add(init.name)
+
+
+def _list_volumes(profile: Profile, run: Run, pod: Pod) -> list[Manifest]:
+    """The volumes of the job's container, of the init containers, and of the profile's files."""
+    volumes = [volume for volume, _ in build_volumes(profile, pod)]
+    for index in range(len(pod.init)):
+        volumes += [volume for volume, _ in build_init_volumes(pod, index)]
+    volumes += build_files_volume(profile, files_name(profile, run))
+    return volumes
 
 
 def build_container(profile: Profile, name: str, command: tuple[str, ...], env: list[Manifest]) -> Manifest:
-    """The container in which torchrun runs."""
+    """The container that runs torchrun, or the program alone."""
     pod = merge_pod_settings(profile)
+    mounts = [mount for _, mount in build_volumes(profile, pod)]
+    mounts += build_file_mounts(profile)
     fields = {
         "name": name,
         "image": profile.image,
@@ -84,72 +117,74 @@ def build_container(profile: Profile, name: str, command: tuple[str, ...], env: 
         "env": env,
         "envFrom": [_build_env_source(source) for source in pod.env_from],
         "resources": build_resources(profile),
-        "volumeMounts": [*(mount for _, mount in build_volumes(profile, pod)), *build_file_mounts(profile)],
+        "volumeMounts": mounts,
         "securityContext": _build_security_context(pod),
         "imagePullPolicy": pod.pull_policy,
         "workingDir": pod.workdir,
     }
-    return {key: value for key, value in fields.items() if value}
+    return drop_empty(fields)
 
 
 def build_container_env(profile: Profile, run: Run, node_env: list[Manifest]) -> list[Manifest]:
-    """The environment of every process; `first` describes its place in the job. The profile takes precedence."""
-    gpus = NCCL_LOG_ENV if GPU_RESOURCE in resource_requests(profile) or profile.hardware else {}
-    fabric = profile.network.env if profile.network else {}
-    variables = {
+    """The environment of every process.
+
+    `node_env`: the variables that give the pod its place in the job. They come first, because the others may refer to
+    them. The profile takes precedence over them and over the fabric.
+    """
+    variables: dict[str, str | KeyReference] = {
         "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result at this level only
         "PYTHONUNBUFFERED": "1",
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
-        **gpus,
-        **fabric,
-        **profile.env,
     }
-    unset_node_env = [variable for variable in node_env if variable["name"] not in variables]
-    return [*unset_node_env, *(_build_variable(name, value) for name, value in variables.items())]
+    if GPU_RESOURCE in resource_requests(profile) or profile.hardware:
+        variables |= NCCL_LOG_ENV
+    if profile.network:
+        variables |= profile.network.env
+    variables |= profile.env
+    env = [variable for variable in node_env if variable["name"] not in variables]
+    env += [_build_variable(name, value) for name, value in variables.items()]
+    return env
 
 
 def _build_variable(name: str, value: str | KeyReference) -> Manifest:
-    """A variable, or the reference to its value."""
+    """A variable with its value, or with a reference to the key that holds it."""
     if isinstance(value, str):
         return {"name": name, "value": escape_dollars(value)}
-    names_by_source = {"secretKeyRef": value.secret} if value.secret else {"configMapKeyRef": value.config_map}
-    return {
-        "name": name,
-        "valueFrom": {
-            source: {"name": object_name, "key": value.key} for source, object_name in names_by_source.items()
-        },
-    }
+    kind = "secretKeyRef" if value.secret else "configMapKeyRef"
+    source = {"name": value.secret or value.config_map, "key": value.key}
+    return {"name": name, "valueFrom": {kind: source}}
 
 
 def _build_env_source(source: ConfigReference) -> Manifest:
-    """One variable for each key; `env` takes precedence over them."""
-    return {"secretRef": {"name": source.secret}} if source.secret else {"configMapRef": {"name": source.config_map}}
+    """A variable for each key of a Secret or ConfigMap; `env` takes precedence over them."""
+    if source.secret:
+        return {"secretRef": {"name": source.secret}}
+    return {"configMapRef": {"name": source.config_map}}
 
 
-def _build_init_containers(pod: Pod) -> Manifest:
-    """The containers that run before the job's."""
-    containers = [
-        {
-            "name": init.name,
-            "image": init.image,
-            **({"command": [escape_dollars(arg) for arg in init.command]} if init.command else {}),
-            **_build_init_extras(init, [mount for _, mount in build_init_volumes(pod, index)]),
-        }
-        for index, init in enumerate(pod.init)
-    ]
-    return {"initContainers": containers} if containers else {}
+def _build_init_containers(pod: Pod) -> list[Manifest]:
+    """The containers that start before the job's."""
+    containers = []
+    for index, init in enumerate(pod.init):
+        mounts = [mount for _, mount in build_init_volumes(pod, index)]
+        containers.append(_build_init_container(init, mounts))
+    return containers
 
 
-def _build_init_extras(init: Init, mounts: list[Manifest]) -> Manifest:
-    """What most init containers do not need. `Always` makes a sidecar of one: the kubelet ends it after the job's."""
-    fields = {
+def _build_init_container(init: Init, mounts: list[Manifest]) -> Manifest:
+    """An init container; `restartPolicy: Always` makes it a sidecar, which the kubelet stops after the job's."""
+    fields: Manifest = {
+        "name": init.name,
+        "image": init.image,
+        "command": [escape_dollars(arg) for arg in init.command],
         "restartPolicy": "Always" if init.sidecar else None,
         "env": [_build_variable(name, value) for name, value in init.env.items()],
         "volumeMounts": mounts,
-        "securityContext": {"capabilities": {"add": list(init.capabilities)}} if init.capabilities else None,
     }
-    return {key: value for key, value in fields.items() if value}
+    if init.capabilities:
+        fields["securityContext"] = {"capabilities": {"add": list(init.capabilities)}}
+    return drop_empty(fields)
 
 
 def resource_requests(profile: Profile) -> dict[str, str]:
@@ -158,12 +193,12 @@ def resource_requests(profile: Profile) -> dict[str, str]:
 
 
 def rename_resources(profile: Profile, amounts: dict[str, str]) -> dict[str, str]:
-    """Amounts under Kubernetes' names, without those that are 0."""
-    return {
-        _get_gpu_resource(profile) if name == "gpus" else name: amount
-        for name, amount in amounts.items()
-        if amount != "0"
-    }
+    """Amounts under Kubernetes' names, without those that are 0: `gpus` becomes the resource of the hardware."""
+    resources = {}
+    for name, amount in amounts.items():
+        if amount != "0":
+            resources[_get_gpu_resource(profile) if name == "gpus" else name] = amount
+    return resources
 
 
 def _get_gpu_resource(profile: Profile) -> str:
@@ -172,12 +207,15 @@ def _get_gpu_resource(profile: Profile) -> str:
 
 
 def build_resources(profile: Profile) -> Manifest:
-    """Requests and limits. CPU and memory have a limit only if the profile sets one: one of CPU would only throttle."""
+    """Requests, limits and claims.
+
+    CPU and memory have a limit only if the profile sets one: by default a limit would throttle or kill the job.
+    """
     requests = resource_requests(profile)
     limits = {name: amount for name, amount in requests.items() if name not in ("cpu", "memory")}
     limits |= rename_resources(profile, merge_pod_settings(profile).limits)
     claims = [{"name": claim["name"]} for claim in list_resource_claims(profile)]
-    return {key: value for key, value in {"requests": requests, "limits": limits, "claims": claims}.items() if value}
+    return drop_empty({"requests": requests, "limits": limits, "claims": claims})
 
 
 def list_resource_claims(profile: Profile) -> list[Manifest]:
@@ -189,47 +227,66 @@ def list_resource_claims(profile: Profile) -> list[Manifest]:
 
 
 def _build_host_network(pod: Pod) -> Manifest:
-    """The host's network with the cluster's DNS: without that DNS policy the pods would not find each other."""
-    settings = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if pod.host_network else {}
-    return {**settings, **({"hostIPC": True} if pod.host_ipc else {})}
+    """The host's network and IPC, if the pod uses them.
+
+    The host's network comes with the cluster's DNS: without that policy the pods would not find each other by name.
+    """
+    fields: Manifest = {}
+    if pod.host_network:
+        fields["hostNetwork"] = True
+        fields["dnsPolicy"] = "ClusterFirstWithHostNet"
+    if pod.host_ipc:
+        fields["hostIPC"] = True
+    return fields
 
 
 def _build_placement(profile: Profile, run: Run, pod: Pod) -> Manifest:
-    """Nodes of the shape, one pod on each: two pods on one node would not use the fabric between nodes."""
-    selector = {**(profile.hardware.match if profile.hardware else {}), **pod.node_selector}
-    same_attempt = {
+    """Nodes of the shape, and one pod on each: two pods on one node would not use the fabric between nodes."""
+    node_selector = dict(profile.hardware.match) if profile.hardware else {}
+    node_selector |= pod.node_selector
+    affinity = _build_node_affinity(pod)
+    if profile.nodes.max > 1 and pod.spread:
+        affinity["podAntiAffinity"] = _build_anti_affinity(profile, run)
+    fields = {
+        "nodeSelector": node_selector,
+        "affinity": affinity,
+        "tolerations": [{"key": key, "operator": "Exists"} for key in list_tolerations(profile)],
+        "schedulerName": pod.scheduler,
+    }
+    return drop_empty(fields)
+
+
+def _build_anti_affinity(profile: Profile, run: Run) -> Manifest:
+    """At most one of the attempt's workers on each node; pods with a role, such as the store, may be there too."""
+    workers = {
         "matchExpressions": [{"key": ROLE_LABEL, "operator": "DoesNotExist"}],
         "matchLabels": attempt_labels(profile, run),
     }
-    anti_affinity_term = {"labelSelector": same_attempt, "topologyKey": "kubernetes.io/hostname"}
-    anti_affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity_term]}}
-    affinity = {**_build_node_affinity(pod), **(anti_affinity if profile.nodes.max > 1 and pod.spread else {})}
-    tolerations = [{"key": key, "operator": "Exists"} for key in list_tolerations(profile)]
-    fields = {
-        "nodeSelector": selector,
-        "affinity": affinity,
-        "tolerations": tolerations,
-        "schedulerName": pod.scheduler,
-    }
-    return {key: value for key, value in fields.items() if value}
+    term = {"labelSelector": workers, "topologyKey": "kubernetes.io/hostname"}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
 def _build_node_affinity(pod: Pod) -> Manifest:
     """Which nodes to use and which to avoid, by the values of labels. A node without the label is not avoided."""
-    rules = [
-        {"key": key, "operator": operator, "values": list(values)}
-        for operator, labels in (("In", pod.only), ("NotIn", pod.avoid))
-        for key, values in labels.items()
-        if values
-    ]
-    terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} if rules else {}
+    expressions = []
+    for operator, labels in (("In", pod.only), ("NotIn", pod.avoid)):
+        for key, values in labels.items():
+            if values:
+                expressions.append({"key": key, "operator": operator, "values": list(values)})
+    if not expressions:
+        return {}
+    selector = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
 
 
 def list_tolerations(profile: Profile) -> tuple[str, ...]:
-    """The taints to tolerate, by name: tolerating all would keep pods on dead nodes, and put them on control planes."""
-    taints = (_get_gpu_resource(profile),) if _get_gpu_resource(profile) in resource_requests(profile) else ()
-    return tuple(dict.fromkeys((*taints, *merge_pod_settings(profile).tolerations)))
+    """The taints to tolerate, by key: tolerating all would keep pods on dead nodes, and put them on control planes."""
+    keys = []
+    gpu_resource = _get_gpu_resource(profile)
+    if gpu_resource in resource_requests(profile):
+        keys.append(gpu_resource)
+    keys += merge_pod_settings(profile).tolerations
+    return tuple(dict.fromkeys(keys))
 
 
 def build_pod_identity(pod: Pod) -> Manifest:
@@ -239,16 +296,20 @@ def build_pod_identity(pod: Pod) -> Manifest:
         "priorityClassName": pod.priority_class,
         "imagePullSecrets": [{"name": name} for name in pod.pull_secrets],
     }
-    return {key: value for key, value in fields.items() if value}
+    return drop_empty(fields)
 
 
 def _build_security_context(pod: Pod) -> Manifest:
-    capabilities = {"capabilities": {"add": list(pod.capabilities)}} if pod.capabilities else {}
-    return {**({"privileged": True} if pod.privileged else {}), **capabilities}
+    fields: Manifest = {}
+    if pod.privileged:
+        fields["privileged"] = True
+    if pod.capabilities:
+        fields["capabilities"] = {"add": list(pod.capabilities)}
+    return fields
 
 
 def validate_pod_profile(profile: Profile) -> None:
-    """Raise ProfileError for faults of a job in pods that only the whole profile shows."""
+    """Raise ProfileError with all faults of a job in pods that only the whole profile shows."""
     findings = []
     if profile.program and not profile.image:
         findings.append("image: the pods need one, with torch and the program in it")

@@ -19,36 +19,60 @@ from torchyard.model.requirements import (
 )
 from torchyard.model.run import Run
 from torchyard.pods import etcd, lease_record, requirements
-from torchyard.pods import template as _pod
+from torchyard.pods import template as pod_template
 from torchyard.pods.lint import lint_manifest
 from torchyard.pods.template import KeyPath, PodSet
 
 # Keys that the manifest itself decides; in the profile they would have no effect.
 _MANIFEST_OWNED_KEYS = (
-    *("args", "env", "fabric", "hardware", "image", "mounts", "nodes", "options"),
-    *("pod", "processes", "rendezvous", "resources", "setup"),
+    "args",
+    "env",
+    "fabric",
+    "hardware",
+    "image",
+    "mounts",
+    "nodes",
+    "options",
+    "pod",
+    "processes",
+    "rendezvous",
+    "resources",
+    "setup",
 )
 _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 
 
+def _main_is_job(_main: Mapping[str, Any]) -> KeyPath:
+    """The path to the object that creates the pods, if that is the manifest's main object itself."""
+    return ()
+
+
 class JobKind(NamedTuple):
-    """What a launcher knows about its kind of job."""
+    """What a launcher knows about its kind of job.
+
+    api, kind: of the manifest's main object.
+    watch: the kinds of objects that the run watches.
+    requires: what every job of this kind needs.
+    list_pod_sets: from the object that creates the pods to its sets of pods.
+    find_job_path: from the main object to the path of the object that creates the pods, such as the job that an
+        AppWrapper wraps; empty if they are the same.
+    has_ports: the controller gives each pod a port, which is the node's under its network.
+    has_random_suffix: the pods' names end in a random word.
+    """
 
     api: str
     kind: str
     launcher: str
     watch: tuple[WatchedKind, ...]
     requires: tuple[ClusterRequirement, ...]
-    list_pod_sets: Callable[[Mapping[str, Any]], Iterable[PodSet]]  # of the object that makes the pods
-    find_job_path: Callable[[Mapping[str, Any]], KeyPath] = (
-        lambda _: ()
-    )  # the path to that object in the main one, if it is another
-    has_ports: bool = False  # the controller gives each pod a port
-    has_random_suffix: bool = False  # pods' names end in a random word
+    list_pod_sets: Callable[[Mapping[str, Any]], Iterable[PodSet]]
+    find_job_path: Callable[[Mapping[str, Any]], KeyPath] = _main_is_job
+    has_ports: bool = False
+    has_random_suffix: bool = False
 
 
 class _PodTask(NamedTuple):
-    """A part of the job, its pod template, and its main container."""
+    """The pods of one template in the job, the template, and the name of its main container."""
 
     pod_set: PodSet
     template: dict[str, Any]
@@ -56,7 +80,11 @@ class _PodTask(NamedTuple):
 
 
 def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan:
-    """The plan of the manifest's job and the objects beside it. ProfileError unless it holds exactly one such job."""
+    """The plan of the manifest's job and the objects beside it.
+
+    Raises ProfileError unless the manifest holds exactly one job of this kind, in one namespace, and the profile
+    repeats nothing of it.
+    """
     _validate_manifest(profile, run, job_kind)
     documents = [copy.deepcopy(document) for document in profile.manifest]
     main = next(document for document in documents if _is_main_job(document, job_kind))
@@ -64,19 +92,21 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
     tasks = _adopt_job(main, profile, run, job_kind)
-    first = tasks[0]
+    first_task = tasks[0]
+    job_path = job_kind.find_job_path(main)
+    namespaces = _list_namespaces(profile)
     return ManifestPlan(
         launcher=job_kind.launcher,
-        cluster=profile.cluster.model_copy(update={"namespace": next(iter(_list_namespaces(profile)), None)}),
+        cluster=profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None}),
         store=tuple(companions),
         objects=(main,),
         tasks={task.pod_set.name: task.pod_set.pod_count for task in tasks},
         has_random_suffix=job_kind.has_random_suffix,
-        container=first.container,
-        template_path=(*job_kind.find_job_path(main), *first.pod_set.template_path),
-        wrapped_path=job_kind.find_job_path(main),
+        container=first_task.container,
+        template_path=(*job_path, *first_task.pod_set.template_path),
+        wrapped_path=job_path,
         watch=job_kind.watch,
-        ranks="teed" if "--tee" in str(first.template) else "logged",
+        ranks="teed" if "--tee" in str(first_task.template) else "logged",
         requires=(
             *job_kind.requires,
             *_list_companion_permissions(companions),
@@ -87,43 +117,41 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
 
 
 def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, job_kind: JobKind) -> list[_PodTask]:
-    """Give the job, the object in it and its pods the run's name, labels and rendezvous id; return the job's parts."""
+    """Give the job, the object in it and its pods the run's name, labels and rendezvous id; return the job's tasks."""
     job = get_nested(main, job_kind.find_job_path(main))
+    labels = pod_template.attempt_labels(profile, run)
     for obj in (main, job):
-        _add_labels(obj, _pod.attempt_labels(profile, run))
+        _add_labels(obj, labels)
         obj["metadata"]["name"] = run.job(profile)
     tasks = _read_tasks(job, job_kind)
     for task in tasks:
-        _add_labels(task.template, _pod.attempt_labels(profile, run))
-    elastic = job["spec"].get("elasticPolicy")
-    if isinstance(elastic, dict) and not elastic.get("rdzvId"):
-        elastic["rdzvId"] = run.job(profile)
+        _add_labels(task.template, labels)
+    elastic_policy = job["spec"].get("elasticPolicy")
+    if isinstance(elastic_policy, dict) and not elastic_policy.get("rdzvId"):
+        elastic_policy["rdzvId"] = run.job(profile)
     return tasks
 
 
 def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
-    """The labels by which a companion is deleted with the run; one that holds data needs the profile's consent."""
+    """The labels by which a companion is deleted with the run; none if it holds data that the profile protects."""
+    labels = pod_template.attempt_labels(profile, run)
     if document.get("kind") not in etcd.DATA_KINDS:
-        return {**_pod.attempt_labels(profile, run), _pod.ROLE_LABEL: "companion"}
-    return (
-        {**_pod.attempt_labels(profile, run), _pod.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
-        if profile.on_companion_data == "delete"
-        else {}
-    )
+        return {**labels, pod_template.ROLE_LABEL: "companion"}
+    if profile.on_companion_data == "delete":
+        return {**labels, pod_template.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
+    return {}
 
 
 def has_protected_data(obj: Mapping[str, Any]) -> bool:
     """Whether deleting an object would lose data that no profile allows to be deleted."""
-    return (
-        obj.get("kind") in etcd.DATA_KINDS
-        and pod_facts.get_mapping(obj, "metadata", "labels").get(_pod.ROLE_LABEL) != etcd.DISPOSABLE_ROLE
-    )
+    role = pod_facts.get_mapping(obj, "metadata", "labels").get(pod_template.ROLE_LABEL)
+    return obj.get("kind") in etcd.DATA_KINDS and role != etcd.DISPOSABLE_ROLE
 
 
 def _list_manifest_requirements(
     profile: Profile, run: Run, main: dict[str, Any], job_kind: JobKind
 ) -> tuple[ClusterRequirement, ...]:
-    """What any job needs, and what this one will do that its author does not expect."""
+    """What any job needs, and advice about what this one will do that its author does not expect."""
     job = get_nested(main, job_kind.find_job_path(main))
     return (
         WritableFolder(host="localhost", path=run.folder),
@@ -136,47 +164,52 @@ def _list_manifest_requirements(
 
 
 def _validate_manifest(profile: Profile, run: Run, job_kind: JobKind) -> None:
-    """Raise ProfileError if the profile repeats what the manifest says, or the manifest does not hold one sound job."""
-    repeated_keys = [key for key in _MANIFEST_OWNED_KEYS if key in profile.model_fields_set and getattr(profile, key)]
-    findings = [f"{key}: the manifest says it; change it there" for key in repeated_keys]
-    jobs = sum(_is_main_job(document, job_kind) for document in profile.manifest)
-    if jobs != 1:
+    """Raise ProfileError if the profile repeats keys of the manifest, or the manifest does not hold one sound job."""
+    findings = []
+    for key in _MANIFEST_OWNED_KEYS:
+        if key in profile.model_fields_set and getattr(profile, key):
+            findings.append(f"{key}: cannot be combined with manifest, which sets it; change it there")
+    main_jobs = [document for document in profile.manifest if _is_main_job(document, job_kind)]
+    if len(main_jobs) == 1:
+        findings += _list_job_faults(main_jobs[0], run.job(profile), job_kind)
+    else:
         kinds = ", ".join(str(document.get("kind")) for document in profile.manifest)
         findings.append(
-            f"manifest: holds {jobs} of kind {job_kind.kind} ({job_kind.api}), one is needed; it has: {kinds}"
+            f"manifest: holds {len(main_jobs)} of kind {job_kind.kind} ({job_kind.api}), one is needed; it has: {kinds}"
         )
-    else:
-        findings += _find_job_faults(
-            next(document for document in profile.manifest if _is_main_job(document, job_kind)),
-            run.job(profile),
-            job_kind,
-        )
+    for document in profile.manifest:
+        if not isinstance(document.get("metadata"), dict):
+            findings.append(f"manifest: the {document.get('kind')} has no metadata: write a mapping with its name")
     namespaces = _list_namespaces(profile)
     if len(namespaces) > 1:
-        findings.append(f"manifest: one namespace is needed for all of it; named are {', '.join(namespaces)}")
+        findings.append(f"manifest: must be in one namespace; named are {', '.join(namespaces)}")
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def _find_job_faults(main: dict[str, Any], name: str, job_kind: JobKind) -> list[str]:
-    """Why the job cannot be launched as it is."""
+def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> list[str]:
+    """Why the job cannot be launched as it is; empty if it can."""
     try:
         job = get_nested(main, job_kind.find_job_path(main))
         tasks = _read_tasks(job, job_kind)
         _required_capacity(job, tasks, job_kind)
         for obj in (job, *(task.template for task in tasks)):
             _add_labels(dict(obj), {})
-        pods = ["-".join((name, task.pod_set.name, str(max(task.pod_set.pod_count - 1, 0)))) for task in tasks]
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        tasks, pods = [], []
+        last_pods = []
+        for task in tasks:
+            last_index = max(task.pod_set.pod_count - 1, 0)
+            last_pods.append(f"{job_name}-{task.pod_set.name}-{last_index}")
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):  # some part has another shape
+        tasks = []
+        last_pods = []
     if not any(task.pod_set.pod_count for task in tasks):
         return [f"manifest: the {main['kind']} has no task with replicas and a pod template with a named container"]
-    containers = dict.fromkeys(task.container for task in tasks)
     findings = [
-        f"manifest: the pod {pod} has a name of over {_MAX_HOST_NAME_CHARS} characters"
-        for pod in pods
-        if len(pod) > _MAX_HOST_NAME_CHARS
+        f"manifest: the pod {pod_name} has a name of over {_MAX_HOST_NAME_CHARS} characters"
+        for pod_name in last_pods
+        if len(pod_name) > _MAX_HOST_NAME_CHARS
     ]
+    containers = dict.fromkeys(task.container for task in tasks)
     if len(containers) > 1:
         findings.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
     return findings
@@ -187,16 +220,18 @@ def _is_main_job(document: dict[str, Any], job_kind: JobKind) -> bool:
 
 
 def _list_namespaces(profile: Profile) -> list[str]:
-    """Every namespace that the profile and the manifest name."""
-    namespaces = [
-        profile.cluster.namespace,
-        *((document["metadata"] or {}).get("namespace") for document in profile.manifest),
-    ]
+    """Every namespace that the profile and the manifest name; the profile's comes first."""
+    namespaces = [profile.cluster.namespace]
+    for document in profile.manifest:
+        namespaces.append(pod_facts.get_mapping(document, "metadata").get("namespace"))
     return list(dict.fromkeys(namespace for namespace in namespaces if namespace))
 
 
 def _read_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
-    """The parts of a job that have a pod template; the main container is the operator's own, else the first."""
+    """The sets of pods of a job with their templates; the main container is the operator's own, else the first.
+
+    Raises KeyError, IndexError, TypeError, AttributeError or ValueError if the job has another shape.
+    """
     tasks = []
     for pod_set in job_kind.list_pod_sets(job):
         template = get_nested(job, pod_set.template_path)
@@ -206,37 +241,41 @@ def _read_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
 
 
 def _add_labels(obj: dict[str, Any], labels: dict[str, str]) -> None:
-    """Add labels; `metadata:` or `labels:` may be empty."""
+    """Add labels to an object, whose `metadata:` or `labels:` may be empty; drop empty keys of its metadata."""
     metadata = obj.get("metadata") or {}
-    obj["metadata"] = {**{key: value for key, value in metadata.items() if value is not None}}
-    if merged := {**(metadata.get("labels") or {}), **labels}:
-        obj["metadata"]["labels"] = merged
+    merged_labels = {**(metadata.get("labels") or {}), **labels}
+    obj["metadata"] = {key: value for key, value in metadata.items() if value is not None}
+    if merged_labels:
+        obj["metadata"]["labels"] = merged_labels
 
 
 def _list_companion_permissions(companions: list[dict[str, Any]]) -> list[Permission]:
-    kinds = sorted({_name_resource(document) for document in companions})
+    kinds = sorted({_name_resource(companion) for companion in companions})
     return [Permission(verbs=etcd.PERMISSION_VERBS, resource=kind) for kind in kinds]
 
 
 def _name_resource(document: dict[str, Any]) -> str:
     """The full name of a document's kind: networkpolicies.networking.k8s.io."""
     group = str(document["apiVersion"]).rpartition("/")[0]
-    return plural_kind(str(document["kind"])) + (f".{group}" if group else "")
+    resource = plural_kind(str(document["kind"]))
+    return f"{resource}.{group}" if group else resource
 
 
 def _required_capacity(job: dict[str, Any], tasks: list[_PodTask], job_kind: JobKind) -> Capacity:
-    """What the first part's pods need from the nodes. Under the host's network a port allows one pod per node.
+    """What the first task's pods need from the nodes. Under the host's network a port allows one pod per node.
 
-    The number of pods is Volcano's minAvailable, or else all.
+    The number of pods is Volcano's minAvailable, or else all. Raises as `_read_tasks` does.
     """
     spec = tasks[0].template["spec"]
     container = spec["containers"][0]
-    resources_field = container.get("resources") or {}
-    resources = {**(resources_field.get("limits") or {}), **(resources_field.get("requests") or {})}
+    container_resources = container.get("resources") or {}
+    resources = {**(container_resources.get("limits") or {}), **(container_resources.get("requests") or {})}
+    min_available = int(job["spec"].get("minAvailable") or 0)
+    has_ports = job_kind.has_ports or container.get("ports")
     return Capacity(
-        pods=int(job["spec"].get("minAvailable") or 0) or sum(task.pod_set.pod_count for task in tasks),
+        pods=min_available or sum(task.pod_set.pod_count for task in tasks),
         labels=spec.get("nodeSelector") or {},
         tolerations=tuple(toleration.get("key") or "" for toleration in spec.get("tolerations") or ()),
         resources={name: str(amount) for name, amount in resources.items()},
-        one_per_node=bool(spec.get("hostNetwork") and (job_kind.has_ports or container.get("ports"))),
+        one_per_node=bool(spec.get("hostNetwork") and has_ports),
     )

@@ -1,8 +1,8 @@
 """The volumes of a pod: devices, shared memory, and what the profile mounts."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from torchyard.model.pod import LocalFile, Mount, Pod
 from torchyard.model.profile import Profile
@@ -12,74 +12,110 @@ _FILES_VOLUME = "files"
 _MAX_KEY_CHARS = 253  # of a ConfigMap
 
 
-def build_volumes(profile: Profile, pod: Pod) -> list[tuple[Manifest, Manifest]]:
-    """Each volume with its mount."""
-    devices = {path: {"hostPath": {"path": path}} for path in pod.devices}
-    memory = {"medium": "Memory", "sizeLimit": pod.shm}
-    shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if pod.shm else {}
-    named = {path: _build_volume_source(mount) for path, mount in merge_mounts(profile).items()}
-    read_only = {path for path, mount in merge_mounts(profile).items() if mount.read_only}
-    return _name_volumes("volume", {**devices, **shm, **named}, read_only)
+class MountedVolume(NamedTuple):
+    """A volume of a pod, and its mount in one container."""
+
+    volume: Manifest
+    mount: Manifest
 
 
-def build_init_volumes(pod: Pod, index: int) -> list[tuple[Manifest, Manifest]]:
-    """Each volume of the init container with this index, and its mount; no other container has it."""
+class MountedFile(NamedTuple):
+    """A file of the profile: its path in the pods, its key in the ConfigMap, and its content."""
+
+    path: str
+    key: str
+    file: LocalFile
+
+
+def drop_empty(fields: Manifest) -> Manifest:
+    """The fields that have a value: Kubernetes sets defaults for the others. False and 0 are values."""
+    return {key: value for key, value in fields.items() if value not in (None, "", [], {})}
+
+
+def build_volumes(profile: Profile, pod: Pod) -> list[MountedVolume]:
+    """The volumes of the job's container: devices, shared memory, and the mounts of the fabric and the profile."""
+    sources: dict[str, Manifest] = {path: {"hostPath": {"path": path}} for path in pod.devices}
+    if pod.shm:
+        sources["/dev/shm"] = {"emptyDir": {"medium": "Memory", "sizeLimit": pod.shm}}
+    mounts = merge_mounts(profile)
+    for path, mount in mounts.items():
+        sources[path] = _build_volume_source(mount)
+    return _name_volumes("volume", sources, _list_read_only_paths(mounts))
+
+
+def build_init_volumes(pod: Pod, index: int) -> list[MountedVolume]:
+    """The volumes of the init container with this index; no other container has them."""
     mounts = pod.init[index].mounts
     sources = {path: _build_volume_source(mount) for path, mount in mounts.items()}
-    return _name_volumes(f"init-{index}", sources, {path for path, mount in mounts.items() if mount.read_only})
+    return _name_volumes(f"init-{index}", sources, _list_read_only_paths(mounts))
 
 
-def _name_volumes(prefix: str, sources: dict[str, Manifest], read_only: set[str]) -> list[tuple[Manifest, Manifest]]:
-    return [
-        (
-            {"name": f"{prefix}-{index}", **source},
-            {"name": f"{prefix}-{index}", "mountPath": path, **({"readOnly": True} if path in read_only else {})},
-        )
-        for index, (path, source) in enumerate(sources.items())
-    ]
+def _list_read_only_paths(mounts: Mapping[str, Mount]) -> set[str]:
+    return {path for path, mount in mounts.items() if mount.read_only}
+
+
+def _name_volumes(prefix: str, sources: Mapping[str, Manifest], read_only_paths: set[str]) -> list[MountedVolume]:
+    """Number the volumes in the order of `sources`, which has a volume's source for each path of a mount."""
+    volumes = []
+    for index, (path, source) in enumerate(sources.items()):
+        name = f"{prefix}-{index}"
+        mount: Manifest = {"name": name, "mountPath": path}
+        if path in read_only_paths:
+            mount["readOnly"] = True
+        volumes.append(MountedVolume({"name": name, **source}, mount))
+    return volumes
 
 
 def build_files_volume(profile: Profile, config_map: str) -> list[Manifest]:
-    """The volume of the profile's files; they can be executed, because a program may be one of them."""
-    return [{"name": _FILES_VOLUME, "configMap": {"name": config_map, "defaultMode": 0o555}}] if profile.files else []
+    """The volume of the profile's files; empty if it has none. The files can be executed, as one may be a program."""
+    if not profile.files:
+        return []
+    return [{"name": _FILES_VOLUME, "configMap": {"name": config_map, "defaultMode": 0o555}}]
 
 
 def build_file_mounts(profile: Profile) -> list[Manifest]:
-    """A mount for each file: one of its folder would hide what the image has there."""
+    """A mount for each file: a mount of its folder would hide what the image has there."""
     return [
         {"name": _FILES_VOLUME, "mountPath": path, "subPath": key, "readOnly": True}
         for path, key, _ in name_files(profile)
     ]
 
 
-def name_files(profile: Profile) -> Iterator[tuple[str, str, LocalFile]]:
-    """The path of each file in the pods, its key in the ConfigMap, and the file; two files may have one name."""
+def name_files(profile: Profile) -> Iterator[MountedFile]:
+    """Yield the profile's files with their keys, which are numbered because two files may have the same name."""
     for index, (path, file) in enumerate(profile.files.items()):
         name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
-        yield path, f"{index}-{name}"[:_MAX_KEY_CHARS], file
+        yield MountedFile(path, f"{index}-{name}"[:_MAX_KEY_CHARS], file)
 
 
 def merge_mounts(profile: Profile) -> dict[str, Mount]:
-    """The mounts of the fabric and the profile; at the same path, the profile's counts."""
-    return {**(profile.network.mounts if profile.network else {}), **profile.mounts}
+    """The mounts of the fabric and the profile by path; at the same path, the profile's counts."""
+    mounts = dict(profile.network.mounts) if profile.network else {}
+    return mounts | profile.mounts
 
 
 def _build_volume_source(mount: Mount) -> Manifest:
-    """A volume's source."""
-    sources: dict[str, Manifest] = {
-        "persistentVolumeClaim": {"claimName": mount.claim},
-        "configMap": {"name": mount.config_map},
-        "secret": {"secretName": mount.secret},
-        "hostPath": {"path": mount.host},
-        "emptyDir": {"sizeLimit": mount.scratch},
-        "ephemeral": {"volumeClaimTemplate": _build_claim_template(mount)},
+    """A volume's source, under the key that its kind has in Kubernetes; the model allows one kind per mount."""
+    if mount.ephemeral:
+        return {"ephemeral": {"volumeClaimTemplate": _build_claim_template(mount)}}
+    for kind, key, name in (
+        ("persistentVolumeClaim", "claimName", mount.claim),
+        ("configMap", "name", mount.config_map),
+        ("secret", "secretName", mount.secret),
+        ("hostPath", "path", mount.host),
+        ("emptyDir", "sizeLimit", mount.scratch),
+    ):
+        if name:
+            return {kind: {key: name}}
+    return {}
+
+
+def _build_claim_template(mount: Mount) -> Manifest:
+    """The claim template of an ephemeral volume."""
+    spec: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": mount.ephemeral}},
     }
-    return {kind: source for kind, source in sources.items() if next(iter(source.values()))}
-
-
-def _build_claim_template(mount: Mount) -> Manifest | None:
-    """The claim template of an ephemeral volume; None for any other mount."""
-    if mount.ephemeral is None:
-        return None
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": mount.ephemeral}}}
-    return {"spec": {**spec, **({"storageClassName": mount.storage_class} if mount.storage_class else {})}}
+    if mount.storage_class:
+        spec["storageClassName"] = mount.storage_class
+    return {"spec": spec}

@@ -98,19 +98,19 @@ def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> S
 
 def test_first_pod_is_the_host(start: StartPod) -> None:
     """Pod 0 serves the c10d store, and no other pod does."""
-    hosts = [start(node, nodes=12).saw["env"]["PET_RDZV_CONF"][-9:] for node in (0, 1, 10)]
+    hosts = [start(node, nodes=12).torchrun_call["env"]["PET_RDZV_CONF"][-9:] for node in (0, 1, 10)]
     assert hosts == ["is_host=1", "is_host=0", "is_host=0"]
 
 
 def test_pods_wait_as_long_as_the_profile_says(start: StartPod) -> None:
     """The time until every node has joined is torchrun's join_timeout."""
-    assert start(deadlines={"start": "15m"}).saw["env"]["PET_RDZV_CONF"].startswith("join_timeout=900,")
+    assert start(deadlines={"start": "15m"}).torchrun_call["env"]["PET_RDZV_CONF"].startswith("join_timeout=900,")
 
 
 def test_program_replaces_the_shell(start: StartPod) -> None:
     """torchrun is the pod's first process: it gets the signals, and its exit code is the pod's."""
     result = start(setup=["true"])
-    assert result.pid == result.saw["pid"]
+    assert result.pid == result.torchrun_call["pid"]
 
 
 TCPXO = {"hardware": "gke/a3-mega", "fabric": "tcpxo"}
@@ -124,13 +124,13 @@ def test_script_of_a_fabric_sets_the_environment(start: StartPod, tmp_path: Path
     """A script for bash sets variables in a pod whose shell is another; the profile's setup comes later."""
     (tmp_path / "nccl-env-profile.sh").write_text(SCRIPT)
     env = {"NCCL_LIB_DIR": str(tmp_path), "LINES": "1\n2"}
-    env_seen = start(**TCPXO, env=env, setup=["export NCCL_ALGO=Tree"]).saw["env"]
+    env_seen = start(**TCPXO, env=env, setup=["export NCCL_ALGO=Tree"]).torchrun_call["env"]
     assert [env_seen[name] for name in ("NCCL_ODD", "LINES", "NCCL_ALGO")] == ["a  'b' $HOME c", "1\n2", "Tree"]
 
 
 def test_missing_script_of_a_fabric_ends_the_pod(start: StartPod, tmp_path: Path) -> None:
     """Without the script the program would run without the network that the fabric promises: it is not started."""
-    assert start(**TCPXO, env={"NCCL_LIB_DIR": str(tmp_path)}).code != 0
+    assert start(**TCPXO, env={"NCCL_LIB_DIR": str(tmp_path)}).exit_code != 0
 
 
 VF = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}
@@ -138,8 +138,8 @@ VF = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}
 
 def test_pod_tells_what_it_has_for_rdma(start: StartPod, capfd: pytest.CaptureFixture[str]) -> None:
     """A pod that is promised RDMA prints its devices before torchrun; without them it ends if the profile says so."""
-    assert start(**VF).code == 0
-    assert start(**VF, on_fabric="fail").code == 1
+    assert start(**VF).exit_code == 0
+    assert start(**VF, on_fabric="fail").exit_code == 1
     assert (
         "torchyard: error: this pod cannot use RDMA: the pod has no /dev/infiniband/uverbs*" in capfd.readouterr().err
     )
@@ -173,7 +173,7 @@ ODD = [
 
 def test_arguments_reach_the_program_unchanged(start: StartPod) -> None:
     """Neither the shell nor the kubelet expands an argument, even if it looks like a variable."""
-    assert start(args=ODD, env={"A": "1"}).saw["argv"][-len(ODD) - 1 :] == ["sample.py", *ODD]
+    assert start(args=ODD, env={"A": "1"}).torchrun_call["argv"][-len(ODD) - 1 :] == ["sample.py", *ODD]
 
 
 # Without NUL and surrogates, which no argument of a command can have.
@@ -199,24 +199,24 @@ LINES = st.sampled_from(
 @given(args=WORDS, setup=st.lists(LINES, max_size=3), name=st.text(st.sampled_from("a'\" $(;\\"), min_size=1))
 def test_program_gets_exactly_its_words(start: StartPod, args: list[str], setup: list[str], name: str) -> None:
     """The program gets its arguments unchanged, whatever they contain and whatever setup has done to the shell."""
-    result = start(args=args, setup=setup, program=f"{name}.py").saw
+    result = start(args=args, setup=setup, program=f"{name}.py").torchrun_call
     assert result["argv"][-len(args) - 1 :] == [f"{name}.py", *args]
 
 
 def test_arguments_reach_the_program_without_a_shell_too(start: StartPod) -> None:
     """A pod that needs no prelude runs without a shell, with the same arguments."""
-    assert start(args=ODD, env={"A": "1"}, rendezvous="etcd-v2").saw["argv"][-len(ODD) :] == ODD
+    assert start(args=ODD, env={"A": "1"}, rendezvous="etcd-v2").torchrun_call["argv"][-len(ODD) :] == ODD
 
 
 def test_variables_are_as_they_are_written(start: StartPod) -> None:
     """A value in the profile's environment reaches the pod unchanged."""
     env = {"A": "1", "B": "$(A) $$ $HOME"}
-    assert start(env=env).saw["env"]["B"] == env["B"]
+    assert start(env=env).torchrun_call["env"]["B"] == env["B"]
 
 
 def test_address_is_the_pods_own(start: StartPod) -> None:
     """The pod's index is filled into the address that its agent gets."""
-    result = start(3, nodes=4).saw
+    result = start(3, nodes=4).torchrun_call
     assert result["env"]["PET_LOCAL_ADDR"] == "sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1"
 
 
@@ -224,8 +224,8 @@ def test_setup_runs_first_and_in_one_shell(start: StartPod) -> None:
     """The next line and torchrun see what a line has set; the shell expands `$(…)` and `$$` in the lines."""
     setup = ["export A=$(echo one)", "export B=$A-two; mkdir sub", "cd sub", "export PID=$$"]
     result = start(setup=setup)
-    assert (result.saw["env"]["B"], result.saw["env"]["PWD"][-4:]) == ("one-two", "/sub")
-    assert result.saw["env"]["PID"] == str(result.pid)
+    assert (result.torchrun_call["env"]["B"], result.torchrun_call["env"]["PWD"][-4:]) == ("one-two", "/sub")
+    assert result.torchrun_call["env"]["PID"] == str(result.pid)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +235,10 @@ def test_setup_runs_first_and_in_one_shell(start: StartPod) -> None:
 def test_setup_that_fails_ends_the_pod(start: StartPod, tmp_path: Path, line: str, rendezvous: str) -> None:
     """A line that fails, in its first command or its last, ends the pod with its code, before any later line."""
     result = start(setup=[line, "touch later"], rendezvous=rendezvous)
-    assert (result.code, (tmp_path / "later").exists()) == (3, False)
+    assert (result.exit_code, (tmp_path / "later").exists()) == (3, False)
 
 
 def test_setup_may_have_more_than_one_line(start: StartPod) -> None:
     """A block of YAML with a loop or a here-document is one command."""
     block = "cat > note <<'END'\nit's $HOME\nEND\nfor each in 1 2; do\n  export LAST=$each\ndone\n"
-    assert start(setup=[block]).saw["env"]["LAST"] == "2"
+    assert start(setup=[block]).torchrun_call["env"]["LAST"] == "2"

@@ -77,8 +77,8 @@ def test_program_follows_a_check_that_passes(
 ) -> None:
     """The pod first runs allreduce.py, byte by byte ours, with the threshold and the time; then its own program."""
     result = start_pod(tmp_path, shell, planned(**CHECK, **keys, on_hang="off"))
-    check, program = result.saw
-    assert (result.code, result.left) == (0, False)
+    check, program = result.torchrun_calls
+    assert (result.exit_code, result.program_exists) == (0, False)
     assert check["text"] == (ROOT / "programs" / "allreduce.py").read_text()
     assert {"--least=12.5", "--within=30", "--nnodes=2", "--max_restarts=0", "--tee=3"} <= set(check["argv"])
     assert not any("--least" in arg for arg in program["argv"])
@@ -88,7 +88,7 @@ def test_program_follows_a_check_that_passes(
 def test_program_does_not_follow_a_check_that_fails(planned: Planned, tmp_path: Path, shell: list[str]) -> None:
     """If the check fails, its exit code is the pod's, and the program is not started."""
     result = start_pod(tmp_path, shell, planned(**CHECK, on_hang="off"), code=1)
-    assert (result.code, len(result.saw)) == (1, 1)
+    assert (result.exit_code, len(result.torchrun_calls)) == (1, 1)
 
 
 def test_profile_decides_whether_there_is_a_check(planned: Planned) -> None:

@@ -96,14 +96,14 @@ def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"env": {"KEY": {"secret": "hub", "key": "token"}}}, "env.KEY: the CLI sends values, not references"),
-        ({"mounts": {"/data": {"host": "/data"}}}, "mounts./data: the CLI mounts a claim"),
+        ({"env": {"KEY": {"secret": "hub", "key": "token"}}}, "env.KEY: the CLI passes values, not references"),
+        ({"mounts": {"/data": {"host": "/data"}}}, "mounts./data: the CLI mounts claims only"),
         ({"mounts": {"/a": {"claim": "a", "read_only": True}}}, "mounts./a: read_only has no flag in v2"),
         ({"pod": {"init": [{"name": "a", "image": "b"}]}}, "pod.init: no flag"),
-        ({"pod": {"node_selector": {"a": "b"}}}, "the CLI knows options.node_pools only"),
+        ({"pod": {"node_selector": {"a": "b"}}}, "the CLI selects nodes by pools only: use options.node_pools"),
         ({"rendezvous": "etcd-v2"}, "rendezvous: etcd-v2 needs a store"),
-        ({"nodes": {"min": 2, "max": 4}}, "nodes: one number of 2 or more"),
-        ({"nodes": 1}, "nodes: one number of 2 or more"),
+        ({"nodes": {"min": 2, "max": 4}}, "nodes: must be one number of 2 or more"),
+        ({"nodes": 1}, "nodes: must be one number of 2 or more"),
         ({"hardware": "gke/a3-high", "fabric": "tcpx"}, "pod.init: no flag"),
         ({"hardware": "gke/a4x-max", "fabric": "gib-dra"}, r"claims devices \(torchyard, torchyard-mrdma\)"),
         ({"resources": {"ephemeral-storage": "1Gi"}}, "resources.ephemeral-storage: no flag"),
@@ -113,7 +113,7 @@ def test_what_no_flag_says_is_refused(write: Write, keys: dict[str, Any], messag
     """A key for which the CLI has no flag is an error that names the way out, and is never silently dropped."""
     with pytest.raises(ProfileError, match=message) as error:
         runai.plan(load_runai_profile(write, "cli-v2", **keys), RUN)
-    assert "options.through: kubernetes can" in str(error.value)
+    assert "or use options.through: kubernetes" in str(error.value)
 
 
 # A value of each key of `pod` that asks for something.

@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import Write, load, manifest_plan_of
 from tests.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
 from torchyard.model.errors import ProfileError
+from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice, Capacity, Permission
 from torchyard.pods.lint import lint_manifest
 
@@ -179,6 +180,14 @@ def test_manifest_that_cannot_be_launched_is_refused(launched: Launched, case: t
     documents, keys, message = case
     with pytest.raises(ProfileError, match=message):
         launched(*documents, **keys)
+
+
+def test_document_without_metadata_is_refused(tmp_path: Path) -> None:
+    """A profile that is built without a file may have a document without metadata, which is one clear error."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": {}}
+    profile = Profile(name="sample", about="a test", launcher="volcano", manifest=(JOB, pod))
+    with pytest.raises(ProfileError, match="manifest: the Pod has no metadata: write a mapping with its name"):
+        manifest_plan_of(profile, tmp_path)
 
 
 IGNORED = {
