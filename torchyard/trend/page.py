@@ -14,8 +14,12 @@ from torchyard.trend.plot import draw_trend
 from torchyard.trend.records import History, HistoryKey, Record, read_history
 from torchyard.trend.regression import JudgedValue
 
-_MAX_ROWS, _MAX_NUMBERS, _MAX_CELL_CHARS = 30, 5, 60
+_MAX_ROWS = 30
+_MAX_NUMBERS = 5  # columns of a table without a trend
+_MAX_NAME_CHARS = 24
+_MAX_CELL_CHARS = 60
 _MAX_PAGE_BYTES = 200_000
+_RUN_COLUMNS = ["when (UTC)", "run", "job", "seconds"]
 _NO_TREND_HINT = "no number is compared: `trend: {value: NAME}` in the profile chooses one"
 
 
@@ -27,55 +31,68 @@ class Table(NamedTuple):
 
 
 def find_trend(history: History) -> Trend | None:
-    """What the last run that compared a number has compared."""
-    return next((record.trend for record in reversed(history.records) if record.trend), None)
+    """The trend of the last run that compared a number; None if none has."""
+    for record in reversed(history.records):
+        if record.trend:
+            return record.trend
+    return None
 
 
 def build_table(history: History, trend: Trend | None) -> Table:
-    """One row per run: when, which, its end and time, and its number beside what was usual; else its numbers."""
+    """One row per run: its end time, its name, how the job ended, its duration, and its number with band and verdict.
+
+    Without a trend, the first numbers of the last run are shown instead of one number.
+    """
     recent = history.records[-_MAX_ROWS:]
     if trend is None:
-        names = list(recent[-1].numbers)[:_MAX_NUMBERS] if recent else []
-        rows = [
-            [*_describe_run(record), *(_format_optional_number(record.numbers.get(name)) for name in names)]
-            for record in recent
-        ]
-        return Table(
-            ["when (UTC)", "run", "job", "seconds", *(single_line(number_name, 24) for number_name in names)], rows
-        )
+        return _build_number_table(recent)
     nights = {record.identity: night for record, night in evaluate_records(history.records, trend)}
-    compared_rows = [[*_describe_run(record), *_describe_night(nights.get(record.identity))] for record in recent]
-    return Table(
-        ["when (UTC)", "run", "job", "seconds", single_line(trend.value, 24), "usual", "verdict"], compared_rows
-    )
+    rows = [_describe_run(record) + _describe_night(nights.get(record.identity)) for record in recent]
+    return Table([*_RUN_COLUMNS, single_line(trend.value, _MAX_NAME_CHARS), "usual", "verdict"], rows)
 
 
-def render_history(path: str) -> str:
-    """The history in a file as a page; empty if it has no number, or cannot be read."""
+def _build_number_table(records: Sequence[Record]) -> Table:
+    names = list(records[-1].numbers)[:_MAX_NUMBERS] if records else []
+    rows: list[list[str]] = []
+    for record in records:
+        numbers = [_format_optional_number(record.numbers.get(name)) for name in names]
+        rows.append(_describe_run(record) + numbers)
+    return Table(_RUN_COLUMNS + [single_line(name, _MAX_NAME_CHARS) for name in names], rows)
+
+
+def render_history(path: str) -> str | None:
+    """The history in a file as a page; None if it has no number, or cannot be read."""
     try:
         history = read_history(Path(path))
     except OSError as error:
-        get_log().warning("the history is not shown: %s", error)
-        return ""
-    return render_page(history, find_trend(history)) if any(record.numbers for record in history.records) else ""
+        get_log().warning("cannot show the history: %s", error)
+        return None
+    if not any(record.numbers for record in history.records):
+        return None
+    return render_page(history, find_trend(history))
 
 
 def render_page(history: History, trend: Trend | None) -> str:
-    """The records of a history, at least one, as Markdown: what they have in common, the plot, and a table."""
+    """A history with at least one record as Markdown: its key, the plot, and a table with the newest run first."""
     key = history.records[-1].key
     lines = [f"# {escape_markdown(key.profile)}", escape_markdown(describe_key(key)), ""]
-    lines += [escape_markdown(_NO_TREND_HINT), ""] if trend is None else _render_plot(history, trend)
-    head, rows = build_table(history, trend)
-    return "\n".join([*lines, *format_markdown_table(head, reversed(rows))])
+    if trend is None:
+        lines += [escape_markdown(_NO_TREND_HINT), ""]
+    else:
+        lines += _render_plot(history, trend)
+    header, rows = build_table(history, trend)
+    lines += format_markdown_table(header, reversed(rows))
+    return "\n".join(lines)
 
 
 def describe_key(key: HistoryKey) -> str:
-    """What the runs of a history have in common."""
-    parts = (key.hardware, key.fabric, f"nodes x processes: {key.nodes}", key.image)
-    return single_line(", ".join(filter(None, parts)), 300)
+    """The key as text for a page; the profile's name is its title."""
+    values = (key.hardware, key.fabric, f"nodes x processes: {key.nodes}", key.image)
+    return single_line(", ".join(value for value in values if value), 300)
 
 
 def _render_plot(history: History, trend: Trend) -> list[str]:
+    """The lines of the plot; none if there are fewer than two nights, or if it is too large for a page."""
     svg = draw_trend(evaluate_records(history.records, trend), trend.value)
     if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
         return []
@@ -88,10 +105,12 @@ def _describe_run(record: Record) -> list[str]:
     return [ended_at, single_line(record.run, _MAX_CELL_CHARS), single_line(record.end, 20), f"{record.seconds:.1f}"]
 
 
-def _describe_night(night: JudgedValue | None) -> Sequence[str]:
+def _describe_night(night: JudgedValue | None) -> list[str]:
+    """The cells for number, band and verdict; empty ones for a run that was not compared."""
     if night is None:
-        return ("", "", "")
-    return (format_number(night.value), format_band(night.band) if night.band else "", night.verdict)
+        return ["", "", ""]
+    band_text = format_band(night.band) if night.band else ""
+    return [format_number(night.value), band_text, night.verdict]
 
 
 def _format_optional_number(value: float | None) -> str:

@@ -1,12 +1,13 @@
 """The numbers of each run, one JSON line per run, in one file per key: `history/<key>.jsonl` in the runs folder.
 
-Runs with the same profile, hardware, fabric, nodes and image share a file. Its lines may be deleted by hand: what is
-no longer there is not compared with. A line that cannot be read is skipped and counted.
+Runs with the same profile, hardware, fabric, nodes and image share a file. Its lines may be deleted by hand: later runs
+are then not compared with them. A line that cannot be parsed is skipped and counted.
 """
 
 import contextlib
 import fcntl
 import hashlib
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -20,15 +21,17 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.profile import Profile
 from torchyard.model.trend import Trend
 
-_MAX_LINES, _MAX_BYTES = 400, 4 * 1024 * 1024  # of a file, from its end
+# Of a file, from its end:
+_MAX_LINES = 400
+_MAX_BYTES = 4 * 1024 * 1024
 _MAX_STEM_CHARS = 100
 _LOCK_TIMEOUT_S = 5.0
 
 
 class HistoryKey(FrozenModel):
-    """What runs have in common that are compared with each other."""
+    """The properties that runs must share to be compared with each other."""
 
-    model_config = ConfigDict(extra="ignore")  # a later version may know more
+    model_config = ConfigDict(extra="ignore")  # a later version may add fields
     profile: str
     hardware: str = ""
     fabric: str = ""
@@ -37,21 +40,22 @@ class HistoryKey(FrozenModel):
 
     @property
     def stem(self) -> str:
-        """A name for files and artifacts, of a-z, 0-9 and -; the digest tells apart what looks the same in it."""
-        label = "-".join(filter(None, (self.profile, self.hardware, self.fabric, self.nodes)))
+        """A name for files and artifacts, of a-z, 0-9 and -, unique by its digest."""
+        label = "-".join(value for value in (self.profile, self.hardware, self.fabric, self.nodes) if value)
+        readable = re.sub("[^a-z0-9]+", "-", label.lower())[:_MAX_STEM_CHARS].strip("-")
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
-        return f"{re.sub('[^a-z0-9]+', '-', label.lower())[:_MAX_STEM_CHARS].strip('-')}-{digest}"
+        return f"{readable}-{digest}"
 
 
 class RunIdentity(NamedTuple):
-    """A run, and when it began: a person may start it again after its end."""
+    """A run, and its start in seconds since the epoch: a person may start it again after its end."""
 
     name: str
     started_at: float
 
 
 class Record(FrozenModel):
-    """One run: when, how it ended, and its numbers."""
+    """One run: its times, how it ended, and its numbers."""
 
     model_config = ConfigDict(extra="ignore")
     at: float = Field(description="when it ended, in seconds since the epoch")
@@ -71,7 +75,7 @@ class Record(FrozenModel):
 
 
 class History(NamedTuple):
-    """The records of a file in order of time, and how many lines could not be read."""
+    """The records of a file in order of time, and the number of lines that could not be parsed."""
 
     records: tuple[Record, ...]
     skipped: int = 0
@@ -97,16 +101,12 @@ def history_path(runs: Path, key: HistoryKey) -> Path:
 
 
 def store_record(path: Path, record: Record) -> Record:
-    """Append a record unless the file has one of this run; returns the one that the file has. OSError."""
+    """Append a record unless the file has one of this run; return the one that the file has. OSError."""
     make_private_folder(path.parent)
     with _lock_history(path):
-        matching = (
-            existing_record
-            for existing_record in read_history(path).records
-            if existing_record.identity == record.identity
-        )
-        if existing := next(matching, None):
-            return existing
+        for existing in read_history(path).records:
+            if existing.identity == record.identity:
+                return existing
         append_line(path, record.model_dump_json(exclude_defaults=True))
         return record
 
@@ -119,28 +119,39 @@ def add_records(path: Path, records: Iterable[Record]) -> None:
 
 def read_history(path: Path) -> History:
     """The last records of a file in order of time; none if there is no file. OSError."""
-    lines = _read_last_lines(path)[-_MAX_LINES:]
-    records = [parsed for line in lines if (parsed := _parse_record(line))]
-    return History(tuple(sorted(records, key=lambda record: record.at)), len(lines) - len(records))
+    records: list[Record] = []
+    skipped = 0
+    for line in _read_last_lines(path)[-_MAX_LINES:]:
+        record = _parse_record(line)
+        if record:
+            records.append(record)
+        else:
+            skipped += 1
+    records.sort(key=lambda record: record.at)
+    return History(tuple(records), skipped)
 
 
 def list_histories(runs: Path) -> list[Path]:
-    """Every history of a runs folder."""
+    """The file of every history in a runs folder."""
     return sorted(history_folder(runs).glob("*.jsonl"))
 
 
 def _read_last_lines(path: Path) -> list[bytes]:
+    """The complete lines in the last _MAX_BYTES of a file, without empty ones; none if there is no file."""
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
+            size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _MAX_BYTES))
             lines = file.read(_MAX_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
-    return [line for line in lines[size > _MAX_BYTES :] if line.strip()]
+    if size > _MAX_BYTES:
+        lines = lines[1:]  # its beginning was not read
+    return [line for line in lines if line.strip()]
 
 
 def _parse_record(line: bytes) -> Record | None:
+    """The record of a line; None if it is not one."""
     try:
         return Record.model_validate_json(line)
     except ValidationError:
@@ -149,7 +160,10 @@ def _parse_record(line: bytes) -> Record | None:
 
 @contextlib.contextmanager
 def _lock_history(path: Path) -> Iterator[None]:
-    """Hold the file's lock: two processes of one run may end at once. OSError if it stays held."""
+    """Hold the file's lock: two processes may record the same run at once.
+
+    OSError if another process holds it for longer than _LOCK_TIMEOUT_S.
+    """
     with open(path, "ab", opener=open_private_file) as file:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:

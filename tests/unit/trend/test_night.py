@@ -98,7 +98,7 @@ def test_unusable_history_is_not_a_fact_about_the_job(
     verdict = compare_all(tmp_path, build_records([1.0])[0])
     assert verdict
     assert (verdict.verdict, "cannot be compared" in verdict.sentence) == ("unknown", True)
-    assert "the run's numbers are not kept" in caplog.text
+    assert "cannot record the run's numbers" in caplog.text
 
 
 def test_unreadable_lines_are_reported(tmp_path: Path) -> None:
