@@ -262,9 +262,7 @@ def copy_crds(component: Component, go: str, target: Path) -> None:
         else []
     )
     if not files:
-        raise BuildError(
-            f"{component.module} has no CRD files where {component.crds} says; go answered: {module_folder}"
-        )
+        raise BuildError(f"{component.module} has no CRD files at {component.crds}; `go list` printed: {module_folder}")
     for file in files:
         (target / f"{file.stem}.json").write_text(json.dumps(drop_descriptions(yaml.safe_load(file.read_text()))))
 

@@ -1,7 +1,7 @@
 """`make cluster-up`, `make cluster-down` and `make cluster-status`: a real control plane on this machine.
 
 etcd, API server, controller manager, scheduler, Volcano, training operator, JobSet and AppWrapper (or, with --mcad, the
-dispatcher that came before it) are the real programs (see build.py); nodes and pods are fake (see fake.py), except two
+dispatcher that it has replaced) are the real programs (see build.py); nodes and pods are fake (see fake.py), except two
 real nodes where the machine allows them (see nodes.py). plane.py is the interface for other modules.
 """
 

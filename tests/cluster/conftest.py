@@ -60,6 +60,7 @@ def namespace(admin_client: Client) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def user_overrides(admin_client: Client) -> dict[str, Any]:
+    """Overrides that run a job with the rights of deploy/kubernetes/rbac.yaml."""
     return as_user()
 
 

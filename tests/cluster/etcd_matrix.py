@@ -153,7 +153,7 @@ def run_agents(endpoint: str, rdzv_id: str, folder: Path) -> RendezvousResult:
 
 
 def start_agent(endpoint: str, rdzv_id: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start one agent of the rendezvous; its output goes to `log`."""
+    """Start one agent of the rendezvous; it writes its output to `log`."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     argv += ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={rdzv_id}"]
     argv += ["--local-addr=127.0.0.1", str(ROOT / "programs" / "pi.py"), "--trials=1", "--intervals=1000"]
@@ -198,13 +198,13 @@ def describe_rendezvous(version: str, store: StartedEtcd, folder: Path) -> tuple
 
 def measure(version: str, binary: Path, folder: Path) -> Row:
     """Test an etcd with --enable-v2, and without the flag if etcd refuses it."""
-    with run_etcd(binary, folder / "asked", "--enable-v2") as store:
+    with run_etcd(binary, folder / "with-flag", "--enable-v2") as store:
         if store.code is None:
             has_warning = "`enable-v2` is deprecated" in store.log.replace("\\", "")
             starts = "yes, with a warning" if has_warning else "yes"
             return Row(version, starts, *describe_rendezvous(version, store, folder))
     refusal = find_refusal(store.log) or "nothing about it"
-    with run_etcd(binary, folder / "plain") as plain_store:
+    with run_etcd(binary, folder / "without-flag") as plain_store:
         rendezvous = describe_rendezvous(version, plain_store, folder)
         return Row(version, f"no: exit {store.code}, `{refusal}`", *rendezvous)
 

@@ -203,7 +203,7 @@ def find_offset(file: BinaryIO, since: bytes) -> int:
 
 
 def parse_since(query: dict[str, str]) -> bytes:
-    """The second from which on a request wants lines; empty for all lines."""
+    """The second of a request's first lines; empty for all lines."""
     if seconds := query.get("sinceSeconds"):
         start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=int(seconds))
         return start.strftime(SECOND_FORMAT).encode()

@@ -73,7 +73,7 @@ class FaultProxy:
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def use_credentials(self, user: dict[str, Any] | None) -> None:
-        """Write the kubeconfig for another user; the API server then sees only that user's credentials."""
+        """Write the kubeconfig for another user; the API server then gets only that user's credentials."""
         self._user = user
         self.kubeconfig.write_text(yaml.safe_dump(self._build_kubeconfig()))
 

@@ -89,7 +89,7 @@ def boot_node(plane: Plane, node: Node, switch_pid: int) -> None:
 
 
 def wait_until_ready(plane: Plane) -> str:
-    """Wait until every node is Ready, and give it GPUs (a kubelet keeps resources that it does not know).
+    """Wait until every node is Ready, and give it GPUs (a kubelet keeps resources that it does not manage).
 
     Returns a line for the user; raises ClusterError if a node has exited or is not Ready in time.
     """

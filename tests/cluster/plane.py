@@ -27,13 +27,13 @@ CLUSTER_VARIABLE = "TORCHYARD_CLUSTER"
 COMPONENT_VARIABLE = "TORCHYARD_COMPONENT"
 LOCK_ADDRESS = "\0torchyard-cluster"
 GOGC = "50"  # for a mostly idle cluster: saves a third of the memory, costs a few percent of a core
-PODS_GATEWAY = "10.30.0.1"  # the machine's address as real nodes in network namespaces see it
+PODS_GATEWAY = "10.30.0.1"  # the machine's address in the network of the real nodes
 SERVICE_NETWORK = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 
 
 class ClusterError(Exception):
-    """There is no cluster: the reason in a sentence, possibly followed by lines of a log."""
+    """The cluster does not exist or cannot be changed: the reason in a sentence, and possibly lines of a log."""
 
 
 @dataclass(frozen=True)

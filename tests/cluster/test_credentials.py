@@ -87,10 +87,12 @@ class Account:
 
 @pytest.fixture
 def account(jobs: Jobs, tmp_path: Path) -> Account:
+    """An account whose token the test can invalidate."""
     return Account(jobs.client, tmp_path)
 
 
 def connect(jobs: Jobs) -> Client:
+    """A client through the proxy, with the credentials of its kubeconfig."""
     return Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
 
 

@@ -22,7 +22,7 @@ def test_run_on_the_wrong_network_is_stopped_while_it_trains(
     fake_overrides: dict[str, Any], namespace: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Pods that log TCP where RDMA is expected are stopped at once; their own end would come ten minutes later."""
-    log = FakeLog(tmp_path / "said.log")
+    log = FakeLog(tmp_path / "pod.log")
     written_at = list[float]()
     log.append("start")
     overrides = fake_overrides | {

@@ -68,7 +68,7 @@ FAULTS = {
     "410": respond_with(410),
     "connections reset": FaultProxy.reset,
     "connections closed": take_down,
-    "nobody listens": FaultProxy.refuse,
+    "port closed": FaultProxy.refuse,
     "black hole": FaultProxy.drop_data,
     "slow": slow_down,
     "no DNS": break_dns,
@@ -127,7 +127,7 @@ def test_object_is_created_once_despite_a_fault(fault: Fault, jobs: Jobs, named_
     assert [obj["metadata"]["uid"] for obj in objects] == [created["metadata"]["uid"]]
 
 
-# --- what is not waited for
+# --- errors that are not retried, or not for long
 
 
 def test_busy_server_is_given_up(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_job_that_may_not_be_listed_is_not_taken_for_deleted(
         pass
 
 
-# --- what a run's log says
+# --- the messages in a run's log
 
 
 @pytest.fixture

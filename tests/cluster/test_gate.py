@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("admin_client")
 
 @pytest.fixture
 def gate(admin_client: Any, tmp_path: Path) -> Iterator[Gate]:
+    """A gate to the API server as the administrator."""
     gate = Gate(tmp_path, None)
     yield gate
     gate.close()
@@ -60,6 +61,7 @@ class HeldClient:
 
 @pytest.fixture
 def client(gate: Gate, admin_client: Any, namespace: str) -> HeldClient:
+    """A client that creates its ConfigMap through the gate."""
     return HeldClient(gate, admin_client, namespace)
 
 

@@ -89,7 +89,7 @@ def test_wait_ends_when_another_machine_has_taken_the_run_over(jobs: Jobs, monke
 
 
 def test_deleted_job_is_not_created_again(jobs: Jobs) -> None:
-    """A run whose submitted job has disappeared reports it as gone, and does not submit a second one."""
+    """A run whose submitted job was deleted ends in the state `gone`, and does not submit a second one."""
     plan = jobs.start()
     jobs.delete(plan)
     until(lambda: count_objects(jobs, plan) == 0)

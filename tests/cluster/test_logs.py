@@ -49,7 +49,8 @@ class FakeLog:
 
 @pytest.fixture
 def log(tmp_path: Path) -> FakeLog:
-    return FakeLog(tmp_path / "said.log")
+    """The log of the test's fake pods, empty at first."""
+    return FakeLog(tmp_path / "pod.log")
 
 
 def read_texts(plan: ManifestPlan, node: str = "worker-0") -> list[str]:

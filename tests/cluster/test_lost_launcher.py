@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 class Training:
     """One run with two fake pods, and the launcher processes that own it.
 
-    `start` or `kill_launcher` come first: the other methods need the run's folder.
+    Call `start` or `kill_launcher` first: the other methods need the run's folder.
     """
 
     def __init__(self, jobs: Jobs, path: Path, log: FakeLog) -> None:
@@ -80,7 +80,7 @@ class Training:
 @pytest.fixture
 def training(jobs: Jobs, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[Training]:
     """A run with two fake pods; it is swept when the test ends."""
-    log = FakeLog(tmp_path / "said.log")
+    log = FakeLog(tmp_path / "pod.log")
     log.append("epoch 0")
     document = yaml.safe_load((ROOT / "profiles" / "yolov5-volcano.yaml").read_text())
     document["pod"] |= {

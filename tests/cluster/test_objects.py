@@ -15,8 +15,7 @@ import pytest
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
 from torchyard.backend import backend_of
-from torchyard.cluster import create as objects
-from torchyard.cluster import delete
+from torchyard.cluster import create, delete
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
@@ -34,11 +33,10 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.cluster.create import create_job
 print(create_job(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """
-CONFIG_MAP: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
 
 
 def build_config_map(name: str, **metadata: Any) -> dict[str, Any]:
-    return CONFIG_MAP | {"metadata": {"name": name} | metadata}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name} | metadata}
 
 
 def list_jobs(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
@@ -77,11 +75,11 @@ def test_two_submits_at_once_create_one_job(jobs: Jobs) -> None:
     plan = jobs.plan()
     results = list[tuple[str, bool]]()
 
-    def create() -> None:
-        job, created = objects.create_job(plan)
+    def create_job() -> None:
+        job, created = create.create_job(plan)
         results.append((job["metadata"]["uid"], created))
 
-    threads = [threading.Thread(target=create) for _ in range(2)]
+    threads = [threading.Thread(target=create_job) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -95,7 +93,7 @@ def test_submit_whose_response_was_lost_adopts(jobs: Jobs, proxy: FaultProxy) ->
     plan = jobs.plan(proxy)
     proxy.cut_after("/jobs?fieldValidation=Strict", -1)
     client = Client(plan.cluster)
-    job, _ = objects._adopt_or_create(client, plan, plan.main)
+    job, _ = create._adopt_or_create(client, plan, plan.main)
     assert proxy.count_requests("POST ") == 2
     assert [existing["metadata"]["uid"] for existing in list_jobs(jobs, plan)] == [job["metadata"]["uid"]]
 
@@ -112,14 +110,14 @@ def test_taken_name_is_refused(jobs: Jobs) -> None:
 
 
 def test_nothing_is_created_if_one_object_is_refused(jobs: Jobs) -> None:
-    """If a webhook refuses the job, no other object of the plan is created, because dry runs of all come first."""
+    """If a webhook refuses the job, no other object is created, because all dry runs precede the first create."""
     plan = jobs.plan()
     refused = copy.deepcopy(plan.main)
     refused["spec"]["queue"] = "no-such-queue"
     metadata = {"name": f"{plan.job}-first", "labels": plan.labels}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
-        objects.create_job(plan.model_copy(update={"objects": (service, refused)}))
+        create.create_job(plan.model_copy(update={"objects": (service, refused)}))
     assert delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == []
 
 
@@ -128,7 +126,7 @@ def test_unknown_field_is_refused(jobs: Jobs) -> None:
     plan = jobs.plan()
     plan.main["spec"]["minAvailble"] = 2
     with pytest.raises(ClusterError, match=r'unknown field "spec.minAvailble"'):
-        objects.create_job(plan)
+        create.create_job(plan)
 
 
 def test_dry_run_creates_nothing(jobs: Jobs) -> None:
@@ -145,7 +143,7 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
     """create_store returns when the run's store is running, and a second call finds the same store."""
     plan = jobs.plan(profile=ETCD_PROFILE)
     for _ in range(2):
-        objects.create_store(plan)
+        create.create_store(plan)
     (pod,) = jobs.list_labelled(plan, "v1", "Pod")
     assert pod_facts.get_pod_phase(pod) == "Running"
 
@@ -153,8 +151,8 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
 def test_store_is_deleted_with_the_job(jobs: Jobs) -> None:
     """When a user deletes the job, the store is deleted with it."""
     plan = jobs.plan(profile=ETCD_PROFILE)
-    objects.create_store(plan)
-    objects.create_job(plan)
+    create.create_store(plan)
+    create.create_job(plan)
     jobs.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
     until(lambda: delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == [])
 
@@ -166,8 +164,8 @@ def test_store_is_deleted_with_the_job(jobs: Jobs) -> None:
 def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     """After the teardown of a running job no object of any kind has its labels."""
     plan = jobs.plan(profile=profile)
-    objects.create_store(plan)
-    objects.create_job(plan)
+    create.create_store(plan)
+    create.create_job(plan)
     until(lambda: len(jobs.list_labelled(plan, "v1", "Pod")) == 3)
     assert teardown(plan) == ()
     assert delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == []
@@ -247,7 +245,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
         jobs.extra_overrides = {"nodes": 1, "hardware": None, "fabric": None} | overrides
         jobs.extra_overrides["pod.node_selector"] = {"dead": name}
         plan = jobs.plan()
-        objects.create_job(plan)
+        create.create_job(plan)
         until(lambda: [pod for pod in jobs.list_labelled(plan, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
         patch_node_status(jobs, path, "False", {})
         return plan
@@ -277,7 +275,7 @@ def test_pod_on_a_dead_node_is_reported(
 def test_pod_on_a_dead_node_is_deleted_by_force(
     start_on_dead_node: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `on_stuck_pod: force`, a pod on a node that is known to be dead is deleted by force."""
+    """With `on_stuck_pod: force`, a pod on a node that is dead is deleted by force."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     assert teardown(start_on_dead_node(on_stuck_pod="force")) == ()
 

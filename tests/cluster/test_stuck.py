@@ -109,11 +109,13 @@ class JobFactory(NamedTuple):
 
 
 def build_factory(namespace: str, fake_overrides: dict[str, Any], folder: Path) -> JobFactory:
+    """A factory of jobs on fake nodes, with the runs' folders in `folder`."""
     return JobFactory(Client(Cluster(namespace=namespace)), fake_overrides, folder, [])
 
 
 @pytest.fixture
 def job_factory(namespace: str, fake_overrides: dict[str, Any], tmp_path: Path) -> Iterator[JobFactory]:
+    """A factory whose jobs are deleted when the test ends."""
     factory = build_factory(namespace, fake_overrides, tmp_path)
     yield factory
     factory.clear()
@@ -194,10 +196,8 @@ def test_gang_that_never_fits(job_factory: JobFactory) -> None:
 def test_taint(job_factory: JobFactory, own_node: str) -> None:
     """The sentence names the taint that keeps all pods off the selected nodes, and what to do."""
     plan = job_factory.plan(select_node(own_node) | {"pod.tolerations": []})
-    assert check_sentence(job_factory.diagnose(plan, "taint"), f"add {OWN_LABEL} to `pod.tolerations`") == (
-        "taint",
-        False,
-    )
+    failure = job_factory.diagnose(plan, "taint")
+    assert check_sentence(failure, f"add {OWN_LABEL} to `pod.tolerations`") == ("taint", False)
 
 
 def test_host_port(job_factory: JobFactory, own_node: str) -> None:
@@ -232,31 +232,36 @@ def test_closed_queue(job_factory: JobFactory, admin_client: Client) -> None:
     until(lambda: get_queue_state(admin_client, name) == "Open")
     close_queue(admin_client, created_queue)
     try:
-        failure = job_factory.diagnose(
-            job_factory.plan({"options": {"queue": name}}, "yolov5-pytorchjob"), "queue-closed"
-        )
+        plan = job_factory.plan({"options": {"queue": name}}, "yolov5-pytorchjob")
+        failure = job_factory.diagnose(plan, "queue-closed")
     finally:
         admin_client.request("DELETE", path)
     assert check_sentence(failure, f"waits for queue {name}, which is Clos") == ("queue-closed", False)
 
 
-Case = tuple[str, Overrides, str, bool]
-REAL_NODE_CASES: list[Case] = [
-    ("volume-mount", {"mounts": {"/s": {"secret": "nope"}}}, 'secret "nope" not found', False),
-    ("volume-mount", {"mounts": {"/c": {"config_map": "nope"}}}, 'configmap "nope" not found', False),
-    ("pod-config", {"pod.env_from": [{"config_map": "nope"}]}, 'configmap "nope" not found', False),
-    ("registry", {"image": "registry.invalid/nope:1"}, "registry does not respond (ErrImagePull", True),
+class RealNodeCase(NamedTuple):
+    """A job that a real kubelet cannot start: its cause, overrides, a part of its sentence, and whether to retry."""
+
+    cause: str
+    overrides: Overrides
+    needle: str
+    is_retried: bool
+
+
+REAL_NODE_CASES = [
+    RealNodeCase("volume-mount", {"mounts": {"/s": {"secret": "nope"}}}, 'secret "nope" not found', False),
+    RealNodeCase("volume-mount", {"mounts": {"/c": {"config_map": "nope"}}}, 'configmap "nope" not found', False),
+    RealNodeCase("pod-config", {"pod.env_from": [{"config_map": "nope"}]}, 'configmap "nope" not found', False),
+    RealNodeCase("registry", {"image": "registry.invalid/nope:1"}, "registry does not respond (ErrImagePull", True),
 ]
 
 
-@pytest.mark.parametrize("case", REAL_NODE_CASES, ids=str)
-def test_real_kubelet(job_factory: JobFactory, case: Case) -> None:
+@pytest.mark.parametrize("case", REAL_NODE_CASES, ids=["secret", "config map", "environment", "registry"])
+def test_real_kubelet(job_factory: JobFactory, case: RealNodeCase) -> None:
     """If a real kubelet cannot start a pod, the sentence names what is missing."""
-    cause, overrides, needle, retry = case
-    assert check_sentence(job_factory.diagnose(job_factory.plan_on_real_nodes(overrides), cause), needle) == (
-        cause,
-        retry,
-    )
+    plan = job_factory.plan_on_real_nodes(case.overrides)
+    failure = job_factory.diagnose(plan, case.cause)
+    assert check_sentence(failure, case.needle) == (case.cause, case.is_retried)
 
 
 def test_sandbox(job_factory: JobFactory, admin_client: Client) -> None:
@@ -298,14 +303,11 @@ def test_eviction(job_factory: JobFactory, admin_client: Client) -> None:
     def drain(plan: ManifestPlan) -> None:
         name = job_factory.list_running_pods(plan)[0]["metadata"]["name"]
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-        admin_client.request(
-            "POST", f"/api/v1/namespaces/{job_factory.client.namespace}/pods/{name}/eviction", body=body
-        )
+        path = f"/api/v1/namespaces/{job_factory.client.namespace}/pods/{name}/eviction"
+        admin_client.request("POST", path, body=body)
 
-    assert check_sentence(job_factory.run_to_failure(job_factory.plan({}), strike=drain), "its node was drained") == (
-        "evicted",
-        True,
-    )
+    failure = job_factory.run_to_failure(job_factory.plan({}), strike=drain)
+    assert check_sentence(failure, "its node was drained") == ("evicted", True)
 
 
 def test_preemption(job_factory: JobFactory, admin_client: Client, own_node: str) -> None:
@@ -328,10 +330,8 @@ def test_node_that_does_not_answer(silent_node_job: tuple[JobFactory, ManifestPl
     """A pod on a node that does not answer is reported with its node, minutes before Kubernetes evicts it."""
     job_factory, plan = silent_node_job
     node_name = plan.pod["spec"]["nodeSelector"][OWN_LABEL]
-    assert check_sentence(job_factory.diagnose(plan, "node-lost"), f"its node {node_name} has not answered since") == (
-        "node-lost",
-        True,
-    )
+    failure = job_factory.diagnose(plan, "node-lost")
+    assert check_sentence(failure, f"its node {node_name} has not answered since") == ("node-lost", True)
 
 
 # --- the cost of a diagnosis

@@ -19,7 +19,7 @@ Plan = Callable[..., Any]
 
 
 def read_pod_phases(watch: ClusterWatch) -> dict[str, str]:
-    """The phase of each pod that the watch has seen, by the pod's node."""
+    """The phase of each pod in the watch's state, by the pod's node."""
     watch.poll(timeout_s=0.05)
     phases = {name: obj["status"]["phase"] for name, obj in watch.states.items() if name.startswith("Pod/")}
     return {name.removeprefix("Pod/"): phase for name, phase in phases.items()}
@@ -45,7 +45,7 @@ def count_lists(proxy: FaultProxy) -> int:
 
 
 def test_job_is_seen_to_its_end(jobs: Jobs) -> None:
-    """A watch sees the job, its pods and its PodGroup, to the end of the pods."""
+    """A watch has the states of the job, its pods and its PodGroup, to the end of the pods."""
     plan = jobs.start()
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -153,7 +153,7 @@ def test_server_reports_an_expired_version(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_optional_kind_delays_nothing(jobs: Jobs, proxy: FaultProxy, status: int) -> None:
-    """If PodGroups are not served, or this user may not list them, the watch sees everything else."""
+    """If PodGroups are not served, or this user may not list them, the watch has everything else."""
     plan = jobs.start(proxy)
     proxy.respond("/podgroups?", status, {"kind": "Status", "message": "no"}, times=1000)
     with ClusterWatch(plan) as watch:
