@@ -82,7 +82,9 @@ def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
 def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
     _, kind_name = kind
     location = f"{kind_name} in {client.namespace}"
-    return f"{location}: cannot be listed, so objects may remain: {reason}; deploy/kubernetes/rbac.yaml has the rights"
+    return (
+        f"{location}: cannot be listed, so objects may remain: {reason}; deploy/kubernetes/rbac.yaml grants the right"
+    )
 
 
 def disown_protected_data(client: Client, obj: KubeObject | None, labels: Mapping[str, str]) -> None:
@@ -102,8 +104,8 @@ def disown_protected_data(client: Client, obj: KubeObject | None, labels: Mappin
 def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] | None = None) -> None:
     """Wait while objects of the plan are terminating, at most as long as their removal may take.
 
-    Only objects for which `is_awaited` returns True are waited for; all by default. Pods that remain on dead nodes are
-    then force-deleted, if the plan allows that.
+    Only objects for which `is_awaited` returns True are waited for; all by default. After that time, pods on dead nodes
+    are force-deleted if the plan allows it, and other objects are left for the caller to report.
     """
     client = get_cluster_client(plan.cluster)
     kinds = dict.fromkeys([(watched.api, watched.kind) for watched in plan.watch])

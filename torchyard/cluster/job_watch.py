@@ -105,7 +105,7 @@ class ClusterWatch:
             if elapsed_s > _OPTIONAL_LIST_TIMEOUT_S and not reflector.is_required:
                 return
             if elapsed_s > _FIRST_LIST_TIMEOUT_S:
-                reason = reflector.error or "it is still listing"
+                reason = reflector.error or "the first list has not arrived"
                 message = f"no response for {_FIRST_LIST_TIMEOUT_S:.0f} s: {reason}"
                 raise ClusterError(self._client.host, f"list {reflector.kind}", message, 0)
         if reflector.refusal:

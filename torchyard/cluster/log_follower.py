@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -42,10 +43,11 @@ class LogFollower(threading.Thread):
     The file gets each line once, in order; a later process continues where the file ends. What is permanently missing
     is in `lost`, as text for the report.
 
-    Threads. `run` follows the live stream (this thread). Once the container has ended for good, a timer thread calls
-    `_finish`, because not every server ends the stream. Both call `_read`; `_read_lock` guards the writer and the
+    Threads. `run` follows the live stream (this thread). Once the container has ended permanently, a timer thread
+    calls `_finish`, because not every server ends the stream. Both call `_read`; `_read_lock` guards the writer and the
     attributes after it, and only the newest read (`_read_id`) may append lines. `update_pod` and the properties are
-    called by the polling thread, which never waits for a read. All threads are daemons and end when `complete` is set.
+    called by the polling thread, which never waits for a read. All threads are daemons. They end once `complete` is
+    set; one that waits for its stream ends at the next line, or when the stream is closed.
 
     Resuming. The API serves a log from a whole second on (`sinceTime`), so each read requests the last seconds again
     and `Overlap` drops the lines that the file already has. If the file's newest line does not come again, lines may be
@@ -99,7 +101,7 @@ class LogFollower(threading.Thread):
 
     @property
     def lost(self) -> str:
-        """What is permanently missing from the file, as far as is known; empty if nothing."""
+        """What is permanently missing from the file, as far as this process has found; empty if nothing."""
         gaps = self._writer.gaps if self._writer else []
         return "; ".join(filter(None, (*gaps, self.unwritten or self._missing)))
 
@@ -191,7 +193,7 @@ class LogFollower(threading.Thread):
         Other statuses are retried, because a restarting kubelet or an expired token recovers.
         """
         self._refused_since = min(self._refused_since, time.monotonic())
-        if error.status not in (403, 404):
+        if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             self._missing = f"{_UNREAD_END}: {error.message}"
         elif follow or not self._is_following:  # an open stream may still deliver lines of a pod that is gone
             if self._missing:
@@ -263,7 +265,7 @@ class LogFollower(threading.Thread):
                     break
                 writer.append(lines, overlap)
         except ClusterError as error:
-            if error.status not in (400, 404):
+            if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND):
                 raise
             return False
         return True
@@ -288,7 +290,7 @@ class LogFollower(threading.Thread):
                 yield complete_lines
         rest = splitter.rest
         if rest.startswith(_REMOVED_LOG_PREFIX):
-            raise ClusterError(self._client.host, "read a log", rest.decode(errors="replace"), 400)
+            raise ClusterError(self._client.host, "read a log", rest.decode(errors="replace"), HTTPStatus.BAD_REQUEST)
         if rest and not follow:  # in a followed stream it is half a line
             yield [rest]
 

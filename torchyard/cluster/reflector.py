@@ -43,7 +43,7 @@ class Reflector(threading.Thread):
 
     Errors. Nothing is raised. `error` is the current fault, None while the kind is observed. `refusal` is set if the
     first list is refused or the kind is not served. A failed read publishes nothing: it does not prove absence. The
-    state of a job is unknown without an `is_required` kind; the others only add detail, and their refusal is no error.
+    state of a job is unknown without an `is_required` kind; the others only add detail, and their refusal is ignored.
     """
 
     def __init__(

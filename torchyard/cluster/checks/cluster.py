@@ -118,7 +118,8 @@ def _format_requirement_title(requirement: CheckedRequirement) -> str:
         case OpenQueue():
             name = f"queue {requirement.name}"
         case Capacity():
-            name = f"room for {requirement.pods} {'pod' if requirement.pods == 1 else 'pods'}"
+            noun = "pod" if requirement.pods == 1 else "pods"
+            name = f"room for {requirement.pods} {noun}"
         case ReferencedObject():
             prefix = f"{requirement.namespace}/" if requirement.namespace else ""
             name = f"{requirement.object_kind} {prefix}{requirement.name}"

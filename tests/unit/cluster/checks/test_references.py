@@ -68,22 +68,22 @@ def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "expected"),
+    ("phase", "mode", "pod_count", "expected"),
     [
-        (("Bound", "ReadWriteMany", 2), ("ok", "is Bound")),
-        (("Bound", "ReadOnlyMany", 2), ("ok", "is Bound")),
-        (("Bound", "ReadWriteOnce", 1), ("ok", "is Bound")),
-        (("Bound", "ReadWriteOnce", 2), ("warning", "is Bound and ReadWriteOnce: its 2 pods must share one node")),
-        (("Lost", "ReadWriteMany", 2), ("failed", "is Lost: its volume is gone")),
-        (("Pending", "ReadWriteMany", 2), ("warning", "is Pending: its pods wait until it has a volume")),
+        ("Bound", "ReadWriteMany", 2, ("ok", "is Bound")),
+        ("Bound", "ReadOnlyMany", 2, ("ok", "is Bound")),
+        ("Bound", "ReadWriteOnce", 1, ("ok", "is Bound")),
+        ("Bound", "ReadWriteOnce", 2, ("warning", "is Bound and ReadWriteOnce: its 2 pods must share one node")),
+        ("Lost", "ReadWriteMany", 2, ("failed", "is Lost: its volume is gone")),
+        ("Pending", "ReadWriteMany", 2, ("warning", "is Pending: its pods wait until it has a volume")),
     ],
 )
 def test_claim_must_have_a_volume_that_the_pods_can_share(
-    fake_api: FakeApi, fake_server: Client, claim: tuple[str, str, int], expected: tuple[str, str]
+    fake_api: FakeApi, fake_server: Client, phase: str, mode: str, pod_count: int, expected: tuple[str, str]
 ) -> None:
     """A claim needs a volume, and a mode in which all pods can mount it from their nodes."""
-    put_claim(fake_api, claim[0], claim[1])
-    check = check_reference(fake_server, CLAIM, "x", claim[2])
+    put_claim(fake_api, phase, mode)
+    check = check_reference(fake_server, CLAIM, "x", pod_count)
     assert (check.verdict, check.detail) == expected
 
 
