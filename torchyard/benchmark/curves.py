@@ -1,4 +1,4 @@
-"""Converts the report of a benchmark's run to a curve: bandwidth over size."""
+"""Convert the report of a benchmark's run to a curve: bandwidth over size."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torchyard.model.profile import MetricsFormat, Profile
 from torchyard.model.run import Metrics, Report, Row
 
 DEFAULT_FABRIC = "default"  # the name of a curve whose profile names no fabric
-# Which number each format prints for the several trials of one size.
+# The statistic that each format prints for the trials of one size.
 STATISTICS: dict[MetricsFormat, str] = {
     "json-lines": "median of the trials",
     "nccl-tests": "mean of the iterations, out of place",

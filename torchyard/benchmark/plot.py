@@ -2,6 +2,7 @@
 
 import base64
 import io
+from typing import Any
 
 from torchyard.common.escaping import single_line
 from torchyard.model.benchmark import Benchmark
@@ -12,9 +13,8 @@ _PANEL_INCHES = (6.0, 3.6)
 
 def draw_benchmark(benchmark: Benchmark) -> str | None:
     """An SVG in base64 with one panel per collective, at most `_MAX_PANELS`; None if no curve has two sizes."""
-    collectives = [collective for collective in _list_collectives(benchmark) if _has_curve(benchmark, collective)][
-        :_MAX_PANELS
-    ]
+    collectives = [collective for collective in _list_collectives(benchmark) if _has_curve(benchmark, collective)]
+    collectives = collectives[:_MAX_PANELS]
     if not collectives:
         return None
     from matplotlib.figure import Figure
@@ -45,10 +45,8 @@ def _has_curve(benchmark: Benchmark, collective: str) -> bool:
     return False
 
 
-def _draw_panel(panel: "object", benchmark: Benchmark, collective: str) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(panel, Axes)
+def _draw_panel(panel: Any, benchmark: Benchmark, collective: str) -> None:
+    """Draw the curves of a collective into a matplotlib panel."""
     for curve in benchmark.curves:
         points = sorted(
             (point.size, point.busbw) for point in curve.points if point.collective == collective and point.size

@@ -1,4 +1,4 @@
-"""Runs a profile over several fabrics, one after the other and on the same nodes, and compares them."""
+"""Run a profile over several fabrics, one after the other and on the same nodes, and compare them."""
 
 import base64
 import json
@@ -113,18 +113,19 @@ def _pin_nodes(name: str, overrides: dict[str, Any], machines: Sequence[str]) ->
     return pinned
 
 
-def find_failure(benchmark: Benchmark) -> str:
-    """Which fabrics have no bandwidth, and why; empty if every run succeeded and printed bandwidths."""
-    return "; ".join(filter(None, map(_find_curve_failure, benchmark.curves)))
+def find_failure(benchmark: Benchmark) -> str | None:
+    """The fabrics without a bandwidth, each with the reason; None if every run succeeded and printed bandwidths."""
+    failures = [_find_curve_failure(curve) for curve in benchmark.curves]
+    return "; ".join(failure for failure in failures if failure) or None
 
 
-def _find_curve_failure(curve: Curve) -> str:
-    """Why a curve has no bandwidth; empty if it has."""
+def _find_curve_failure(curve: Curve) -> str | None:
+    """The reason why a curve has no bandwidth; None if it has."""
     if curve.end != "succeeded":
         return f"{curve.fabric}: the run {curve.end}: {curve.sentence}"
     if not curve.points:
         return f"{curve.fabric}: the run printed no bandwidth: see `metrics` in the profile and {curve.folder}"
-    return ""
+    return None
 
 
 def save_benchmark(benchmark: Benchmark, name: str) -> Path:

@@ -9,7 +9,7 @@ from torchyard.model.benchmark import BandwidthPoint, Benchmark, Curve
 _MAX_SENTENCE_CHARS = 400
 _FACTOR_TOLERANCE = 0.02  # of busbw / algbw: printed numbers are rounded
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_MAX_UNITS = 4096  # a larger number of a unit is not clearer than a decimal number
+_MAX_UNITS = 4096  # a larger number of a binary unit is shown in a decimal unit
 Cells = list[list[str]]  # rows of one table, the header first
 
 

@@ -1,4 +1,4 @@
-"""The meaning of a bus bandwidth for the network: its factor, and the traffic on the wire of each node."""
+"""Convert a bus bandwidth: its factor to the algorithm bandwidth, and the traffic on the wire of each node."""
 
 # busbw / algbw for n ranks, as nccl-tests' doc/PERFORMANCE.md defines them.
 _FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}

@@ -1,4 +1,4 @@
-"""The state of each run, read from its folder: whether it waits or runs, its attempts, the GPUs that it may hold.
+"""Read the state of each run from its folder: whether it waits or runs, its attempts, the GPUs that it may hold.
 
 No cluster and no host is queried: a scrape costs as much as reading the journals of the runs that are open.
 """
@@ -19,7 +19,13 @@ JournalEvent = dict[str, Any]
 
 
 class RunSummary(NamedTuple):
-    """One run; `waiting_s` and `gpus` are 0 unless it has a job that waits, or that may hold GPUs."""
+    """One run.
+
+    waiting_s: seconds since the submit of a job that has not started; 0 for any other run.
+    gpus: of a job that has started and may still exist; 0 for any other run.
+    start_delay_s: seconds from the submit to the start of the last job that started; None if none has.
+    is_open: the run has not ended, or its job may still exist.
+    """
 
     run: str
     profile: str
@@ -49,7 +55,7 @@ class _CachedRun(NamedTuple):
 
 
 class RunsReader:
-    """Reads all runs repeatedly; a run that has ended is read once, until its journal changes. Not thread-safe."""
+    """Read all runs, again at each call. A run that has ended is cached until its journal changes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._cache: dict[str, _CachedRun] = {}
@@ -136,8 +142,9 @@ def _select_job_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
     """
     job_events: list[JournalEvent] = []
     for event in events:
-        is_over = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
-        if is_over or (event["event"] == "step-end" and event.get("name") == "teardown"):
+        has_ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
+        is_torn_down = event["event"] == "step-end" and event.get("name") == "teardown"
+        if has_ended or is_torn_down:
             job_events = []
         elif job_events or (event["event"] == "step" and event.get("name") == "submit"):
             job_events.append(event)

@@ -1,4 +1,4 @@
-"""Sends a message to every address, each on a separate thread: a receiver that hangs delays nothing."""
+"""Send a message to every address, each on a separate thread: a receiver that hangs does not delay the run."""
 
 import contextvars
 import logging
@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
 
 class Delivery:
-    """Sends the messages of one run, and collects those that did not arrive.
+    """Send the messages of one run, and collect those that did not arrive.
 
     `send` starts a daemon thread for each address and returns; `finish` waits for all of them. `on_arrival` runs on the
     thread that sent the message. Addresses are given by their index, because they contain secrets.
@@ -103,7 +103,7 @@ def _shorten_reason(reason: str) -> str:
 
 
 class _ThreadLog(logging.Handler):
-    """Keeps the last message that this thread has logged."""
+    """A log handler that keeps the last message of the thread that created it; "" if there is none."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -13,7 +13,7 @@ from torchyard.pages.text import format_duration
 _MAX_SENTENCE_CHARS = 1000
 _FAILED_ENDS: frozenset[End] = frozenset({"failed", "gave-up", "swept"})
 # An end by a person is not a fact about the runs before and after it.
-_JUDGED_ENDS = (*_FAILED_ENDS, "succeeded")
+_RATED_ENDS = (*_FAILED_ENDS, "succeeded")
 _TONES: dict[RunEvent, Tone] = {
     "failed": "failure",
     "regressed": "warning",
@@ -33,18 +33,18 @@ def list_end_events(report: Report, previous_ends: Sequence[str]) -> list[RunEve
         return [*events, "failed"]
     if report.end != "succeeded":
         return []
-    if _explain_recovery(report, previous_ends):
+    if _explain_recovery(report, previous_ends) is not None:
         events.append("recovered")
     return [*events, "succeeded"]
 
 
 def write_end_message(event: RunEvent, report: Report, previous_ends: Sequence[str], link: str) -> Message:
-    """The message about an event at the end of a run."""
+    """The message about an event at the end of a run. `link`: the address of the run's page; "" if it has none."""
     sentences = [report.sentence]
     if event == "regressed" and report.trend and report.trend.sentence not in report.sentence:
         sentences.append(report.trend.sentence)
     if event == "recovered":
-        sentences.append(_explain_recovery(report, previous_ends))
+        sentences.append(_explain_recovery(report, previous_ends) or "")
     failure = report.collected.failure if report.collected and report.end == "failed" else None
     if failure:
         sentences.append(f"cause: {failure.cause}")
@@ -58,21 +58,21 @@ def write_end_message(event: RunEvent, report: Report, previous_ends: Sequence[s
 
 
 def write_waiting_message(profile: Profile, run: str, waited_s: float, reason: str, link: str) -> Message:
-    """The message about a job that has waited for `waited_s` seconds."""
+    """The message about a job that has waited for `waited_s` seconds, and the reason why it has not started."""
     sentences = [f"the job has waited {format_duration(waited_s)} to start", reason]
     return _write(profile.name, "waiting", sentences, [f"{run}: {profile.launcher}", *_list_links(run, link)])
 
 
 def write_hang_message(profile: Profile, run: str, hang: Hang, link: str) -> Message:
-    """The message about a rank that hangs, and what torchyard does about it."""
+    """The message about a rank that hangs, and torchyard's reaction to it."""
     actions = {"restart": "the attempt ends, and another one follows", "fail": "the run ends"}
     action = actions.get(profile.on_hang, "the job still runs: on_hang: report")
     links = [f"torchyard why {run}", *_list_links(run, link)]
     return _write(profile.name, "hanging", [single_line(hang.sentence), action], links)
 
 
-def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str:
-    """Why a success is a recovery; "" if it is not."""
+def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str | None:
+    """Why a success is a recovery; None if it is not."""
     reasons: list[str] = []
     if len(report.attempts) > 1:
         reasons.append(f"attempt {len(report.attempts)} succeeded")
@@ -81,10 +81,10 @@ def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str:
         reasons.append("the launcher was lost once")
     elif loss_count > 1:
         reasons.append(f"the launcher was lost {loss_count} times")
-    judged_ends = [end for end in previous_ends if end in _JUDGED_ENDS]
-    if judged_ends and judged_ends[-1] != "succeeded":
+    rated_ends = [end for end in previous_ends if end in _RATED_ENDS]
+    if rated_ends and rated_ends[-1] != "succeeded":
         reasons.append("the run before it did not succeed")
-    return "; ".join(reasons)
+    return "; ".join(reasons) if reasons else None
 
 
 def _list_links(run: str, link: str) -> list[str]:

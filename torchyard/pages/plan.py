@@ -18,7 +18,7 @@ _MAX_DOCUMENT_CHARS = 100_000  # of the whole plan as YAML
 
 
 def render_plan_page(profile: Profile, plan: Plan) -> str:
-    """The plan as a table for a person; the complete plan is folded below it."""
+    """The plan as a table, and the complete plan as YAML, folded below it. Secrets are masked."""
     rows = [[key, single_line(str(value), _MAX_VALUE_CHARS)] for key, value in _list_properties(profile, plan) if value]
     document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     text = yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120)
@@ -36,7 +36,7 @@ def render_plan_page(profile: Profile, plan: Plan) -> str:
 
 
 def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
-    """Names and values; an empty value is not shown."""
+    """The rows of the table: names and values. The caller leaves out empty values."""
     network = profile.network
     hardware = f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else ""
     deadlines = ", ".join(f"{key} {value:g} s" for key, value in profile.deadlines.model_dump().items())
@@ -59,10 +59,10 @@ def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
 def render_checks_page(checks: Sequence[Check]) -> str:
     """The results of preflight: checks that did not pass first; many passed ones are folded."""
     passed = [check for check in checks if check.verdict == "ok"]
-    others = [check for check in checks if check.verdict != "ok"]
+    not_passed = [check for check in checks if check.verdict != "ok"]
     lines = [f"# preflight: {len(passed)} of {len(checks)} checks are in order"]
-    if others:
-        lines += ["", *_tabulate_checks(others)]
+    if not_passed:
+        lines += ["", *_tabulate_checks(not_passed)]
     lines.append("")
     if len(passed) > _MAX_VISIBLE_CHECKS:
         details = [f"{check.name}: {check.detail}" for check in passed]

@@ -1,4 +1,4 @@
-"""Plots the metrics of a run as an SVG that stays small, however long the run was."""
+"""Plot the metrics of a run as an SVG of bounded size, for a run of any length."""
 
 import base64
 import io

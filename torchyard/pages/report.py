@@ -1,4 +1,4 @@
-"""The report of a run, for the terminal, for Prefect and for report.json: bounded, however long the run was.
+"""The report of a run, for the terminal, for Prefect and for report.json: of bounded size for a run of any length.
 
 It quotes the output of programs, hosts and clusters; common/escaping.py removes the codes that a terminal or a browser
 would execute.

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def format_duration(seconds: float) -> str:
-    """`0.3 s`, `38 s`, `12 min 41 s`, `2 h 05 min`."""
+    """Seconds as `0.3 s`, `38 s`, `12 min 41 s`, `2 h 05 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     rounded = round(seconds)

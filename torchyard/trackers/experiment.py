@@ -32,18 +32,21 @@ def describe_experiment(profile: Profile, run_name: str, run_id: str, folder: st
 
 
 class RowSteps:
-    """Converts rows to points. A row without a key belongs to the step of the row before it."""
+    """Convert the rows of a run to points, in order. A row without a key belongs to the step of the previous row."""
 
     def __init__(self) -> None:
         self._step = 0
 
-    def read(self, row: Row) -> MetricPoint | None:
-        """The row's numbers; None if it has none."""
+    def convert(self, row: Row) -> MetricPoint | None:
+        """The point with the row's numbers; None if it has none."""
         keys = [key for key in _FINEST_FIRST if _is_number(row.get(key))]
         key = keys[0] if keys else None
         if key:
             self._step = int(row[key] or 0)
-        numbers = {name: value for name, value in _select_numbers(row) if name != key and name not in _TOTALS}
+        numbers: dict[str, float] = {}
+        for name, value in _select_numbers(row):
+            if name != key and name not in _TOTALS:
+                numbers[name] = value
         return MetricPoint(self._step, time.time(), numbers) if numbers else None
 
 
@@ -84,7 +87,7 @@ def _select_numbers(row: Row) -> list[tuple[str, float]]:
 
 
 def _is_number(value: object) -> bool:
-    """Whether this is a finite number: integers in JSON may be larger than any float."""
+    """Whether a value is a finite number that fits a float: integers in JSON may be larger than any float."""
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and math.isfinite(value)
     )

@@ -17,11 +17,8 @@ _MAX_POINTS = 1000
 _MAX_PARAMETERS = 100
 _MAX_TAG_CHARS = 4000
 _INVALID_KEY_CHAR = re.compile(r"[^\w\-. /]")
-_STATUSES: Mapping[End, str] = {
-    "succeeded": "FINISHED",
-    "failed": "FAILED",
-    "gave-up": "FAILED",
-}  # KILLED for other ends
+# The status of a run by its end; KILLED for other ends.
+_STATUSES: Mapping[End, str] = {"succeeded": "FINISHED", "failed": "FAILED", "gave-up": "FAILED"}
 
 
 class MlflowRun:

@@ -7,9 +7,8 @@ from typing import Any
 from torchyard.model.observe import Wandb
 from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
 
-_SERVICE_VARIABLE = (
-    "WANDB_SERVICE"  # set by wandb: a job that inherited it would write through this process's connection
-)
+# wandb sets it. It is removed again, because a job that inherits it would write through this process's connection.
+_SERVICE_VARIABLE = "WANDB_SERVICE"
 
 
 class WandbRun:

@@ -1,4 +1,4 @@
-"""Sends rows to a tracker on a separate thread: a tracker that fails or hangs delays nothing, and is tried again."""
+"""Send rows to a tracker on a separate thread. A tracker that fails or hangs does not delay the run, and is retried."""
 
 import contextlib
 import contextvars
@@ -31,14 +31,16 @@ class _Written(NamedTuple):
 
 
 class _Row(NamedTuple):
+    """A row that waits for the tracker."""
+
     attempt: int
     point: MetricPoint
 
 
 class _WrittenRows:
-    """Stores on disk how many rows of the last attempt are written.
+    """The number of rows of the last attempt that were written, stored on disk.
 
-    The next process needs it, because it reads the job's log from its beginning.
+    The next process of the run needs it, because it reads the job's log from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +67,7 @@ class _WrittenRows:
 
 
 class TrackerWorker:
-    """Sends the rows of one run to one tracker.
+    """Send the rows of one run to one tracker.
 
     The run calls `add` for each row and `finish` at its end. Everything else happens on the worker's daemon thread,
     which ends after the tracker was closed, or once `finish` has given up; both sides share state under `_condition`.

@@ -9,7 +9,7 @@ from torchyard.trackers.experiment import _FINEST_FIRST, RowSteps, describe_end,
 
 def read_rows(*rows: Row) -> list[tuple[int, dict[str, float]]]:
     steps = RowSteps()
-    points = [steps.read(row) for row in rows]
+    points = [steps.convert(row) for row in rows]
     return [(point.step, dict(point.numbers)) for point in points if point]
 
 
