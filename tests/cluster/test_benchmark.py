@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.jobs import require_real_nodes
 from torchyard.benchmark.sequence import find_failure, run_benchmark
 from torchyard.benchmark.table import build_tables
 from torchyard.common.project_root import ROOT
@@ -34,8 +35,7 @@ fabrics:
 @pytest.fixture
 def overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str, tmp_path: Path) -> dict[str, Any]:
     """Overrides that run a small all-reduce of a profile on the two real nodes, with two fabrics."""
-    if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
-        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    require_real_nodes(admin_client)
     hardware_file = tmp_path / "hardware" / "lab" / "real.yaml"
     hardware_file.parent.mkdir(parents=True)
     hardware_file.write_text(SHAPE)

@@ -113,7 +113,7 @@ class RunNotifier:
         """Queue a row of rank 0 for each tracker."""
         if not self._tracker_workers:
             return
-        point = self._steps.read(row)
+        point = self._steps.convert(row)
         if point:
             for worker in self._tracker_workers:
                 worker.add(self._attempt, point)
