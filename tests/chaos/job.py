@@ -139,7 +139,7 @@ class ClusterTrial(Trial):
         kind, is_burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
         if kind in get_args(Fault):
             self.gate.fail(
-                cast(Fault, kind), BURST_S if is_burst else BLACK_HOLE_S if kind == "black hole" else BURST_S / 2
+                cast(Fault, kind), duration_s=BURST_S if is_burst else BLACK_HOLE_S if kind == "black hole" else BURST_S / 2
             )
         elif self.cell.fault == "slow log" and self.program:
             self.gate.slow("/log?", SLOW_LOG_BYTES_PER_S)

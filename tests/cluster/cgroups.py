@@ -43,7 +43,7 @@ def enable_controllers(group: Path) -> None:
     (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS if name in available))
 
 
-def remove_groups(timeout_s: float = 10) -> None:
+def remove_groups(*, timeout_s: float = 10) -> None:
     """Remove every group of the tree; the kernel may hold one for a moment after its last process.
 
     Raises OSError if some are left after `timeout_s`.

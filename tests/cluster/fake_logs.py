@@ -83,7 +83,7 @@ class Pods:
         with self.changed:
             return self.pods_by_key.get((namespace, name))
 
-    def wait_for_change(self, timeout_s: float) -> None:
+    def wait_for_change(self, *, timeout_s: float) -> None:
         """Wait until any pod changes, but not longer than `timeout_s`."""
         with self.changed:
             self.changed.wait(timeout_s)
@@ -265,7 +265,7 @@ class Handler(BaseHTTPRequestHandler):
             is_running = followed is not None and self.read_running_start(container_key) == followed
             self.send_lines(log.read(), query)
             if is_running:
-                self.pods.wait_for_change(0.1)
+                self.pods.wait_for_change(timeout_s=0.1)
 
     def read_running_start(self, container_key: ContainerKey) -> tuple[str, int] | None:
         """The pod's uid and the restart count of its running container; None if it is not running."""

@@ -115,8 +115,8 @@ class FaultProxy:
         for link in self._find_links(substring):
             link.is_stalled = True
 
-    def interrupt(self, duration_s: float) -> None:
-        """Close all connections, and reject new ones for some seconds."""
+    def interrupt(self, *, duration_s: float) -> None:
+        """Close all connections, reject new ones for `duration_s`, and return."""
         self.is_down = True
         self.cut()
         time.sleep(duration_s)

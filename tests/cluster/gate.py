@@ -53,7 +53,7 @@ class Gate(FaultProxy):
         self._matches = matches
         self._hold_response = hold_response
 
-    def fail(self, fault: Fault, duration_s: float) -> None:
+    def fail(self, fault: Fault, *, duration_s: float) -> None:
         """Fail every request for `duration_s`, first the one that is held; open streams are broken off."""
         self._fault = fault
         self._fault_until = time.monotonic() + duration_s

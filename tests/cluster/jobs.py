@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from torchyard.cluster import create
 from torchyard.cluster.lease_renewal import get_renewer
@@ -35,7 +37,15 @@ def as_user() -> dict[str, Any]:
         return {}
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 90.0) -> Any:
+def require_real_nodes(client: Client) -> list[dict[str, Any]]:
+    """The two real nodes of the cluster; the test is skipped if it does not have them."""
+    nodes = client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
+    if len(nodes) < 2:
+        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    return nodes
+
+
+def until(condition: Callable[[], Any], *, timeout_s: float = 90.0) -> Any:
     """Poll until the function returns a true value, and return it; AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -36,7 +36,7 @@ def test_run_on_the_wrong_network_is_stopped_while_it_trains(
         return any(list(folder.path.glob("attempt-1/*/log")) for folder in list_run_folders())
 
     def write_lines() -> None:
-        until(has_log, 60)
+        until(has_log, timeout_s=60)
         time.sleep(1.0)
         log.append(*list_socket_lines("gpu-1"))
         written_at.append(time.time())

@@ -187,7 +187,7 @@ def test_refusal_is_logged_once_and_waited_out(
         until(lambda: is_running(watch))
         proxy.respond("/jobs?", status, {"kind": "Status", "message": "no such right"}, times=1000)
         proxy.cut("/jobs?")
-        until(lambda: len(read_messages(watch)) == 1, 5)
+        until(lambda: len(read_messages(watch)) == 1, timeout_s=5)
         time.sleep(2)
         assert (read_kinds(watch) >= {"Job", "Pod"}, watch.is_disconnected()) == (True, True)
         proxy.repair()

@@ -82,12 +82,12 @@ def test_held_request_has_created_its_object_only_if_held_after_the_response(
 def test_held_response_is_replaced(gate: Gate, client: HeldClient, fault: Fault, status: int) -> None:
     """The client gets the fault instead of the held response, although its object was created."""
     client.create(gate, hold_response=True)
-    gate.fail(fault, 5)
+    gate.fail(fault, duration_s=5)
     assert (client.wait_for_status(), client.has_created()) == (status, True)
 
 
 def test_burst_ends(gate: Gate) -> None:
     """After a burst, requests get normal responses again."""
-    gate.fail("500", 0.5)
+    gate.fail("500", duration_s=0.5)
     assert httpx.get(f"{gate.address}/version", trust_env=False).status_code == 500
-    until(lambda: httpx.get(f"{gate.address}/version", trust_env=False).status_code == 200, 5)
+    until(lambda: httpx.get(f"{gate.address}/version", trust_env=False).status_code == 200, timeout_s=5)

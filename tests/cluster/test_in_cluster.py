@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.cluster import launcher_image
+from tests.cluster.jobs import require_real_nodes
 from tests.cluster.plane import Plane, iter_process_environments
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
@@ -211,9 +212,7 @@ def wait_until(condition: Any, describe: Any) -> Any:
 @pytest.fixture(scope="module")
 def nodes(admin_client: Client) -> list[str]:
     """The names of the two real nodes, which have the launcher's image."""
-    real_nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
-    if len(real_nodes) < 2:
-        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    real_nodes = require_real_nodes(admin_client)
     obstacle = launcher_image.describe_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -259,16 +258,16 @@ def install(admin_client: Client, client: Client, folder: Path, created: list[Ob
 
 @pytest.fixture
 def cordon(admin_client: Client, nodes: list[str]) -> Iterator[Any]:
-    """Keeps new pods off a node for the length of a test."""
+    """A function that keeps new pods off a node, until the test ends."""
 
-    def keep_off(name: str, is_off: bool = True) -> None:
+    def keep_off(name: str, *, is_off: bool = True) -> None:
         admin_client.request(
             "PATCH", admin_client.path("v1", "Node", name, namespace=None), body={"spec": {"unschedulable": is_off}}
         )
 
     yield keep_off
     for name in nodes:
-        keep_off(name, False)
+        keep_off(name, is_off=False)
 
 
 def test_every_manifest_is_accepted(admin_client: Client, namespace: str, tmp_path: Path) -> None:

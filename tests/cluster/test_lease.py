@@ -134,7 +134,7 @@ def test_run_resumes_on_another_machine(training: Training, other_runs: Path) ->
     training.log.append("epoch 1")
     rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     process = start_on_other_machine(training, other_runs)
-    until((other_runs / plan.run / "attempt-1/worker-0/log").exists, 60)
+    until((other_runs / plan.run / "attempt-1/worker-0/log").exists, timeout_s=60)
     assert training.list_job_uids() == job_uids
     training.jobs.end(plan)
     process.communicate(timeout=60)
@@ -186,7 +186,7 @@ def test_second_machine_leaves_the_run_to_the_first(training: Training, other_ru
         rewrite_lease(training.jobs, plan)
         return second.poll() is not None
 
-    until(has_exited, 60)
+    until(has_exited, timeout_s=60)
     assert "is owned by" in second.communicate()[1]
     assert first.poll() is None
     training.jobs.end(plan)

@@ -224,7 +224,7 @@ def test_log_without_its_pod_is_reported_as_incomplete(jobs: Jobs, log: FakeLog)
 
 
 def start_follower(
-    jobs: Jobs, plan: ManifestPlan, proxy: FaultProxy | None = None, has_terminated: bool = False
+    jobs: Jobs, plan: ManifestPlan, proxy: FaultProxy | None = None, *, has_terminated: bool = False
 ) -> LogFollower:
     """Follow the log of worker-0, whether or not its pod exists."""
     client = Client(Cluster(namespace=jobs.namespace, context=CONTEXT if proxy else None))

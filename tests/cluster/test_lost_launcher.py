@@ -52,7 +52,7 @@ class Training:
     def start(self) -> "subprocess.Popen[str]":
         """Start a launcher and wait until it follows both pods."""
         process = self.flow_run.start_process()
-        until(lambda: all(self.read_texts(node) == self.log.lines for node in ("worker-0", "worker-1")), 60)
+        until(lambda: all(self.read_texts(node) == self.log.lines for node in ("worker-0", "worker-1")), timeout_s=60)
         return process
 
     def kill_launcher(self) -> None:
@@ -102,7 +102,7 @@ def test_lost_run_is_resumed(training: Training) -> None:
     training.log.append("epoch 1", "epoch 2")
     assert training.read_pod_phases() == ["Running", "Running"]
     process = training.flow_run.start_process()
-    until(lambda: training.read_texts("worker-0") == training.log.lines, 60)
+    until(lambda: training.read_texts("worker-0") == training.log.lines, timeout_s=60)
     assert training.list_job_uids() == job_uids
     training.jobs.end(training.plan)
     process.communicate(timeout=60)

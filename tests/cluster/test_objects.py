@@ -241,12 +241,15 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
     capacity = {"cpu": "100", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": "8", "pods": "10"}
     patch_node_status(jobs, path, "True", {"capacity": capacity, "allocatable": capacity})
 
+    def has_pod_on_node(plan: ManifestPlan) -> bool:
+        return any(pod["spec"].get("nodeName") == name for pod in jobs.list_labelled(plan, "v1", "Pod"))
+
     def start_job(**overrides: Any) -> ManifestPlan:
         jobs.extra_overrides = {"nodes": 1, "hardware": None, "fabric": None} | overrides
         jobs.extra_overrides["pod.node_selector"] = {"dead": name}
         plan = jobs.plan()
         create.create_job(plan)
-        until(lambda: [pod for pod in jobs.list_labelled(plan, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
+        until(lambda: has_pod_on_node(plan), timeout_s=60)
         patch_node_status(jobs, path, "False", {})
         return plan
 
@@ -306,7 +309,7 @@ def test_teardown_outlasts_an_outage(jobs: Jobs, proxy: FaultProxy) -> None:
     """A teardown waits for an API server that is down for a moment."""
     plan = jobs.start(proxy)
     until(lambda: is_running(jobs, plan))
-    outage = threading.Timer(0.3, proxy.interrupt, [2.0])
+    outage = threading.Timer(0.3, proxy.interrupt, kwargs={"duration_s": 2.0})
     outage.start()
     assert teardown(plan) == ()
     outage.join()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.complete_runs import run_to_completion
+from tests.cluster.jobs import require_real_nodes
 from tests.cluster.provide import build_local_overrides
 from tests.cluster.small import build_small_overrides, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client
@@ -20,8 +21,7 @@ PROFILES = pick_one_per_kind(name for name in list_pod_profiles() if not name.st
 @pytest.fixture
 def real_overrides(admin_client: Client, user_overrides: dict[str, Any]) -> dict[str, Any]:
     """Overrides for a job on the two real nodes."""
-    if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
-        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    require_real_nodes(admin_client)
     return user_overrides
 
 

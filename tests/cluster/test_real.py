@@ -12,6 +12,7 @@ import pytest
 
 from flows.train import train
 from tests.cluster.complete_runs import read_report, run_to_completion
+from tests.cluster.jobs import require_real_nodes
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
@@ -26,9 +27,7 @@ SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 @pytest.fixture
 def small_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """Overrides that run a small form of a profile on the two real nodes."""
-    nodes = admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
-    if len(nodes) < 2:
-        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    require_real_nodes(admin_client)
     return SMALL | user_overrides | {"cluster.namespace": namespace}
 
 

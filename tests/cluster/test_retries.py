@@ -13,6 +13,7 @@ import yaml
 
 from flows.train import train
 from tests.cluster.complete_runs import read_report
+from tests.cluster.jobs import require_real_nodes
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 
@@ -105,8 +106,7 @@ def describe_job(policy: Policy) -> dict[str, Any]:
 @pytest.fixture
 def namespace_overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: str) -> dict[str, Any]:
     """The overrides that run a manifest in the namespace."""
-    if len(admin_client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
-        pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+    require_real_nodes(admin_client)
     return user_overrides | {"cluster.namespace": namespace}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.fake import build_node
 from tests.cluster.fault_proxy import FaultProxy
-from tests.cluster.jobs import ANNOTATION, Jobs, until
+from tests.cluster.jobs import ANNOTATION, Jobs, require_real_nodes, until
 from tests.observe import QUEUE, close_queue, get_queue_state
 from torchyard.cluster import create, delete, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
@@ -61,10 +61,8 @@ class JobFactory(NamedTuple):
             delete.delete_object(plan, plan.main)
 
     def plan_on_real_nodes(self, overrides: Overrides) -> ManifestPlan:
-        """The plan of a new, small run on the real nodes."""
-        nodes = self.client.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
-        if len(nodes) < 2:
-            pytest.skip("this cluster does not have two real nodes (label torchyard/node=real)")
+        """The plan of a new, small run on the real nodes; the test is skipped without them."""
+        require_real_nodes(self.client)
         return self.plan({"pod.node_selector": {}} | SMALL | overrides)
 
     def diagnose(self, plan: ManifestPlan, cause: str) -> Failure:
@@ -79,11 +77,11 @@ class JobFactory(NamedTuple):
             return None
 
         with ClusterWatch(plan) as watch:
-            failure: Failure = until(find_failure, 60)
+            failure: Failure = until(find_failure, timeout_s=60)
         return failure
 
     def run_to_failure(
-        self, plan: ManifestPlan, start_deadline_s: float = 60.0, strike: Strike | None = None
+        self, plan: ManifestPlan, *, start_deadline_s: float = 60.0, strike: Strike | None = None
     ) -> Failure:
         """Create a job, call `strike` once its pods run, and return why the job failed."""
         create.create_job(plan)
@@ -155,7 +153,7 @@ def silent_node_job(
     try:
         plan = job_factory.plan(select_node(name))
         create.create_job(plan)
-        until(lambda: job_factory.list_running_pods(plan), 60)
+        until(lambda: job_factory.list_running_pods(plan), timeout_s=60)
         admin_client.request("PATCH", f"/api/v1/nodes/{name}", body={"metadata": {"labels": {"type": None}}})
         yield job_factory, plan
     finally:
@@ -188,7 +186,7 @@ def check_sentence(failure: Failure, needle: str) -> tuple[str, bool]:
 
 def test_gang_that_never_fits(job_factory: JobFactory) -> None:
     """The failure of a start deadline explains what the gang needs and what the nodes have."""
-    failure = job_factory.run_to_failure(job_factory.plan({"resources.cpu": 1000}), 8.0)
+    failure = job_factory.run_to_failure(job_factory.plan({"resources.cpu": 1000}), start_deadline_s=8.0)
     assert failure.sentence.startswith("not started within 8 s (deadlines.start): waits for the gang: it needs 2 pods")
     assert check_sentence(failure, "4 nodes: cpu 128 < 1000") == ("unschedulable", False)
 
@@ -364,6 +362,6 @@ def test_diagnosis_without_rights_quotes_the_scheduler(jobs: Jobs, proxy: FaultP
     for kind in ("/nodes", "/queues/", "/events?"):
         proxy.respond(kind, 403, {"kind": "Status", "message": "no"}, times=1000)
     with ClusterWatch(plan) as watch:
-        until(lambda: not watch.poll(timeout_s=0.1) and watch.diagnose(), 60)
+        until(lambda: not watch.poll(timeout_s=0.1) and watch.diagnose(), timeout_s=60)
         diagnosis = until(lambda: watch.diagnose(is_last=True))
     assert check_sentence(diagnosis.failure, f"Insufficient {GPU_RESOURCE}") == ("unschedulable", False)

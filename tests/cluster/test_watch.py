@@ -185,7 +185,7 @@ def test_attaching_during_an_outage_waits_for_the_server(jobs: Jobs, proxy: Faul
     """A watch that starts during an outage waits for its first list, and does not report the job as deleted."""
     plan = jobs.start(proxy)
     watch = ClusterWatch(plan)
-    proxy.interrupt(3.0)
+    proxy.interrupt(duration_s=3.0)
     with watch:
         assert any(name.startswith("Job/") for name in watch.states)
 
