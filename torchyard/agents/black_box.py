@@ -1,4 +1,4 @@
-"""How the black box (torchyard/host/black_box) gets into a job's processes: a folder on their PYTHONPATH."""
+"""The way of the black box (torchyard/host/black_box) into a job's processes: a folder on their PYTHONPATH."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from torchyard.model.profile import Profile
 _FOLDER = Path(black_box.__file__).parent
 _SITE = "site"  # the part of it that is on PYTHONPATH
 FILES = tuple(sorted(str(path.relative_to(_FOLDER)) for path in _FOLDER.rglob("*.py")))
-# An image without python3, or with a file system that cannot be written, costs the black box alone.
+# On an image without python3, or with a file system that cannot be written, only the black box is missing.
 _POD_LINES = """\
 black_box="${{TMPDIR:-/tmp}}/torchyard-black-box"
 if command -v python3 >/dev/null && python3 -I -c {code} "$black_box" {packed}; then
@@ -34,20 +34,25 @@ except OSError as error:
 
 
 def build_recorder_spec(profile: Profile, site: Site | None) -> dict[str, str]:
-    """What a supervisor is told: the folder for PYTHONPATH, on this machine or where the supervisor was copied."""
+    """The supervisor's key for the black box: the folder for PYTHONPATH; empty with `on_hang: off`.
+
+    The folder is on this machine or, with a `site`, where the supervisor was copied.
+    """
     if profile.on_hang == "off":
         return {}
-    return {"recorder": f"{site.folder}/supervisor/torchyard/host/black_box/{_SITE}" if site else str(_FOLDER / _SITE)}
+    if site:
+        return {"recorder": f"{site.folder}/supervisor/torchyard/host/black_box/{_SITE}"}
+    return {"recorder": str(_FOLDER / _SITE)}
 
 
 def build_recorder_lines(profile: Profile) -> str:
-    """The lines of a pod's shell, under `set -e`, that unpack the black box; none if the profile does without."""
+    """The lines of a pod's shell, under `set -e`, that unpack the black box; empty with `on_hang: off`."""
     if profile.on_hang == "off":
         return ""
     return _POD_LINES.format(code=shlex.quote(_UNPACK_CODE), packed=pack_files(), site=_SITE)
 
 
 def pack_files() -> str:
-    """All files of the black box, as one word."""
+    """All files of the black box as one word: their texts by path, as JSON, compressed, in base64."""
     texts = {name: (_FOLDER / name).read_text("utf-8") for name in FILES}
     return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()

@@ -1,4 +1,4 @@
-"""Where the agents on plain machines run: on which host, in which folders, and how the others reach it."""
+"""Where the agents on plain machines run: the host, its folders, and the address at which the others reach it."""
 
 import glob
 import os.path
@@ -24,12 +24,15 @@ class Host(FrozenModel):
 
     @property
     def is_local(self) -> bool:
+        """Whether it is this machine."""
         return self.host in THIS_MACHINE
 
     @property
     def reachable_address(self) -> str:
-        """The name or address by which the other hosts reach it."""
-        return self.address or ("127.0.0.1" if self.is_local else self.host.rpartition("@")[2])
+        """The name or address at which the other hosts reach it."""
+        if self.address:
+            return self.address
+        return "127.0.0.1" if self.is_local else self.host.rpartition("@")[2]
 
 
 def _parse_host(value: object) -> object:
@@ -71,10 +74,14 @@ class Options(FrozenModel):
 
 
 class Placement(NamedTuple):
-    """Where one agent runs. The paths are those on its host; behind ssh they begin with the run's folder there."""
+    """Where one agent runs. The paths are on its host; behind ssh they start with the run's folder there.
+
+    folder: of the attempt.
+    site: the run's folder on a host behind ssh; None on this machine.
+    """
 
     host: Host
-    folder: str  # of the attempt
+    folder: str
     checkpoints: str
     program: str
     python: str
@@ -84,58 +91,85 @@ class Placement(NamedTuple):
 def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placement, ...]:
     """One placement per node, or fewer if too few hosts are left."""
     all_hosts = options.hosts or (Host(host="localhost"),) * profile.nodes.max
-    hosts = tuple(host for host in all_hosts if host.host not in options.avoid)[: profile.nodes.max]
-    first_nodes: dict[str, int] = {}
-    for node, node_host in enumerate(hosts):
-        first_nodes.setdefault(node_host.host, node)
-    factory = _PlacementFactory(profile, run, options)
-    return tuple(
-        factory.build_local(host) if host.is_local else factory.build_remote(host, first_nodes[host.host])
-        for host in hosts
+    allowed_hosts = [host for host in all_hosts if host.host not in options.avoid]
+    hosts = allowed_hosts[: profile.nodes.max]
+    first_nodes: dict[str, int] = {}  # nodes on the same host share the files of the first of them
+    for node, host in enumerate(hosts):
+        first_nodes.setdefault(host.host, node)
+    placements = []
+    for host in hosts:
+        if host.is_local:
+            placements.append(_place_locally(profile, run, options, host))
+        else:
+            placements.append(_place_remotely(profile, run, options, host, first_nodes[host.host]))
+    return tuple(placements)
+
+
+def _place_locally(profile: Profile, run: Run, options: Options, host: Host) -> Placement:
+    """A placement on this machine, where all files already are."""
+    return Placement(
+        host=host,
+        folder=f"{run.folder}/attempt-{run.attempt}",
+        checkpoints=f"{run.folder}/checkpoints",
+        program=str(profile.program),
+        python=options.python or sys.executable,
+        site=None,
     )
 
 
-class _PlacementFactory(NamedTuple):
-    """Makes the placements of one attempt."""
+def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, first_node: int) -> Placement:
+    """A placement behind ssh, with a separate folder for the attempt: clearing it affects no other attempt.
 
-    profile: Profile
-    run: Run
-    options: Options
-
-    def build_local(self, host: Host) -> Placement:
-        """A placement on this machine, where all files already are."""
-        folder = f"{self.run.folder}/attempt-{self.run.attempt}"
-        checkpoints, python = f"{self.run.folder}/checkpoints", self.options.python or sys.executable
-        return Placement(host, folder, checkpoints, str(self.profile.program), python, None)
-
-    def build_remote(self, host: Host, first_node: int) -> Placement:
-        """A placement behind ssh, with a folder of the attempt's own: clearing it affects no other attempt."""
-        profile, run, options = self
-        source_path, program_path = find_program_source(profile, options)
-        site = Site(
-            host=host.host,
-            folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
-            python=options.supervisor_python,
-            work=source_path,
-            files=f"{run.folder}/attempt-{run.attempt}/node-{first_node}/files",
-            previous_folders=_previous_folders(run),
-        )
-        program = str(PurePosixPath(site.folder, "work", program_path)) if source_path else str(profile.program)
-        return Placement(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
+    `first_node`: the first node on that host, which receives the files for all of them.
+    """
+    source = find_program_source(profile, options)
+    site = Site(
+        host=host.host,
+        folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
+        python=options.supervisor_python,
+        work=source.path if source else None,
+        files=f"{run.folder}/attempt-{run.attempt}/node-{first_node}/files",
+        previous_folders=_list_previous_folders(run),
+    )
+    program = str(PurePosixPath(site.folder, "work", source.program)) if source else str(profile.program)
+    return Placement(
+        host=host,
+        folder=site.folder,
+        checkpoints=f"{site.folder}/checkpoints",
+        program=program,
+        python=options.python or "python3",
+        site=site,
+    )
 
 
-def _previous_folders(run: Run) -> tuple[str, ...]:
-    """Where the previous attempt left checkpoints, on any node: a spare may have taken a host's place since."""
-    previous_pattern = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
-    return (f"{previous_pattern}/node-*/files", run.folder) if run.attempt > 1 else ()
+def _list_previous_folders(run: Run) -> tuple[str, ...]:
+    """Where the previous attempt left checkpoints, as patterns of paths here; empty for the first attempt.
+
+    On any node: a spare may have taken a host's place since.
+    """
+    if run.attempt <= 1:
+        return ()
+    previous_attempt = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
+    return (f"{previous_attempt}/node-*/files", run.folder)
 
 
-def find_program_source(profile: Profile, options: Options) -> tuple[str | None, str]:
-    """The path to copy, and the program's path in it, which begins with `..` if it is outside."""
-    program = Path(str(profile.program))
+class ProgramSource(NamedTuple):
+    """What is copied to hosts behind ssh.
+
+    path: the folder or file on this machine.
+    program: the program's path in it; it starts with `..` if the program is outside.
+    """
+
+    path: str
+    program: str
+
+
+def find_program_source(profile: Profile, options: Options) -> ProgramSource | None:
+    """What to copy to the hosts; None if the program is already there."""
     if options.program_there:
-        return None, ""
+        return None
+    program = Path(str(profile.program))
     if options.source is None:
-        return str(program), program.name
+        return ProgramSource(str(program), program.name)
     folder = os.path.normpath(program.parent / options.source)
-    return folder, os.path.relpath(program, folder)
+    return ProgramSource(folder, os.path.relpath(program, folder))

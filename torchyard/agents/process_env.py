@@ -1,4 +1,4 @@
-"""What a program learns about its job: from its arguments, its environment, and a file."""
+"""How a program gets its place in the job: from its arguments, its environment, and a file."""
 
 import re
 from typing import Any, assert_never
@@ -8,13 +8,13 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
 NODE_VARIABLE = "TORCHYARD_NODE"
-# For those who read the log: without NET, NCCL does not say whether GPUDirect is in use.
+# Without NET, NCCL does not log whether GPUDirect is in use.
 NCCL_LOG_ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
 _PLACEHOLDER_PATTERN = re.compile(r"\{(\w+)\}")
 
 
 def escape_dollars(text: str) -> str:
-    """The text, escaped for the kubelet, which takes `$(NAME)` for a variable and `$$` for one `$`."""
+    """The text, escaped for the kubelet, which expands `$(NAME)` as a variable and `$$` to one `$`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
@@ -39,7 +39,7 @@ def program_arguments(profile: Profile, run: Run, job_node: JobNode) -> tuple[st
 
 
 def _init_method_url(profile: Profile, run: Run, job_node: JobNode) -> str:
-    """Where the processes of a program without an agent meet: torch's init_method."""
+    """The URL at which the processes of a program without an agent meet: torch's init_method."""
     match profile.rendezvous:
         case "file":
             return f"file://{command_word(rendezvous_file(profile, run, run.attempt), job_node)}"
@@ -52,12 +52,15 @@ def _init_method_url(profile: Profile, run: Run, job_node: JobNode) -> str:
 
 
 def rendezvous_file(profile: Profile, run: Run, attempt: int) -> str:
-    """The rendezvous file of one attempt: torch waits for ever in one that another attempt has used."""
+    """The rendezvous file of one attempt: torch waits forever in one that another attempt has used."""
     return f"{profile.shared_file}.{run.name(profile)}-{attempt}"
 
 
 def program_environment(profile: Profile, job_node: JobNode) -> dict[str, str]:
-    """The variables of a program without an agent, whether it is one process or many: RANK is its node's rank."""
+    """The variables of a program without an agent, in one process or many; RANK is its node's rank.
+
+    Empty with an agent, which sets them for each process.
+    """
     if profile.resolved_agent != "none":
         return {}
     return {
@@ -69,18 +72,14 @@ def program_environment(profile: Profile, job_node: JobNode) -> dict[str, str]:
 
 
 def pod_environment(profile: Profile, job_node: JobNode, index_field: str) -> list[dict[str, Any]]:
-    """The variables in a pod: TORCHYARD_NODE, which the kubelet reads from the pod's field `index`, then the program's.
+    """The variables in a pod: TORCHYARD_NODE, which the kubelet reads from the field `index_field`, then the program's.
 
-    An agent gets the pod's own address here, because older agents fail on an option that they do not know.
+    An agent gets the pod's own address here, because older agents fail on an option that they do not support.
     """
-    node = {"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index_field}}}
-    agent_variables = (
-        {LOCAL_ADDR_VARIABLE: job_node.address} if job_node.address and profile.resolved_agent != "none" else {}
-    )
-    return [
-        node,
-        *(
-            {"name": name, "value": value}
-            for name, value in {**agent_variables, **program_environment(profile, job_node)}.items()
-        ),
-    ]
+    variables: dict[str, str] = {}
+    if job_node.address and profile.resolved_agent != "none":
+        variables[LOCAL_ADDR_VARIABLE] = job_node.address
+    variables |= program_environment(profile, job_node)
+    env: list[dict[str, Any]] = [{"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index_field}}}]
+    env += [{"name": name, "value": value} for name, value in variables.items()]
+    return env

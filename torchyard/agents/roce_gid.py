@@ -1,14 +1,14 @@
 """The shell text with which a pod finds NCCL_IB_GID_INDEX: on RoCE it differs from node to node and from pod to pod.
 
 NCCL 2.21 and newer (torch 2.5) finds it by itself, port by port, so the script never fails. A fabric that must not run
-without RDMA sets NCCL_NET=IB: then NCCL itself fails, and says why.
+without RDMA sets NCCL_NET=IB: then NCCL itself fails, and reports why.
 """
 
 from shlex import quote
 
-# Only builtins: an image need not have grep. No `$(` and no `$$`, which the kubelet would read as its own: so `eval`
-# puts the signs of an arithmetic expression together, of words that were checked before.
-# A slot that is empty, or of another network namespace, cannot be read: the kernel answers EINVAL.
+# Only builtins: an image need not have grep. No `$(` and no `$$`, which the kubelet would expand: so `eval` joins the
+# signs of an arithmetic expression, whose words were checked before.
+# A slot that is empty, or of another network namespace, cannot be read: the kernel returns EINVAL.
 _RANGE_FUNCTIONS = """\
 gid_math() { eval "gid_number=\\$""(($1))"; }
 gid_read_range() {
@@ -148,17 +148,21 @@ def gid_script(hca: str, root: str = "/sys") -> str:
     `hca` is as in NCCL_IB_HCA: comma-separated prefixes, or exact names after `=`; each may have a `:port`. An index is
     right if it is RoCE v2, of the family in NCCL_IB_ADDR_FAMILY (AF_INET, NCCL's default, or AF_INET6), in
     NCCL_IB_ADDR_RANGE if that is set, and on one of the pod's own interfaces. Of several the lowest is taken, as NCCL
-    does. An index that is already set stays, except where all ports are InfiniBand. What is wrong, missing or
-    ambiguous is one line on stderr.
+    does. An index that is already set stays, except where all ports are InfiniBand. The script prints one line on
+    stderr if an index is wrong, missing or ambiguous.
     """
     return f"{_RANGE_FUNCTIONS}{_FIND_FUNCTIONS}gid_find {' '.join(_port_patterns(hca, root))}\n"
 
 
 def _port_patterns(hca: str, root: str) -> list[str]:
-    """Shell patterns of the ports' folders."""
+    """Shell patterns of the ports' folders in sysfs."""
+    is_exact = hca.startswith("=")
     patterns = []
     for selector in hca.removeprefix("=").split(","):
         name, _, port = selector.partition(":")
-        device = f"{quote(f'{root}/class/infiniband/{name}')}{'' if hca.startswith('=') else '*'}"
-        patterns.append(f"{device}/ports/{quote(port) if port else '*'}")
+        device = quote(f"{root}/class/infiniband/{name}")
+        if not is_exact:
+            device += "*"
+        port_pattern = quote(port) if port else "*"
+        patterns.append(f"{device}/ports/{port_pattern}")
     return patterns

@@ -165,7 +165,8 @@ def _check_hosts(job: _Job) -> list[str]:
         findings.append(
             "options.hosts: localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach"
         )
-    if placement.find_program_source(job.profile, job.options)[1].startswith(".."):
+    source = placement.find_program_source(job.profile, job.options)
+    if source and source.program.startswith(".."):
         findings.append(f"options.source: {job.options.source} is not a folder that contains the program")
     return findings
 

@@ -28,7 +28,7 @@ def etcd_name(profile: Profile, run: Run) -> str:
 def build_etcd(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
     """The Service, the policy that keeps others out, and the pod, in the order of creation."""
     name = etcd_name(profile, run)
-    labels = {**template.attempt_labels(profile, run), template.ROLE_LABEL: "store"}
+    labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: "store"}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -81,9 +81,8 @@ def _build_placement(profile: Profile) -> dict[str, Any]:
     placement = {
         "nodeSelector": dict(pod.node_selector),
         "tolerations": tolerations,
-        **template.build_pod_identity(pod),
     }
-    return drop_empty(placement)
+    return drop_empty(placement) | template.build_pod_identity(pod)
 
 
 def _build_pod(name: str, labels: dict[str, str], image: str) -> dict[str, Any]:

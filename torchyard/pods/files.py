@@ -22,7 +22,7 @@ def build_files(profile: Profile, run: Run) -> tuple[Manifest, ...]:
             text[key] = file.text
         else:
             binary[key] = file.binary
-    labels = {**template.attempt_labels(profile, run), template.ROLE_LABEL: _ROLE}
+    labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: _ROLE}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -37,7 +37,7 @@ def summarize_files(plan: Manifest) -> Manifest:
     """A plan for a person to read: each file as its size and digest in place of its content."""
     if "objects" not in plan:
         return plan
-    return {**plan, "objects": [_summarize_object(obj) for obj in plan["objects"]]}
+    return plan | {"objects": [_summarize_object(obj) for obj in plan["objects"]]}
 
 
 def _summarize_object(obj: Manifest) -> Manifest:

@@ -120,7 +120,7 @@ def is_handed_over(lease: LeaseObject) -> bool:
 
 
 def read_renew_time(lease: LeaseObject) -> str:
-    """When the Lease was last renewed, or else created, in the API's format; empty if it says neither."""
+    """When the Lease was last renewed, or else created, in the API's format; empty if it has neither."""
     renew_time = get_mapping(lease, "spec").get("renewTime")
     return to_text(renew_time or get_mapping(lease, "metadata").get("creationTimestamp"))
 

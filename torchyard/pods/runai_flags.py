@@ -39,7 +39,7 @@ _UNSUPPORTED_POD_KEYS = (
     "priority_class",
 )
 _POD_VARIABLE_PATTERN = re.compile(rf"(?<!\$)\$\(({process_env.NODE_VARIABLE}|MASTER_ADDR|MASTER_PORT)\)")
-# The master's Service is headless, and MASTER_PORT is set in each pod: only the pods know these two values.
+# The master's Service is headless, and MASTER_PORT is set in each pod: these two values exist only there.
 _MASTER_ENDPOINT = Endpoint.model_construct(address="$(MASTER_ADDR)", port="$(MASTER_PORT)")  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def _build_script(profile: Profile, run: Run) -> str:
 
 
 def _quote_word(text: str) -> str:
-    """A word quoted for a shell; variables that only the pod knows are left for its shell to expand."""
+    """A word quoted for a shell; variables that are set only in the pod are left for its shell to expand."""
     return _POD_VARIABLE_PATTERN.sub(r"""'"$\1"'""", shlex.quote(text))
 
 

@@ -68,21 +68,21 @@ def build_pod_template(profile: Profile, run: Run, container: Manifest) -> Manif
     if networks:
         annotations[_NETWORKS_ANNOTATION] = ",".join(networks)
     metadata = {
-        "labels": {**pod.labels, **attempt_labels(profile, run)},
+        "labels": pod.labels | attempt_labels(profile, run),
         "annotations": annotations,
     }
     spec = {
         "containers": [container],
-        "restartPolicy": "Never",
+        "restartPolicy": "Never",  # a container that ends keeps its log and exit code
         "terminationGracePeriodSeconds": math.ceil(profile.deadlines.grace),
-        "enableServiceLinks": False,
-        **_build_host_network(pod),
-        **_build_placement(profile, run, pod),
-        **build_pod_identity(pod),
-        "initContainers": _build_init_containers(pod),
-        "resourceClaims": list_resource_claims(profile),
-        "volumes": _list_volumes(profile, run, pod),
+        "enableServiceLinks": False,  # a Service called `etcd` or `port` would set variables that programs read
     }
+    spec |= _build_host_network(pod)
+    spec |= _build_placement(profile, run, pod)
+    spec |= build_pod_identity(pod)
+    spec["initContainers"] = _build_init_containers(pod)
+    spec["resourceClaims"] = list_resource_claims(profile)
+    spec["volumes"] = _list_volumes(profile, run, pod)
     return {"metadata": drop_empty(metadata), "spec": drop_empty(spec)}
 
 
@@ -189,7 +189,7 @@ def _build_init_container(init: Init, mounts: list[Manifest]) -> Manifest:
 
 def resource_requests(profile: Profile) -> dict[str, str]:
     """What a pod requests, under Kubernetes' names."""
-    return rename_resources(profile, {**merge_pod_settings(profile).resources, **profile.resources})
+    return rename_resources(profile, merge_pod_settings(profile).resources | profile.resources)
 
 
 def rename_resources(profile: Profile, amounts: dict[str, str]) -> dict[str, str]:

@@ -48,7 +48,7 @@ def _main_is_job(_main: Mapping[str, Any]) -> KeyPath:
 
 
 class JobKind(NamedTuple):
-    """What a launcher knows about its kind of job.
+    """How a launcher reads its kind of job in a manifest.
 
     api, kind: of the manifest's main object.
     watch: the kinds of objects that the run watches.
@@ -136,9 +136,9 @@ def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -
     """The labels by which a companion is deleted with the run; none if it holds data that the profile protects."""
     labels = pod_template.attempt_labels(profile, run)
     if document.get("kind") not in etcd.DATA_KINDS:
-        return {**labels, pod_template.ROLE_LABEL: "companion"}
+        return labels | {pod_template.ROLE_LABEL: "companion"}
     if profile.on_companion_data == "delete":
-        return {**labels, pod_template.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
+        return labels | {pod_template.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
     return {}
 
 
@@ -243,7 +243,7 @@ def _read_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
 def _add_labels(obj: dict[str, Any], labels: dict[str, str]) -> None:
     """Add labels to an object, whose `metadata:` or `labels:` may be empty; drop empty keys of its metadata."""
     metadata = obj.get("metadata") or {}
-    merged_labels = {**(metadata.get("labels") or {}), **labels}
+    merged_labels = (metadata.get("labels") or {}) | labels
     obj["metadata"] = {key: value for key, value in metadata.items() if value is not None}
     if merged_labels:
         obj["metadata"]["labels"] = merged_labels
@@ -269,7 +269,7 @@ def _required_capacity(job: dict[str, Any], tasks: list[_PodTask], job_kind: Job
     spec = tasks[0].template["spec"]
     container = spec["containers"][0]
     container_resources = container.get("resources") or {}
-    resources = {**(container_resources.get("limits") or {}), **(container_resources.get("requests") or {})}
+    resources = (container_resources.get("limits") or {}) | (container_resources.get("requests") or {})
     min_available = int(job["spec"].get("minAvailable") or 0)
     has_ports = job_kind.has_ports or container.get("ports")
     return Capacity(

@@ -62,7 +62,7 @@ def _name_volumes(prefix: str, sources: Mapping[str, Manifest], read_only_paths:
         mount: Manifest = {"name": name, "mountPath": path}
         if path in read_only_paths:
             mount["readOnly"] = True
-        volumes.append(MountedVolume({"name": name, **source}, mount))
+        volumes.append(MountedVolume({"name": name} | source, mount))
     return volumes
 
 

@@ -360,7 +360,7 @@ def _read_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
             group_spec: dict[str, Any] = {}
             if isinstance(job_spec, Mapping):
                 pod_count = _count_or_one(job.get("replicas")) * _count_or_one(job_spec.get("parallelism"))
-                group_spec = {**job_spec, "replicas": pod_count}
+                group_spec = dict(job_spec) | {"replicas": pod_count}
             yield _read_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec)
     else:
         for name, group_spec in yaml_mapping(spec.get("pytorchReplicaSpecs")).items():

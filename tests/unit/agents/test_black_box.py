@@ -1,4 +1,4 @@
-"""How the black box gets into a job's processes."""
+"""The way of the black box into a job's processes."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def run_in_pod(
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_pod_unpacks_every_file(shell: str, tmp_path: Path) -> None:
-    """After the lines of the pod's shell every file is there as it is here, and Python finds it."""
+    """After the lines of the pod's shell every file is in the pod unchanged, and on Python's path."""
     completed = run_in_pod(shell, tmp_path, 'echo "$PYTHONPATH $TORCHYARD_BLACK_BOX"')
     unpacked = tmp_path / "torchyard-black-box"
     assert completed.stdout.split() == [str(unpacked / "site"), str(unpacked / "records")]
@@ -49,8 +49,8 @@ def test_path_of_the_image_is_kept(shell: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_pod_whose_disk_cannot_be_written_goes_on(shell: str, tmp_path: Path) -> None:
-    """A read-only file system costs the black box, says so, and nothing else."""
+def test_pod_with_a_read_only_disk_continues(shell: str, tmp_path: Path) -> None:
+    """On a read-only file system only the black box is missing, and one line reports that."""
     (tmp_path / "torchyard-black-box").write_text("a file where the folder should be")
     completed = run_in_pod(shell, tmp_path, "echo trained")
     assert (completed.returncode, completed.stdout) == (0, "trained\n")
@@ -58,7 +58,7 @@ def test_pod_whose_disk_cannot_be_written_goes_on(shell: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
+def test_pod_without_python_continues(shell: str, tmp_path: Path) -> None:
     """An image without python3 starts its program."""
     script = f"set -e\n{build_recorder_lines(PROFILE)}echo trained"
     completed = subprocess.run(
@@ -67,7 +67,7 @@ def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
     assert (completed.stdout, completed.stderr) == (b"trained\n", b"")
 
 
-def test_supervisor_is_told_where_it_lies() -> None:
+def test_supervisor_gets_the_folder() -> None:
     """On this machine the black box is read from its folder, on a host from what was copied there."""
     site = Site(host="b", python="python3", folder="run", files="/runs/a", work=None, previous_folders=())
     assert build_recorder_spec(PROFILE, None) == {"recorder": str(Path(black_box.__file__).parent / "site")}

@@ -43,7 +43,7 @@ def test_first_node_removes_the_files_before(
 
 
 def test_index_of_the_address_is_found_before_the_program(planned: Planned) -> None:
-    """If the fabric says so, the pod looks up its GID index on the HCAs that NCCL uses, before the program starts."""
+    """If the fabric requires it, the pod looks up its GID index on the HCAs of NCCL before the program starts."""
     keys = {"hardware": "epfl/rcp", "fabric": "roce", "rendezvous": "static"}
     script = get_command(planned(**keys))[2]
     assert script.index("gid_find /sys/class/infiniband/mlx5*/ports/*") < script.index('exec "$@"')
@@ -87,7 +87,7 @@ def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> S
         argv = [expand_variables(arg, env) for arg in container["command"]]
         argv = [*shell, *argv[1:]] if argv[0] == "/bin/sh" else argv
         path = f"{tmp_path}:{os.environ['PATH']}"
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**env, "PATH": path}, cwd=tmp_path, text=True)
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=env | {"PATH": path}, cwd=tmp_path, text=True)
         output, _ = process.communicate()
         return PodResult(
             process.returncode, process.pid, json.loads(output.splitlines()[-1]) if process.returncode == 0 else None
@@ -102,7 +102,7 @@ def test_first_pod_is_the_host(start: StartPod) -> None:
     assert hosts == ["is_host=1", "is_host=0", "is_host=0"]
 
 
-def test_pods_wait_as_long_as_the_profile_says(start: StartPod) -> None:
+def test_pods_wait_as_long_as_the_profile_sets(start: StartPod) -> None:
     """The time until every node has joined is torchrun's join_timeout."""
     assert start(deadlines={"start": "15m"}).torchrun_call["env"]["PET_RDZV_CONF"].startswith("join_timeout=900,")
 
@@ -129,15 +129,15 @@ def test_script_of_a_fabric_sets_the_environment(start: StartPod, tmp_path: Path
 
 
 def test_missing_script_of_a_fabric_ends_the_pod(start: StartPod, tmp_path: Path) -> None:
-    """Without the script the program would run without the network that the fabric promises: it is not started."""
+    """Without the script the program would run without the network that the fabric requires: it is not started."""
     assert start(**TCPXO, env={"NCCL_LIB_DIR": str(tmp_path)}).exit_code != 0
 
 
 VF = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}
 
 
-def test_pod_tells_what_it_has_for_rdma(start: StartPod, capfd: pytest.CaptureFixture[str]) -> None:
-    """A pod that is promised RDMA prints its devices before torchrun; without them it ends if the profile says so."""
+def test_pod_prints_its_rdma_devices(start: StartPod, capfd: pytest.CaptureFixture[str]) -> None:
+    """A pod with an RDMA fabric prints its devices before torchrun; without them it may end."""
     assert start(**VF).exit_code == 0
     assert start(**VF, on_fabric="fail").exit_code == 1
     assert (
@@ -146,9 +146,9 @@ def test_pod_tells_what_it_has_for_rdma(start: StartPod, capfd: pytest.CaptureFi
 
 
 @KUBERNETES
-def test_pod_without_a_promise_tells_nothing(planned: Planned, launcher: str) -> None:
-    """Where TCP is promised, or nothing, no facts about RDMA are gathered."""
-    plans = [planned(launcher=launcher, **keys) for keys in ({**VF, "fabric": "no-rdma"}, {})]
+def test_pod_without_rdma_prints_no_devices(planned: Planned, launcher: str) -> None:
+    """With a TCP fabric, or none, no facts about RDMA are gathered."""
+    plans = [planned(launcher=launcher, **keys) for keys in (VF | {"fabric": "no-rdma"}, {})]
     assert not any("torchyard_rdma" in str(get_command(plan)) for plan in plans)
     assert "torchyard_rdma" in str(get_command(planned(launcher=launcher, **VF)))
 
@@ -197,10 +197,10 @@ LINES = st.sampled_from(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(args=WORDS, setup=st.lists(LINES, max_size=3), name=st.text(st.sampled_from("a'\" $(;\\"), min_size=1))
-def test_program_gets_exactly_its_words(start: StartPod, args: list[str], setup: list[str], name: str) -> None:
+def test_program_gets_exactly_its_arguments(start: StartPod, args: list[str], setup: list[str], name: str) -> None:
     """The program gets its arguments unchanged, whatever they contain and whatever setup has done to the shell."""
-    result = start(args=args, setup=setup, program=f"{name}.py").torchrun_call
-    assert result["argv"][-len(args) - 1 :] == [f"{name}.py", *args]
+    torchrun_call = start(args=args, setup=setup, program=f"{name}.py").torchrun_call
+    assert torchrun_call["argv"][-len(args) - 1 :] == [f"{name}.py", *args]
 
 
 def test_arguments_reach_the_program_without_a_shell_too(start: StartPod) -> None:
@@ -216,8 +216,8 @@ def test_variables_are_as_they_are_written(start: StartPod) -> None:
 
 def test_address_is_the_pods_own(start: StartPod) -> None:
     """The pod's index is filled into the address that its agent gets."""
-    result = start(3, nodes=4).torchrun_call
-    assert result["env"]["PET_LOCAL_ADDR"] == "sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1"
+    torchrun_call = start(3, nodes=4).torchrun_call
+    assert torchrun_call["env"]["PET_LOCAL_ADDR"] == "sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1"
 
 
 def test_setup_runs_first_and_in_one_shell(start: StartPod) -> None:

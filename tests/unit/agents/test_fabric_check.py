@@ -58,7 +58,7 @@ def start_pod(folder: Path, shell: list[str], plan: ManifestPlan, code: int = 0)
     argv = [expand_variables(arg, env) for arg in get_command(plan)]
     assert argv[0] == "/bin/sh"
     path = f"{folder}:{os.environ['PATH']}"
-    completed = subprocess.run([*shell, *argv[1:]], env={**env, "PATH": path}, cwd=folder, check=False)
+    completed = subprocess.run([*shell, *argv[1:]], env=env | {"PATH": path}, cwd=folder, check=False)
     calls = [json.loads(line) for line in record.read_text().splitlines()]
     return PodResult(completed.returncode, calls, (folder / "torchyard-allreduce.py").exists())
 
@@ -75,7 +75,7 @@ PROFILE_KEYS: list[dict[str, Any]] = [
 def test_program_follows_a_check_that_passes(
     planned: Planned, tmp_path: Path, shell: list[str], keys: dict[str, Any]
 ) -> None:
-    """The pod first runs allreduce.py, byte by byte ours, with the threshold and the time; then its own program."""
+    """The pod first runs allreduce.py, identical to ours, with the threshold and the time; then its own program."""
     result = start_pod(tmp_path, shell, planned(**CHECK, **keys, on_hang="off"))
     check, program = result.torchrun_calls
     assert (result.exit_code, result.program_exists) == (0, False)

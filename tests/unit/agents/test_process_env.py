@@ -1,4 +1,4 @@
-"""What a program learns about its place in the job."""
+"""How a program gets its place in the job."""
 
 import re
 
@@ -20,7 +20,7 @@ KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 ARGUMENTS = ["--nodes={nodes}", "--each={processes}", "--of={world_size}", "--rank={node_rank}", "--at={rendezvous}"]
 
 
-def test_program_alone_is_told_its_place(planned: Planned) -> None:
+def test_program_without_agent_gets_its_place(planned: Planned) -> None:
     """A program without an agent finds its master, its world and its node's rank in the environment."""
     env = get_env(planned(nodes=2, processes=4, rendezvous="env"))
     assert env["MASTER_ADDR"] == "sample-a1b2c3d4-1-worker-0.sample-a1b2c3d4-1"
@@ -39,8 +39,8 @@ def test_arguments_are_filled_in(planned: Planned, launcher: str, rendezvous: st
 
 
 @KUBERNETES
-def test_every_placeholder_stands_for_something(planned: Planned, launcher: str) -> None:
-    """Each name that the profile's check knows is replaced."""
+def test_every_placeholder_is_replaced(planned: Planned, launcher: str) -> None:
+    """Each name that the profile's check accepts is replaced."""
     args = [f"{{{name}}}" for name in PLACEHOLDERS]
     assert not [word for word in get_command(planned(launcher=launcher, args=args))[-len(args) :] if word in args]
 
@@ -53,7 +53,7 @@ def test_other_braces_are_the_programs(planned: Planned, launcher: str) -> None:
 
 
 def test_each_attempt_has_a_file_of_its_own(planned: Planned) -> None:
-    """Each attempt has its own rendezvous file: a used one would block the next attempt for ever."""
+    """Each attempt has its own rendezvous file: a used one would block the next attempt forever."""
     keys = {"rendezvous": "file", "shared_file": "/pvc/meet", "nodes": 2, "args": ["{rendezvous}"]}
     files = [get_command(planned(attempt=attempt, **keys))[-1] for attempt in (1, 2)]
     assert files == [f"file:///pvc/meet.sample-a1b2c3d4-{attempt}" for attempt in (1, 2)]

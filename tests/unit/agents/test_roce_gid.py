@@ -16,7 +16,7 @@ from torchyard.agents.roce_gid import gid_script
         pytest.param("local:2 local:1 v4:2 v4:1", {}, "2", id="v2 before v1"),
         pytest.param("local:2 v4:2", {}, "1", id="one IPv4 entry in all"),
         pytest.param("local:1 local:2 zero:1 zero:2 v4:1 v4:2", {}, "5", id="zero entries with a type"),
-        pytest.param("local:1 local:2 v4:? other-v4:? v4:1 v4:2", {}, "5", id="types that say nothing"),
+        pytest.param("local:1 local:2 v4:? other-v4:? v4:1 v4:2", {}, "5", id="unknown types"),
         pytest.param("local:1 group:2 v4:1 v4:2", {}, "3", id="a multicast address"),
         pytest.param("local:1 local:2 v6:1 v6:2 - -", INET6, "3", id="IPv6 alone"),
         pytest.param(HIDDEN_SLOTS + "v6:1 v6:2", INET6, "9", id="a pod with IPv6 alone"),
@@ -43,7 +43,7 @@ def test_index_is_found(pod: GidPod, table: str, env: dict[str, str], index: str
     ],
 )
 def test_nothing_is_exported_where_no_index_is_sure(pod: GidPod, table: str, env: dict[str, str], slots: str) -> None:
-    """If no slot fits, the command gets no index, and one line says what the port has."""
+    """If no slot fits, the command gets no index, and one line reports what the port has."""
     pod.add_port("mlx5_bond_0/1", table)
     index, stderr = pod.find_gid(**env)
     assert (index, stderr.count("\n")) == (None, 1)
@@ -72,7 +72,7 @@ def test_index_is_right_for_every_port(pod: GidPod, tables: tuple[str, str], ind
     assert pod.find_gid().gid == index
 
 
-def test_every_port_is_told_where_they_differ(pod: GidPod) -> None:
+def test_every_port_is_reported_where_they_differ(pod: GidPod) -> None:
     """If the ports differ, the line lists the slots that fit on each of them."""
     pod.add_port("mlx5_0/1", "- v4:2")
     pod.add_port("mlx5_1/1", "v4:2 - other-v4:2")
@@ -111,7 +111,7 @@ def test_ports_that_are_not_active_do_not_count(pod: GidPod, state: str) -> None
 
 
 @pytest.mark.parametrize("location", [None, "ionic_0/1"])
-def test_node_without_the_device_is_told(pod: GidPod, location: str | None) -> None:
+def test_node_without_the_device_is_reported(pod: GidPod, location: str | None) -> None:
     """Without sysfs' InfiniBand class, or without a device of that name, the command still starts."""
     if location:
         pod.add_port(location, HOST_SLOTS)
@@ -119,7 +119,7 @@ def test_node_without_the_device_is_told(pod: GidPod, location: str | None) -> N
     assert (index, stderr.count("\n"), "(there is none)" in stderr) == (None, 1, True)
 
 
-def test_missing_interfaces_are_no_reason(pod: GidPod) -> None:
+def test_missing_interfaces_do_not_matter(pod: GidPod) -> None:
     """If the kernel does not name a slot's interface, the slot counts as the pod's own."""
     pod.add_port("mlx5_0/1", "- v4:2")
     (pod.root / "class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1").unlink()
@@ -128,7 +128,7 @@ def test_missing_interfaces_are_no_reason(pod: GidPod) -> None:
 
 @pytest.mark.parametrize("index", ["3", "-1", ""])
 def test_index_that_is_set_stays(pod: GidPod, index: str) -> None:
-    """An index that is right, or that leaves the choice to NCCL, is kept without a word."""
+    """An index that is right, or that leaves the choice to NCCL, is kept without a warning."""
     pod.add_port("mlx5_0/1", HOST_SLOTS)
     assert pod.find_gid(NCCL_IB_GID_INDEX=index) == (index, "")
 

@@ -1,4 +1,4 @@
-"""The sh text that finds NCCL_IB_GID_INDEX, on recorded GID tables, and the ranges of addresses that it knows."""
+"""The sh text that finds NCCL_IB_GID_INDEX, on recorded GID tables, and with ranges of addresses."""
 
 import ipaddress
 import subprocess
@@ -19,7 +19,7 @@ NOT_EXPORTED = {"K": "3", "J2": None}  # an index is set there already
 
 @pytest.mark.parametrize("name", CASES)
 def test_index_of_a_recorded_table_is_right(pod: GidPod, name: str) -> None:
-    """The index is the lowest right one, which NCCL 2.30 takes too; a line says why there is none, or more than one."""
+    """The index is the lowest right one, which NCCL 2.30 takes too; a line reports none or several."""
     case = CASES[name]
     pod.add_case(case)
     right_indices = [str(index) for index in case["reference"]]
@@ -42,7 +42,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("name", WARNINGS)
-def test_what_is_odd_is_said(pod: GidPod, name: str) -> None:
+def test_oddity_is_reported(pod: GidPod, name: str) -> None:
     """The line names the variable, what is odd about it, and what the ports have."""
     pod.add_case(CASES[name])
     assert WARNINGS[name] in pod.find_gid(**CASES[name]["env"]).stderr
@@ -86,7 +86,7 @@ RANGES = [
 
 @pytest.mark.parametrize(("family", "address_range", "fits"), RANGES)
 def test_range_is_compared_bit_by_bit(pod: GidPod, family: str, address_range: str, fits: bool) -> None:
-    """An address fits a range if the range's first bits, any number of them, are its own: ipaddress says the same."""
+    """An address fits a range if the range's first bits, any number of them, are its own: ipaddress agrees."""
     address = "10.0.0.7" if family == "AF_INET" else "fd02::9"
     assert (ipaddress.ip_address(address) in ipaddress.ip_network(address_range, strict=False)) == fits
     pod.add_port("mlx5_0/1", "local:2 v4:2" if family == "AF_INET" else "local:2 v6:2")
@@ -125,8 +125,8 @@ INVALID_IPV6_RANGES += ["1:2:3:4:5:6:7/16", "1:2:3:4:5:6:7:8:9/16", "g::/16", ":
         *(("AF_INET6", address_range) for address_range in INVALID_IPV6_RANGES),
     ],
 )
-def test_range_that_is_none_is_removed(pod: GidPod, family: str, address_range: str) -> None:
-    """What is no range of the family is said and passed on to nobody, and no index is lost for it."""
+def test_invalid_range_is_removed(pod: GidPod, family: str, address_range: str) -> None:
+    """An invalid range is reported and removed, and the index is still found."""
     pod.add_port("mlx5_0/1", "local:2 v4:2" if family == "AF_INET" else "local:2 v6:2")
     with_env = f'{gid_script("mlx5", str(pod.root))}echo "${{NCCL_IB_ADDR_RANGE-gone}} $NCCL_IB_GID_INDEX"\n'
     env = {"PATH": "/nowhere", "NCCL_IB_ADDR_FAMILY": family, "NCCL_IB_ADDR_RANGE": address_range}

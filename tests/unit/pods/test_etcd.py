@@ -56,12 +56,12 @@ def test_store_is_an_etcd_that_has_the_v2_api() -> None:
 
 
 def test_store_serves_the_v2_api(store: tuple[dict[str, Any], ...]) -> None:
-    """etcd 3.5 serves the v2 API, and listens for other pods, only if its options say so."""
+    """etcd 3.5 serves the v2 API, and listens for other pods, only with these options."""
     assert {"--enable-v2", "--listen-client-urls=http://0.0.0.0:2379"} <= set(get_etcd_container(store)["command"])
 
 
 def test_store_is_ready_when_the_v2_api_answers(store: tuple[dict[str, Any], ...]) -> None:
-    """The readiness probe asks the v2 API: /health says true even if that is off."""
+    """The readiness probe queries the v2 API: /health returns true even if that is off."""
     assert get_etcd_container(store)["readinessProbe"]["httpGet"] == {"path": "/v2/keys", "port": 2379}
 
 
@@ -70,13 +70,13 @@ def test_store_reads_no_settings_of_other_services(store: tuple[dict[str, Any], 
     assert store[-1]["spec"]["enableServiceLinks"] is False
 
 
-def test_store_does_not_come_back_empty(store: tuple[dict[str, Any], ...]) -> None:
+def test_store_is_not_restarted_empty(store: tuple[dict[str, Any], ...]) -> None:
     """The store is never restarted: an empty etcd would hide that the nodes have lost each other."""
     assert store[-1]["spec"]["restartPolicy"] == "Never"
 
 
 def test_service_is_there_before_its_pod(store: tuple[dict[str, Any], ...]) -> None:
-    """Service and policy come before the pod, share its name and select it, and no pod of the job."""
+    """Service and policy come before the pod, share its name, and select it and no pod of the job."""
     service, policy, pod = store
     assert [obj["kind"] for obj in store] == ["Service", "NetworkPolicy", "Pod"]
     assert {obj["metadata"]["name"] for obj in store} == {"sample-a1b2c3d4-1-etcd"}

@@ -61,7 +61,7 @@ def test_every_template_of_a_job_has_the_files(planned: Planned, files: dict[str
 
 
 def test_run_without_files_makes_no_config_map(planned: Planned) -> None:
-    """Without files there is no ConfigMap, no volume, and no right on ConfigMaps is needed."""
+    """Without files there is no ConfigMap, no volume, and no permission for ConfigMaps is needed."""
     plan = planned()
     assert plan.objects == (plan.main,)
     assert "volumes" not in get_pod_spec(plan)
@@ -69,15 +69,15 @@ def test_run_without_files_makes_no_config_map(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
-def test_preflight_asks_for_the_rights(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
-    """The user must be allowed to create ConfigMaps, and to prove that they are gone."""
+def test_preflight_checks_the_permissions(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
+    """The user must be allowed to create ConfigMaps, and to list them, which proves that they are deleted."""
     permission = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
     assert permission in list_requirements(planned(files=files, **keys), Permission)
 
 
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
-def test_cli_of_runai_creates_none(planned: Planned, files: dict[str, str], through: str) -> None:
-    """Run:ai's CLI cannot create a ConfigMap: files are refused with the ways out."""
+def test_cli_of_runai_creates_no_config_map(planned: Planned, files: dict[str, str], through: str) -> None:
+    """Run:ai's CLI cannot create a ConfigMap: files are refused with remedies."""
     keys = {"launcher": "runai", "options": {"project": "mlo", "through": through}, "nodes": 2}
     with pytest.raises(ProfileError, match=r"files: the CLI cannot create a ConfigMap: .*, or use options.through:"):
         planned(files=files, **keys)

@@ -1,4 +1,4 @@
-"""The content of a run's Lease: reading one that anyone may have changed, and believing only what is sealed."""
+"""The content of a run's Lease: reading one that anyone may have changed, and accepting only sealed values."""
 
 import time
 from typing import Any
@@ -77,7 +77,7 @@ def test_renewal_far_in_the_future_is_of_unknown_age(ahead_s: float, age_s: floa
 
 
 def test_job_counts_as_submitted_in_its_own_attempt() -> None:
-    """A job counts as submitted only if the Lease says so for its own attempt, not for an earlier one."""
+    """A job counts as submitted only if the Lease records it for the current attempt, not for an earlier one."""
     leases = [
         build_lease(annotations={"torchyard/attempt": "2", "torchyard/submitted": submitted})
         for submitted in ("2", "1", "x")
@@ -89,7 +89,7 @@ def test_job_counts_as_submitted_in_its_own_attempt() -> None:
 
 
 def build_sealed_lease(secret: str = KEY, run: str = RUN, attempt: str = "1") -> dict[str, Any]:
-    """A Lease that says that its job has succeeded."""
+    """A Lease with the sealed outcome of a job that has succeeded."""
     return build_annotated_lease("outcome", lease_record.seal_outcome(run, attempt, DONE, secret))
 
 
@@ -141,7 +141,7 @@ def test_outcome_is_short_enough_for_an_annotation() -> None:
 
 
 def test_seal_of_another_attempt_counts_for_that_attempt_alone() -> None:
-    """The outcome of attempt 1 says nothing about attempt 2, whichever attempt the text claims to be about."""
+    """The outcome of attempt 1 is not read as that of attempt 2, even if its text names attempt 2."""
     sealed_text = lease_record.seal_outcome(RUN, "1", DONE, KEY)
     for text in (sealed_text, sealed_text.replace('"attempt": "1"', '"attempt": "2"')):
         annotations = {"torchyard/attempt": "2", "torchyard/outcome": text}

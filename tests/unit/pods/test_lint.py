@@ -1,4 +1,4 @@
-"""The traps of a manifest that somebody else wrote."""
+"""The traps of a manifest that another user wrote."""
 
 import copy
 from pathlib import Path
@@ -124,13 +124,13 @@ TRAPS: list[Trap] = [
 
 
 @pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
-def test_trap_is_named(case: Trap) -> None:
+def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
 
 
 def test_sentence_has_three_parts() -> None:
-    """A warning says where the trap is, what happens, and what to write instead."""
+    """A warning states where the trap is, what will happen, and what to write instead."""
     objects = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
     sentence = "the webhook replaces 0 by 2, the sum of the replicas: no pod starts until all of them fit; "
     assert lint_manifest(objects) == (

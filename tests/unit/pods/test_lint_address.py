@@ -1,4 +1,4 @@
-"""Traps in where the pods of a manifest look for each other."""
+"""Traps in the addresses at which the pods of a manifest look for each other."""
 
 import pytest
 
@@ -40,20 +40,43 @@ TRAPS: list[Trap] = [
     (INIT_METHOD_MANIFEST, "file:///shared/$JOB", "tcp://10.2.19.4:22222", COMMAND_PATH, "conflict on port 22222"),
     (C10D_MANIFEST, '"$first:2379"', "10.2.19.4:2379", VOLCANO_COMMAND_PATH, "conflict on port 2379"),
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "mnist-master-0", COMMAND_PATH, "no pod has the name mnist-master-0"),
-    (C10D_MANIFEST, '"$first:2379"', "train-worker-0.train:2379", VOLCANO_COMMAND_PATH, "no pod has the name train-worker-0.train"),
+    (
+        C10D_MANIFEST,
+        '"$first:2379"',
+        "train-worker-0.train:2379",
+        VOLCANO_COMMAND_PATH,
+        "no pod has the name train-worker-0.train",
+    ),
     (LAUNCH_MANIFEST, "$MASTER_PORT", "29500", COMMAND_PATH, "29500 is the port of every example"),
     (C10D_MANIFEST, ":2379", ":29400", VOLCANO_COMMAND_PATH, "29400 is the port of every example"),
     (INIT_METHOD_MANIFEST, "/$JOB", "/meet", COMMAND_PATH, "has left the file /shared/meet"),
-    (LAUNCH_MANIFEST, "Worker: {<<: *replica}", "Worker: {<<: *replica, replicas: 3}", f"{MASTER_PATH}.hostNetwork", "need 4"),
-    (MASTER, "{containers:", "{subdomain: train, containers:", f"{MASTER_PATH}.subdomain", "create the headless Service"),
+    (
+        LAUNCH_MANIFEST,
+        "Worker: {<<: *replica}",
+        "Worker: {<<: *replica, replicas: 3}",
+        f"{MASTER_PATH}.hostNetwork",
+        "need 4",
+    ),
+    (
+        MASTER,
+        "{containers:",
+        "{subdomain: train, containers:",
+        f"{MASTER_PATH}.subdomain",
+        "create the headless Service",
+    ),
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "does not create the Service meeting-point"),
-    (PYTORCHJOB, "metadata: {name: etcd}\nspec: {clusterIP", "metadata: {name: other}\nspec: {clusterIP",
-     "spec.elasticPolicy.rdzvHost", "create the Service etcd"),
-]  # fmt: skip
+    (
+        PYTORCHJOB,
+        "metadata: {name: etcd}\nspec: {clusterIP",
+        "metadata: {name: other}\nspec: {clusterIP",
+        "spec.elasticPolicy.rdzvHost",
+        "create the Service etcd",
+    ),
+]
 
 
 @pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
-def test_trap_is_named(case: Trap) -> None:
+def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported at the key that causes it."""
     assert find_trap(case)
 
@@ -67,17 +90,17 @@ def test_sound_manifest_shows_none(manifest: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "$(FIRST)", "head.example.org"])
-def test_address_that_may_be_right_is_none(host: str) -> None:
-    """Nothing is said about an address that is known only in the pod, or belongs to the world outside the cluster."""
+def test_address_that_may_be_right_gets_no_warning(host: str) -> None:
+    """An address that is known only in the pod, or is outside the cluster, gets no warning."""
     assert lint_manifest(parse(LAUNCH_MANIFEST.replace("$MASTER_ADDR", host))) == ()
 
 
-def test_data_in_a_file_is_no_rendezvous() -> None:
-    """Only a `file://` that says how processes meet is a trap, not one that names data."""
+def test_data_file_is_not_a_rendezvous() -> None:
+    """A `file://` is a trap only as torch's init_method, not as the path of data."""
     assert lint_manifest(parse(LAUNCH_MANIFEST.replace("train.py", "train.py --data=file:///shared/images"))) == ()
 
 
 def test_large_pods_may_have_a_node_each() -> None:
-    """Pods that use all GPUs of a node need one each anyway."""
+    """Pods that use all GPUs of a node need a node each in any case."""
     manifest = LAUNCH_MANIFEST.replace("{<<: *replica}", "{<<: *replica, replicas: 3}").replace("gpu: 4", "gpu: 8")
     assert lint_manifest(parse(manifest)) == ()

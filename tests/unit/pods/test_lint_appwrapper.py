@@ -50,7 +50,7 @@ def test_good_wrapper_has_no_traps() -> None:
     assert lint_manifest(build_wrapper()) == ()
 
 
-def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
+def test_traps_of_the_wrapped_job_are_reported_with_both_names() -> None:
     """A trap of the job inside an AppWrapper, such as two Masters, is reported with both names."""
     (wrapper,) = build_wrapper()
     wrapper["spec"]["components"][0]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
@@ -66,24 +66,24 @@ def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
         ("successTTLDuration", "7d", "7d is not a Go duration"),
     ],
 )
-def test_patience_of_the_wrapper_is_looked_at(name: str, value: str | None, expected: str) -> None:
-    """Missing grace periods, whose defaults are short, and durations that Go cannot read are reported."""
+def test_grace_periods_of_the_wrapper_are_checked(name: str, value: str | None, expected: str) -> None:
+    """Missing grace periods, whose defaults are short, and durations that Go cannot parse are reported."""
     (warning,) = lint_manifest(build_wrapper(**{name: value}))
     assert f"{PREFIX}{name}" in warning
     assert expected in warning
 
 
 @pytest.mark.parametrize("policy", ["Running", "All"])
-def test_pods_that_are_cleaned_are_never_counted(policy: str) -> None:
+def test_pods_that_are_deleted_never_count(policy: str) -> None:
     """A policy that deletes pods is a trap: the wrapper waits until every pod has succeeded."""
     (warning,) = lint_manifest(build_wrapper(cleanPodPolicy=policy))
     assert f"{policy} deletes pods" in warning
 
 
-def test_dispatcher_must_be_told_of_the_end() -> None:
+def test_dispatcher_needs_a_completion_status() -> None:
     """Without completionstatus the older AppWrapper never ends."""
     item = {"generictemplate": {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {}}}
     wrapper = {"kind": "AppWrapper", "apiVersion": "mcad.ibm.com/v1beta1", "metadata": {"name": "old"}}
-    assert list_traps([{**wrapper, "spec": {"resources": {"GenericItems": [item]}}}]) == [
+    assert list_traps([wrapper | {"spec": {"resources": {"GenericItems": [item]}}}]) == [
         "AppWrapper old, spec.resources.GenericItems[0].completionstatus"
     ]

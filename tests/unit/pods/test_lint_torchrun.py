@@ -22,7 +22,7 @@ TRAPS: list[Trap] = [
 
 
 @pytest.mark.parametrize("case", TRAPS, ids=lambda case: case[-1])
-def test_trap_is_named(case: Trap) -> None:
+def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
 

@@ -32,7 +32,7 @@ def test_network_without_a_namespace_is_of_the_job(planned: Planned) -> None:
     ]
 
 
-def test_what_is_named_must_be_there(planned: Planned) -> None:
+def test_named_objects_must_exist(planned: Planned) -> None:
     """Preflight checks that claims, pull secrets, priority classes and accounts that the pods name exist."""
     pod = {"pull_secrets": ["registry"], "service_account": "trainer", "priority_class": "high"}
     plan = planned(pod=pod, mounts={"/data": {"claim": "coco"}, "/more": {"claim": "coco"}})
@@ -44,13 +44,13 @@ def test_what_is_named_must_be_there(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize("image", ["train", "train:latest", "registry.example:5000/train", "hub/train:latest"])
-def test_image_without_a_fixed_tag_is_advised_against(planned: Planned, image: str) -> None:
+def test_image_without_a_fixed_tag_gets_a_warning(planned: Planned, image: str) -> None:
     """An image without a fixed tag gives a warning: it may be another image tomorrow."""
     assert [advice.topic for advice in list_requirements(planned(image=image), Advice)] == [f"image {image}"]
 
 
 @pytest.mark.parametrize("image", ["train:v1", "registry.example:5000/train:v1", "train@sha256:0a1b"])
-def test_fixed_image_is_not_spoken_of(planned: Planned, image: str) -> None:
+def test_fixed_image_gets_no_warning(planned: Planned, image: str) -> None:
     """An image with a tag or a digest gives no warning."""
     assert list_requirements(planned(image=image), Advice) == []
 

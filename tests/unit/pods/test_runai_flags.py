@@ -27,8 +27,8 @@ BASE = Profile(name="sample", about="a test", launcher="runai", image="pi:v1", p
 def load_runai_profile(
     write: Write, through: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any
 ) -> Profile:
-    all_options = {"project": "mlo", "through": through, **(options or {})}
-    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": all_options, **keys}))
+    all_options = {"project": "mlo", "through": through} | (options or {})
+    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": all_options} | keys))
 
 
 def get_submit_argv(profile: Profile) -> list[str]:
@@ -65,13 +65,13 @@ RCP = {"hardware": "epfl/rcp", "fabric": "roce"}
         ({}, "--label", "torchyard/cli-run=sample-a1b2c3d4"),
     ],
 )
-def test_profile_is_said_in_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
+def test_profile_becomes_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
     """The profile's keys become flags of v1 of the CLI."""
     assert (flag, value) in pairwise(get_submit_argv(load_runai_profile(write, **keys)))
 
 
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
-def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
+def test_sweep_does_not_find_a_cli_job(write: Write, through: str) -> None:
     """A job through the CLI has no Lease, so it does not get the label by which a sweep finds runs."""
     assert not [
         arg for arg in get_submit_argv(load_runai_profile(write, through)) if arg.startswith(f"{template.RUN_LABEL}=")
@@ -109,14 +109,14 @@ def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value
         ({"resources": {"ephemeral-storage": "1Gi"}}, "resources.ephemeral-storage: no flag"),
     ],
 )
-def test_what_no_flag_says_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
-    """A key for which the CLI has no flag is an error that names the way out, and is never silently dropped."""
+def test_setting_without_a_flag_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
+    """A key for which the CLI has no flag is an error with a remedy, and is never dropped silently."""
     with pytest.raises(ProfileError, match=message) as error:
         runai.plan(load_runai_profile(write, "cli-v2", **keys), RUN)
     assert "or use options.through: kubernetes" in str(error.value)
 
 
-# A value of each key of `pod` that asks for something.
+# A value of each key of `pod` that changes the pods.
 POD_VALUES: dict[str, Any] = {
     "host_network": True,
     "host_ipc": True,
@@ -162,7 +162,7 @@ def test_no_key_of_the_pod_is_dropped_silently(write: Write, key: str) -> None:
 def run_script(text: str, **env: str) -> str:
     """Run the script as a pod would; return its output."""
     completed = subprocess.run(
-        ["/bin/sh", "-c", text], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, check=True
+        ["/bin/sh", "-c", text], env={"PATH": "/usr/bin:/bin"} | env, capture_output=True, text=True, check=True
     )
     return completed.stdout
 
@@ -179,7 +179,7 @@ ODD = st.text(st.characters(exclude_characters="{\0", exclude_categories=["Cs"])
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 @settings(max_examples=25)
 @given(args=st.lists(ODD, min_size=1, max_size=3))
-def test_words_arrive_unchanged(shell: str, args: list[str]) -> None:
+def test_arguments_arrive_unchanged(shell: str, args: list[str]) -> None:
     """Any argument reaches the program unchanged, whether the CLI passes arguments on or builds a shell line."""
     path = shutil.which(shell) or pytest.skip(f"there is no {shell}")
     env = {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -187,7 +187,7 @@ def test_words_arrive_unchanged(shell: str, args: list[str]) -> None:
     command = ["/bin/sh", "-c", "$(TORCHYARD_COMMAND)"]
     for argv in ([path, *command[1:]], [path, "-c", " ".join(command)]):
         expanded = [expand_variables(arg, env) for arg in argv]
-        completed = subprocess.run(expanded, env={**env, "PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
+        completed = subprocess.run(expanded, env=env | {"PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
         assert completed.stdout.decode().split("\0")[:-1] == args
 
 
@@ -201,7 +201,7 @@ def test_world_size_counts_processes(operator_world_size: str) -> None:
 
 
 @pytest.mark.parametrize(("env", "rank"), [({"RANK": "1"}, "1"), ({"RANK": "9", "PET_NODE_RANK": "1"}, "1")])
-def test_node_rank_is_the_newest_word(env: dict[str, str], rank: str) -> None:
+def test_node_rank_is_the_newest_variable(env: dict[str, str], rank: str) -> None:
     """The pod's rank is PET_NODE_RANK if that exists, and RANK otherwise."""
     echo_profile = build_printf_profile().model_copy(
         update={"program": "echo", "args": ("{node_rank}", "{master_addr}:{master_port}")}

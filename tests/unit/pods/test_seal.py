@@ -30,19 +30,19 @@ def test_seal_of_other_facts_is_not_valid(values: tuple[object, ...]) -> None:
     "candidate", ["", make_seal(KEY, "sample"), hmac.new(b"", b'["sample"]', "sha256").hexdigest(), None]
 )
 def test_nothing_is_sealed_without_a_key(candidate: object) -> None:
-    """A run without a key makes no seal, and believes none, not even an empty one."""
+    """A run without a key creates no seal and accepts none, not even an empty one."""
     assert make_seal("", "sample") == ""
     assert not is_valid_seal("", candidate, "sample")
 
 
 @pytest.mark.parametrize("candidate", [None, 7, "", "\ud800", ["x"], make_seal("b" * 64, "sample")])
 def test_malformed_seal_is_not_valid(candidate: object) -> None:
-    """A seal that is no text, or of another key, is not valid, and raises nothing."""
+    """A seal that is not text, or is of another key, is not valid, and raises nothing."""
     assert not is_valid_seal(KEY, candidate, "sample")
 
 
 def test_key_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source of keys, which may be a slow server, is asked once per run, also if the run has none."""
+    """The source of keys, which may be a slow server, is queried once per run, also if the run has none."""
     run_ids = list[str]()
 
     def source(run_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The pods of a job: what the profile, the fabric and the run put into them."""
+"""The pods of a job, built from the profile, the fabric and the run."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ from torchyard.model.requirements import Capacity, ReferencedObject
 from torchyard.pods import template
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
-HOST, VF, NO_RDMA = ({**B4_8, "fabric": fabric} for fabric in ("host", "vf", "no-rdma"))
+HOST = B4_8 | {"fabric": "host"}
+VF = B4_8 | {"fabric": "vf"}
+NO_RDMA = B4_8 | {"fabric": "no-rdma"}
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 
 
@@ -34,7 +36,7 @@ def test_host_fabric_may_lock_memory(planned: Planned) -> None:
     }
 
 
-def test_host_fabric_asks_for_no_rdma_resource(planned: Planned) -> None:
+def test_host_fabric_requests_no_rdma_resource(planned: Planned) -> None:
     """The node's own interfaces need no device plugin, so no RDMA resource is requested."""
     plan = planned(**HOST, resources={"gpus": 1})
     assert get_container(plan)["resources"]["requests"] == {"nvidia.com/gpu": "1"}
@@ -46,7 +48,7 @@ def test_vf_fabric_names_the_network_16_times(planned: Planned) -> None:
     assert planned(**VF).pod["metadata"]["annotations"][NETWORKS].split(",") == ["default/rdma-vf"] * 16
 
 
-def test_vf_fabric_asks_for_16_functions(planned: Planned) -> None:
+def test_vf_fabric_requests_16_functions(planned: Planned) -> None:
     """The pod requests 16 virtual functions, with limits equal to requests."""
     resources = get_container(planned(**VF))["resources"]
     assert [resources[key]["nvidia.com/rdma-vf"] for key in ("requests", "limits")] == ["16", "16"]
@@ -58,7 +60,7 @@ def test_vf_fabric_keeps_the_network_of_the_pod(planned: Planned) -> None:
 
 
 def test_no_rdma_fabric_has_no_privilege(planned: Planned) -> None:
-    """TCP needs nothing from the node, and NCCL is told not to use InfiniBand."""
+    """TCP needs nothing from the node, and NCCL is configured not to use InfiniBand."""
     plan = planned(**NO_RDMA)
     assert get_env(plan)["NCCL_IB_DISABLE"] == "1"
     assert "securityContext" not in get_container(plan)
@@ -80,7 +82,7 @@ def test_nodes_with_nvlink_between_them_claim_a_channel(planned: Planned) -> Non
 # --- environment
 
 
-def test_profile_has_the_last_word_in_the_environment(planned: Planned) -> None:
+def test_profile_takes_precedence_in_the_environment(planned: Planned) -> None:
     """A variable of the profile appears once and overrides that of the fabric and the launcher."""
     plan = planned(**HOST, env={"NCCL_IB_TC": 96, "LOGLEVEL": "DEBUG"})
     assert (get_env(plan)["NCCL_IB_TC"], get_env(plan)["LOGLEVEL"]) == ("96", "DEBUG")
@@ -88,13 +90,13 @@ def test_profile_has_the_last_word_in_the_environment(planned: Planned) -> None:
     assert len(names) == len(set(names))
 
 
-def test_agents_tell_the_rendezvous(planned: Planned) -> None:
+def test_agents_log_the_rendezvous(planned: Planned) -> None:
     """LOGLEVEL is INFO: only then torchrun logs that a node has joined."""
     assert get_env(planned())["LOGLEVEL"] == "INFO"
 
 
 @pytest.mark.parametrize("keys", [HOST, {"resources": {"gpus": 1}}, {"resources": {"nvidia.com/gpu": 1}}])
-def test_nccl_tells_its_network(planned: Planned, keys: dict[str, Any]) -> None:
+def test_nccl_logs_its_network(planned: Planned, keys: dict[str, Any]) -> None:
     """NCCL logs its subsystem NET, without which a log does not show whether GPUDirect is used."""
     env = get_env(planned(**keys))
     assert (env["NCCL_DEBUG"], "NET" in env["NCCL_DEBUG_SUBSYS"].split(",")) == ("INFO", True)
@@ -124,7 +126,7 @@ def test_secret_stays_a_reference(planned: Planned) -> None:
         ("pytorchjob", "metadata.labels['training.kubeflow.org/replica-index']"),
     ],
 )
-def test_pod_knows_its_index_first(planned: Planned, launcher: str, field: str) -> None:
+def test_index_of_the_pod_comes_first(planned: Planned, launcher: str, field: str) -> None:
     """The pod's index, set by its controller, comes before all variables that may refer to it."""
     first = get_container(planned(launcher=launcher))["env"][0]
     assert first == {"name": "TORCHYARD_NODE", "valueFrom": {"fieldRef": {"fieldPath": field}}}
@@ -152,8 +154,8 @@ def test_processors_have_no_limit(planned: Planned) -> None:
     }
 
 
-def test_limits_are_those_that_are_said(planned: Planned) -> None:
-    """CPU and memory are limited if the profile says so, and devices are limited to their requests."""
+def test_limits_are_those_of_the_profile(planned: Planned) -> None:
+    """CPU and memory are limited only if the profile sets a limit; devices are limited to their requests."""
     plan = planned(resources={"gpus": 8, "cpu": 4}, pod={"limits": {"cpu": 8, "memory": "1Gi"}})
     assert get_container(plan)["resources"]["limits"] == {"nvidia.com/gpu": "8", "cpu": "8", "memory": "1Gi"}
 
@@ -169,8 +171,8 @@ def test_gpus_have_the_name_of_the_hardware() -> None:
     """On another vendor's nodes `gpus` is their resource, and its taint is tolerated."""
     profile = load_profile("yolov5-volcano")
     assert profile.hardware
-    gpus = {**profile.hardware.model_dump(), "gpus": {"resource": "amd.com/gpu", "per_node": 8}}
-    amd_profile = profile.model_copy(update={"hardware": Hardware.model_validate(gpus)})
+    hardware = profile.hardware.model_dump() | {"gpus": {"resource": "amd.com/gpu", "per_node": 8}}
+    amd_profile = profile.model_copy(update={"hardware": Hardware.model_validate(hardware)})
     assert "amd.com/gpu" in template.resource_requests(amd_profile)
     assert template.list_tolerations(amd_profile) == ("amd.com/gpu",)
 
@@ -197,7 +199,7 @@ def test_each_node_gets_one_pod(planned: Planned) -> None:
     assert expression["key"] not in plan.pod["metadata"]["labels"]
 
 
-def test_single_pod_keeps_apart_from_nobody(planned: Planned) -> None:
+def test_single_pod_has_no_anti_affinity(planned: Planned) -> None:
     """A job of one pod has no anti-affinity."""
     assert "affinity" not in get_pod_spec(planned(nodes=1))
 
@@ -224,13 +226,13 @@ def test_pods_keep_to_labels(planned: Planned) -> None:
     ]
 
 
-def test_scheduler_is_said_of_the_pod(planned: Planned) -> None:
+def test_scheduler_is_set_on_the_pod(planned: Planned) -> None:
     """A scheduler of the profile is set on the pods."""
     assert get_pod_spec(planned(pod={"scheduler": "sakkara"}))["schedulerName"] == "sakkara"
 
 
 def test_taints_are_tolerated_by_key(planned: Planned) -> None:
-    """Every toleration has a key: one without would keep pods on dead nodes for ever."""
+    """Every toleration has a key: one without would keep pods on dead nodes forever."""
     plan = planned(resources={"gpus": 1}, pod={"tolerations": ["spot", "nvidia.com/gpu"]})
     assert get_pod_spec(plan)["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists"},
@@ -238,7 +240,7 @@ def test_taints_are_tolerated_by_key(planned: Planned) -> None:
     ]
 
 
-def test_containers_begin_once(planned: Planned) -> None:
+def test_containers_start_once(planned: Planned) -> None:
     """A container that ends is not restarted in its pod, so that its log and exit code stay."""
     assert get_pod_spec(planned())["restartPolicy"] == "Never"
 
@@ -305,9 +307,9 @@ def test_longest_names_are_host_names(planned: Planned, launcher: str) -> None:
         ),
     ],
 )
-def test_profile_that_no_pod_can_be_made_of_is_refused(
+def test_profile_without_a_valid_pod_is_refused(
     planned: Planned, launcher: str, keys: dict[str, Any], message: str
 ) -> None:
-    """A profile from which no pod can be made is refused before any request to a cluster."""
+    """A profile from which no pod can be built is refused before any request to a cluster."""
     with pytest.raises(ProfileError, match=message):
         planned(launcher=launcher, **keys)

@@ -41,7 +41,7 @@ def test_daemon_runs_beside_the_program(planned: Planned, launcher: str) -> None
 
 
 def test_daemon_has_volumes_of_its_own(planned: Planned) -> None:
-    """Its volumes are the pod's, but the program does not see them; preflight checks what they name."""
+    """Its volumes are the pod's, but not the program's; preflight checks the objects that they name."""
     plan = planned(pod={"init": [DAEMON], "shm": "1Gi"})
     assert {
         volume["name"]: volume.get("hostPath", volume.get("configMap")) for volume in get_pod_spec(plan)["volumes"]
@@ -64,12 +64,12 @@ def test_profile_adds_to_the_daemons_of_the_fabric(planned: Planned) -> None:
     }["/run/tcpx"]
     program_volume = {mount["mountPath"]: mount["name"] for mount in get_container(plan)["volumeMounts"]}["/tmp"]
     assert sources[daemon_volume] == sources[program_volume] == {"path": "/run/tcpx"}
-    assert get_mounts(planned(**{**TCPX, "fabric": "no-rdma"})).keys() == {"/dev/shm"}
+    assert get_mounts(planned(**TCPX | {"fabric": "no-rdma"})).keys() == {"/dev/shm"}
 
 
 @BOTH
 def test_devices_are_claimed_beside_the_channel(planned: Planned, launcher: str) -> None:
-    """The pod claims by each template, its container has all claims, and preflight looks for what fills them."""
+    """The pod claims by each template, its container has all claims, and preflight checks what provides them."""
     plan = planned(launcher=launcher, **A4X_MAX)
     names = ["torchyard", "torchyard-mrdma"]
     assert get_pod_spec(plan)["resourceClaims"] == [{"name": name, "resourceClaimTemplateName": name} for name in names]
@@ -90,7 +90,7 @@ def test_setup_of_the_fabric_comes_first(planned: Planned, launcher: str) -> Non
 
 @pytest.mark.parametrize("keys", [{}, {"resources": {"gpus": 4}}])
 def test_nodes_without_a_number_of_gpus_have_their_resource(planned: Planned, keys: dict[str, Any]) -> None:
-    """Where GPUs differ from node to node, the profile's number is asked for, by the shape's name for them."""
+    """Where GPUs differ from node to node, the profile's number is requested, by the shape's name for them."""
     plan = planned(hardware="network-operator/examples", fabric="hostdev", **keys)
     requests = get_container(plan)["resources"]["requests"]
     assert requests.get("nvidia.com/gpu") == (str(keys["resources"]["gpus"]) if keys else None)

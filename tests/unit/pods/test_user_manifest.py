@@ -29,7 +29,7 @@ JOBSET = {
 COMPONENTS: dict[str, Any] = {"spec": {"components": [{"template": PYTORCHJOB}]}}
 GENERIC: dict[str, Any] = {"spec": {"resources": {"GenericItems": [{"generictemplate": PYTORCHJOB}]}}}
 WRAPPERS = [
-    {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}, **spec}
+    {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}} | spec
     for api, spec in {
         "workload.codeflare.dev/v1beta2": COMPONENTS,
         "workload.codeflare.dev/v1beta1": GENERIC,
@@ -100,7 +100,7 @@ def test_every_task_is_followed(launched: Launched) -> None:
     assert list(plan.nodes) == ["lead-0", "rest-0", "rest-1", "rest-2"]
 
 
-def test_room_is_for_the_gang(launched: Launched) -> None:
+def test_capacity_is_for_the_gang(launched: Launched) -> None:
     """A job needs capacity for minAvailable pods, and for all of its pods if it does not set that."""
     requirement_lists = [launched(change_spec(JOB, minAvailable=min_available)).requires for min_available in (3, 0)]
     assert [
@@ -119,7 +119,7 @@ def test_operators_container_counts(launched: Launched) -> None:
 def test_replicas_that_are_left_out(launched: Launched) -> None:
     """Without replicas, the operator creates one pod and Volcano none."""
     assert launched(PYTORCHJOB).tasks == {"worker": 1}
-    tasks = [*JOB["spec"]["tasks"], {**JOB["spec"]["tasks"][0], "name": "none", "replicas": None}]  # type: ignore[index]
+    tasks = [*JOB["spec"]["tasks"], JOB["spec"]["tasks"][0] | {"name": "none", "replicas": None}]  # type: ignore[index]
     assert launched(change_spec(JOB, tasks=tasks)).tasks["none"] == 0
 
 
@@ -130,8 +130,8 @@ def test_operators_port_is_one_of_the_node(launched: Launched) -> None:
     ] == [True]
 
 
-def test_companions_need_rights(launched: Launched) -> None:
-    """Preflight checks the right to create the objects beside the job."""
+def test_companions_need_permissions(launched: Launched) -> None:
+    """Preflight checks the permission to create the objects beside the job."""
     plan = launched("volcano-etcd")
     rights = {
         permission.resource
@@ -143,7 +143,7 @@ def test_companions_need_rights(launched: Launched) -> None:
 
 def test_namespace_of_the_manifest_is_the_jobs(launched: Launched) -> None:
     """A namespace in the manifest need not be repeated in the profile."""
-    assert launched({**JOB, "metadata": {"name": "train", "namespace": "ml"}}).cluster.namespace == "ml"
+    assert launched(JOB | {"metadata": {"name": "train", "namespace": "ml"}}).cluster.namespace == "ml"
 
 
 def test_planning_leaves_the_profile_alone(write: Write, tmp_path: Path) -> None:
@@ -158,16 +158,16 @@ UNNAMED = {"name": "worker", "replicas": 1, "template": {"spec": {"containers": 
 OTHER = {"name": "o", "replicas": 1, "template": {"spec": {"containers": [{"name": "other", "image": "a:1"}]}}}
 REFUSED_MANIFESTS = [
     ((JOB, JOB), {}, "holds 2 of kind Job"),
-    (({**JOB, "apiVersion": "batch/v1"},), {}, r"holds 0 of kind Job \(batch.volcano.sh/v1alpha1\), .* it has: Job"),
+    ((JOB | {"apiVersion": "batch/v1"},), {}, r"holds 0 of kind Job \(batch.volcano.sh/v1alpha1\), .* it has: Job"),
     ((JOB,), {"launcher": "pytorchjob"}, "holds 0 of kind PyTorchJob .* it has: Job"),
     ((change_spec(JOB, tasks=[UNNAMED]),), {}, "no task with replicas and a pod template with a named container"),
     ((change_spec(JOB, tasks=None),), {}, "no task with replicas and a pod template"),
-    ((change_spec(JOB, tasks=[{**OTHER, "replicas": "many"}]),), {}, "no task with replicas and a pod template"),
-    ((change_spec(JOB, tasks=[{**OTHER, "replicas": 0}]),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": "many"}]),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": 0}]),), {}, "no task with replicas and a pod template"),
     ((change_spec(JOB, tasks=[*JOB["spec"]["tasks"], OTHER]),), {}, "need one name; they are main, other"),  # type: ignore[index]
-    ((change_spec(JOB, tasks=[{**OTHER, "name": "a" * 45}]),), {}, "name of over 63 characters"),
+    ((change_spec(JOB, tasks=[OTHER | {"name": "a" * 45}]),), {}, "name of over 63 characters"),
     (
-        ({**JOB, "metadata": {"name": "train", "namespace": "ml"}},),
+        (JOB | {"metadata": {"name": "train", "namespace": "ml"}},),
         {"cluster": {"namespace": "dev"}},
         "named are dev, ml",
     ),
@@ -215,7 +215,7 @@ def test_keys_that_would_be_ignored_are_refused(launched: Launched) -> None:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: str(wrapper["apiVersion"]))
-def test_wrapper_of_the_users_own_is_taken(launched: Launched, wrapper: dict[str, Any]) -> None:
+def test_users_own_wrapper_is_launched(launched: Launched, wrapper: dict[str, Any]) -> None:
     """An AppWrapper and the PyTorchJob inside get the run's name, and the pods get its labels."""
     plan = launched(wrapper)
     component = plan.main["spec"].get("components", plan.main["spec"].get("resources", {}).get("GenericItems"))[0]
@@ -225,7 +225,7 @@ def test_wrapper_of_the_users_own_is_taken(launched: Launched, wrapper: dict[str
     assert plan.main["apiVersion"] == wrapper["apiVersion"] == plan.watch[0].api
 
 
-def test_set_of_the_users_own_is_taken(launched: Launched) -> None:
+def test_users_own_jobset_is_launched(launched: Launched) -> None:
     """Every Job of a JobSet is a task, by name and number; pods are matched without the random end of their name."""
     plan = launched(JOBSET)
     assert plan.tasks == {"lead-0": 1, "rest-0": 3, "rest-1": 3}

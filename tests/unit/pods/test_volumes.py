@@ -32,11 +32,11 @@ def test_mounts_become_volumes(planned: Planned) -> None:
         "/etc/keys": {"secret": {"secretName": "keys"}},
         "/models": {"hostPath": {"path": "/nvme/models"}},
         "/scratch": {"emptyDir": {"sizeLimit": "1Ti"}},
-        "/nvme": {"ephemeral": {"volumeClaimTemplate": {"spec": {**storage, "storageClassName": "local"}}}},
+        "/nvme": {"ephemeral": {"volumeClaimTemplate": {"spec": storage | {"storageClassName": "local"}}}},
     }
 
 
-def test_read_only_is_said_of_the_mount(planned: Planned) -> None:
+def test_read_only_is_set_on_the_mount(planned: Planned) -> None:
     """A mount that is read_only cannot be written in the pod."""
     plan = planned(mounts={"/data": {"claim": "coco", "read_only": True}, "/out": {"claim": "out"}})
     assert [mount.get("readOnly", False) for mount in get_container(plan)["volumeMounts"]] == [True, False]

@@ -32,7 +32,7 @@ def test_options_are_torchruns_own() -> None:
     ],
 )
 def test_pods_have_the_names_that_their_controller_gives(manifest: str, pod_names: list[list[str]]) -> None:
-    """The pods of a job are known by name before they exist; a kind that is not known makes none."""
+    """The names of a job's pods are known before they exist; an unsupported kind creates none."""
     assert [list(job.pod_names) for obj in parse(manifest) for job in read_workloads(obj)] == pod_names
 
 
