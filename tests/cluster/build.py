@@ -64,8 +64,12 @@ VERSION_LDFLAGS = (
     f" -X {VERSION_PACKAGE}.gitVersion={KUBERNETES} -X {VERSION_PACKAGE}.gitMajor=1 -X {VERSION_PACKAGE}.gitMinor=34"
 )
 KUBERNETES_PROGRAMS = (
-    *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
-    *("kubectl", "kubelet", "kube-proxy"),
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+    "kube-proxy",
 )
 VOLCANO = "volcano.sh/volcano"
 TRAINING_OPERATOR = "github.com/kubeflow/training-operator"
@@ -116,7 +120,11 @@ def get_cache_folder() -> Path:
 
 def get_program_paths() -> dict[str, Path]:
     """Every program's path by name, built or not."""
-    return {name: component.cache_folder / name for component in COMPONENTS for name in component.programs}
+    paths = {}
+    for component in COMPONENTS:
+        for name in component.programs:
+            paths[name] = component.cache_folder / name
+    return paths
 
 
 def select_components(dispatcher: str) -> dict[str, Component]:
@@ -256,11 +264,10 @@ def copy_crds(component: Component, go: str, target: Path) -> None:
         return
     with start_go([go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", component.module], component) as process:
         module_folder = process.communicate()[0].strip()
-    files = (
-        [file for pattern in component.crds for file in sorted(Path(module_folder).glob(pattern))]
-        if module_folder
-        else []
-    )
+    files: list[Path] = []
+    if module_folder:
+        for pattern in component.crds:
+            files += sorted(Path(module_folder).glob(pattern))
     if not files:
         raise BuildError(f"{component.module} has no CRD files at {component.crds}; `go list` printed: {module_folder}")
     for file in files:

@@ -21,7 +21,8 @@ def create_groups(node_names: list[str]) -> None:
     """Create a group for each node in every hierarchy, ready to hold processes."""
     for root in list_hierarchies():
         enable_controllers(root)
-        groups = [root / TREE, *(root / TREE / name for name in node_names)]
+        tree = root / TREE
+        groups = [tree] + [tree / name for name in node_names]
         for group in groups:
             group.mkdir(exist_ok=True)
             inherit_cpus(group)

@@ -146,7 +146,8 @@ def run_agents(endpoint: str, rdzv_id: str, folder: Path) -> RendezvousResult:
     logs = [Path(tempfile.mkdtemp(dir=folder), "log") for _ in range(2)]
     start = time.perf_counter()
     agents = [start_agent(endpoint, rdzv_id, log) for log in logs]
-    codes = [wait_for_exit(process, start + RENDEZVOUS_TIMEOUT_S - time.perf_counter()) for process in agents]
+    deadline = start + RENDEZVOUS_TIMEOUT_S
+    codes = [wait_for_exit(process, timeout_s=deadline - time.perf_counter()) for process in agents]
     return RendezvousResult(
         codes == [0, 0], time.perf_counter() - start, find_errors("".join(log.read_text() for log in logs))
     )
@@ -162,10 +163,10 @@ def start_agent(endpoint: str, rdzv_id: str, log: Path) -> subprocess.Popen[byte
         return subprocess.Popen(argv, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
-def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> int:
+def wait_for_exit(process: subprocess.Popen[bytes], *, timeout_s: float) -> int:
     """The agent's exit code; an agent that takes too long gets SIGTERM, to end its workers, and then SIGKILL."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(max(seconds, 0))
+        return process.wait(max(timeout_s, 0))
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(15)

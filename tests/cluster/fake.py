@@ -44,13 +44,15 @@ NODE_SIZE = {"cpu": "128", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "p
 
 def build_nodes() -> list[Object]:
     """Some nodes of each hardware file's shape and a few without any accelerator."""
-    shapes: list[tuple[str, dict[str, str], dict[str, str]]] = [
-        (f"{name}-{index}", hardware.get("match", {}), read_resources(hardware))
-        for name, hardware in iter_hardware_files()
-        for index in range(NODES_PER_SHAPE)
-    ]
-    shapes += [(f"cpu-{index}", {}, {}) for index in range(PLAIN_NODES)]
-    return [build_node(name, labels, resources, number) for number, (name, labels, resources) in enumerate(shapes)]
+    nodes: list[Object] = []
+    for name, hardware in iter_hardware_files():
+        labels = hardware.get("match", {})
+        resources = read_resources(hardware)
+        for index in range(NODES_PER_SHAPE):
+            nodes.append(build_node(f"{name}-{index}", labels, resources, len(nodes)))
+    for index in range(PLAIN_NODES):
+        nodes.append(build_node(f"cpu-{index}", {}, {}, len(nodes)))
+    return nodes
 
 
 def iter_hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:

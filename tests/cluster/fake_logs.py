@@ -204,7 +204,8 @@ def find_offset(file: BinaryIO, since: bytes) -> int:
 
 def parse_since(query: dict[str, str]) -> bytes:
     """The second of a request's first lines; empty for all lines."""
-    if seconds := query.get("sinceSeconds"):
+    seconds = query.get("sinceSeconds")
+    if seconds:
         start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=int(seconds))
         return start.strftime(SECOND_FORMAT).encode()
     return query.get("sinceTime", "")[:19].encode()

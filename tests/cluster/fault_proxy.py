@@ -165,6 +165,7 @@ class FaultProxy:
         return sum(substring in line for line in self.request_lines)
 
     def close(self) -> None:
+        """Close all connections and stop listening."""
         self.is_down = True
         self._stop()
         self.cut()

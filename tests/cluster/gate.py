@@ -66,6 +66,7 @@ class Gate(FaultProxy):
         self.release()
 
     def release(self) -> None:
+        """Let the held request continue, and hold no other."""
         self._matches = None
         self._released.set()
 

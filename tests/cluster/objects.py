@@ -28,8 +28,11 @@ def build_namespaces() -> list[Object]:
 
 def load_crds(dispatcher: str) -> list[Object]:
     """Every CRD: those kept by the build, and the one of secondary networks."""
-    crds = [json.loads(path.read_text()) for path in build.list_crd_files(dispatcher)]
-    return [*(drop_schema(crd) if crd["metadata"]["name"] in UNUSED_CRDS else crd for crd in crds), build_network_crd()]
+    crds: list[Object] = []
+    for path in build.list_crd_files(dispatcher):
+        crd = json.loads(path.read_text())
+        crds.append(drop_schema(crd) if crd["metadata"]["name"] in UNUSED_CRDS else crd)
+    return [*crds, build_network_crd()]
 
 
 def drop_schema(definition: Object) -> Object:
@@ -205,14 +208,19 @@ def build_user_rights() -> list[Object]:
 
     apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} counts only this user's requests.
     """
-    documents = (
-        [document for document in yaml.safe_load_all(RBAC_FILE.read_text()) if document] if RBAC_FILE.exists() else []
-    )
-    roles = [document["metadata"]["name"] for document in documents if document["kind"] == "ClusterRole"]
-    return [*documents, *(build_binding(role) for role in roles), build_flow_schema()]
+    rights: list[Object] = []
+    bindings: list[Object] = []
+    documents = yaml.safe_load_all(RBAC_FILE.read_text()) if RBAC_FILE.exists() else ()
+    for document in documents:
+        if document:
+            rights.append(document)
+            if document["kind"] == "ClusterRole":
+                bindings.append(build_binding(document["metadata"]["name"]))
+    return [*rights, *bindings, build_flow_schema()]
 
 
 def build_binding(role: str) -> Object:
+    """A binding of a ClusterRole to user torchyard, in all namespaces."""
     group = "rbac.authorization.k8s.io"
     return {
         "apiVersion": f"{group}/v1",

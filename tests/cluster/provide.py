@@ -63,11 +63,13 @@ class ProvidedObjects:
                 raise
 
     def clear(self) -> None:
+        """Delete the objects that were created here, the newest first."""
         for obj in reversed(self._created):
             self._client.request("DELETE", build_path(self._client, obj, obj["metadata"]["name"]))
 
 
 def is_bound(client: Client, claim: str) -> bool:
+    """Whether a claim is bound to a volume."""
     claim_object = client.get("v1", "PersistentVolumeClaim", claim)
     return claim_object is not None and claim_object["status"].get("phase") == "Bound"
 

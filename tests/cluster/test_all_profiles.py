@@ -112,7 +112,10 @@ def list_labelled(namespace: str, report: Report) -> list[str]:
     """The name of every object in the namespace that still has the run's label."""
     client = Client(Cluster(namespace=namespace))
     selector = {"labelSelector": f"torchyard/run={report.run}"}
-    return [obj["metadata"]["name"] for kind in KINDS for obj in client.list(*kind, selector)]
+    names: list[str] = []
+    for api_version, kind in KINDS:
+        names += [obj["metadata"]["name"] for obj in client.list(api_version, kind, selector)]
+    return names
 
 
 @ALL_PROFILES

@@ -30,9 +30,8 @@ def node(admin_client: Client, request: pytest.FixtureRequest) -> dict[str, str]
 def pod(node: dict[str, str], namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BarePod]:
     """A pod that is not created yet."""
     pod_name = request.node.originalname.replace("_", "-")[:40].strip("-")
-    pod = BarePod(
-        Client(Cluster(namespace=namespace)), f"{pod_name}-{'fake' if 'type' in node else 'real'}", node, tmp_path
-    )
+    node_kind = "fake" if "type" in node else "real"
+    pod = BarePod(Client(Cluster(namespace=namespace)), f"{pod_name}-{node_kind}", node, tmp_path)
     yield pod
     pod.delete()
 

@@ -32,10 +32,12 @@ def read_kinds(watch: ClusterWatch) -> set[str]:
 
 
 def is_running(watch: ClusterWatch) -> bool:
+    """Poll the watch; whether both pods run."""
     return list(read_pod_phases(watch).values()) == ["Running", "Running"]
 
 
 def has_ended(watch: ClusterWatch) -> bool:
+    """Poll the watch; whether both pods have succeeded."""
     return list(read_pod_phases(watch).values()) == ["Succeeded", "Succeeded"]
 
 
