@@ -57,7 +57,7 @@ class Component:
         return get_cache_folder() / f"{self.pin}-{hashlib.sha256(b'|'.join([*pins, recipe])).hexdigest()[:16]}"
 
 
-# Without these stamps the API server calls itself v0.0.0-master and the kubelet is refused as too old.
+# Without these flags the API server reports the version v0.0.0-master, and the kubelet is refused as too old.
 KUBERNETES = "v1.34.4"
 VERSION_PACKAGE = "k8s.io/component-base/version"
 VERSION_LDFLAGS = (

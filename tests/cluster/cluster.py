@@ -32,7 +32,7 @@ from tests.cluster.ready import (
 )
 from tests.cluster.webhooks import build_webhooks
 
-STEP_TIMEOUT_S = 90.0  # seconds that a step may take; on two cores each takes less than ten
+STEP_TIMEOUT_S = 90.0  # of one step; on two cores each takes less than ten seconds
 
 
 # --- up --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cluster.plane import PODS_GATEWAY, ClusterError, Plane
 from tests.cluster.real_node import DNS, Node
 
-LINK_NAME = "torchyard0"  # the machine's end
+LINK_NAME = "torchyard0"  # the machine's interface on the nodes' network
 
 
 def create_network(plane: Plane, nodes: Iterable[Node]) -> int:

@@ -26,7 +26,7 @@ CNI_PLUGINS = ("bridge", "host-local", "loopback")
 GPUS = {"nvidia.com/gpu": "8"}
 # Paths that are compiled into kubelet and CNI, and a folder that pods with RDMA mount from the node.
 MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"), Path("/dev/infiniband"))
-READY_TIMEOUT_S = 180.0  # seconds; on two cores both are Ready after about two, and free of taints after forty
+READY_TIMEOUT_S = 180.0  # on two cores both are Ready after about two seconds, and free of taints after forty
 
 
 def describe_obstacle() -> str | None:

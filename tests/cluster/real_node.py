@@ -16,9 +16,9 @@ from tests.cluster import cgroups, images
 from tests.cluster.plane import PODS_GATEWAY, Plane
 
 HERE = Path(__file__).resolve().parent / "node"
-DNS = "10.96.0.10"  # in SERVICES; no Service gets it by chance, because the first 256 are assigned last
+DNS = "10.96.0.10"  # in SERVICE_NETWORK; no Service gets it by chance, because the first 256 are assigned last
 DOMAIN = "cluster.local"
-CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))  # the distribution's, and the usual one
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))  # the distribution's folder, and the usual one
 LABELS = {"torchyard/node": "real", "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
 
 
@@ -169,7 +169,7 @@ def build_kubelet_config(plane: Plane, node: Node) -> dict[str, Any]:
 
 def build_kube_proxy_config(folder: Path, node: Node) -> dict[str, Any]:
     """kube-proxy's configuration; it masquerades all traffic, else replies on one bridge would bypass the node."""
-    # These settings belong to the machine, not to the node.
+    # Zero means unchanged: these settings are the machine's, and the nodes share them.
     untouched = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -226,7 +226,7 @@ def held_job(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 def test_stuck_pod_is_reported(jobs: Jobs, held_job: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teardown reports a stuck pod and the finalizer that blocks it, after the grace and a bounded time."""
-    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)  # of the grace of 15 s, teardown waits 3 s
     message = f"Pod {jobs.namespace}/{held_job.job}-worker-0: its finalizer torchyard.test/held holds it"
     assert any(leftover.startswith(message) for leftover in teardown(held_job))
 
@@ -267,7 +267,7 @@ def test_pod_on_a_dead_node_is_reported(
     jobs: Jobs, start_on_dead_node: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod whose node does not confirm its end is reported with its node, and not deleted by force."""
-    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)  # of the grace of 15 s, teardown waits 6 s
     plan = start_on_dead_node()
     (message, *_) = sorted(teardown(plan), key=lambda leftover: not leftover.startswith("Pod"))
     assert "does not confirm that the pod has ended" in message
@@ -279,7 +279,7 @@ def test_pod_on_a_dead_node_is_deleted_by_force(
     start_on_dead_node: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `on_stuck_pod: force`, a pod on a node that is dead is deleted by force."""
-    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)  # of the grace of 15 s, teardown waits 6 s
     assert teardown(start_on_dead_node(on_stuck_pod="force")) == ()
 
 
