@@ -1,1 +1,1 @@
-"""What each node of a job runs, and what its program receives."""
+"""The command of each node of a job, and the environment of its program."""

@@ -1,4 +1,4 @@
-"""What a node runs: torchrun, torch.distributed.launch or the program alone, and how it finds the other nodes."""
+"""The command of a node: torchrun, torch.distributed.launch or the program alone, with its rendezvous."""
 
 import shlex
 from pathlib import Path
@@ -95,6 +95,7 @@ def _build_prelude(profile: Profile, run: Run, job_node: JobNode) -> str:
         join_timeout_s = torchrun.get_join_timeout_s(profile)
         return prelude + _C10D_HOST_LINES.format(node=job_node.node, join_timeout_s=join_timeout_s)
     if profile.shared_file and run.attempt > 1:
+        # Each attempt has its own file: those of earlier attempts would accumulate in the shared folder.
         old_files = [rendezvous_file(profile, run, attempt) for attempt in range(1, run.attempt)]
         files = " ".join(escape_dollars(shlex.quote(path)) for path in old_files)
         prelude += _FIRST_NODE_LINES.format(node=job_node.node, files=files)

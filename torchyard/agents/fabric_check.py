@@ -57,7 +57,7 @@ class _CheckFiles(NamedTuple):
 def _build_lines(profile: Profile, run: Run, job_node: JobNode, files: _CheckFiles) -> str:
     if profile.check_fabric is None:
         return ""
-    overrides: dict[str, Any] = {"restarts": 0}
+    overrides: dict[str, Any] = {"restarts": 0}  # a failed check ends the job, and is not repeated
     if profile.rendezvous not in WITH_AGENT:
         overrides["rendezvous"] = "static"  # the check has agents, even if the job has none
     check_profile = profile.model_copy(update=overrides)
@@ -73,7 +73,7 @@ def _build_lines(profile: Profile, run: Run, job_node: JobNode, files: _CheckFil
 
 
 def _choose_endpoint(profile: Profile, run: Run, job_node: JobNode) -> Endpoint:
-    """Where the check's agents meet: in the same etcd, or at a port that the job itself does not use.
+    """The endpoint of the check's agents: in the same etcd, or at a port that the job itself does not use.
 
     Only Run:ai's pods have the job's port: the check uses the run's, because its pods can reach any.
     """

@@ -1,4 +1,4 @@
-"""Where the agents on plain machines run: the host, its folders, and the address at which the others reach it."""
+"""The placement of agents on plain machines: the host, its folders, and the address at which the others reach it."""
 
 import glob
 import os.path
@@ -24,7 +24,7 @@ class Host(FrozenModel):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine."""
+        """Whether the host is this machine."""
         return self.host in THIS_MACHINE
 
     @property
@@ -74,7 +74,7 @@ class Options(FrozenModel):
 
 
 class Placement(NamedTuple):
-    """Where one agent runs. The paths are on its host; behind ssh they start with the run's folder there.
+    """The host and folders of one agent. The paths are on its host; behind ssh they start with the run's folder there.
 
     folder: of the attempt.
     site: the run's folder on a host behind ssh; None on this machine.
@@ -143,18 +143,19 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
 
 
 def _list_previous_folders(run: Run) -> tuple[str, ...]:
-    """Where the previous attempt left checkpoints, as patterns of paths here; empty for the first attempt.
+    """The folders here with checkpoints of the previous attempt, as patterns; empty for the first attempt.
 
     On any node: a spare may have taken a host's place since.
     """
     if run.attempt <= 1:
         return ()
+    # Escaped, because the folder's name may contain `[` or `*`.
     previous_attempt = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
     return (f"{previous_attempt}/node-*/files", run.folder)
 
 
 class ProgramSource(NamedTuple):
-    """What is copied to hosts behind ssh.
+    """The files that are copied to hosts behind ssh.
 
     path: the folder or file on this machine.
     program: the program's path in it; it starts with `..` if the program is outside.
@@ -165,7 +166,7 @@ class ProgramSource(NamedTuple):
 
 
 def find_program_source(profile: Profile, options: Options) -> ProgramSource | None:
-    """What to copy to the hosts; None if the program is already there."""
+    """The files to copy to the hosts; None if the program is already there."""
     if options.program_there:
         return None
     program = Path(str(profile.program))

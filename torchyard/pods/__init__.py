@@ -1,1 +1,1 @@
-"""What the pods of all launchers have in common, and manifests that users wrote."""
+"""Pods as all launchers build them, and manifests that users wrote."""

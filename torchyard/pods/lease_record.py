@@ -32,7 +32,7 @@ ENDING_ANNOTATION = "torchyard/ending"
 HANDED_OVER_ANNOTATION = "torchyard/handed-over-by"  # the holder that has left the run to its next process
 SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: its writer has the key of the flow run that it names
 MAX_ATTEMPT = 9999
-MAX_TEXT_CHARS = 100_000
+MAX_TEXT_CHARS = 100_000  # of one annotation: Kubernetes allows 256 KiB for all of an object's
 _MAX_HOLDER_CHARS = 1000
 _MAX_DURATION_S = 366 * 86400
 _MAX_AHEAD_S = 600.0  # how far in the future a renewal may lie: clocks differ
@@ -111,7 +111,7 @@ def read_holder(lease: LeaseObject) -> str:
     holder = to_text(get_mapping(lease, "spec").get("holderIdentity"))
     if is_handed_over(lease):
         holder = read_annotation(lease, HANDED_OVER_ANNOTATION)
-    return holder[:_MAX_HOLDER_CHARS] or "nobody"
+    return holder[:_MAX_HOLDER_CHARS] or "nobody"  # bounded for messages: anyone may have written it
 
 
 def is_handed_over(lease: LeaseObject) -> bool:
@@ -222,9 +222,9 @@ def _build_sealed_text(run: str, attempt: str, field: str, body: Any, secret: st
 
 
 def _read_sealed(lease: LeaseObject, key: str, model: type[Model], secret: str) -> Model | None:
-    """What a launcher wrote about the current attempt; None if the annotation is missing, malformed or not sealed."""
+    """A launcher's record about the current attempt; None if the annotation is missing, malformed or not sealed."""
     field = key.rpartition("/")[2]
-    attempt = str(read_attempt(lease))
+    attempt = str(read_attempt(lease))  # a record about another attempt does not count
     data = _parse_json(read_annotation(lease, key))
     try:
         is_valid = seal.is_valid_seal(secret, data.get("seal"), read_lease_name(lease), attempt, field, data.get(field))

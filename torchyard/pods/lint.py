@@ -1,4 +1,4 @@
-"""What a manifest will do that its author does not expect.
+"""Traps in a manifest: what it will do that its author does not expect.
 
 The rules follow the sources of Volcano 1.15 and training-operator 1.9.
 """
@@ -112,7 +112,7 @@ def _find_volcano_restarts(job: Workload) -> Iterator[LintFinding]:
     if job.kind != "volcano":
         return
     for group in job.groups:
-        policy = group.pod.get("restartPolicy") or "Always"
+        policy = group.pod.get("restartPolicy") or "Always"  # Kubernetes' default
         if policy in _RESTARTING_POLICIES:
             yield LintFinding(
                 f"{group.pod_path}.restartPolicy",
@@ -191,11 +191,12 @@ def _find_unwritten_master(job: Workload) -> Iterator[LintFinding]:
 def _find_operator_restarts(job: Workload) -> Iterator[LintFinding]:
     if job.kind != "pytorchjob":
         return
+    # A limit of retries or of time ends the job in any case.
     run_policy = yaml_value(job.spec, "runPolicy")
     if any(yaml_number(yaml_value(run_policy, key)) is not None for key in ("backoffLimit", "activeDeadlineSeconds")):
         return
     for group in job.groups:
-        restart_policy = group.spec.get("restartPolicy") or "OnFailure"
+        restart_policy = group.spec.get("restartPolicy") or "OnFailure"  # training-operator's default
         if restart_policy in _RESTARTING_POLICIES:
             yield LintFinding(
                 f"{group.key_path}.restartPolicy",
@@ -209,6 +210,7 @@ def _find_elastic_start(job: Workload) -> Iterator[LintFinding]:
     max_replicas = yaml_number(yaml_value(job.elastic_policy, "maxReplicas"))
     if min_replicas is None or max_replicas is None or min_replicas == max_replicas:
         return
+    # With metrics the number of pods is meant to change, and an explicit --nnodes overrides the policy.
     if yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None:
         return
     yield LintFinding(

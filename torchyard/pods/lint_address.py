@@ -49,6 +49,7 @@ def find_address_traps(
         if is_renamed:
             findings += _find_name_of_other_run(job)
         findings += _find_missing_service(job, services)
+        # Reversed, so that the first key with a problem is the one that is reported.
         findings_by_problem = {finding.problem: finding for finding in reversed(findings)}
         for finding in findings_by_problem.values():
             yield job.location, finding
@@ -161,6 +162,7 @@ def _find_crowded_nodes(job: Workload) -> Iterator[LintFinding]:
         return
     if not all(group.uses_host_network for group in job.groups):
         return
+    # Pods that use all GPUs of a node need a node each in any case.
     gpu_counts = [_count_gpus(container.spec) for container in job.containers]
     if 0 < max(gpu_counts, default=0) < _GPUS_PER_NODE:
         yield LintFinding(

@@ -1,4 +1,4 @@
-"""What an AppWrapper will do that its author does not expect.
+"""Traps of an AppWrapper: what it will do that its author does not expect.
 
 The rules follow the sources of appwrapper 1.2 and MCAD 1.40.
 """

@@ -1,4 +1,4 @@
-"""What any pod of a manifest will do that its author does not expect."""
+"""Traps of any pod in a manifest: what it will do that its author does not expect."""
 
 import re
 from collections.abc import Iterator
@@ -47,6 +47,7 @@ def _find_broad_tolerations(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups:
         for key_path, toleration in yaml_entries(f"{group.pod_path}.tolerations", group.pod.get("tolerations")):
             tolerates_every_key = toleration.get("operator") == "Exists" and not toleration.get("key")
+            # The taints of unready and unreachable nodes have the effect NoExecute; no effect means all of them.
             tolerates_eviction = toleration.get("effect") in (None, "", "NoExecute")
             if tolerates_every_key and tolerates_eviction and toleration.get("tolerationSeconds") is None:
                 yield LintFinding(

@@ -1,4 +1,4 @@
-"""What torchrun and its rendezvous will do in a job that its author does not expect. Measured with torch 2.13."""
+"""Traps of torchrun and its rendezvous: what they will do that the author does not expect. Measured with torch 2.13."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ def _find_missing_python_etcd(job: Workload) -> Iterator[LintFinding]:
 
 
 class _Restart(NamedTuple):
-    """What restarts a job or one of its pods: the key that causes it, the cause in words, and how to avoid it."""
+    """The restart of a job or of one of its pods: the key that causes it, the cause in words, and how to avoid it."""
 
     key_path: str
     cause: str
@@ -104,7 +104,7 @@ def _find_reused_rendezvous_id(job: Workload) -> Iterator[LintFinding]:
 
 
 def _find_restart(job: Workload) -> _Restart | None:
-    """What restarts the job or one of its pods; None if nothing does."""
+    """The first restart of the job or of one of its pods that the manifest allows; None if it allows none."""
     if job.kind == "volcano":
         policy_lists = [("spec.policies", job.spec.get("policies"))]
         policy_lists += [(f"{group.key_path}.policies", group.spec.get("policies")) for group in job.groups]

@@ -1,4 +1,4 @@
-"""What must be true in a cluster before the pods of a job can start there."""
+"""Requirements on a cluster, checked before the pods of a job start there."""
 
 from torchyard.model.pod import ConfigReference, KeyReference, Mount, Pod
 from torchyard.model.profile import Profile
@@ -37,7 +37,10 @@ def job_permission(crd: str) -> Permission:
 
 
 def list_pod_requirements(profile: Profile, run: Run, *, has_ports: bool = False) -> tuple[ClusterRequirement, ...]:
-    """What the job's pods need. `has_ports`: they declare ports, which are the node's under the host's network."""
+    """The requirements of the job's pods.
+
+    `has_ports`: they declare ports, which are the node's under the host's network.
+    """
     requirements: list[ClusterRequirement] = [
         WritableFolder(host="localhost", path=run.folder),
         *list_run_permissions(profile),
@@ -99,7 +102,7 @@ def _list_references(profile: Profile) -> list[ReferencedObject]:
         references.append(ReferencedObject(object_kind="PriorityClass", name=pod.priority_class))
     if pod.service_account:
         references.append(ReferencedObject(object_kind="ServiceAccount", name=pod.service_account))
-    return list(dict.fromkeys(references))
+    return list(dict.fromkeys(references))  # each object once: a ConfigMap may be mounted and in the environment
 
 
 def _list_networks(pod: Pod) -> list[ReferencedObject]:
@@ -136,7 +139,7 @@ def _list_mounted_objects(mount: Mount) -> list[ReferencedObject]:
 
 
 def _list_claimed_objects(profile: Profile) -> list[ReferencedObject]:
-    """What provides the fabric's resource claims; a ComputeDomain creates its own claim template."""
+    """The objects that provide the fabric's resource claims; a ComputeDomain creates its own claim template."""
     domain = profile.network.compute_domain if profile.network else None
     references = []
     for claim in list_resource_claims(profile):

@@ -74,7 +74,7 @@ def build_pod_template(profile: Profile, run: Run, container: Manifest) -> Manif
     spec = {
         "containers": [container],
         "restartPolicy": "Never",  # a container that ends keeps its log and exit code
-        "terminationGracePeriodSeconds": math.ceil(profile.deadlines.grace),
+        "terminationGracePeriodSeconds": math.ceil(profile.deadlines.grace),  # the API takes whole seconds
         "enableServiceLinks": False,  # a Service called `etcd` or `port` would set variables that programs read
     }
     spec |= _build_host_network(pod)
@@ -188,7 +188,7 @@ def _build_init_container(init: Init, mounts: list[Manifest]) -> Manifest:
 
 
 def resource_requests(profile: Profile) -> dict[str, str]:
-    """What a pod requests, under Kubernetes' names."""
+    """The resources that a pod requests, under Kubernetes' names."""
     return rename_resources(profile, merge_pod_settings(profile).resources | profile.resources)
 
 

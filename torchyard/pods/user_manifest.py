@@ -52,7 +52,7 @@ class JobKind(NamedTuple):
 
     api, kind: of the manifest's main object.
     watch: the kinds of objects that the run watches.
-    requires: what every job of this kind needs.
+    requires: of every job of this kind.
     list_pod_sets: from the object that creates the pods to its sets of pods.
     find_job_path: from the main object to the path of the object that creates the pods, such as the job that an
         AppWrapper wraps; empty if they are the same.
@@ -86,6 +86,7 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
     repeats nothing of it.
     """
     _validate_manifest(profile, run, job_kind)
+    # The next attempt starts from the profile's documents, so they must not change.
     documents = [copy.deepcopy(document) for document in profile.manifest]
     main = next(document for document in documents if _is_main_job(document, job_kind))
     companions = [document for document in documents if document is not main]
@@ -106,7 +107,9 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
         template_path=(*job_path, *first_task.pod_set.template_path),
         wrapped_path=job_path,
         watch=job_kind.watch,
-        ranks="teed" if "--tee" in str(first_task.template) else "logged",
+        ranks="teed"
+        if "--tee" in str(first_task.template)
+        else "logged",  # --tee prefixes each line with its local rank
         requires=(
             *job_kind.requires,
             *_list_companion_permissions(companions),
@@ -126,7 +129,7 @@ def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, job_kind: JobKi
     tasks = _read_tasks(job, job_kind)
     for task in tasks:
         _add_labels(task.template, labels)
-    elastic_policy = job["spec"].get("elasticPolicy")
+    elastic_policy = job["spec"].get("elasticPolicy")  # without an id, all jobs would meet under the id `none`
     if isinstance(elastic_policy, dict) and not elastic_policy.get("rdzvId"):
         elastic_policy["rdzvId"] = run.job(profile)
     return tasks
@@ -151,7 +154,7 @@ def has_protected_data(obj: Mapping[str, Any]) -> bool:
 def _list_manifest_requirements(
     profile: Profile, run: Run, main: dict[str, Any], job_kind: JobKind
 ) -> tuple[ClusterRequirement, ...]:
-    """What any job needs, and advice about what this one will do that its author does not expect."""
+    """The requirements of any job, and advice about the traps of this one."""
     job = get_nested(main, job_kind.find_job_path(main))
     return (
         WritableFolder(host="localhost", path=run.folder),
@@ -194,9 +197,10 @@ def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> 
         tasks = _read_tasks(job, job_kind)
         _required_capacity(job, tasks, job_kind)
         for obj in (job, *(task.template for task in tasks)):
-            _add_labels(dict(obj), {})
+            _add_labels(dict(obj), {})  # raises if the metadata has another shape
         last_pods = []
         for task in tasks:
+            # The last pod has the longest name.
             last_index = max(task.pod_set.pod_count - 1, 0)
             last_pods.append(f"{job_name}-{task.pod_set.name}-{last_index}")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):  # some part has another shape
@@ -262,7 +266,7 @@ def _name_resource(document: dict[str, Any]) -> str:
 
 
 def _required_capacity(job: dict[str, Any], tasks: list[_PodTask], job_kind: JobKind) -> Capacity:
-    """What the first task's pods need from the nodes. Under the host's network a port allows one pod per node.
+    """The capacity that the first task's pods need. Under the host's network a port allows one pod per node.
 
     The number of pods is Volcano's minAvailable, or else all. Raises as `_read_tasks` does.
     """

@@ -193,7 +193,7 @@ def _parse_options(argv: list[str]) -> list[TorchrunOption]:
         if not arg.startswith("-"):
             break
         name, has_value, value = arg.lstrip("-").partition("=")
-        name = name.replace("_", "-")
+        name = name.replace("_", "-")  # torchrun accepts both spellings
         if not has_value and name not in _FLAG_OPTIONS:
             value = next(remaining_args, "")
         options.append(TorchrunOption(name, value))
