@@ -53,12 +53,9 @@ class Account:
         """Write a new token, valid for ten minutes, to the file."""
         self._secret_number += 1
         secret_name = f"{self.name}-{self._secret_number}"
-        uid = self._create("v1", "Secret", secret_name)["metadata"]["uid"]
-        token_request = {
-            "expirationSeconds": 600,
-            "boundObjectRef": {"kind": "Secret", "apiVersion": "v1", "name": secret_name},
-        }
-        token_request["boundObjectRef"]["uid"] = uid  # type: ignore[index]
+        secret = self._create("v1", "Secret", secret_name)
+        reference = {"kind": "Secret", "apiVersion": "v1", "name": secret_name, "uid": secret["metadata"]["uid"]}
+        token_request = {"expirationSeconds": 600, "boundObjectRef": reference}
         path = self.client.path("v1", "ServiceAccount", self.name) + "/token"
         self.token_file.write_text(self.client.request("POST", path, body={"spec": token_request})["status"]["token"])
 
@@ -183,10 +180,13 @@ def test_renewed_certificate_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: py
     cluster = {"server": settings.host, "certificate-authority": settings.ssl_ca_cert}
     user = {"client-certificate": str(tmp_path / "user.crt"), "client-key": str(tmp_path / "user.key")}
     context = {"context": {"cluster": "it", "user": "it"}, "name": "certified"}
-    kubeconfig = {"clusters": [{"name": "it", "cluster": cluster}], "users": [{"name": "it", "user": user}]}
-    (tmp_path / "kubeconfig").write_text(
-        yaml.safe_dump(kubeconfig | {"contexts": [context], "current-context": "certified"})
-    )
+    kubeconfig = {
+        "clusters": [{"name": "it", "cluster": cluster}],
+        "users": [{"name": "it", "user": user}],
+        "contexts": [context],
+        "current-context": "certified",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     client = Client(Cluster(context="certified", namespace=jobs.namespace))
     shutil.copy(settings.cert_file, tmp_path / "user.crt")
@@ -196,7 +196,6 @@ def test_renewed_certificate_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: py
 
 def is_refused(account: Account, token: str) -> bool:
     """Whether the API server rejects a token by now."""
-    spec = {"spec": {"token": token}}
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"} | spec
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
     review = account.client.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body=body)
     return not review["status"].get("authenticated")

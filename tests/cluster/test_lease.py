@@ -245,7 +245,7 @@ def test_sweep_keeps_a_run_that_prefect_reports_as_running(training: Training, o
 
 
 def test_named_run_stays_while_its_holder_renews(training: Training, other_runs: Path) -> None:  # noqa: F811
-    """`sweep --run` removes a run before its Lease has ended, but not while another machine renews the Lease."""
+    """`sweep --run` removes a run before its Lease has expired, but not while another machine renews the Lease."""
     training.kill_launcher()
     plan = training.plan
     until(lambda: training.flow_run.read_state().is_crashed())
@@ -272,6 +272,6 @@ def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training)
     training.kill_launcher()
     plan = training.plan
     rewrite_lease(training.jobs, plan, holderIdentity="elsewhere:/runs")
-    assert sweep_run(training.flow_run.folder, "sweep", "nobody carries it", report_end) is None
+    assert sweep_run(training.flow_run.folder, "sweep", "no process owns it", report_end) is None
     assert count_objects(training.jobs, plan) == 3
     rewrite_lease(training.jobs, plan, holderIdentity=lease._build_holder_identity(plan))

@@ -404,8 +404,11 @@ def test_closed_queue_fails(admin_client: Client, create: Create) -> None:
 def build_node(name: str, usable: int, **spec: Any) -> Manifest:
     """A node of this test, tainted against all other pods."""
     amounts = {"cpu": "8", "memory": "64Gi", "pods": "10", "example.com/rdma": "2"}
-    status = {"capacity": amounts, "allocatable": amounts | {"example.com/rdma": str(usable)}}
-    status["conditions"] = [{"type": "Ready", "status": "True"}]  # type: ignore[assignment]
+    status = {
+        "capacity": amounts,
+        "allocatable": amounts | {"example.com/rdma": str(usable)},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
     taint = {"key": TEST_LABEL, "value": NAMESPACE, "effect": "NoSchedule"}
     return {
         "name": f"{NAMESPACE}-{name}",
@@ -418,9 +421,13 @@ def build_node(name: str, usable: int, **spec: Any) -> Manifest:
 def build_capacity(pods: int, tolerations: tuple[str, ...] = (TEST_LABEL,), **resources: str) -> Capacity:
     """The requirement of room for pods on this test's nodes; `example_rdma="2"` requests 2 of example.com/rdma."""
     requests = {name.replace("_", "/").replace("example", "example.com"): amount for name, amount in resources.items()}
-    fields = {"labels": {TEST_LABEL: NAMESPACE}, "tolerations": tolerations, "resources": requests}
-    return Capacity.model_validate(
-        {"pods": pods, "one_per_node": True, "device_plugin": f"{TEST_LABEL}=plugin"} | fields
+    return Capacity(
+        pods=pods,
+        labels={TEST_LABEL: NAMESPACE},
+        tolerations=tolerations,
+        resources=requests,
+        one_per_node=True,
+        device_plugin=f"{TEST_LABEL}=plugin",
     )
 
 
@@ -527,6 +534,7 @@ def test_missing_key_is_reported_without_any_value(admin_client: Client, create:
 
 
 def build_claim_spec(storage_class: str, mode: str) -> Manifest:
+    """The spec of a claim of 1 GiB."""
     return {
         "storageClassName": storage_class,
         "accessModes": [mode],
