@@ -148,26 +148,27 @@ class NcclLogReader:
     def _process_message(self, host: _Host, message: str, line: str) -> None:
         """Read one message of one process; `line` has its prefix too, and no prefix of other programs."""
         # In this order: a channel line is by far the most frequent one, and no message has two of these forms.
-        if channel := forms.CHANNEL.search(message):
-            self._process_channel(host, channel, line)
+        if match := forms.CHANNEL.search(message):
+            self._process_channel(host, match, line)
         elif "Using" in message or "NET plugin" in message:
             self._process_choice(host, message)
-        elif virtual := forms.VIRTUAL_DEVICE.search(message):
-            host.virtual_devices.setdefault(int(virtual[1]), {})[virtual[2]] = ""
-        elif gdr_device := forms.GDR_DEVICE.search(message):
+        elif match := forms.VIRTUAL_DEVICE.search(message):
+            host.virtual_devices.setdefault(int(match[1]), {})[match[2]] = ""
+        elif match := forms.GDR_DEVICE.search(message):
             # NCCL calls the interfaces of sockets HCAs as well.
-            transport = gdr_device["transport"]
+            transport = match["transport"]
             devices = host.nics.setdefault(transport, {}) if transport in _TCP_TRANSPORTS else host.hcas
-            devices.setdefault(int(gdr_device[2]), {}).setdefault(gdr_device[3], "")
-        elif provider := forms.PROVIDER.search(message):
-            host.provider = provider[1]
+            devices.setdefault(int(match[2]), {}).setdefault(match[3], "")
+        elif match := forms.PROVIDER.search(message):
+            host.provider = match[1]
         for name, hint in forms.HINTS.items():
             if hint.search(message):
                 host.hints[name] = None
-        if rank_count := forms.RANK_COUNT.search(message):
-            self._rank_count = max(self._rank_count, int(rank_count[1]))
+        if match := forms.RANK_COUNT.search(message):
+            self._rank_count = max(self._rank_count, int(match[1]))
             node_count = forms.NODE_COUNT.search(message)
-            self._node_count = max(self._node_count, int(node_count[1]) if node_count else 0)
+            if node_count:
+                self._node_count = max(self._node_count, int(node_count[1]))
 
     def _process_channel(self, host: _Host, channel: re.Match[str], line: str) -> None:
         transport = channel["transport"]
@@ -187,10 +188,10 @@ class NcclLogReader:
         device_list = forms.DEVICE_LIST.search(message)
         if device_list:
             self._process_device_list(host, device_list["transport"], device_list["devices"])
-        if chosen := forms.CHOSEN_TRANSPORT.search(message):
-            self._chosen_transport = chosen[1]
-        if out_of_band := forms.OUT_OF_BAND.search(message):
-            nics = forms.OUT_OF_BAND_NIC.findall(out_of_band[1] or out_of_band[2] or "")
+        if match := forms.CHOSEN_TRANSPORT.search(message):
+            self._chosen_transport = match[1]
+        if match := forms.OUT_OF_BAND.search(message):
+            nics = forms.OUT_OF_BAND_NIC.findall(match[1] or match[2] or "")
             self._out_of_band |= dict.fromkeys(nics)
 
     def _process_device_list(self, host: _Host, transport: str, devices: str) -> None:
@@ -230,8 +231,11 @@ class NcclLogReader:
 
     def _determine_transport(self, nodes: tuple[NodeFabric, ...]) -> str:
         """The network between the nodes: that of the channels if there are any, else the chosen one if it is known."""
-        transports = {transport for node in nodes for transport in node.transports}
-        link_layers = {layer for node in nodes for layer in node.links}
+        transports: set[str] = set()
+        link_layers: set[str] = set()
+        for node in nodes:
+            transports.update(node.transports)
+            link_layers.update(node.links)
         if len(transports) > 1:
             return "mixed"
         if transports:
@@ -340,13 +344,15 @@ def _build_node_fabric(name: str, host: _Host, hosts: Mapping[str, _Host]) -> No
 
 
 def _join_gdr(values: Iterable[str]) -> Gdr:
-    """One value for several: `mixed` if they differ; `unknown` counts only if there is no other."""
+    """One value for several: `mixed` if they differ or one is; `unknown` counts only if there is no other."""
     known_values = set(values) - {"unknown"}
     if not known_values:
         return "unknown"
-    if len(known_values) > 1:
-        return "mixed"
-    return "yes" if known_values == {"yes"} else "no"
+    if known_values == {"yes"}:
+        return "yes"
+    if known_values == {"no"}:
+        return "no"
+    return "mixed"
 
 
 def parse_nccl_log(lines: Iterable[str]) -> FabricReading:

@@ -86,15 +86,17 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         )
         return user_manifest.plan_manifest(profile, run, job_kind)
     inner_plan = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
-    build_wrapper, wrapped_path = (
-        (_build_appwrapper, _COMPONENT_PATH)
-        if options.api == _V1BETA2
-        else (_build_dispatcher_wrapper, _GENERIC_ITEM_PATH)
-    )
+    wrapped_path: template.KeyPath
+    if options.api == _V1BETA2:
+        wrapper = _build_appwrapper(inner_plan.main, profile, options)
+        wrapped_path = _COMPONENT_PATH
+    else:
+        wrapper = _build_dispatcher_wrapper(inner_plan.main, profile, options)
+        wrapped_path = _GENERIC_ITEM_PATH
     return inner_plan.model_copy(
         update={
             "launcher": "appwrapper",
-            "objects": (*inner_plan.objects[:-1], build_wrapper(inner_plan.main, profile, options)),
+            "objects": (*inner_plan.objects[:-1], wrapper),
             "template_path": (*wrapped_path, *inner_plan.template_path),
             "wrapped_path": wrapped_path,
             "watch": _list_watched_kinds(options),
@@ -218,7 +220,8 @@ def read_status(observed: Observation) -> Status:
     if wrapper is None or pod_facts.is_being_deleted(wrapper):
         return job_status.build_deleted_status(_KIND)
     phase = _read_wrapper_phase(wrapper)
-    if description := _PENDING_PHASES.get(phase):
+    description = _PENDING_PHASES.get(phase)
+    if description:
         return Status(state="pending", reason=f"the AppWrapper {description}{_quote_conditions(wrapper)}")
     if phase in ("Failed", "Deleted"):
         return _read_failed_status(observed, wrapper)

@@ -27,7 +27,7 @@ _RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runa
 _SUBMIT_ARGS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 _SCHEDULER_NAME = "runai-scheduler"
 # Reasons of Kubernetes and of Run:ai itself, which no log shows.
-_RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.items()} | {
+_RUNAI_REASONS = {status.lower(): reason for status, reason in pod_reasons.REASONS.items()} | {
     "preempted": PodCause("preempted", "Run:ai preempted it", retry=True),
     "timedout": PodCause("pod-deadline", "Run:ai ended it at one of its own time limits"),
 }
@@ -70,7 +70,8 @@ def plan(profile: Profile, run: Run) -> Plan:
         raise ProfileError(profile.name, ("manifest: use launcher pytorchjob, and set schedulerName in the manifest",))
     if options.through == "kubernetes":
         return _plan_pytorchjob(profile, run, options)
-    if findings := tuple(runai_flags.find_unsupported_settings(profile, options.through)):
+    findings = tuple(runai_flags.find_unsupported_settings(profile, options.through))
+    if findings:
         raise ProfileError(profile.name, findings)
     cli_requirement = RunaiCli(host="localhost", cli=options.cli, generation=options.through, project=options.project)
     return CommandPlan(
@@ -119,14 +120,16 @@ def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) 
 def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple[str, ...]:
     """The command line that submits the job. Its pods stay when it ends, so that their logs can be read."""
     generation: Generation = "cli-v1" if options.through == "cli-v1" else "cli-v2"
-    return (
-        *(options.cli, *_SUBMIT_ARGS[generation], run.job(profile), "--project", options.project),
-        *("--image", str(profile.image), "--workers", str(profile.nodes.max - 1)),
-        *("--clean-pod-policy", "None", "--backoff-limit", str(options.backoff_limit)),
-        *_build_pool_flags(options),
-        *_build_session_flags(options, generation),
-        *runai_flags.build_cli_flags(profile, run, generation),
-    )
+    argv = [options.cli, *_SUBMIT_ARGS[generation], run.job(profile)]
+    argv += ["--project", options.project]
+    argv += ["--image", str(profile.image)]
+    argv += ["--workers", str(profile.nodes.max - 1)]
+    argv += ["--clean-pod-policy", "None"]
+    argv += ["--backoff-limit", str(options.backoff_limit)]
+    argv += _build_pool_flags(options)
+    argv += _build_session_flags(options, generation)
+    argv += runai_flags.build_cli_flags(profile, run, generation)
+    return tuple(argv)
 
 
 def _build_pool_flags(options: Options) -> list[str]:
@@ -167,9 +170,9 @@ def _plan_pytorchjob(profile: Profile, run: Run, options: Options) -> ManifestPl
     pod = pod.model_copy(update={"labels": profile.pod.labels | labels})
     cluster = Cluster(context=profile.cluster.context, namespace=namespace)
     job_plan = pytorchjob.plan(profile.model_copy(update={"options": {}, "pod": pod, "cluster": cluster}), run)
-    *others, job = job_plan.objects
+    *dependencies, job = job_plan.objects
     metadata = job["metadata"] | {"labels": job["metadata"]["labels"] | labels}
-    objects = (*others, job | {"metadata": metadata})
+    objects = (*dependencies, job | {"metadata": metadata})
     return job_plan.model_copy(update={"launcher": "runai", "objects": objects})
 
 
@@ -201,7 +204,8 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
     stuck = [name for name, state in pods.items() if state.get("phase") == "starting" and _is_hopeless(state, now)]
     for name in (*sorted(failed, key=lambda name: _read_time(pods[name], "ended")), *stuck):
         state_name = str(pods[name].get("word"))
-        if reason := _RUNAI_REASONS.get(state_name.lower()):
+        reason = _RUNAI_REASONS.get(state_name.lower())
+        if reason:
             sentence = f"{name}: {reason.description} ({state_name})"
             failure = Failure(cause=reason.slug, sentence=sentence, node=name, retry=reason.retry)
             yield Status(state="failed", reason=sentence, failure=failure)

@@ -151,7 +151,9 @@ def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
 def _list_requirements(queue: str) -> tuple[ClusterRequirement, ...]:
     return (
         CrdServed(crd="jobs.batch.volcano.sh", version="v1alpha1", install=_INSTALL_COMMAND),
-        *(Controller(label=f"app=volcano-{name}") for name in ("scheduler", "controller", "admission")),
+        Controller(label="app=volcano-scheduler"),
+        Controller(label="app=volcano-controller"),
+        Controller(label="app=volcano-admission"),
         OpenQueue(name=queue),
         requirements.job_permission("jobs.batch.volcano.sh"),
         Permission(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),

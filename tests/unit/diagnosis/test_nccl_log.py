@@ -40,6 +40,16 @@ def test_network_that_was_only_loaded_carries_nothing() -> None:
     assert parse_nccl_log(lines).transport == "intra-node-only"
 
 
+def test_nodes_that_are_all_mixed_are_mixed() -> None:
+    """If every node uses GPUDirect on some channels only, the job's GPUDirect is mixed."""
+    lines: list[str] = []
+    for host in ("a", "b"):
+        for device, flag in ((0, "/GDRDMA"), (1, "")):
+            lines.append(format_line(host, 0, f"Channel 0{device}/0 : 8[0] -> 0[0] [send] via NET/IB/{device}{flag}"))
+    reading = parse_nccl_log(lines)
+    assert ([node.gdr for node in reading.nodes], reading.gdr) == (["mixed", "mixed"], "mixed")
+
+
 CHANNELS = {
     "Channel 00 : 31[cb000] -> 0[7000] [receive] via NET/IB/1": ("ib", "no"),
     "Ring 00 : 16 -> 0 [receive] via NET/Socket/0": ("socket", "no"),
@@ -65,7 +75,9 @@ def test_channel_is_read(channel: str, prefix: str) -> None:
 
 def test_sockets_over_infiniband_are_sockets() -> None:
     """An interface named like an InfiniBand device carries TCP."""
-    reading = parse_nccl_log([*list_socket_lines("a", nics=("ib1", "ib4")), *list_socket_lines("b", 8, nics=("ib1", "ib4"))])
+    reading = parse_nccl_log(
+        [*list_socket_lines("a", nics=("ib1", "ib4")), *list_socket_lines("b", 8, nics=("ib1", "ib4"))]
+    )
     assert (reading.transport, reading.nodes[0].used, reading.nodes[0].hcas) == ("socket", ("ib1", "ib4"), ())
 
 
@@ -165,7 +177,9 @@ def test_network_is_named(network: str) -> None:
 
 def test_provider_of_libfabric_is_read() -> None:
     """The plugin's name is the same whatever libfabric uses below it."""
-    lines = [format_line("a", 0, f"NET/OFI Selected {letter}rovider is tcp, fabric is 10.0.0.0/8") for letter in ("P", "p")]
+    lines = [
+        format_line("a", 0, f"NET/OFI Selected {letter}rovider is tcp, fabric is 10.0.0.0/8") for letter in ("P", "p")
+    ]
     assert [parse_nccl_log([line]).nodes[0].provider for line in lines] == ["tcp", "tcp"]
 
 

@@ -26,7 +26,7 @@ fabrics:
 """
 
 
-def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None:
+def test_attempts_share_no_names(write: Write, tmp_path: Path) -> None:
     """A second attempt shares no rendezvous id, port or folder with the first."""
     first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
     for pattern in (r"--rdzv_id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
@@ -34,7 +34,7 @@ def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None
         assert matches[0] != matches[1]
 
 
-def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
+def test_etcd_of_the_profile_is_used(write: Write, tmp_path: Path) -> None:
     """If a profile names an etcd, no other one is started, and the named one is probed."""
     plan = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": "127.0.0.1:2379"})), tmp_path)
     assert (plan.store, plan.probe) == (None, "http://127.0.0.1:2379/v2/keys")
@@ -56,16 +56,14 @@ def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
         ({"env": {"TOKEN": {"secret": "hub", "key": "token"}}}, "env.TOKEN: a reference requires pods"),
     ],
 )
-def test_profile_that_does_not_hold_together_is_refused(
-    write: Write, tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
-    """The launcher reports keys of a profile that do not fit together."""
+def test_conflicting_keys_are_refused(write: Write, tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    """The launcher refuses keys of a profile that cannot be combined."""
     with pytest.raises(ProfileError, match=message):
         plan_of(load(write(**keys)), tmp_path)
 
 
 def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> None:
-    """On machines a fabric sets its variables, which the profile's own override, and its promise is the plan's."""
+    """On machines a fabric sets its variables, which the profile's own override, and what it expects is in the plan."""
     shape = tmp_path / "hardware" / "lab" / "pair.yaml"
     shape.parent.mkdir(parents=True)
     shape.write_text(SHAPE)
@@ -82,14 +80,14 @@ def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> 
     assert plan.expect.transport == "socket"
 
 
-def test_hosts_run_the_program_alone(write: Write, tmp_path: Path) -> None:
-    """On machines, too, a program without an agent gets its rendezvous and its rank in the environment."""
+def test_program_without_an_agent_gets_its_environment(write: Write, tmp_path: Path) -> None:
+    """On machines, a program without an agent gets its rendezvous and its rank in the environment."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="env", args=["{node_rank}"])), tmp_path)
     submit = plan.processes[1].submit
     assert submit
     assert submit.input
-    argv, env = submit.input["argv"], submit.input["env"]
-    assert (argv[-1], env["RANK"], env["WORLD_SIZE"]) == ("1", "1", "2")
+    env = submit.input["env"]
+    assert (submit.input["argv"][-1], env["RANK"], env["WORLD_SIZE"]) == ("1", "1", "2")
 
 
 def test_plan_of_many_hosts_grows_with_them(write: Write, tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_plan_of_many_hosts_grows_with_them(write: Write, tmp_path: Path) -> Non
 # --- where a run's own etcd listens
 
 
-def store_of(write: Write, tmp_path: Path, hosts: list[Any]) -> dict[str, Any]:
+def get_store_spec(write: Write, tmp_path: Path, hosts: list[Any]) -> dict[str, Any]:
     """The spec that the supervisor of a plan's etcd gets."""
     keys = {"nodes": len(hosts), "rendezvous": "etcd-v2", "options": {"hosts": hosts, "port": 23456}}
     plan = command_plan_of(load(write(**keys)), tmp_path)
@@ -120,24 +118,22 @@ def listens(spec: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("hosts", [["localhost"] * 2, ["gpu1", "gpu1"], [{"host": "localhost", "address": "10.0.0.9"}]])
-def test_agents_of_one_host_meet_on_its_loopback(write: Write, tmp_path: Path, hosts: list[Any]) -> None:
+def test_store_of_one_host_listens_on_loopback(write: Write, tmp_path: Path, hosts: list[Any]) -> None:
     """With all agents on one host the store listens on loopback, as its peer port always does."""
-    spec = store_of(write, tmp_path, hosts)
+    spec = get_store_spec(write, tmp_path, hosts)
     assert listens(spec) == ["http://127.0.0.1:23456", "http://127.0.0.1:23457"]
 
 
-def test_agents_of_several_hosts_meet_where_the_first_is_reached(write: Write, tmp_path: Path) -> None:
-    """With several hosts the first one fills in its addresses, which only it knows."""
-    spec = store_of(write, tmp_path, ["me@gpu1", {"host": "gpu2", "address": "10.0.0.2"}, "gpu1", "gpu3"][:2])
+def test_store_of_several_hosts_gets_its_addresses_on_the_host(write: Write, tmp_path: Path) -> None:
+    """With several hosts the first one fills in the addresses of the store, which the launcher cannot know."""
+    spec = get_store_spec(write, tmp_path, ["me@gpu1", {"host": "gpu2", "address": "10.0.0.2"}, "gpu1", "gpu3"][:2])
     assert listens(spec) == [LISTEN_URLS_PLACEHOLDER, "http://127.0.0.1:23457"]
     assert spec["serves"] == {"name": "gpu1", "port": 23456, "toward": ["10.0.0.2"]}
 
 
 @pytest.mark.parametrize(("keys", "needed"), [({"agent": "none", "rendezvous": "env"}, False), ({}, True)])
-def test_torch_is_needed_where_torchrun_starts_the_job(
-    write: Write, tmp_path: Path, keys: dict[str, str], needed: bool
-) -> None:
-    """A program that starts without an agent is any program: preflight does not ask for torch."""
+def test_torch_is_required_only_with_torchrun(write: Write, tmp_path: Path, keys: dict[str, str], needed: bool) -> None:
+    """Preflight does not require torch for a program that starts without an agent."""
     plan = plan_of(load(write(**keys)), tmp_path)
     assert (
         any(isinstance(requirement, Package) and requirement.name == "torch" for requirement in plan.requires) == needed

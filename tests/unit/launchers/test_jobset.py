@@ -16,7 +16,7 @@ def planned_set(planned: Planned) -> Planned:
     """Plan a JobSet of three nodes."""
 
     def plan(**keys: Any) -> ManifestPlan:
-        return planned(**{"launcher": "jobset", "nodes": 3, **keys})
+        return planned(**({"launcher": "jobset", "nodes": 3} | keys))
 
     return plan
 
@@ -28,7 +28,7 @@ def job(plan: ManifestPlan) -> dict[str, Any]:
 
 def seen(plan: ManifestPlan, *true: str) -> Observation:
     conditions = [{"type": condition, "status": "True", "message": "why"} for condition in true]
-    job = {**plan.main, "status": {"conditions": conditions}}
+    job = plan.main | {"status": {"conditions": conditions}}
     return Observation({f"JobSet/{plan.job}": job}, frozenset())
 
 
@@ -38,29 +38,29 @@ def test_each_node_is_a_pod_with_an_index(planned_set: Planned) -> None:
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
 
 
-def test_nothing_begins_again(planned_set: Planned) -> None:
-    """One failed pod ends the JobSet: only the run retries, with a new rendezvous."""
+def test_jobset_does_not_restart(planned_set: Planned) -> None:
+    """One failed pod ends the JobSet, because only the run retries, with a new rendezvous."""
     plan = planned_set()
     assert (job(plan)["backoffLimit"], plan.main["spec"]["failurePolicy"]) == (0, {"maxRestarts": 0})
 
 
-def test_pods_are_known_without_their_random_end(planned_set: Planned) -> None:
-    """A pod is mapped to its node without the random end of its name; another object's name is unchanged."""
+def test_pod_names_lose_their_random_suffix(planned_set: Planned) -> None:
+    """A pod is mapped to its node without the random suffix of its name, and another object's name is unchanged."""
     plan = planned_set()
     assert plan.node(f"{plan.job}-worker-0-2-x7k2p") == "worker-0-2"
     assert list(plan.nodes) == ["worker-0-0", "worker-0-1", "worker-0-2"]
     assert plan.node(f"{plan.job}-etcd") == "etcd"
 
 
-def test_first_pod_is_where_they_meet(planned_set: Planned) -> None:
-    """The nodes meet at the first pod's host name, which has no random end."""
+def test_endpoint_is_the_first_pod(planned_set: Planned) -> None:
+    """The rendezvous endpoint is the first pod's host name, which has no random suffix."""
     plan = planned_set()
     command = " ".join(plan.pod["spec"]["containers"][0]["command"])
     assert f"--rdzv_endpoint={plan.job}-worker-0-0.{plan.job}:" in command
 
 
 def test_range_of_nodes_is_refused(planned_set: Planned) -> None:
-    """A range of nodes is refused: a Job with fewer pods than completions never ends."""
+    """A range of nodes is refused, because a Job with fewer pods than completions never ends."""
     with pytest.raises(ProfileError, match=r"nodes: must be one number, not 2:4"):
         planned_set(nodes={"min": 2, "max": 4})
 
@@ -69,8 +69,8 @@ def test_range_of_nodes_is_refused(planned_set: Planned) -> None:
     ("true", "state"),
     [((), "pending"), (("Suspended",), "pending"), (("Completed",), "succeeded"), (("Failed",), "failed")],
 )
-def test_conditions_tell_the_end(planned_set: Planned, true: tuple[str, ...], state: str) -> None:
-    """The conditions of a JobSet decide its state if its pods have not been seen."""
+def test_conditions_decide_without_pods(planned_set: Planned, true: tuple[str, ...], state: str) -> None:
+    """The conditions of a JobSet decide its state if its pods were not observed."""
     assert jobset.read_status(seen(planned_set(), *true)).state == state
 
 

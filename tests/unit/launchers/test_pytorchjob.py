@@ -22,21 +22,21 @@ def elastic(plan: ManifestPlan) -> dict[str, Any]:
     return policy
 
 
-def test_container_has_the_name_that_the_operator_looks_for(planned: Planned) -> None:
-    """The operator refuses a job without a container called pytorch."""
+def test_container_has_the_name_that_the_operator_requires(planned: Planned) -> None:
+    """The container is called pytorch, because the operator refuses a job without one."""
     plan = planned(launcher="pytorchjob")
     assert (plan.pod["spec"]["containers"][0]["name"], plan.container) == ("pytorch", "pytorch")
 
 
-def test_job_has_a_port_of_its_own(planned: Planned) -> None:
-    """The port is named so that the operator adds no 23456, and is the one at which the nodes meet."""
+def test_job_has_its_own_port(planned: Planned) -> None:
+    """The port is named so that the operator adds no 23456, and is the rendezvous endpoint's."""
     plan = planned(launcher="pytorchjob", nodes=2, **HOST)
     (port,) = plan.pod["spec"]["containers"][0]["ports"]
     assert port == {"name": "pytorchjob-port", "containerPort": elastic(plan)["rdzvPort"]}
     assert get_torchrun_option(plan, "rdzv_endpoint").endswith(f":{port['containerPort']}")
 
 
-def test_operator_knows_the_same_rendezvous_as_torchrun(planned: Planned) -> None:
+def test_elastic_policy_has_the_rendezvous_of_torchrun(planned: Planned) -> None:
     """The elasticPolicy has the same rendezvous as the command."""
     plan = planned(launcher="pytorchjob", nodes=2, rendezvous="etcd-v2")
     policy = elastic(plan)
@@ -44,35 +44,36 @@ def test_operator_knows_the_same_rendezvous_as_torchrun(planned: Planned) -> Non
     assert f"{policy['rdzvHost']}:{policy['rdzvPort']}" == get_torchrun_option(plan, "rdzv_endpoint")
 
 
-def test_operator_id_is_new_for_each_attempt(planned: Planned) -> None:
-    """Each attempt has a new id: the store refuses one that the previous attempt has closed."""
+def test_rendezvous_id_is_new_for_each_attempt(planned: Planned) -> None:
+    """Each attempt has a new rendezvous id, because the store refuses one that the previous attempt has closed."""
     ids = [elastic(planned(launcher="pytorchjob", attempt=attempt))["rdzvId"] for attempt in (1, 2)]
     assert len(set(ids)) == 2
 
 
 @pytest.mark.parametrize(("nodes", "least", "maximum"), [(4, 4, 4), ({"min": 2, "max": 8}, 2, 8)])
-def test_operator_knows_the_range(planned: Planned, nodes: Any, least: int, maximum: int) -> None:
-    """A fixed number is both minimum and maximum; replicas are the maximum, and the gang is the minimum."""
+def test_elastic_policy_has_the_range_of_nodes(planned: Planned, nodes: Any, least: int, maximum: int) -> None:
+    """A fixed number is both minimum and maximum, replicas are the maximum, and the gang is the minimum."""
     plan = planned(launcher="pytorchjob", nodes=nodes)
     worker = plan.main["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert (elastic(plan)["minReplicas"], elastic(plan)["maxReplicas"], worker["replicas"]) == (least, maximum, maximum)
     assert plan.main["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": least}
 
 
-def test_operator_has_no_word_for_static(planned: Planned) -> None:
-    """With static there is no elasticPolicy: the agents' own options say everything."""
+def test_static_rendezvous_has_no_elastic_policy(planned: Planned) -> None:
+    """With static there is no elasticPolicy, and the agents' own options are complete."""
     assert "elasticPolicy" not in planned(launcher="pytorchjob", nodes=2, rendezvous="static").main["spec"]
 
 
 def test_setup_sees_the_number_of_pods(planned: Planned) -> None:
-    """The operator multiplies WORLD_SIZE by nprocPerNode, so only a job whose program reads it has that key."""
-    agent, program = ({"rendezvous": "static"}, {"rendezvous": "env", "agent": "none"})
-    specs = [planned(launcher="pytorchjob", processes=4, **keys).main["spec"] for keys in (agent, program)]
-    assert [spec.get("nprocPerNode") for spec in specs] == [None, "4"]
+    """Only a job whose program reads WORLD_SIZE has nprocPerNode, by which the operator multiplies it."""
+    with_agent = planned(launcher="pytorchjob", processes=4, rendezvous="static")
+    without_agent = planned(launcher="pytorchjob", processes=4, rendezvous="env", agent="none")
+    assert with_agent.main["spec"].get("nprocPerNode") is None
+    assert without_agent.main["spec"]["nprocPerNode"] == "4"
 
 
 def test_operator_keeps_failed_pods(planned: Planned) -> None:
-    """A failed pod stays with its log, and the operator restarts nothing."""
+    """A failed pod stays with its log, and the operator restarts no pod."""
     spec = planned(launcher="pytorchjob").main["spec"]
     assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
     assert (spec["runPolicy"]["cleanPodPolicy"], spec["elasticPolicy"]["maxRestarts"]) == ("None", 0)
@@ -93,8 +94,8 @@ def test_gang_needs_a_flag_of_the_operator(planned: Planned) -> None:
     assert plan.main["spec"]["runPolicy"]["schedulingPolicy"]["queue"] == "research"
 
 
-def test_operator_tells_the_place_itself(planned: Planned) -> None:
-    """A PyTorchJob with a master gets ranks and addresses from the operator, whose values would hide ours."""
+def test_operator_sets_ranks_and_addresses(planned: Planned) -> None:
+    """A PyTorchJob with a master gets ranks and addresses from the operator, and no conflicting variables."""
     plan = planned(launcher="pytorchjob", nodes=3, rendezvous="env")
     assert plan.nodes.keys() == {"master-0", "worker-0", "worker-1"}
     assert not get_env(plan).keys() & {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TORCHYARD_NODE"}
@@ -113,13 +114,13 @@ def test_queue_of_a_pytorchjob_is_that_of_its_gang(launched: Launched) -> None:
 # --- its status, as it was recorded
 
 
-def test_elastic_success_of_one_worker_is_none_of_the_job() -> None:
-    """The operator says Succeeded when one worker is done, although the other one still runs."""
+def test_success_of_one_elastic_worker_is_not_the_jobs() -> None:
+    """The operator reports Succeeded when one worker has finished, although the other one still runs."""
     assert any("Succeeded" in list_true_conditions(moment) for moment in find_moments("pytorchjob-ok", "running"))
 
 
 def test_worker_may_fail_after_success() -> None:
-    """The operator goes on saying Succeeded when the other worker fails."""
+    """The operator still reports Succeeded when the other worker fails."""
     last = find_moments("pytorchjob-ok-then-fails", "failed")[-1]
     assert ("Succeeded" in list_true_conditions(last), "worker-1 ended with exit code 7") == (True, last.reason)
 
@@ -130,14 +131,14 @@ def test_running_operator_has_a_worker_that_never_fits() -> None:
     assert ("Running" in list_true_conditions(last), "4 of 5 pods run; worker-" in last.reason) == (True, True)
 
 
-def test_gang_that_does_not_fit_is_created_and_no_more() -> None:
+def test_gang_that_does_not_fit_stays_pending() -> None:
     """With a gang scheduler the PyTorchJob stays Created, and the reason quotes the scheduler."""
     last = find_moments("pytorchjob-never-fits", "pending")[-1]
     assert (list_true_conditions(last), "Insufficient nvidia.com/gpu" in last.reason) == ({"Created"}, True)
 
 
 def test_job_whose_nodes_had_joined_has_started() -> None:
-    """A PyTorchJob that recreates a pod is not taken for one that never started."""
+    """A PyTorchJob that recreates a pod counts as started once its nodes have joined."""
     states = FILES["pytorchjob-ok"][1].observed.states
     status = read_status("pytorchjob-ok", Observation(states, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"

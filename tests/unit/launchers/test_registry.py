@@ -1,4 +1,4 @@
-"""All launchers: their recorded plans, and their readings of what real controllers said (`make observe` records it)."""
+"""All launchers: their format_plan plans, and the states that they read from format_plan jobs of real controllers."""
 
 import copy
 import difflib
@@ -52,7 +52,7 @@ def test_launchers_keep_the_protocol() -> None:
 GOLDEN = ROOT / "tests" / "golden"
 
 
-def recorded(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     """The plan as text, without what differs between machines."""
     text = json.dumps(summarize_files(plan.model_dump(mode="json", exclude_none=True)), indent=1) + "\n"
     return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "PROJECT").replace(pack_files(), "BLACK_BOX")
@@ -60,8 +60,8 @@ def recorded(plan: Plan) -> str:
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_plan_is_as_recorded(name: str) -> None:
-    """A shipped profile's plan changes only on purpose."""
-    now = recorded(plan_of(load_profile(name), Path("/runs/RUN")))
+    """A shipped profile's plan equals its golden file."""
+    now = format_plan(plan_of(load_profile(name), Path("/runs/RUN")))
     file = GOLDEN / f"{name}.json"
     if not file.exists():
         assert not os.environ.get("CI"), (
@@ -74,7 +74,7 @@ def test_plan_is_as_recorded(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_plan_is_the_same_at_every_call(name: str) -> None:
-    """A plan depends on its profile and its run alone, and planning does not change the profile."""
+    """A plan depends only on its profile and its run, and planning does not change the profile."""
     profile = load_profile(name)
     before = profile.model_copy(deep=True)
     assert plan_of(profile, Path("/runs/RUN")) == plan_of(profile, Path("/runs/RUN"))
@@ -86,7 +86,7 @@ def test_plan_is_the_same_at_every_call(name: str) -> None:
 
 @EACH_MOMENT
 def test_state_is_as_recorded(moment: RecordedMoment) -> None:
-    """At every moment, state and reason are read from what was seen as they were recorded."""
+    """State and reason at every moment of a format_plan job are the format_plan ones."""
     status = read_status(moment.case, moment.observed)
     assert (status.state, status.reason) == (moment.expected, moment.reason)
 
@@ -114,7 +114,7 @@ def test_success_is_that_of_every_pod(moment: RecordedMoment) -> None:
 
 @EACH_MOMENT
 def test_failure_has_evidence(moment: RecordedMoment) -> None:
-    """A job that failed has a pod that says so, or a controller that does."""
+    """A job that failed has a pod or a controller that reports the failure."""
     if moment.expected == "failed":
         statuses = str([obj["status"] for obj in moment.observed.states.values()])
         assert any(needle in statuses for needle in ("Fail", "BackOff", "Terminat", "Abort", "Evict"))
@@ -124,14 +124,14 @@ def test_failure_has_evidence(moment: RecordedMoment) -> None:
 
 
 @pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
-def test_pod_group_that_runs_proves_nothing(case: str) -> None:
+def test_running_pod_group_does_not_mean_running_pods(case: str) -> None:
     """A PodGroup is Running as soon as its pods have nodes, even if their image cannot be pulled."""
     assert "Running" in [get_pod_group(moment)["status"].get("phase") for moment in find_moments(case, "pending")]
 
 
 @pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
-def test_image_that_cannot_be_had_is_the_cause(case: str) -> None:
-    """An ImagePullBackOff fails the job after a while, with a cause that no log could show."""
+def test_image_that_cannot_be_pulled_is_the_cause(case: str) -> None:
+    """An ImagePullBackOff fails the job after a while, with a cause that no log shows."""
     failure = read_status(case, find_moments(case, "failed")[0].observed).failure
     assert failure is not None
     assert (failure.cause, failure.retry) == ("image", False)
@@ -139,20 +139,20 @@ def test_image_that_cannot_be_had_is_the_cause(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["volcano-image-late", "pytorchjob-image-late"])
 def test_image_that_is_late_is_waited_for(case: str) -> None:
-    """One ErrImagePull is no failure, and the reason quotes it in the meantime."""
+    """One ErrImagePull does not fail the job, and the reason quotes it."""
     assert "ErrImagePull" in "".join(moment.reason for moment in find_moments(case, "pending"))
 
 
 @pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
-def test_healthy_job_is_warned_of(case: str) -> None:
-    """Even a job that succeeds has a warning that its gang cannot be scheduled: a warning alone proves nothing."""
+def test_warning_does_not_prove_a_failure(case: str) -> None:
+    """A job that succeeds also has a warning that its gang cannot be scheduled."""
     events = json.loads((OBSERVED / f"{case}.json").read_text())["events"]
     assert any("Warning Unschedulable:" in event for event in events)
 
 
 @pytest.mark.parametrize("case", ["volcano-elastic-one-does-not-fit", "pytorchjob-elastic-one-does-not-fit"])
 def test_elastic_job_runs_with_fewer(case: str) -> None:
-    """An elastic job has started once its least number of workers has."""
+    """An elastic job has started once its minimum number of workers has."""
     assert "4 of 5 pods run" in find_moments(case, "running")[-1].reason
 
 
@@ -163,9 +163,11 @@ def test_normal_start_is_not_alarming(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["volcano-oom-zero", "pytorchjob-oom-zero"])
-def test_memory_is_told_of_a_success(case: str) -> None:
+def test_out_of_memory_is_mentioned_after_a_success(case: str) -> None:
     """OOMKilled with exit code 0 is a success, and the reason mentions it."""
-    assert find_moments(case, "succeeded")[-1].reason == "2 of 2 pods succeeded; but worker-1 ran out of memory on the way"
+    assert (
+        find_moments(case, "succeeded")[-1].reason == "2 of 2 pods succeeded; but worker-1 ran out of memory on the way"
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,8 +175,8 @@ def test_memory_is_told_of_a_success(case: str) -> None:
     [("oom", "oom-pod", False), ("evicted", "evicted", True), ("drained", "evicted", True)],
 )
 @pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
-def test_cause_is_known_to_the_cluster_alone(launcher: str, case: str, cause: str, retry: bool) -> None:
-    """The cause of a pod's death from outside is reported with its node, and whether a retry is worthwhile."""
+def test_cause_that_only_the_cluster_reports(launcher: str, case: str, cause: str, retry: bool) -> None:
+    """A pod's death by the cluster is reported with its node, and whether a retry is worthwhile."""
     name = f"{launcher}-{case}"
     failure = read_status(name, find_moments(name, "failed")[0].observed).failure
     assert failure is not None
@@ -188,15 +190,18 @@ def test_pods_of_a_deleted_job_fail(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["volcano-crash-loop", "pytorchjob-crash-loop"])
-def test_crash_loop_is_seen_through(case: str) -> None:
-    """A crash loop is a failure, although with restartPolicy OnFailure every controller says Running for ever."""
+def test_crash_loop_is_a_failure(case: str) -> None:
+    """A crash loop is a failure, although with restartPolicy OnFailure every controller reports Running forever."""
     last = find_moments(case, "failed")[-1]
-    assert ("Running" in (get_phase(last), *list_true_conditions(last)), "CrashLoopBackOff" in last.reason) == (True, True)
+    assert ("Running" in (get_phase(last), *list_true_conditions(last)), "CrashLoopBackOff" in last.reason) == (
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("case", ["pytorchjob-clean-running", "pytorchjob-clean-all", "volcano-completes"])
 def test_pods_that_a_controller_removes_do_not_fail(case: str) -> None:
-    """Pods that a controller kills because the job is done are no failure."""
+    """Pods that a controller kills because the job has finished are not failures."""
     assert "'exitCode': 137" in "".join(str(get_pods(moment)) for moment in FILES[case])
 
 
@@ -206,7 +211,7 @@ def test_pods_that_a_controller_removes_do_not_fail(case: str) -> None:
 @settings(max_examples=1000)
 @given(damaged_observations())
 def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
-    """A state can be read from any status, and it is never success if a pod has failed."""
+    """A state can be read from any damaged status, and is never success if a pod has failed."""
     status = read_status(*damage)
     pods = job_status.select_job_pods(damage[1]).values()
     failed = any(pod_facts.get_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod) for pod in pods)
@@ -218,7 +223,7 @@ PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapp
 
 @PODS
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
+def test_unknown_phase_is_not_a_success(case: str, junk: Any) -> None:
     """A finished job has not succeeded if the phase of a pod is anything but Succeeded."""
     moment = find_moments(case, "succeeded")[-1]
     states = copy.deepcopy(dict(moment.observed.states))
@@ -228,7 +233,7 @@ def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
 
 @PODS
 @pytest.mark.parametrize("junk", [value for value in JUNK if value is not None and value != 0], ids=repr)
-def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
+def test_unknown_exit_code_is_not_a_success(case: str, junk: Any) -> None:
     """An exit code that is not the number 0 is not a success."""
     moment = find_moments(case, "succeeded")[-1]
     states = copy.deepcopy(dict(moment.observed.states))
@@ -239,8 +244,8 @@ def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
 
 @pytest.mark.parametrize("case", HOST_STATES)
 @given(st.sampled_from(JUNK))
-def test_word_that_is_none_is_no_success(case: str, junk: Any) -> None:
-    """A launcher on machines does not take a malformed state for success."""
+def test_malformed_state_is_not_a_success(case: str, junk: Any) -> None:
+    """A malformed state on machines is not a success."""
     assert read_status(case, Observation({"node-0": junk}, frozenset(), EPOCH)).state in ("pending", "failed")
 
 
@@ -260,7 +265,7 @@ def inside_kinds() -> set[str]:
 
 
 def test_damage_is_of_any_kind() -> None:
-    """The damage really covers strings, numbers, lists and null: otherwise the properties above would test nothing."""
+    """The damage covers strings, numbers, lists and null, so that the properties above are tested with each."""
     kinds = inside_kinds()
     expected = {
         f"{key}: {kind}" for key in ("object", "metadata", "status") for kind in ("str", "int", "list", "NoneType")

@@ -1,4 +1,4 @@
-"""Run:ai: its options, the PyTorchJob in its place, and the meaning of its words."""
+"""Run:ai: its options, the PyTorchJob through Kubernetes, and the meaning of its statuses."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from torchyard.model.run import Observation
 
 
 def profile(write: Write, generation: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any) -> Profile:
-    all_options = {"project": "mlo", "through": generation, **(options or {})}
-    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": all_options, **keys}))
+    all_options = {"project": "mlo", "through": generation} | (options or {})
+    fields = {"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": all_options}
+    return load(write(**(fields | keys)))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def profile(write: Write, generation: str = "cli-v1", options: dict[str, Any] | 
         ({"through": "cli-v1", "node_pools": ["a", "b"]}, "must have one entry with through: cli-v1"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(write: Write, options: dict[str, Any], message: str) -> None:
+def test_options_without_effect_are_refused(write: Write, options: dict[str, Any], message: str) -> None:
     """An option that would have no effect is an error."""
     with pytest.raises(ProfileError, match=message):
         profile(write, options=options)
@@ -53,7 +54,7 @@ def test_status_through_kubernetes_is_the_operators() -> None:
 # --- the job's status
 
 
-def seen(**said: str) -> dict[str, Any]:
+def observe(**said: str) -> dict[str, Any]:
     """Two pods with these statuses from the CLI; `job` is the job's own."""
     names = {"job": "", "master": "m", "worker": "w"}
     response = {
@@ -81,9 +82,9 @@ def seen(**said: str) -> dict[str, Any]:
         ({"job": "gone"}, "gone", "the job was deleted from Run:ai by somebody else"),
     ],
 )
-def test_state_is_read_from_words(pod_states: dict[str, str], state: str, reason: str) -> None:
-    """Pods count more than the job, failure more than success, and an unknown status is no end."""
-    status = runai.read_status(Observation(seen(**pod_states), frozenset(), 101.0))
+def test_state_is_read_from_statuses(pod_states: dict[str, str], state: str, reason: str) -> None:
+    """Pods count more than the job, failure counts more than success, and an unknown status is not an end."""
+    status = runai.read_status(Observation(observe(**pod_states), frozenset(), 101.0))
     assert (status.state, status.reason) == (state, reason)
 
 
@@ -98,19 +99,19 @@ def test_state_is_read_from_words(pod_states: dict[str, str], state: str, reason
         ("ErrImagePull", "image", False),
     ],
 )
-def test_word_that_no_log_tells_is_the_cause(state_name: str, cause: str, retry: bool) -> None:
-    """A cause that no log shows is read from Run:ai's status; an image error counts only after a while."""
-    failure = runai.read_status(Observation(seen(job=state_name), frozenset(), 200.0)).failure
+def test_status_that_no_log_shows_is_the_cause(state_name: str, cause: str, retry: bool) -> None:
+    """A cause that no log shows is read from Run:ai's status, and an image error counts only after a while."""
+    failure = runai.read_status(Observation(observe(job=state_name), frozenset(), 200.0)).failure
     assert failure
     assert (failure.cause, failure.retry) == (cause, retry)
 
 
-def test_image_may_yet_come() -> None:
+def test_recent_image_error_is_not_a_failure() -> None:
     """A registry that failed a moment ago is waited for."""
-    status = runai.read_status(Observation(seen(job="ErrImagePull"), frozenset(), 101.0))
+    status = runai.read_status(Observation(observe(job="ErrImagePull"), frozenset(), 101.0))
     assert (status.state, status.reason) == ("pending", "0 of 2 pods run; node-0: ErrImagePull")
 
 
-def test_nothing_heard_is_no_end() -> None:
-    """Before the CLI's first answer the job is pending."""
+def test_missing_response_is_not_an_end() -> None:
+    """Before the CLI's first response the job is pending."""
     assert runai.read_status(Observation({"node-0": {}, "node-1": {}}, frozenset())).state == "pending"

@@ -18,21 +18,21 @@ def volcano(plan: ManifestPlan) -> dict[str, Any]:
     return spec
 
 
-def test_gang_is_written_down(planned: Planned) -> None:
-    """minAvailable is the fewest nodes, for the job and its task, and replicas the most: no webhook fills them in."""
+def test_gang_has_explicit_counts(planned: Planned) -> None:
+    """minAvailable is the minimum of nodes, for the job and its task, and replicas the maximum, without a webhook."""
     spec = volcano(planned(**ELASTIC))
     (task,) = spec["tasks"]
     assert (spec["minAvailable"], task["minAvailable"], task["replicas"]) == (2, 2, 8)
 
 
 def test_pod_that_fails_or_is_deleted_ends_the_job(planned: Planned) -> None:
-    """A failed or deleted pod ends the job, so that its peers do not hold their GPUs for ever."""
+    """A failed or deleted pod ends the job, so that its peers do not hold their GPUs forever."""
     actions = {policy["event"]: policy["action"] for policy in volcano(planned(nodes=2))["policies"]}
     assert actions == {"PodFailed": "TerminateJob", "PodEvicted": "TerminateJob"}
 
 
-def test_elastic_job_goes_on_without_a_deleted_pod(planned: Planned) -> None:
-    """An elastic job has no policies: Volcano counts a deleted pod as failed, recreates it, and the others go on."""
+def test_elastic_job_continues_without_a_deleted_pod(planned: Planned) -> None:
+    """An elastic job has no policies, so that the other pods continue while Volcano recreates a deleted one."""
     assert "policies" not in volcano(planned(**ELASTIC))
 
 
@@ -53,12 +53,12 @@ def test_volcano_pods_have_no_ports(planned: Planned) -> None:
     assert "ports" not in planned(**HOST, nodes=2).pod["spec"]["containers"][0]
 
 
-def test_volcano_does_not_try_again_itself(planned: Planned) -> None:
-    """Volcano must not retry: it would delete the logs and reuse a closed rendezvous id. Only the launcher retries."""
+def test_volcano_does_not_retry(planned: Planned) -> None:
+    """Volcano does not retry, because that would delete the logs and reuse a closed rendezvous id."""
     assert volcano(planned())["maxRetry"] == 1
 
 
-def test_queue_is_used_and_looked_at(planned: Planned) -> None:
+def test_queue_is_used_and_checked(planned: Planned) -> None:
     """The job uses the queue of the options, and preflight checks that it is open."""
     plan = planned(options={"queue": "research"})
     assert volcano(plan)["queue"] == "research"
@@ -79,8 +79,8 @@ def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
 # --- its status, as it was recorded
 
 
-def test_counts_vanish_after_completed() -> None:
-    """Volcano drops its counts when a Job is Completed, so the pods are counted."""
+def test_pods_are_counted_after_completed() -> None:
+    """The pods are counted, because Volcano drops its own counts when a Job is Completed."""
     last = find_moments("volcano-ok", "succeeded")[-1]
     assert ("succeeded" in get_job(last)["status"], last.reason) == (False, "2 of 2 pods succeeded")
 
@@ -95,12 +95,12 @@ def test_pending_again_has_started() -> None:
     assert "Pending" in [get_phase(moment) for moment in find_moments("volcano-pod-deleted-no-policies", "running")]
 
 
-def test_hopeless_job_does_not_wait_for_its_last_pod() -> None:
-    """A job has failed with its first pod, even if without policies Volcano says Running while a peer hangs."""
+def test_job_fails_with_its_first_pod() -> None:
+    """A job has failed with its first pod, even if without policies Volcano reports Running while a peer hangs."""
     first = find_moments("volcano-no-policies-fails", "failed")[0]
     assert (get_phase(first), first.reason) == ("Running", "worker-1 ended with exit code 7")
 
 
-def test_queue_is_told_before_there_are_pods() -> None:
-    """The reason names the queue that does not admit a job, though its PodGroup says nothing."""
+def test_closed_queue_is_the_reason_before_there_are_pods() -> None:
+    """The reason names the queue that does not admit a job, although its PodGroup has no message."""
     assert "space-volcano-queue is full or closed" in find_moments("volcano-queue", "pending")[-1].reason

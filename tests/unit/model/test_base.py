@@ -1,4 +1,4 @@
-"""How the values of a profile are read: durations, texts, amounts."""
+"""Values of a profile: durations, texts, quantities."""
 
 import pytest
 
@@ -18,6 +18,6 @@ def test_numbers_become_text_in_env_and_args(write: Write) -> None:
 
 
 @pytest.mark.parametrize("amount", [64, 0.5, "500m", "1.5", "512Gi", "1Ti", "2k"])
-def test_amounts_are_those_of_kubernetes(write: Write, amount: object) -> None:
-    """An amount is kept as it is written."""
+def test_quantities_are_those_of_kubernetes(write: Write, amount: object) -> None:
+    """A quantity is stored as it is written."""
     assert load(write(resources={"cpu": amount})).resources == {"cpu": str(amount)}

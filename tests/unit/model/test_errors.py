@@ -1,4 +1,4 @@
-"""What users read of an error, and that it survives the way between processes."""
+"""Errors: their messages, and that they survive pickling."""
 
 import pickle
 
@@ -50,7 +50,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_error_survives_pickling(error: TorchyardError) -> None:
-    """Prefect passes an error between processes by pickle: type, fields and message stay the same."""
+    """An error that Prefect passes between processes by pickle keeps its type, fields and message."""
     unpickled = pickle.loads(pickle.dumps(error))
     assert (type(unpickled), vars(unpickled), str(unpickled)) == (type(error), vars(error), str(error))
 
@@ -60,7 +60,7 @@ def test_error_survives_pickling(error: TorchyardError) -> None:
     [(("a: wrong",), "profile mnist: a: wrong"), (("a: wrong", "b: wrong"), "profile mnist:\n  a: wrong\n  b: wrong")],
 )
 def test_each_of_many_findings_has_a_line(findings: tuple[str, ...], text: str) -> None:
-    """A single finding stands behind the profile's name, and each of several on a line of its own."""
+    """A single finding follows the profile's name, and each of several has a separate line."""
     assert str(ProfileError("mnist", findings)) == text
 
 
@@ -77,6 +77,6 @@ def test_only_failed_checks_are_listed() -> None:
     ("status", "is_transient"),
     [(0, True), (401, True), (429, True), (503, True), (403, False), (404, False), (409, False)],
 )
-def test_server_that_is_away_may_answer_later(status: int, is_transient: bool) -> None:
-    """An unreachable or busy API server and an expired login may pass; a refusal does not."""
+def test_unreachable_server_is_worth_a_retry(status: int, is_transient: bool) -> None:
+    """An unreachable or busy API server and an expired login are worth a retry, and a refusal is not."""
     assert ClusterError("https://api", "GET pods", "no", status).is_transient is is_transient

@@ -1,4 +1,4 @@
-"""The nouns of a job's network."""
+"""The models of a job's network."""
 
 from tests.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.diagnosis.fabric import evaluate_fabric
@@ -8,7 +8,7 @@ from torchyard.model.hardware import Expect
 
 
 def test_verdict_survives_the_disk() -> None:
-    """A report.json gives back the verdict that was written, with every node."""
+    """A verdict that was written to report.json is read back the same, with every node."""
     reading = parse_nccl_log([*list_rdma_lines("a"), *list_socket_lines("b", 8)])
     verdict = evaluate_fabric(reading, Expect(transport="roce"), 2)
     assert FabricVerdict.model_validate_json(verdict.model_dump_json()) == verdict

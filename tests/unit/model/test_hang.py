@@ -1,4 +1,4 @@
-"""What the black box knows of ranks."""
+"""The models of the black box."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from torchyard.model.hang import Frame
 
 
 @pytest.mark.parametrize("file", ["/code/train.py", "train.py"])
-def test_frame_is_spelled_short(file: str) -> None:
-    """A frame is its function, the file's name and the line: the folder is on every other line too."""
+def test_frame_is_formatted_without_its_folder(file: str) -> None:
+    """A frame is formatted as its function, the name of its file and the line."""
     assert str(Frame(function="step", file=file, line=7)) == "step (train.py:7)"

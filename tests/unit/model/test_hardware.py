@@ -31,7 +31,7 @@ def container(plan: ManifestPlan) -> dict[str, Any]:
 # --- the files
 
 
-def test_labels_tell_shapes_apart() -> None:
+def test_labels_distinguish_shapes() -> None:
     """The labels of all shapes differ, so that a node matches at most one shape."""
     labels = [str(shape.match) for shape in SHAPES.values() if shape.match]
     assert len(labels) == len(set(labels)) >= 37
@@ -39,7 +39,7 @@ def test_labels_tell_shapes_apart() -> None:
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if NICS.search(shape.about)])
 def test_line_rate_is_that_of_the_nics(name: str) -> None:
-    """The line rate is NICs times Gb/s divided by eight; a log that lists HCAs must show as many as NICs."""
+    """The line rate is NICs times Gb/s divided by eight, and a log with HCAs must list as many as NICs."""
     shape = SHAPES[name]
     nics, rate = (int(number) for number in NICS.findall(shape.about)[0])
     assert shape.line_rate == nics * rate / 8
@@ -50,15 +50,16 @@ def test_line_rate_is_that_of_the_nics(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.line_rate is None])
 def test_unknown_line_rate_has_a_reason(name: str) -> None:
-    """A file without a line rate says why in a comment on that line."""
+    """A file without a line rate gives the reason in a comment on that line."""
     assert re.search(r"^line_rate: null # \w+", _list_hardware()[name].read_text(), re.M)
 
 
 @pytest.mark.parametrize("name", [name for name, fabric in RDMA.items() if fabric.expect.min_busbw])
-def test_floor_is_within_reach(name: str) -> None:
-    """No floor needs more than the wire: of all_reduce's bus bandwidth over two nodes, GPUs / (2 GPUs - 1) cross it."""
+def test_floor_is_below_the_line_rate(name: str) -> None:
+    """No floor exceeds the line rate, of which all_reduce over two nodes uses GPUs / (2 GPUs - 1)."""
     shape = SHAPES[name.partition(":")[0]]
-    gpus, floor = shape.gpus.per_node or 1, FABRICS[name].expect.min_busbw or 0
+    gpus = shape.gpus.per_node or 1
+    floor = FABRICS[name].expect.min_busbw or 0
     assert floor * gpus / (2 * gpus - 1) < (shape.line_rate or floor)
 
 
@@ -70,8 +71,8 @@ def test_source_has_a_date(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_rdma_can_be_taken_away(name: str) -> None:
-    """Each shape has a fabric of TCP to compare with; it asks for no device, no claim and no daemon."""
+def test_each_shape_has_a_tcp_fabric(name: str) -> None:
+    """Each shape has a TCP fabric to compare with, which requires no device, claim or daemon."""
     fabrics = [fabric for fabric in SHAPES[name].fabrics.values() if fabric.expect.transport == "socket"]
     assert fabrics
     for fabric in fabrics:
@@ -90,8 +91,8 @@ def test_virtual_functions_are_as_many_as_hcas(name: str) -> None:
 
 
 @over_all
-def test_only_the_collective_library_is_told(name: str) -> None:
-    """A fabric sets variables of NCCL, its plugins and CUDA: none of mpirun or UCX, and not NCCL's log level."""
+def test_fabric_sets_variables_of_the_collective_library_only(name: str) -> None:
+    """A fabric sets variables of NCCL, its plugins and CUDA, but none of mpirun or UCX and not NCCL's log level."""
     keys = set(FABRICS[name].env) - {"LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER", "NVIDIA_IMEX_CHANNELS"}
     prefixes = ("NCCL_", "RCCL_", "FI_", "SHARP_COLL_")
     assert [key for key in keys if not key.startswith(prefixes) or key.startswith("NCCL_DEBUG")] == []
@@ -99,15 +100,15 @@ def test_only_the_collective_library_is_told(name: str) -> None:
 
 @over_all
 def test_privileges_are_for_rdma(name: str) -> None:
-    """Sockets need no device and no locked memory; only OCI's and Nebius's own manifests ask for privileged pods."""
+    """TCP needs no device and no locked memory, and only OCI's and Nebius's own manifests require privileged pods."""
     fabric = FABRICS[name]
     assert not fabric.pod.privileged or (name in RDMA and name.startswith(("oke/", "nebius/")))
     assert name in RDMA or (not fabric.pod.devices and "IPC_LOCK" not in fabric.pod.capabilities)
 
 
 @pytest.mark.parametrize("name", [name for name, fabric in RDMA.items() if fabric.pod.host_network])
-def test_devices_of_the_node_are_chosen_one_by_one(name: str) -> None:
-    """On the host network a bare prefix would also match the front-end NIC, and mlx5_1 would match mlx5_10."""
+def test_devices_on_the_host_network_are_named_exactly(name: str) -> None:
+    """On the host network devices are named exactly, because mlx5_1 as a prefix would match mlx5_10."""
     fabric = FABRICS[name]
     hcas = fabric.env["NCCL_IB_HCA"]
     devices = re.findall(r"(?:mlx5|ionic)_(\d+)", hcas)
@@ -117,7 +118,7 @@ def test_devices_of_the_node_are_chosen_one_by_one(name: str) -> None:
 
 @over_all
 def test_accelerators_of_amd_have_their_memory(name: str) -> None:
-    """RCCL's jobs get 128 GiB of shared memory and may trace each other; /dev/infiniband is not mounted for them."""
+    """RCCL's jobs get 128 GiB of shared memory and may trace each other, without a mount of /dev/infiniband."""
     amd = SHAPES[name.partition(":")[0]].gpus.resource == "amd.com/gpu"
     pod = FABRICS[name].pod
     assert (pod.shm == "128Gi" and "SYS_PTRACE" in pod.capabilities) == amd
@@ -125,7 +126,7 @@ def test_accelerators_of_amd_have_their_memory(name: str) -> None:
 
 
 @over_all
-def test_fabric_says_what_it_cannot_bring(name: str) -> None:
+def test_fabric_lists_the_objects_that_users_create(name: str) -> None:
     """A fabric's description names the objects that the user must create for it."""
     fabric = FABRICS[name]
     maps = [reference.config_map for reference in fabric.mounts.values()] + [
@@ -141,10 +142,11 @@ def test_fabric_says_what_it_cannot_bring(name: str) -> None:
 @pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 @over_all
 def test_job_can_be_planned(name: str, launcher: str, tmp_path: Path) -> None:
-    """A shipped job can be planned for every shape and fabric, with all that the fabric says."""
+    """A shipped job can be planned for every shape and fabric, with all settings of the fabric."""
     shape, fabric = name.split(":")
     plan = manifest_plan_of(load_profile(f"yolov5-{launcher}", {"hardware": shape, "fabric": fabric}), tmp_path)
-    expected, pod = FABRICS[name], plan.pod["spec"]
+    expected = FABRICS[name]
+    pod = plan.pod["spec"]
     assert plan.expect == expected.expect
     assert pod.get("nodeSelector", {}) == SHAPES[shape].match
     assert container(plan)["resources"]["limits"][SHAPES[shape].gpus.resource] == "1"
@@ -161,8 +163,8 @@ def test_job_can_be_planned(name: str, launcher: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{}, {"NCCL_IB_HCA": "mlx5", "NCCL_IB_GID_INDEX": "3"}])
-def test_index_is_found_or_fixed(env: dict[str, str]) -> None:
-    """A GID index is looked up on known HCAs only, and not if the fabric fixes it."""
+def test_gid_index_is_detected_or_fixed(env: dict[str, str]) -> None:
+    """A GID index is detected on known HCAs only, and not if the fabric fixes it."""
     with pytest.raises(ValueError, match="find_gid: requires env"):
         Fabric.model_validate({"about": "a", "find_gid": True, "env": env, "expect": {"transport": "roce"}})
 
@@ -176,8 +178,8 @@ def test_index_is_found_or_fixed(env: dict[str, str]) -> None:
         {"transport": "roce", "min_busbw": 0},
     ],
 )
-def test_promise_makes_sense(expected: dict[str, Any]) -> None:
-    """A plugin has a name, TCP has none and no floor, and a floor is more than nothing."""
+def test_expected_network_is_consistent(expected: dict[str, Any]) -> None:
+    """A plugin has a name, TCP has neither a plugin nor a floor, and a floor is above 0."""
     with pytest.raises(ValueError, match=r"plugins|min_busbw"):
         Expect.model_validate(expected)
 
@@ -186,11 +188,11 @@ def test_promise_makes_sense(expected: dict[str, Any]) -> None:
 
 
 @over_all
-def test_fake_nodes_have_what_a_fabric_asks_for(name: str) -> None:
-    """On the test cluster every shape has nodes with its labels, its GPUs and its fabrics' devices."""
+def test_fake_nodes_have_the_resources_of_every_fabric(name: str) -> None:
+    """The test cluster has nodes for every shape, with its labels, its GPUs and its fabrics' devices."""
     shape = SHAPES[name.partition(":")[0]]
     requests = {key: value for key, value in FABRICS[name].pod.resources.items() if key not in fake.NODE_SIZE}
-    expected = {shape.gpus.resource: str(shape.gpus.per_node or fake.DEFAULT_GPUS), **requests}
+    expected = {shape.gpus.resource: str(shape.gpus.per_node or fake.DEFAULT_GPUS)} | requests
     label = name.partition(":")[0].replace("/", "-")
     nodes = [node for node in fake.build_nodes() if node["metadata"]["name"].startswith(f"{label}-")]
     fit = [node for node in nodes if expected.items() <= node["status"]["allocatable"].items()]
@@ -198,7 +200,7 @@ def test_fake_nodes_have_what_a_fabric_asks_for(name: str) -> None:
     assert all(shape.match.items() <= node["metadata"]["labels"].items() for node in fit)
 
 
-def test_fake_networks_are_those_that_pods_name() -> None:
+def test_test_cluster_has_every_network() -> None:
     """The test cluster has every secondary network of a fabric, in its namespace."""
     existing = {f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in objects.build_networks()}
     networks = [
@@ -210,8 +212,8 @@ def test_fake_networks_are_those_that_pods_name() -> None:
 # --- the table
 
 
-def shown(fabric: Fabric) -> str:
-    """What the log must show, in words."""
+def describe_expected(fabric: Fabric) -> str:
+    """The expected network, as docs/hardware.md describes it."""
     expect = fabric.expect
     parts = [{"roce": "RoCE", "infiniband": "InfiniBand", "rdma": "RDMA", "socket": "TCP"}.get(expect.transport, "")]
     parts = [expect.plugins[0]] if expect.transport == "plugin" else parts
@@ -220,15 +222,15 @@ def shown(fabric: Fabric) -> str:
 
 
 def row(name: str, shape: Hardware) -> str:
-    fabrics = "; ".join(f"`{fabric_name}` {shown(fabric)}" for fabric_name, fabric in shape.fabrics.items())
+    fabrics = "; ".join(f"`{fabric_name}` {describe_expected(fabric)}" for fabric_name, fabric in shape.fabrics.items())
     rate = f"{shape.line_rate:g}" if shape.line_rate else "unknown"
     floor = next((f"{fabric.expect.min_busbw:g}" for fabric in shape.fabrics.values() if fabric.expect.min_busbw), "")
     gpus = f"{shape.gpus.per_node or 'any'} {shape.gpus.resource}"
     return f"| `{name}` | {shape.about} | {gpus} | {rate} | {floor} | {fabrics} |"
 
 
-def test_table_of_the_documentation_is_true() -> None:
-    """docs/hardware.md shows every shape as its file says it."""
+def test_table_of_the_documentation_is_current() -> None:
+    """docs/hardware.md lists every shape with the values of its file."""
     rows = [line for line in (ROOT / "docs" / "hardware.md").read_text().splitlines() if line.startswith("| `")]
     rows = [line for line in rows if line.split("`")[1] in SHAPES]
     expected = [row(name, shape) for name, shape in SHAPES.items()]

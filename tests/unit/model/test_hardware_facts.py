@@ -1,4 +1,4 @@
-"""The hardware files hold what the sources of 50 platforms state: tests/hardware_facts.yaml has it in another form."""
+"""The hardware files have the values that the sources of 50 platforms state (tests/hardware_facts.yaml)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from torchyard.model.hardware import Fabric
 
 PLATFORMS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "hardware_facts.yaml").read_text())
 MODES = {
-    f"{name}:{mode}": {**platform, **mode_values}
+    f"{name}:{mode}": platform | mode_values
     for name, platform in PLATFORMS.items()
     for mode, mode_values in platform["fabrics"].items()
 }
@@ -23,28 +23,30 @@ def load_fabric(name: str) -> Fabric:
     return _load_hardware(PLATFORMS[platform]["hardware"]).fabrics[mode]
 
 
-def test_every_platform_is_here() -> None:
+def test_survey_has_every_platform() -> None:
     """The survey has 50 platforms."""
     assert len(PLATFORMS) == 50
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_shape_is_that_of_the_source(name: str) -> None:
-    """GPUs and line rate are the source's, or unknown in both."""
-    shape, platform = _load_hardware(PLATFORMS[name]["hardware"]), PLATFORMS[name]
+    """GPUs and line rate are those of the source, or unknown in both."""
+    platform = PLATFORMS[name]
+    shape = _load_hardware(platform["hardware"])
     assert (shape.gpus.per_node, shape.line_rate) == (platform["gpus"], platform["line_rate"])
 
 
 @over_modes
 def test_environment_is_that_of_the_source(name: str) -> None:
-    """Every variable and every value, and none more."""
+    """The variables are those of the source, with their values."""
     assert load_fabric(name).env == MODES[name]["env"]
 
 
 @over_modes
-def test_pod_asks_for_what_the_source_asks_for(name: str) -> None:
-    """Devices and networks, each with its number, and as many privileges."""
-    pod, mode = load_fabric(name).pod, MODES[name]
+def test_pod_settings_are_those_of_the_source(name: str) -> None:
+    """Devices, networks and privileges of a pod are those of the source, with their numbers."""
+    pod = load_fabric(name).pod
+    mode = MODES[name]
     devices = {key: value for key, value in pod.resources.items() if key != "memory"}
     assert devices == mode.get("resources", {})
     assert pod.networks == mode.get("networks", {})
@@ -53,7 +55,7 @@ def test_pod_asks_for_what_the_source_asks_for(name: str) -> None:
 
 
 @over_modes
-def test_log_shows_as_many_devices_as_there_are_nics(name: str) -> None:
+def test_expected_hcas_do_not_exceed_the_nics(name: str) -> None:
     """No more HCAs are expected than the node has NICs."""
     nics = MODES[name]["nics"]
     assert load_fabric(name).expect.hcas in (None, nics) or nics is None
@@ -61,19 +63,19 @@ def test_log_shows_as_many_devices_as_there_are_nics(name: str) -> None:
 
 @over_modes
 def test_floor_is_that_of_the_source(name: str) -> None:
-    """A floor for all_reduce is the source's, and only where RDMA is promised."""
+    """A floor for all_reduce is that of the source, and only for RDMA."""
     expect = load_fabric(name).expect
     assert expect.min_busbw == (MODES[name]["min_busbw"] if expect.transport != "socket" else None)
 
 
 @pytest.mark.parametrize("name", [name for name, mode in MODES.items() if {"script", "setup"} & mode.keys()])
 def test_script_of_the_image_is_run(name: str) -> None:
-    """What the source runs before the program, the fabric's setup runs."""
+    """The fabric's setup runs the script that the source runs before the program."""
     expected = str(MODES[name].get("script", MODES[name].get("setup")))
     assert any(expected in line for line in load_fabric(name).setup)
 
 
-def test_reader_finds_every_platform() -> None:
+def test_documentation_lists_every_platform() -> None:
     """docs/hardware.md has a row for each platform of the survey, with its file and its fabrics."""
     text = (ROOT / "docs" / "hardware.md").read_text()
     rows = [f"| `{name}` | `{platform['hardware']}` | {list_modes(platform)} |" for name, platform in PLATFORMS.items()]

@@ -1,4 +1,4 @@
-"""What a profile says about messages and trackers, in its short and its long form."""
+"""The keys of a profile for messages and trackers, in their short and their long forms."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchyard.model.profile import Profile
     ],
 )
 def test_short_and_long_forms_of_notify(write: Write, written: object, read: Notify) -> None:
-    """An address, a list of them and a mapping say the same; everything but plain success is told by default."""
+    """An address, a list of them and a mapping are equal, and by default all events but a plain success are sent."""
     profile = load(write(notify=written))
     assert profile.notify == read
     assert "succeeded" not in Notify(to=("x",)).events
@@ -56,8 +56,8 @@ def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> No
         ({"metrics_to": [["mlflow"]]}, "metrics_to: unknown tracker ['mlflow']: use"),
     ],
 )
-def test_mistake_is_one_sentence_with_its_line(write: Write, keys: dict[str, Any], message: str) -> None:
-    """A wrong value names the file, the line, the key and what is allowed."""
+def test_wrong_value_is_an_error_with_its_line(write: Write, keys: dict[str, Any], message: str) -> None:
+    """A wrong value is an error with the file, the line, the key and the valid values."""
     path = write(**keys)
     with pytest.raises(ProfileError) as error:
         load(path)

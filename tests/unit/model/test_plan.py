@@ -1,4 +1,4 @@
-"""What holds for the plan of any profile: it is valid, and the same after JSON and when made again."""
+"""Properties of the plan of any profile: it is valid, and the same after JSON and when it is built again."""
 
 import re
 from pathlib import Path
@@ -38,8 +38,8 @@ MAY_BE_EMPTY = (
 
 
 @given(POD_PROFILES, RUNS)
-def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
-    """Names of objects and pods are valid as host names and Services; all other names are valid for their kind."""
+def test_names_are_valid_in_kubernetes(profile: Profile, run: Run) -> None:
+    """Names of objects and pods are valid as host names and Services, and other names are valid for their kind."""
     plan = plan_pods(profile, run)
     pods = [f"{plan.job}-{name}{'-abcde' if plan.has_random_suffix else ''}" for name in plan.nodes]
     rules = {
@@ -64,18 +64,20 @@ def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> No
         ({"env": {"TORCHYARD_NODE": "0"}}, "env.TORCHYARD_NODE: torchyard sets this in each pod"),
     ],
 )
-def test_names_that_cannot_be_are_refused(keys: dict[str, Any], message: str) -> None:
+def test_invalid_names_are_refused(keys: dict[str, Any], message: str) -> None:
     """A name that an API server would refuse, or that would hide one of ours, is refused in the profile."""
-    least = {"name": "a", "about": "a test", "launcher": "volcano", "image": "i:1", "program": "a.py"}
+    fields = {"name": "a", "about": "a test", "launcher": "volcano", "image": "i:1", "program": "a.py"} | keys
     with pytest.raises(ProfileError, match=re.escape(message)):
-        build_plan(Profile.model_validate({**least, **keys}), Run(id=RUN_ID, attempt=1, folder="/runs/here"))
+        build_plan(Profile.model_validate(fields), Run(id=RUN_ID, attempt=1, folder="/runs/here"))
 
 
 @given(POD_PROFILES, RUNS)
-def test_labels_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
+def test_labels_are_valid_in_kubernetes(profile: Profile, run: Run) -> None:
     """Keys of labels, selectors and annotations are valid, and so are the values of labels and selectors."""
     plan = plan_pods(profile, run)
-    labels = [mapping for key in ("labels", "matchLabels", "nodeSelector", "selector") for mapping in find_values(plan, key)]
+    labels = [
+        mapping for key in ("labels", "matchLabels", "nodeSelector", "selector") for mapping in find_values(plan, key)
+    ]
     assert {
         key for mapping in (*labels, *find_values(plan, "annotations")) for key in mapping if not re.fullmatch(KEY, key)
     } == set()
@@ -83,27 +85,30 @@ def test_labels_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> N
 
 
 @given(POD_PROFILES, RUNS)
-def test_nothing_in_a_pod_is_named_twice(profile: Profile, run: Run) -> None:
+def test_names_in_a_pod_are_unique(profile: Profile, run: Run) -> None:
     """Containers, volumes, variables and mount paths are unique: a second one would be refused or hide the first."""
     plan = plan_pods(profile, run)
     for spec in (plan.pod["spec"], *(obj["spec"] for obj in plan.store if obj["kind"] == "Pod")):
         containers = [*spec["containers"], *spec.get("initContainers", [])]
         item_lists = [containers, spec.get("volumes", []), *(container.get("env", []) for container in containers)]
         lists = [[item["name"] for item in rows] for rows in item_lists]
-        lists += [[mount["mountPath"] for mount in one.get("volumeMounts", [])] for one in containers]
+        lists += [[mount["mountPath"] for mount in container.get("volumeMounts", [])] for container in containers]
         assert all(len(set(names)) == len(names) for names in lists)
 
 
 @given(POD_PROFILES, RUNS)
 def test_pods_of_a_job_add_up(profile: Profile, run: Run) -> None:
     """The number of pods is that of the nodes everywhere: in the manifest, for the agents and for the program."""
-    plan, nodes = plan_pods(profile, run), profile.nodes
+    plan = plan_pods(profile, run)
+    nodes = profile.nodes
     counts = find_values(plan, r"(tasks\.\d+\.replicas|pytorchReplicaSpecs\.\w+\.replicas|spec\.completions)")
     assert sum(counts) == sum(plan.tasks.values()) == nodes.max
     assert set(find_values(plan, "minAvailable")) <= {nodes.min}
     assert set(find_values(plan, "minReplicas")) <= {nodes.min}
     assert set(find_values(plan, "maxReplicas")) <= {nodes.max}
-    assert set(find_values(plan, "nprocPerNode")) <= ({str(profile.processes)} if profile.resolved_agent == "none" else set())
+    assert set(find_values(plan, "nprocPerNode")) <= (
+        {str(profile.processes)} if profile.resolved_agent == "none" else set()
+    )
     assert {size for size in variables(plan, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
     assert [requirement.pods for requirement in plan.requires if isinstance(requirement, Capacity)] == [nodes.min]
 
@@ -113,8 +118,8 @@ def variables(plan: ManifestPlan, name: str) -> list[str]:
 
 
 @given(POD_PROFILES, RUNS)
-def test_nothing_in_a_manifest_is_empty(profile: Profile, run: Run) -> None:
-    """A manifest has no null and no empty string, list or mapping: some controller gives each its own meaning."""
+def test_manifest_has_no_empty_values(profile: Profile, run: Run) -> None:
+    """A manifest has no null and no empty string, list or mapping, to which some controllers give their own meaning."""
     plan = plan_pods(profile, run)
     empty_paths = [
         path for obj in (*plan.store, *plan.objects) for path, value in walk_values(obj) if value in (None, "", [], {})
@@ -123,8 +128,8 @@ def test_nothing_in_a_manifest_is_empty(profile: Profile, run: Run) -> None:
 
 
 @given(PROFILES, RUNS)
-def test_plan_is_the_same_again(profile: Profile, run: Run) -> None:
-    """A plan that is saved and read back is the same, and so is one that is made again."""
+def test_plan_is_reproducible(profile: Profile, run: Run) -> None:
+    """A plan that is saved and read back is the same, and so is one that is built again."""
     second = build_plan(profile, run)
     reader: TypeAdapter[Plan] = TypeAdapter(Plan)
     assert reader.validate_json(second.model_dump_json()) == second == build_plan(profile, run)
@@ -156,7 +161,7 @@ def test_only_a_pod_of_a_node_loses_its_suffix(planned: Planned, pod: str, node:
 
 
 def test_store_starts_before_the_agents(write: Write, tmp_path: Path) -> None:
-    """The etcd is the first process and has a log, but it is no node."""
+    """The etcd is the first process and has a log, but is not a node."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="etcd-v2")), tmp_path)
     assert [block.name for block in plan.all_processes] == list(plan.logs) == ["etcd", "node-0", "node-1"]
     assert list(plan.nodes) == ["node-0", "node-1"]

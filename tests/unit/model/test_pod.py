@@ -5,13 +5,13 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.pod import Pod
 
 
-def test_mappings_of_two_pods_are_joined() -> None:
-    """Labels of the profile are added to those of the fabric, and win if both set the same one."""
+def test_mappings_of_two_pods_are_merged() -> None:
+    """Labels of the profile are added to those of the fabric, and replace them if both set the same one."""
     merged = Pod(labels={"team": "vision", "tier": "gold"}).merge_over(Pod(labels={"fabric": "host", "tier": "any"}))
     assert merged.labels == {"fabric": "host", "tier": "gold", "team": "vision"}
 
 
-def test_lists_of_two_pods_are_joined() -> None:
+def test_lists_of_two_pods_are_merged() -> None:
     """Capabilities of the profile are added to those of the fabric."""
     assert Pod(capabilities=("SYS_PTRACE", "IPC_LOCK")).merge_over(Pod(capabilities=("IPC_LOCK",))).capabilities == (
         "IPC_LOCK",
@@ -25,8 +25,8 @@ def test_single_values_are_replaced() -> None:
     assert (merged.shm, merged.privileged) == ("64Gi", False)
 
 
-def test_nothing_of_the_fabric_is_lost(planned: Planned) -> None:
-    """A profile that adds to the pod keeps everything that the fabric sets."""
+def test_settings_of_the_fabric_are_kept(planned: Planned) -> None:
+    """A profile that adds to the pod keeps all settings of the fabric."""
     fabric = load_profile("yolov5-volcano").network
     assert fabric
     added = Pod(labels={"a": "b"}, tolerations=("spot",), devices=("/dev/gdrdrv",), workdir="/w").merge_over(fabric.pod)

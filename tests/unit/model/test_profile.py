@@ -1,4 +1,4 @@
-"""What a profile as a whole must hold."""
+"""The rules for a profile as a whole."""
 
 from typing import Any
 
@@ -46,8 +46,8 @@ from torchyard.model.errors import ProfileError
         ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: must be one number with rendezvous: env"),
     ],
 )
-def test_what_does_not_go_together_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
-    """Agent and rendezvous, and the check of the fabric and its threshold, must fit together, with any launcher."""
+def test_conflicting_keys_are_refused(write: Write, keys: dict[str, Any], message: str) -> None:
+    """Agent and rendezvous, and the fabric check and its threshold, must fit together, with any launcher."""
     with pytest.raises(ProfileError, match=message):
         load(write(**keys))
 
@@ -77,10 +77,10 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
         ({"nodes": "two"}, "nodes: must be one number, or {min: 2, max: 8}, not 'two'"),
     ],
 )
-def test_value_that_no_cluster_takes_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
-    """What a cluster would refuse, or a program misunderstand, is refused at once, with what is allowed."""
+def test_invalid_value_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
+    """A value that a cluster would refuse, or a program misunderstand, is refused with the valid ones."""
     with pytest.raises(ProfileError) as caught:
-        load(write(**{**PODS, **keys}))
+        load(write(**(PODS | keys)))
     assert message in str(caught.value)
 
 
@@ -94,18 +94,18 @@ def test_value_that_no_cluster_takes_is_refused(write: Write, keys: dict[str, An
         {"env": {"_A1": "x", "MASTER_PORT": "1"}},
     ],
 )
-def test_value_that_only_looks_odd_is_taken(write: Write, keys: dict[str, Any]) -> None:
-    """Braces in arguments may be the program's own, processes without GPUs may be many, and registries have ports."""
-    load(write(**{**PODS, **keys}))
+def test_unusual_value_is_accepted(write: Write, keys: dict[str, Any]) -> None:
+    """Braces in arguments, many processes without GPUs, and registries with ports are accepted."""
+    load(write(**(PODS | keys)))
 
 
-def test_bad_name_is_told(write: Write) -> None:
+def test_invalid_name_is_refused(write: Write) -> None:
     """A file name that cannot become a job's name is refused, with the rule."""
     assert "name: string should match pattern" in get_refusal(write("My_Profile"))
 
 
-def test_own_threshold_comes_first(write: Write) -> None:
-    """`min_busbw` takes precedence over the hardware file's; without both there is none."""
+def test_threshold_of_the_profile_takes_precedence(write: Write) -> None:
+    """`min_busbw` takes precedence over the hardware file's, and without both there is none."""
     shape = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": 2, "processes": 8, "launcher": "volcano"}
     shape |= {"image": "train:v1", "check_fabric": "30s"}
     limits = [load(write(**shape, **keys)).required_busbw for keys in ({}, {"min_busbw": 20})]

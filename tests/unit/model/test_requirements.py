@@ -1,4 +1,4 @@
-"""Requirements: how they are stored in a plan, and how the API server spells their kinds."""
+"""Requirements: how they are stored in a plan, and the plurals of their kinds."""
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -42,8 +42,9 @@ def test_requirement_of_a_stored_plan_keeps_its_type(requirement: ClusterRequire
 
 
 def test_hosts_and_clusters_have_their_own_requirements() -> None:
-    """A port is for a host and a queue for a cluster: a plan with the other one is refused."""
-    port, queue = FreePort(host="gpu1", port=29400, option="options.port"), OpenQueue(name="default")
+    """A port requires a host and a queue a cluster, so a plan with the other one is refused."""
+    port = FreePort(host="gpu1", port=29400, option="options.port")
+    queue = OpenQueue(name="default")
     assert OF_HOSTS.validate_json(port.model_dump_json()) == port
     with pytest.raises(ValidationError, match="'queue' found using 'kind' does not match"):
         OF_HOSTS.validate_json(queue.model_dump_json())

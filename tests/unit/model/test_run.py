@@ -31,6 +31,7 @@ def test_two_attempts_share_no_name(profile: Profile, run: Run) -> None:
     """Attempts share no objects, folders, rendezvous ids or ports: the previous one may still be shutting down."""
     assume("port" not in profile.options)
     first, second = (
-        names(build_plan(profile, run.model_copy(update={"attempt": attempt}))) for attempt in (run.attempt, run.attempt + 1)
+        names(build_plan(profile, run.model_copy(update={"attempt": attempt})))
+        for attempt in (run.attempt, run.attempt + 1)
     )
     assert first & second == set()

@@ -1,4 +1,4 @@
-"""What a profile says about its trend."""
+"""The key `trend` of a profile."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from torchyard.model.trend import Trend
 
 
 def test_trend_needs_only_its_number(write: Write) -> None:
-    """A higher number is better, and a regression is reported, unless the profile says otherwise."""
+    """By default a higher number is better, and a regression is reported."""
     assert load(write()).trend is None
     assert load(write(trend={"value": "busbw"})).trend == Trend(value="busbw", better="higher", on_regression="report")
 
@@ -22,7 +22,7 @@ def test_trend_needs_only_its_number(write: Write) -> None:
         ({"value": "x", "on_regression": "stop"}, "report"),
     ],
 )
-def test_wrong_trend_is_told(write: Write, trend: dict[str, str], message: str) -> None:
-    """A trend that cannot be meant is refused with the key, or with what is allowed."""
+def test_invalid_trend_is_refused(write: Write, trend: dict[str, str], message: str) -> None:
+    """An invalid trend is refused with the key, or with the valid values."""
     with pytest.raises(ProfileError, match=message):
         load(write(trend=trend))
