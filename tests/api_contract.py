@@ -1,11 +1,12 @@
-"""What an API server does, as far as this project relies on it.
+"""The behaviour of an API server that this project relies on, as tests.
 
-It runs against the real one (tests/cluster/test_api_contract.py) and the fake one
-(tests/unit/kube/test_client.py), so that tests on the fake one mean something.
+They run against a real server (tests/cluster/test_api_contract.py) and the fake one (tests/unit/kube/test_client.py),
+so that a test on the fake server is evidence for the real one.
 """
 
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,22 +21,22 @@ LABEL = "torchyard.test/contract"
 
 def build_lease(name: str, **metadata: Any) -> dict[str, Any]:
     spec = {"holderIdentity": "here", "leaseDurationSeconds": 60, "renewTime": "2026-11-22T08:00:00.000001Z"}
-    return {"apiVersion": LEASE[0], "kind": LEASE[1], "metadata": {"name": name, **metadata}, "spec": spec}
+    return {"apiVersion": LEASE[0], "kind": LEASE[1], "metadata": {"name": name} | metadata, "spec": spec}
 
 
 def build_config_map(name: str, **metadata: Any) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name} | metadata}
 
 
-def get_refusal_status(send: Any) -> int:
-    """The status with which a request is refused."""
+def get_refusal_status(send: Callable[[], object]) -> int:
+    """The HTTP status of the ClusterError that `send` must raise."""
     with pytest.raises(ClusterError) as caught:
         send()
     return caught.value.status
 
 
 class ApiContract:
-    """The tests; a subclass provides the fixture `server`."""
+    """The contract's tests; a subclass provides the fixture `client`."""
 
     @pytest.fixture
     def name(self) -> str:
@@ -54,21 +55,21 @@ class ApiContract:
         assert get_refusal_status(lambda: client.create(build_lease(name), dry_run=True)) == 409
 
     def test_dry_run_makes_nothing(self, client: Client, name: str) -> None:
-        """A dry run answers like a real creation and creates nothing."""
+        """A dry run returns the object as a real creation does, and creates nothing."""
         assert client.create(build_lease(name), dry_run=True)["metadata"]["name"] == name
         assert client.get(*LEASE, name) is None
 
-    def test_what_is_not_there_is_404(self, client: Client, name: str) -> None:
+    def test_absent_object_is_404(self, client: Client, name: str) -> None:
         """Reading an absent object returns None, deleting it returns False, and changing it is refused with 404."""
         assert client.get(*LEASE, name) is None
         assert client.delete(*LEASE, name) is False
         assert get_refusal_status(lambda: client.patch(build_lease(name), {"spec": {"holderIdentity": "me"}})) == 404
 
     def test_unknown_kind_is_404(self, client: Client) -> None:
-        """A kind that the server does not know is refused with 404."""
+        """A request for an unknown kind is refused with 404."""
         assert get_refusal_status(lambda: client.request("GET", client.path("nobody.example/v1", "Nothing"))) == 404
 
-    def test_merge_patch_takes_null_away(self, client: Client, name: str) -> None:
+    def test_merge_patch_removes_null_keys(self, client: Client, name: str) -> None:
         """A merge patch changes the keys it names; null removes a key, and a list replaces the previous one."""
         client.create(build_config_map(name, labels={"a": "1", "b": "2"}, finalizers=["torchyard.test/one"]))
         updated = client.patch(
@@ -96,7 +97,7 @@ class ApiContract:
         updated = client.patch(build_lease(name), [step])
         assert updated["metadata"]["annotations"] == {"other": "z", "torchyard/x": "y"}
 
-    def test_labels_choose(self, client: Client, name: str) -> None:
+    def test_label_selector_filters_a_list(self, client: Client, name: str) -> None:
         """A selector matches by a label's presence, by its value, or by a value that it must not have."""
         client.create(build_config_map(f"{name}-1", labels={LABEL: name, "n": "1"}))
         client.create(build_config_map(f"{name}-2", labels={LABEL: name}))
@@ -110,13 +111,13 @@ class ApiContract:
         assert list_names(f"{LABEL}={name},n!=1") == [f"{name}-2"]
 
     def test_pages_are_followed_by_a_token(self, client: Client, name: str) -> None:
-        """A list with a limit is partial and says so with a token that continues it."""
+        """A list with a limit is partial, and its token requests the next page."""
         for number in range(3):
             client.create(build_config_map(f"{name}-{number}", labels={LABEL: name}))
         query = {"labelSelector": f"{LABEL}={name}", "limit": "2"}
         first = client.request("GET", client.path("v1", "ConfigMap"), query)
         token = first["metadata"]["continue"]
-        rest = client.request("GET", client.path("v1", "ConfigMap"), {**query, "continue": token})
+        rest = client.request("GET", client.path("v1", "ConfigMap"), query | {"continue": token})
         assert (len(first["items"]), len(rest["items"])) == (2, 1)
         assert not rest["metadata"].get("continue")
 
@@ -146,7 +147,8 @@ class ApiContract:
 
     def test_lease_holds_times(self, client: Client, name: str) -> None:
         """A Lease's renewTime must be a time and its duration positive: anything else is refused."""
-        never, zero = build_lease(name), build_lease(name)
+        never = build_lease(name)
+        zero = build_lease(name)
         never["spec"]["renewTime"] = "never"
         zero["spec"]["leaseDurationSeconds"] = 0
         assert (get_refusal_status(lambda: client.create(never)), get_refusal_status(lambda: client.create(zero))) == (
@@ -162,13 +164,13 @@ class ApiContract:
         assert (kinds["Lease"]["name"], kinds["Lease"]["namespaced"]) == ("leases", True)
         assert {"list", "delete"} <= set(kinds["Lease"]["verbs"])
 
-    def test_reviews_are_about_this_user(self, client: Client) -> None:
-        """The server says what this user is called, and that it may do what these tests do."""
+    def test_reviews_describe_this_user(self, client: Client) -> None:
+        """The server reports the user's name, and that the user may do what these tests do."""
         assert _read_user_name(client) not in ("", "this user")
         assert is_allowed(client, "create", "leases.coordination.k8s.io")
         assert is_allowed(client, "get", "pods/log")
 
-    def test_watch_tells_what_came_after_a_list(self, client: Client, name: str) -> None:
+    def test_watch_delivers_changes_after_a_list(self, client: Client, name: str) -> None:
         """A watch from a list's version delivers each later change of the selected objects, in order."""
         query = {"labelSelector": f"{LABEL}={name}"}
         version = client.request("GET", client.path("v1", "ConfigMap"), query)["metadata"]["resourceVersion"]
@@ -176,7 +178,7 @@ class ApiContract:
         client.create(build_config_map(name, labels={LABEL: name}))
         client.patch(build_config_map(name), {"metadata": {"annotations": {"a": "b"}}})
         client.delete("v1", "ConfigMap", name)
-        params = {**query, "watch": "1", "resourceVersion": version, "timeoutSeconds": "20"}
+        params = query | {"watch": "1", "resourceVersion": version, "timeoutSeconds": "20"}
         event_types = []
         for line in client.stream_lines(client.path("v1", "ConfigMap"), params, 20):
             event_types.append(json.loads(line)["type"])

@@ -73,14 +73,23 @@ def main() -> None:
 
 
 def show(label: str, value: float, target: float | None, unit: str = "s") -> None:
-    verdict = "" if target is None else f"  target <= {target:g} {unit}: {'met' if value <= target else 'MISSED'}"
+    """Print a value beside the highest value that the project promises; None if it promises none."""
+    verdict = ""
+    if target is not None:
+        verdict = f"  target <= {target:g} {unit}: {_format_verdict(is_met=value <= target)}"
     print(f"  {label:<66} {value:8.3f} {unit}{verdict}", flush=True)
 
 
 def show_rate(label: str, rate: float, minimum: float | None, suffix: str) -> None:
-    """Show megabytes per second; `beside` is the time of a bare pass over the same bytes."""
-    verdict = "" if minimum is None else f"  target >= {minimum:g} MB/s: {'met' if rate >= minimum else 'MISSED'}"
+    """Print megabytes per second beside the promised minimum, if there is one; `suffix` ends the line."""
+    verdict = ""
+    if minimum is not None:
+        verdict = f"  target >= {minimum:g} MB/s: {_format_verdict(is_met=rate >= minimum)}"
     print(f"  {label:<66} {rate:8.1f} MB/s{verdict}{suffix}", flush=True)
+
+
+def _format_verdict(*, is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
 
 
 def measure_seconds(operation: Callable[[], object]) -> float:
@@ -90,9 +99,15 @@ def measure_seconds(operation: Callable[[], object]) -> float:
 
 
 def measure_pipeline(folder: Path) -> None:
-    """The steps of a run, `torchyard run`, and two bare agents in turn; all but the tee of torchrun is the same."""
+    """Time the steps of a run, `torchyard run`, and two bare agents, in turn.
+
+    The bare agents get the same command, without torchrun's options for copies of its output.
+    """
     print(f"a job of two agents that do nothing, {PAIRS} times in turn", flush=True)
-    bare_times, step_times, cli_times, end_delays = [], [], [], []
+    bare_times = []
+    step_times = []
+    cli_times = []
+    end_delays = []
     command = [str(Path(sys.executable).parent / "torchyard"), "run", str(folder / "nothing.yaml")]
     for number in range(PAIRS):
         bare_times.append(measure_seconds(partial(run_bare_agents, folder, f"bare-{number}")))
@@ -120,13 +135,13 @@ def run_bare_agents(folder: Path, name: str) -> None:
         assert process.submit.input
         argv = [arg for arg in process.submit.input["argv"] if not arg.startswith(("--tee", "--log_dir"))]
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        agents.append(subprocess.Popen(argv, env={**os.environ, **process.submit.input["env"]}, **streams))  # type: ignore[call-overload]
+        agents.append(subprocess.Popen(argv, env=os.environ | process.submit.input["env"], **streams))  # type: ignore[call-overload]
     for agent in agents:
         assert agent.wait() == 0
 
 
 def run_steps(folder: Path, name: str) -> tuple[float, float]:
-    """Run the steps alone, without Prefect; return how long they took and how late the end was seen."""
+    """Run the steps alone, without Prefect; return their seconds, and those until the end was detected."""
     profile = load_profile(str(folder / "nothing.yaml"))
     started_at = time.perf_counter()
     plan = registry.load_launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
@@ -165,7 +180,7 @@ def run_command(command: list[str]) -> None:
 
 
 def measure_prefect_start() -> None:
-    print("Prefect's own start, told apart", flush=True)
+    print("the start of Prefect itself", flush=True)
     show(
         "python -c 'pass', median of 5",
         statistics.median(measure_seconds(lambda: run_command([sys.executable, "-c", ""])) for _ in range(5)),
@@ -180,7 +195,7 @@ def measure_prefect_start() -> None:
 
 
 def measure_fail_fast(folder: Path) -> None:
-    """From the death of rank 1 to the state Failed on a Prefect API, while rank 0 would go on sleeping for a minute."""
+    """Time from the exit of rank 1 to the state Failed on a Prefect API, while rank 0 sleeps for a minute."""
     from prefect.testing.utilities import prefect_test_harness
 
     from flows.train import train

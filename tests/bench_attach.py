@@ -1,4 +1,4 @@
-"""What it costs to attach to a job that already has a large log: memory, and how long the wait is held up.
+"""The cost of attaching to a job that already has a large log: memory, and how long `wait` is blocked.
 
 `python tests/bench_attach.py [MIB]`. The wait is a child process; its job has one node on this machine.
 """
@@ -32,13 +32,13 @@ def main(show: Any, mib: int = MIB) -> None:
         (Path(name) / "bench.py").write_text("")
         (Path(name) / "bench.yaml").write_text("about: a bench\nlauncher: baremetal\nprogram: bench.py\n")
         costs = measure_attach(Path(name), mib)
-    show(f"attach to {mib} MiB of log: memory beside the empty one's", costs["mib"], 40, "MiB")
-    show("the longest that the wait was held up", costs["slowest"], 1.0, "s")
-    show("seconds until all of it was read", costs["seconds"], None, "s")
+    show(f"attach to {mib} MiB of log: additional memory", costs["mib"], 40, "MiB")
+    show("the longest pause of `wait`", costs["slowest"], 1.0, "s")
+    show("seconds until the whole log was read", costs["seconds"], None, "s")
 
 
 def measure_attach(folder: Path, mib: int) -> dict[str, Any]:
-    """What a waiting child process reports about itself."""
+    """Measure in a child process; return its memory in MiB, its longest pause and its duration in seconds."""
     command = [sys.executable, __file__, "child", str(folder), str(mib)]
     costs: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
     return costs
@@ -60,7 +60,9 @@ def run_child(folder: Path, mib: int) -> None:
         update={"processes": tuple(process.model_copy(update={"status": status}) for process in plan.processes)}
     )
     last_step = write_log(Path(plan.processes[0].log), mib << 20)
-    rss_before, started_at, poll_times = read_memory_mib("VmHWM"), time.monotonic(), [time.monotonic()]
+    rss_before = read_memory_mib("VmHWM")
+    started_at = time.monotonic()
+    poll_times = [time.monotonic()]
 
     def on_poll(lines: list[str]) -> None:
         poll_times.append(time.monotonic())
@@ -76,9 +78,10 @@ def run_child(folder: Path, mib: int) -> None:
 
 
 def write_log(path: Path, size: int) -> int:
-    """Write a log of that size; return the number of its last line."""
+    """Write a log of `size` bytes or a little more; return the number of its last line."""
     path.parent.mkdir(parents=True)
-    next_step, now = 0, time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    next_step = 0
+    now = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
     with path.open("w") as file:
         file.write(JOINED_LINE % now)
         while file.tell() < size:
@@ -88,9 +91,11 @@ def write_log(path: Path, size: int) -> int:
 
 
 def read_memory_mib(field: str) -> float:
-    """MiB of memory now, or the peak so far (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+    """MiB of this process's memory: now (VmRSS), or the peak so far (VmHWM)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":

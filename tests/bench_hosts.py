@@ -1,8 +1,8 @@
-"""One job over hundreds of hosts, through every step: how soon an end is seen, and what the launcher needs.
+"""One job over hundreds of hosts, through every step: the delay until its end is detected, and the launcher's costs.
 
 `python tests/bench_hosts.py [HOSTS [FILES]]`. The hosts are home folders on this machine behind an ssh that starts the
 command here; the launcher is a child process that may hold open 4,096 files. This machine does the work of all hosts
-too, so the seconds of each step say little about a real job; the launcher's own memory, descriptors and time do.
+too, so the seconds of each step do not predict a real job's; the launcher's own memory, descriptors and time do.
 """
 
 import json
@@ -32,8 +32,9 @@ from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
-HOSTS, FILES = 300, 4096
-SETTLED_S = 20.0  # of watching before a host fails
+HOSTS = 300
+FILES = 4096
+SETTLED_S = 20.0  # of waiting before a host fails
 T = TypeVar("T")
 SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
@@ -53,7 +54,7 @@ PROGRAM = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 print("runs", flush=True)
-while os.environ["RANK"] != "{last}" or not os.path.exists("{word}"):
+while os.environ["RANK"] != "{last}" or not os.path.exists("{fail_path}"):
     time.sleep(0.05 if os.environ["RANK"] == "{last}" else 3600)
 print("RuntimeError: no such planet at", time.time(), flush=True)
 os._exit(7)
@@ -66,13 +67,13 @@ def main(show: Any, count: int = HOSTS, files: int = FILES) -> None:
         folder = Path(name)
         write_inputs(folder, count)
         command = [sys.executable, __file__, "child", name, str(files)]
-        env = {**os.environ, "TORCHYARD_SSH": f"{folder}/ssh", "TORCHYARD_RUNS": f"{folder}/runs"}
+        env = os.environ | {"TORCHYARD_SSH": f"{folder}/ssh", "TORCHYARD_RUNS": f"{folder}/runs"}
         completed = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
         figures = json.loads(completed.stdout.splitlines()[-1])
     title = f"{count} hosts:"
     for step in ("plan", "preflight", "submit", "stop", "collect", "teardown"):
         show(f"{title} {step}", figures[step], None)
-    show(f"{title} its end seen, after a host has failed", figures["seen"], 1.0)
+    show(f"{title} its end detected, after a host has failed", figures["seen"], 1.0)
     show(f"{title} the launcher's share of a processor while it watches", figures["cpu"], None, "")
     show(f"{title} memory of the launcher at most", figures["rss"], 500, "MB")
     show(f"{title} open files of the launcher at most", figures["files"], files, "")
@@ -86,7 +87,7 @@ def write_inputs(folder: Path, count: int) -> None:
     """Write the fake ssh, and the profile of a job on many hosts."""
     (folder / "ssh").write_text(SSH.format(homes=folder / "homes"))
     (folder / "ssh").chmod(0o755)
-    (folder / "fails.py").write_text(PROGRAM.format(last=count - 1, word=folder / "fail"))
+    (folder / "fails.py").write_text(PROGRAM.format(last=count - 1, fail_path=folder / "fail"))
     hosts = ", ".join(f"host-{number}" for number in range(count))
     (folder / "many.yaml").write_text(PROFILE.format(count=count, python=sys.executable, hosts=hosts))
 
@@ -120,7 +121,7 @@ def run_child(folder: Path, files: int) -> None:
 def wait_and_fail(
     figures: dict[str, Any], plan: CommandPlan, wait_for_job: Callable[[], Outcome], fail_path: Path
 ) -> Outcome:
-    """Wait for the job; one host fails once all of them run and have been watched for a while."""
+    """Wait for the job; one host fails `SETTLED_S` after all of them have printed a line."""
     stop_recorder = StopRecorder()
     logging.getLogger().addHandler(stop_recorder)
 
@@ -151,7 +152,7 @@ class StopRecorder(logging.Handler):
 
 
 class FileCounter(threading.Thread):
-    """Polls for the largest number of open files."""
+    """Poll this process's open files, and keep the largest number, until the process exits (daemon thread)."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -169,6 +170,7 @@ class FileCounter(threading.Thread):
 
 
 def measure_step(figures: dict[str, Any], name: str, operation: Callable[[], T]) -> T:
+    """Run the operation, and add its seconds to `figures` even if it raises."""
     started_at = time.perf_counter()
     try:
         return operation()
@@ -181,6 +183,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child(Path(sys.argv[2]), int(sys.argv[3]))
     else:
-        from tests.bench import show as shown
+        from tests.bench import show
 
-        main(shown, *map(int, sys.argv[1:]))
+        main(show, *map(int, sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""The bandwidth that programs/allreduce.py measures over links of a known rate, beside what iperf3 sends through one.
+"""The bandwidth that programs/allreduce.py measures over links of a known rate, beside that of iperf3.
 
-`python -m tests.bench_links [MBIT ...]`, as root, with iproute2 and iperf3. Two and four ranks of gloo, each in a
-network namespace of its own behind a link of that rate; busbw is what a ring sends over each link.
+`python -m tests.bench_links [MBIT ...]`, as root, with iproute2 and iperf3. Two and four ranks of gloo, each in its
+own network namespace behind a link of that rate; busbw is the bandwidth of a ring on each link.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(rates: tuple[float, ...]) -> None:
 
 
 def measure_link(nodes: ShapedNodes) -> float:
-    """What iperf3 sends from one node to another, in GB/s of 10^9 bytes."""
+    """The bandwidth that iperf3 measures from one node to another, in GB/s of 10^9 bytes."""
     server_prefix, client_prefix = (["nsenter", "--target", str(holder.pid), "--net"] for holder in nodes.holders[:2])
     with subprocess.Popen([*server_prefix, "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
         time.sleep(1.0)
@@ -46,7 +46,7 @@ def measure_link(nodes: ShapedNodes) -> float:
 
 
 def measure_collective(nodes: ShapedNodes, ranks: int) -> list[dict[str, int]]:
-    """The rows of an all-reduce of that many ranks, one on each node."""
+    """The rows that an all-reduce prints, with one rank on each of `ranks` nodes."""
     program = str(ROOT / "programs" / "allreduce.py")
     completed = nodes.run(ranks, program, f"--sizes={SIZES}", "--trials=5", "--warmups=2", "--backend=gloo")
     assert not completed.returncode, completed.stderr

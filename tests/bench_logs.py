@@ -1,7 +1,7 @@
-"""Every line of many pods, over streams that keep breaking: what is lost, and what it costs the client.
+"""Every line of many pods, over streams that keep breaking: the lines that are lost, and the client's costs.
 
 `python tests/bench_logs.py [PODS [SECONDS]]`. The client is a child process, so that its costs include neither the
-writer of the lines nor the wire that is cut; between it and the wire is plain HTTP.
+writer of the lines nor the proxy that breaks the streams; between it and the proxy is plain HTTP.
 """
 
 import json
@@ -22,20 +22,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs
-from tests.cluster.wire import FaultProxy
 from torchyard.cluster import create
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.plan import ManifestPlan
 
-PODS, RATE, SECONDS, CUT, TICK = 64, 200, 60, 5.0, 0.05
+PODS = 64
+RATE = 200  # lines per second of each pod
+SECONDS = 60
+CUT_INTERVAL_S = 5.0
+WRITE_INTERVAL_S = 0.05
 LINE = b"epoch 3 of 100, loss 0.1234, 512 images/s, learning rate 0.001: step"
 
 
 class Verdict(NamedTuple):
-    """What became of the lines of one pod, or of all."""
+    """How many lines of one pod were received, lost, duplicated or received in the wrong order."""
 
     lines: int
     lost: int
@@ -44,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
-    """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
+    """Measure on the cluster that TORCHYARD_TEST_KUBECONFIG names, on that of `make cluster-up`, or on a new one."""
     with (
         cluster(),
         new_namespace() as namespace,
@@ -66,8 +70,9 @@ def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
 
 @contextmanager
 def connect_wire(folder: Path) -> Iterator[FaultProxy]:
-    """A connection to the API server that can be cut; KUBECONFIG names it."""
-    wire, original_kubeconfig = FaultProxy(folder), os.environ["KUBECONFIG"]
+    """A proxy in front of the API server that can break connections; KUBECONFIG names it until the block ends."""
+    wire = FaultProxy(folder)
+    original_kubeconfig = os.environ["KUBECONFIG"]
     os.environ["KUBECONFIG"] = f"{original_kubeconfig}{os.pathsep}{wire.kubeconfig}"
     get_cluster_client.cache_clear()
     try:
@@ -79,7 +84,7 @@ def connect_wire(folder: Path) -> Iterator[FaultProxy]:
 
 
 def run_client(plan: ManifestPlan, jobs: Jobs, wire: FaultProxy, seconds: int) -> dict[str, Any]:
-    """Let the pods write, the child read and the wire break; return what the child reports about itself."""
+    """Write the pods' lines, let the child read them and break its streams; return the child's report."""
     command = [sys.executable, __file__, "child"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, cwd=ROOT, **pipes) as child:  # type: ignore[call-overload]
@@ -89,7 +94,7 @@ def run_client(plan: ManifestPlan, jobs: Jobs, wire: FaultProxy, seconds: int) -
         writer = threading.Thread(target=write_lines, args=(list(plan.nodes), jobs.folder / plan.job, seconds))
         writer.start()
         while writer.is_alive():
-            writer.join(CUT)
+            writer.join(CUT_INTERVAL_S)
             wire.cut("/log?")
         jobs.end(plan)
         child.stdin.close()
@@ -99,7 +104,8 @@ def run_client(plan: ManifestPlan, jobs: Jobs, wire: FaultProxy, seconds: int) -
 
 def write_lines(nodes: list[str], job: Path, seconds: int) -> None:
     """Write every pod's lines at an even rate, stamped as a container runtime stamps them."""
-    started_at, written = time.time(), 0
+    started_at = time.time()
+    written = 0
     with ExitStack() as stack:
         files = [stack.enter_context(Path(f"{job}-{node}.said").open("ab", buffering=0)) for node in nodes]
         while written < seconds * RATE:
@@ -112,20 +118,20 @@ def write_lines(nodes: list[str], job: Path, seconds: int) -> None:
             for file in files:
                 file.write(chunk)
             written = due_count
-            time.sleep(TICK)
+            time.sleep(WRITE_INTERVAL_S)
 
 
 def report(show: Any, plan: ManifestPlan, figures: dict[str, Any], seconds: int) -> None:
     verdicts = [compare_log(Path(path), seconds * RATE) for path in plan.nodes.values()]
     lines, lost_count, duplicated, out_of_order = map(sum, zip(*verdicts, strict=True))
-    title = f"{len(plan.nodes)} pods x {RATE} lines/s, streams cut every {CUT:.0f} s"
+    title = f"{len(plan.nodes)} pods x {RATE} lines/s, streams cut every {CUT_INTERVAL_S:.0f} s"
     show(f"{title}: lines", lines, None, "")
     show("lines lost", lost_count, 0, "")
-    show("lines doubled", duplicated, 0, "")
+    show("lines duplicated", duplicated, 0, "")
     show("lines out of order", out_of_order, 0, "")
-    show("logs called incomplete", len(figures["lost"]), 0, "")
-    show("the client's memory, over a watch without logs", figures["mib"], 64, "MiB")
-    show("the client's processors, while lines come", figures["cores"], 0.5, "")
+    show("logs reported as incomplete", len(figures["lost"]), 0, "")
+    show("the client's memory in addition to that of a watch without logs", figures["mib"], 64, "MiB")
+    show("the client's processors while lines arrive", figures["cores"], 0.5, "")
 
 
 def compare_log(path: Path, count: int) -> Verdict:
@@ -145,7 +151,9 @@ def run_child() -> None:
     with ClusterWatch(plan) as watch:
         while list_phases(watch) != ["Running"] * len(plan.nodes):
             watch.poll(timeout_s=0.2)
-        rss_before, cpu_before, started_at = read_memory_mib(), time.process_time(), time.monotonic()
+        rss_before = read_memory_mib()
+        cpu_before = time.process_time()
+        started_at = time.monotonic()
         print("all run", flush=True)
         end_reader = threading.Thread(target=sys.stdin.read)
         end_reader.start()
@@ -166,9 +174,11 @@ def list_phases(watch: ClusterWatch) -> list[str]:
 
 
 def read_memory_mib(field: str = "VmRSS") -> float:
-    """MiB of memory now, or the peak so far (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+    """MiB of this process's memory: now (VmRSS), or the peak so far (VmHWM)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":

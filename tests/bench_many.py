@@ -1,7 +1,7 @@
-"""Two hundred runs in one process: what each wait costs in memory, CPU and requests, and how late it sees the end.
+"""Two hundred runs in one process: memory, CPU and requests of each wait, and its delay after the job's end.
 
 `python tests/bench_many.py [WAITS [PODS]]`. The waits are threads of a child process, like the task runs of one Prefect
-flow; each follows a job of its own, whose fake pods print one line and then nothing.
+flow; each follows its own job, whose fake pods print one line and then nothing.
 """
 
 import json
@@ -35,24 +35,25 @@ from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
-WAITS, PODS, AT_ONCE = 200, 2, 8
-# Seconds: until all pods run; of a wait; measured; to the end.
-START_TIMEOUT_S = 400.0
-SETTLE_S = 20.0
-IDLE_S = 60.0
+WAITS = 200
+PODS = 2
+AT_ONCE = 8  # threads that submit, end or tear down jobs
+START_TIMEOUT_S = 400.0  # until all pods run
+SETTLE_S = 20.0  # after the start of waits, before their costs are measured
+IDLE_S = 60.0  # of waiting, while CPU and requests are measured
 END_TIMEOUT_S = 300.0
 Figures = dict[str, Any]
 
 
 def main(show: Any, wait_count: int = WAITS, pods: int = PODS) -> None:
-    """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
+    """Measure on the cluster that TORCHYARD_TEST_KUBECONFIG names, on that of `make cluster-up`, or on a new one."""
     with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "many.yaml").write_text(PROFILE)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             handles = list(pool.map(lambda _: submit_job(folder, namespace, pods), range(wait_count)))
         try:
-            until(lambda: count_running_pods(namespace) == wait_count * pods, START_TIMEOUT_S)
+            until(lambda: count_running_pods(namespace) == wait_count * pods, timeout_s=START_TIMEOUT_S)
             measure(show, handles, folder)
         finally:
             with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -60,8 +61,8 @@ def main(show: Any, wait_count: int = WAITS, pods: int = PODS) -> None:
 
 
 def submit_job(folder: Path, namespace: str, pods: int) -> Handle:
-    """Submit a job that runs until its pods are told to end, and save its handle for the child."""
-    profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
+    """Submit a job whose pods run until an annotation ends them, and save its handle for the child."""
+    profile = load_profile(str(folder / "many.yaml"), as_user() | {"cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
     plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     handle = submit(plan, profile.deadlines)
@@ -77,12 +78,15 @@ def count_running_pods(namespace: str) -> int:
 
 
 def measure(show: Any, handles: list[Handle], folder: Path) -> None:
-    """Start the child, read its reports, count its requests, end the jobs and measure how late it sees that."""
-    admin, title, count = Client(Cluster()), f"{len(handles)} waits:", len(handles)
+    """Start the child, read its reports, count its requests, end the jobs and time the return of its waits."""
+    admin = Client(Cluster())
+    title = f"{len(handles)} waits:"
+    count = len(handles)
     command = [sys.executable, __file__, "child", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         lines = child.stdout or ()
-        first_costs, all_costs = read_report(lines, "first"), read_report(lines, "full")
+        first_costs = read_report(lines, "first")
+        all_costs = read_report(lines, "full")
         show(
             f"{title} memory a wait, over the first one", (all_costs["rss"] - first_costs["rss"]) / (count - 1), 5, "MB"
         )
@@ -100,14 +104,14 @@ def measure(show: Any, handles: list[Handle], folder: Path) -> None:
 
 
 def read_report(lines: Any, phase: str) -> Figures:
-    """The child's next report, which must be of this phase."""
+    """The child's next report; AssertionError if it is of another phase."""
     report: Figures = json.loads(next(iter(lines)))
     assert report["phase"] == phase, report
     return report
 
 
 def end_jobs(plans: list[ManifestPlan]) -> dict[str, float]:
-    """End all jobs at once; return when a bare watch of all of them saw each job's last status."""
+    """End all jobs at once; return the time at which a bare watch received the last status of each."""
     end_times: dict[str, float] = {}
     watching = threading.Thread(target=partial(record_end_times, plans, end_times))
     watching.start()
@@ -118,7 +122,8 @@ def end_jobs(plans: list[ManifestPlan]) -> dict[str, float]:
 
 
 def record_end_times(plans: list[ManifestPlan], end_times: dict[str, float]) -> None:
-    client, manifest = Client(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
+    client = Client(Cluster(namespace=plans[0].cluster.namespace))
+    manifest = plans[0].main
     for line in client.stream_lines(
         client.path(manifest["apiVersion"], manifest["kind"]), {"watch": "1"}, END_TIMEOUT_S
     ):
@@ -140,7 +145,7 @@ def end_job(plan: ManifestPlan) -> None:
 
 
 def run_child(folder: Path) -> None:
-    """Wait for every job whose handle is in the folder; report what that costs."""
+    """Wait for every job whose handle is in the folder, and report the costs."""
     handles = [Handle.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.handle"))]
     threads = [threading.Thread(target=partial(wait_and_report, handle)) for handle in handles]
     threads[0].start()
@@ -179,6 +184,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child(Path(sys.argv[2]))
     else:
-        from tests.bench import show as shown
+        from tests.bench import show
 
-        main(shown, *map(int, sys.argv[1:]))
+        main(show, *map(int, sys.argv[1:]))

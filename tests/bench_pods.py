@@ -1,4 +1,4 @@
-"""One job of a thousand fake pods through every step: it is started and watched, one pod fails, all is torn down.
+"""One job of a thousand fake pods, through every step: it starts and is watched, one pod fails, all is torn down.
 
 `python tests/bench_pods.py [PODS [fake]]`. The launcher is a child process with at most 4,096 open files; the nodes for
 the pods are created here and removed again. With `fake` the API server is the tests' own, for machines without a
@@ -44,9 +44,13 @@ from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
-PODS, PER_NODE, FILES, AT_ONCE = 1000, 100, 4096, 8
+PODS = 1000
+PER_NODE = 100
+FILES = 4096
+AT_ONCE = 8  # threads that create warnings
 SAMPLE_INTERVAL_S = 2.0  # between two measurements of the launcher, which cost it something themselves
-PENDING_S, PATIENCE_S = 25.0, 600.0  # how long no pod starts, while there are warnings; the limit for everything else
+PENDING_S = 25.0  # how long no pod starts, while there are warnings
+TIMEOUT_S = 600.0
 BENCH_LABEL = "torchyard.test/bench"
 WARNING = "MountVolume.SetUp failed for volume data: timed out waiting for the condition"
 Figures = dict[str, Any]
@@ -56,20 +60,22 @@ class RealCluster:
     """The cluster of KUBECONFIG, or a new one: its controllers create the pods, kwok runs them."""
 
     def __init__(self, pods: int) -> None:
-        self._pods, self._name = pods, f"bench-{uuid.uuid4().hex[:8]}"
+        self._pods = pods
+        self._name = f"bench-{uuid.uuid4().hex[:8]}"
 
     @contextlib.contextmanager
     def prepare(self) -> Iterator[dict[str, Any]]:
-        """The keys that a profile needs to run here, on nodes of its own."""
+        """The keys that a profile needs to run here, on nodes created for it."""
         with cluster(), new_namespace() as namespace:
-            admin, count = Client(Cluster()), -(-self._pods // PER_NODE)
+            admin = Client(Cluster())
+            count = -(-self._pods // PER_NODE)
             for number in range(count):
                 node_object = build_node(f"{self._name}-{number}", {BENCH_LABEL: self._name}, {}, 9000 + number)
-                admin.request("POST", "/api/v1/nodes", body={**node_object, "spec": {"taints": [build_taint()]}})
+                admin.request("POST", "/api/v1/nodes", body=node_object | {"spec": {"taints": [build_taint()]}})
             selectors = {"pod.node_selector": {BENCH_LABEL: self._name}, "pod.tolerations": [BENCH_LABEL]}
             annotations = {"torchyard.test/start-after": str(PENDING_S)}
             try:
-                yield {**as_user(), **selectors, "cluster.namespace": namespace, "pod.annotations": annotations}
+                yield as_user() | selectors | {"cluster.namespace": namespace, "pod.annotations": annotations}
             finally:
                 for number in range(count):
                     admin.request("DELETE", f"/api/v1/nodes/{self._name}-{number}")
@@ -134,11 +140,11 @@ class FakeCluster:
         assert owner
         owner_reference = {"apiVersion": plan.main["apiVersion"], "kind": plan.main["kind"], "name": plan.job}
         for name in plan.nodes:
-            owners = [{**owner_reference, "uid": owner["metadata"]["uid"], "controller": True}]
+            owners = [owner_reference | {"uid": owner["metadata"]["uid"], "controller": True}]
             metadata = {"name": f"{plan.job}-{name}", "labels": plan.labels, "ownerReferences": owners}
-            spec = {**plan.pod["spec"], "nodeName": "node-1"}
+            spec = plan.pod["spec"] | {"nodeName": "node-1"}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-            self._server.put({**pod, "status": build_status("Pending", plan, waiting)})
+            self._server.put(pod | {"status": build_status("Pending", plan, waiting)})
 
     def run_pods(self, plan: ManifestPlan, client: Client) -> None:
         time.sleep(PENDING_S)
@@ -157,7 +163,7 @@ class FakeCluster:
     def _set_status(self, client: Client, name: str, status: Figures) -> None:
         pod = client.get("v1", "Pod", name)
         assert pod
-        self._server.put({**pod, "apiVersion": "v1", "kind": "Pod", "status": status})
+        self._server.put(pod | {"apiVersion": "v1", "kind": "Pod", "status": status})
 
 
 def build_status(phase: str, plan: ManifestPlan, state: Figures) -> Figures:
@@ -174,14 +180,14 @@ def format_now() -> str:
 
 
 def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
-    """Run the job, and show how much time and memory the launcher needed."""
+    """Run the job, and show the launcher's time and memory."""
     test_cluster = (FakeCluster if kind == "fake" else RealCluster)(pods)
     with test_cluster.prepare() as overrides, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "many.yaml").write_text(PROFILE)
         target_overrides = {} if kind == "fake" else overrides
         base_overrides = {"nodes": pods, "pod.node_selector": {"type": "kwok"}, "deadlines.start": "30m"}
-        handle = submit_job(folder, {**base_overrides, **target_overrides})
+        handle = submit_job(folder, base_overrides | target_overrides)
         assert isinstance(handle.plan, ManifestPlan)
         try:
             measure(show, handle, test_cluster)
@@ -197,17 +203,18 @@ def submit_job(folder: Path, overrides: dict[str, Any]) -> Handle:
 
 
 def measure(show: Any, handle: Handle, test_cluster: RealCluster | FakeCluster) -> None:
-    """Keep the pods pending with a warning each, run them, end one; show what the launcher reports about itself."""
+    """Keep the pods pending with a warning each, run them, end one; show the costs that the launcher reports."""
     plan = handle.plan
     assert isinstance(plan, ManifestPlan)
-    client, command = get_cluster_client(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
+    client = get_cluster_client(Cluster(namespace=plan.cluster.namespace))
+    command = [sys.executable, __file__, "child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdin
         assert child.stdout
         child.stdin.write(handle.model_dump_json() + "\n")
         child.stdin.flush()
         test_cluster.create_pods(plan, client)
-        pods = until(lambda: list_all_pods(client, plan), PATIENCE_S)
+        pods = until(lambda: list_all_pods(client, plan), timeout_s=TIMEOUT_S)
         threading.Thread(target=test_cluster.run_pods, args=(plan, client), daemon=True).start()
         create_warnings(client, pods)
         lines = map(json.loads, child.stdout)
@@ -222,7 +229,7 @@ def measure(show: Any, handle: Handle, test_cluster: RealCluster | FakeCluster) 
         test_cluster.fail_pod(plan, client, f"{plan.job}-{failed}")
         ended = next(lines)
         watch_thread.join()
-        report(show, {**running, **ended, "late": ended["seen"] - failure_times[0], "pods": len(pods)})
+        report(show, running | ended | {"end_delay_s": ended["detected_at"] - failure_times[0], "pods": len(pods)})
         removed = next(lines)
         show(f"{len(pods)} pods: teardown", removed["teardown"], None)
         show(f"{len(pods)} pods: teardown, left over", removed["left"], 0, "")
@@ -230,21 +237,21 @@ def measure(show: Any, handle: Handle, test_cluster: RealCluster | FakeCluster) 
 
 def report(show: Any, figures: Figures) -> None:
     title = f"{figures['pods']} pods:"
-    show(f"{title} `explain`, median, of a processor", 1000 * figures["usual"], None, "ms")
-    show(f"{title} `explain`, worst, of a processor", 1000 * figures["own"], 50, "ms")
-    show(f"{title} `explain`, worst, with the garbage collector", 1000 * figures["explain"], None, "ms")
-    show(f"{title} `explain` was asked", figures["explained"], None, "times")
-    show(f"{title} share of a processor while they stand and start", figures["share"], None, "")
-    show(f"{title} the end is seen after the API server knows it", figures["late"], 1.0)
+    show(f"{title} `explain`, median, of a processor", 1000 * figures["median_s"], None, "ms")
+    show(f"{title} `explain`, worst, of a processor", 1000 * figures["worst_own_s"], 50, "ms")
+    show(f"{title} `explain`, worst, with the garbage collector", 1000 * figures["worst_s"], None, "ms")
+    show(f"{title} calls of `explain`", figures["explain_calls"], None, "times")
+    show(f"{title} share of a processor while they are pending and start", figures["share"], None, "")
+    show(f"{title} the end is detected after the API server reports it", figures["end_delay_s"], 1.0)
     show(f"{title} memory at most", figures["mib"], 500, "MB")
     show(f"{title} open files at most (of {FILES})", figures["files"], FILES - 1, "")
-    show(f"{title} logs that never began or are not whole", figures["lost"], 0, "")
+    show(f"{title} logs that are empty or incomplete", figures["lost"], 0, "")
     show(f"{title} from the end until all is stopped and collected", figures["closing"], None)
-    print(f"  {figures['cause']}: {figures['sentence'][:150]}", *figures["why"], sep="\n  ", flush=True)
+    print(f"  {figures['cause']}: {figures['sentence'][:150]}", *figures["lost_reasons"], sep="\n  ", flush=True)
 
 
 def list_all_pods(client: Client, plan: ManifestPlan) -> list[Figures]:
-    """The pods, once all of them exist."""
+    """The pods, once all of them exist; until then an empty list."""
     pods = client.list("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
     return pods if len(pods) >= len(plan.nodes) else []
 
@@ -263,7 +270,7 @@ def create_warnings(client: Client, pods: list[Figures]) -> None:
         warning = {"reason": "FailedMount", "message": WARNING, "type": "Warning", "involvedObject": involved_object}
         times = {"firstTimestamp": format_now(), "lastTimestamp": format_now()}
         event_metadata = {"name": f"{metadata['name']}.{uuid.uuid4().hex[:8]}", "namespace": client.namespace}
-        body = {"apiVersion": "v1", "kind": "Event", "metadata": event_metadata, **warning, **times}
+        body = {"apiVersion": "v1", "kind": "Event", "metadata": event_metadata} | warning | times
         client.request("POST", client.path("v1", "Event"), body=body)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -271,9 +278,9 @@ def create_warnings(client: Client, pods: list[Figures]) -> None:
 
 
 def find_failure_time(client: Client, name: str) -> float:
-    """The time at which a bare watch of the pod sees that it failed."""
+    """The time at which a bare watch of the pod receives its failure; AssertionError if the watch ends first."""
     query = {"watch": "1", "fieldSelector": f"metadata.name={name}"}
-    for line in client.stream_lines(client.path("v1", "Pod"), query, PATIENCE_S):
+    for line in client.stream_lines(client.path("v1", "Pod"), query, TIMEOUT_S):
         if json.loads(line)["object"]["status"].get("phase") == "Failed":
             return time.time()
     raise AssertionError("the watch ended before the pod did")
@@ -283,13 +290,15 @@ def find_failure_time(client: Client, name: str) -> float:
 
 
 class TimedFunction:
-    """A function that notes the CPU time of its calls, and how much of that was Python's garbage collector.
+    """A function that records the CPU seconds of its calls; `own_durations_s` are without those of garbage collection.
 
-    A collection takes longer the larger the process is, and is charged to the code that allocates next.
+    A collection takes longer the larger the process is, and its time counts for whichever code allocates next.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self.durations_s, self.own_durations_s = function, [0.0], [0.0]
+        self._function = function
+        self.durations_s = [0.0]
+        self.own_durations_s = [0.0]
         self._collection_started_at = self._collection_s = 0.0
         gc.callbacks.append(self._collect)
 
@@ -300,7 +309,8 @@ class TimedFunction:
             self._collection_s += time.thread_time() - self._collection_started_at
 
     def __call__(self, *args: Any) -> Any:
-        started_at, self._collection_s = time.thread_time(), 0.0
+        started_at = time.thread_time()
+        self._collection_s = 0.0
         try:
             return self._function(*args)
         finally:
@@ -312,18 +322,12 @@ def run_child() -> None:
     """Wait for the job, then collect and tear down as a run does."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     handle = Handle.model_validate_json(sys.stdin.readline())
-    timed, end_times = TimedFunction(explain_no_progress), list[float]()
-    assert vars(diagnose)["explain_no_progress"] is explain_no_progress
-    vars(diagnose)["explain_no_progress"] = timed
-    record_outcome = ClusterWatch.record_outcome
-
-    def record_end_time(watch: ClusterWatch, outcome: Any) -> None:
-        end_times.append(time.time())
-        record_outcome(watch, outcome)
-
-    type.__setattr__(ClusterWatch, "record_outcome", record_end_time)
-    open_files, reported = list[int](), list[bool]()
-    wall_before, cpu_before = time.monotonic(), time.process_time()
+    timed = time_explanations()
+    end_times = record_end_times()
+    open_files: list[int] = []
+    reported: list[bool] = []
+    wall_before = time.monotonic()
+    cpu_before = time.process_time()
 
     def on_poll(_: list[str]) -> None:
         if time.monotonic() < wall_before + SAMPLE_INTERVAL_S * (len(open_files) + 1):
@@ -342,24 +346,51 @@ def run_child() -> None:
     assert failure
     empty = sum(log.lines == 0 for log in collected.logs)
     print_report(
-        **{"usual": statistics.median(timed.durations_s), "own": max(timed.own_durations_s)},
-        **{
-            "explain": max(timed.durations_s),
-            "explained": len(timed.durations_s) - 1,
-            "seen": end_times[0],
-            "files": max(open_files),
-        },
-        **{"mib": read_peak_mib(), "lost": max(empty, len(outcome.lost)), "closing": time.time() - end_times[0]},
-        **{"cause": failure.cause, "sentence": failure.sentence, "why": list(dict.fromkeys(outcome.lost.values()))},
+        median_s=statistics.median(timed.durations_s),
+        worst_own_s=max(timed.own_durations_s),
+        worst_s=max(timed.durations_s),
+        explain_calls=len(timed.durations_s) - 1,
+        detected_at=end_times[0],
+        files=max(open_files),
+        mib=read_peak_mib(),
+        lost=max(empty, len(outcome.lost)),
+        closing=time.time() - end_times[0],
+        cause=failure.cause,
+        sentence=failure.sentence,
+        lost_reasons=list(dict.fromkeys(outcome.lost.values())),
     )
     started_at = time.monotonic()
     leftovers = teardown(handle.plan)
     print_report(left=len(leftovers), teardown=time.monotonic() - started_at)
 
 
+def time_explanations() -> TimedFunction:
+    """Time every call of `explain_no_progress` in this process from now on."""
+    assert vars(diagnose)["explain_no_progress"] is explain_no_progress
+    timed = TimedFunction(explain_no_progress)
+    vars(diagnose)["explain_no_progress"] = timed
+    return timed
+
+
+def record_end_times() -> list[float]:
+    """The times at which watches of this process detect a job's end; the list grows from now on."""
+    end_times: list[float] = []
+    record_outcome = ClusterWatch.record_outcome
+
+    def record_end_time(watch: ClusterWatch, outcome: Any) -> None:
+        end_times.append(time.time())
+        record_outcome(watch, outcome)
+
+    type.__setattr__(ClusterWatch, "record_outcome", record_end_time)
+    return end_times
+
+
 def read_peak_mib() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    """The peak of this process's memory so far, in MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    raise LookupError("/proc/self/status has no VmHWM")
 
 
 def print_report(**fields: Any) -> None:
@@ -371,6 +402,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child()
     else:
-        from tests.bench import show as shown
+        from tests.bench import show
 
-        main(shown, int((*sys.argv[1:2], str(PODS))[0]), (*sys.argv[2:3], "real")[0])
+        pod_count = int(sys.argv[1]) if sys.argv[1:] else PODS
+        main(show, pod_count, sys.argv[2] if sys.argv[2:] else "real")

@@ -1,4 +1,4 @@
-"""Many runs triggered at once on one worker with a limit: what they cost, and that none is lost and none runs twice.
+"""Many runs triggered at once on one worker with a limit: their costs, and that none is lost or runs twice.
 
 `python tests/bench_queue.py [RUNS [LIMIT]]`. Each run is a flow process with a program of one line. The exit code is 1
 if a run did not succeed, started more than once, or ran its program more than once.
@@ -31,7 +31,8 @@ from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 from torchyard.tasks.recovery import recover_lost_runs
 
-RUNS, LIMIT = 50, 10
+RUNS = 50
+LIMIT = 10
 END_TIMEOUT_S = 3600.0  # seconds until all runs have ended
 POOL = "torchyard"
 PROGRAM = """
@@ -42,7 +43,7 @@ print("done")
 
 
 def main(show: Any, runs: int = RUNS, limit: int = LIMIT) -> int:
-    """Trigger the runs, wait for their ends, print the figures; returns how many faults were found."""
+    """Create the runs, wait for their ends, print the figures, and return the number of faults."""
     with tempfile.TemporaryDirectory() as name, prefect_server(Path(name, "prefect")) as server:
         folder = Path(name)
         os.environ["TORCHYARD_RUNS"] = str(folder / "runs")
@@ -53,25 +54,25 @@ def main(show: Any, runs: int = RUNS, limit: int = LIMIT) -> int:
             peak, ended_at, resumed = wait_for_runs(client, ids)
             show(f"{runs} runs at once, {limit} at a time: to the last end", ended_at - started_at, None)
             show(f"{runs} runs at once: a run", (ended_at - started_at) / runs, None)
-            show("memory of the worker and its flows, most", peak["MB"], None, "MB")
-            show("memory a run in progress", peak["MB"] / limit, None, "MB")
-            show("runs in progress, most", peak["live"], None, "")
-            show("runs that Prefect's worker lost, and that came back", resumed, None, "")
-            faults = find_faults(client, folder, ids, peak["live"] > limit)
-    print("\n".join(faults) or f"nothing lost, nothing twice: {runs} runs, {runs} programs")
+            show("memory of the worker and its flows, peak", peak["MB"], None, "MB")
+            show("memory of a run in progress", peak["MB"] / limit, None, "MB")
+            show("runs in progress, peak", peak["live"], None, "")
+            show("runs that Prefect's worker lost, and that were resumed", resumed, None, "")
+            faults = find_faults(client, folder, ids, over_limit=peak["live"] > limit)
+    print("\n".join(faults) or f"no run lost, none started twice: {runs} runs, {runs} programs")
     return len(faults)
 
 
 @contextlib.contextmanager
 def run_worker(folder: Path, server: dict[str, str], limit: int) -> Iterator[None]:
-    """A worker that takes this many runs at a time; its flows and their programs never outlive it."""
+    """A worker that runs at most `limit` flows at a time; they and their programs are killed when the block ends."""
     argv = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     with (folder / "worker.log").open("wb") as log:
         subprocess.Popen(
             [*argv, "--limit", str(limit)],
-            env={**os.environ, **server, "PYTHONPATH": str(ROOT)},
+            env=os.environ | server | {"PYTHONPATH": str(ROOT)},
             cwd=ROOT,
             stdout=log,
             stderr=log,
@@ -93,7 +94,7 @@ def create_runs(client: SyncPrefectClient, folder: Path, runs: int) -> list[UUID
 
     (folder / "tiny.py").write_text(PROGRAM)
     profile = {"about": "a line", "launcher": "baremetal", "program": "tiny.py", "agent": "none", "rendezvous": "env"}
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**profile, "env": {"TRUTH": str(folder / "truth")}}))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(profile | {"env": {"TRUTH": str(folder / "truth")}}))
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     deployment_id = client.create_deployment(
         client.create_flow(train),
@@ -107,12 +108,15 @@ def create_runs(client: SyncPrefectClient, folder: Path, runs: int) -> list[UUID
 
 
 def wait_for_runs(client: SyncPrefectClient, ids: list[UUID]) -> tuple[dict[str, float], float, int]:
-    """Wait until all runs have ended; returns the most memory and runs in progress, the last end, and what came back.
+    """Wait until all runs have ended; TimeoutError after `END_TIMEOUT_S`.
 
-    A busy server on SQLite may refuse a worker that starts a run, which Prefect then calls Crashed. What the automation
-    of an installation does about it is done here.
+    Returns the peaks of memory (MB) and of runs in progress, the monotonic time of the last end, and the number of
+    runs that were resumed. A busy server on SQLite may refuse a worker that starts a run, which Prefect then marks as
+    Crashed; this function then recovers lost runs, as an installation's automation does.
     """
-    peak, deadline, resumed = {"MB": 0.0, "live": 0.0}, time.monotonic() + END_TIMEOUT_S, 0
+    peak = {"MB": 0.0, "live": 0.0}
+    deadline = time.monotonic() + END_TIMEOUT_S
+    resumed = 0
     while time.monotonic() < deadline:
         runs = read_runs(client)
         live = sum(run.state_name in ("Pending", "Submitting", "Running") for run in runs)
@@ -138,7 +142,7 @@ def read_runs(client: SyncPrefectClient) -> list[FlowRun]:
 
 
 def measure_memory() -> float:
-    """The memory of the worker, its flows, watchdogs and supervisors in MB; a shared page counts once in all."""
+    """The memory of the worker, its flows, watchdogs and supervisors in MB; a shared page is counted once."""
     return sum(map(read_share, find_processes(get_process_marker()))) / 1024
 
 
@@ -147,19 +151,20 @@ def read_share(pid: int) -> int:
     if pid == os.getpid():
         return 0
     with contextlib.suppress(OSError):
-        lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+        for line in Path("/proc", str(pid), "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
     return 0
 
 
-def find_faults(client: SyncPrefectClient, folder: Path, ids: list[UUID], over_limit: bool) -> list[str]:
-    """What was lost, and what happened twice."""
+def find_faults(client: SyncPrefectClient, folder: Path, ids: list[UUID], *, over_limit: bool) -> list[str]:
+    """A sentence for each run that was lost, failed or ran more than once."""
     faults = ["more runs in progress than the worker's limit"] if over_limit else []
     states = {run.id: f"{run.state_name}: {run.state and run.state.message}" for run in read_runs(client)}
     faults += [f"{run}: {states[run]}" for run in ids if not states[run].startswith("Completed")]
-    starts = Counter(
-        event["run"] for run_folder in list_run_folders() for event in run_folder.events() if event["event"] == "start"
-    )
+    starts: Counter[str] = Counter()
+    for run_folder in list_run_folders():
+        starts.update(event["run"] for event in run_folder.events() if event["event"] == "start")
     faults += [f"{run} has {starts[str(run)]} starts in its journal" for run in ids if starts[str(run)] != 1]
     programs = [path.read_text() for path in (folder / "truth").iterdir()]
     if programs != ["x"] * len(ids):
@@ -168,7 +173,7 @@ def find_faults(client: SyncPrefectClient, folder: Path, ids: list[UUID], over_l
 
 
 if __name__ == "__main__":
-    from tests.bench import show as shown
+    from tests.bench import show
 
     forget_caller()
-    sys.exit(1 if main(shown, *map(int, sys.argv[1:])) else 0)
+    sys.exit(1 if main(show, *map(int, sys.argv[1:])) else 0)

@@ -1,4 +1,4 @@
-"""How torchyard's own work grows: a thousand pods, gigabytes of logs, half a million rows. It needs no cluster.
+"""How torchyard's own costs grow: a thousand pods, gigabytes of logs, half a million rows. No cluster is needed.
 
 `python tests/bench_scale.py [MB]`. Reading a log is compared with a bare pass that counts the lines of the same file.
 """
@@ -29,9 +29,18 @@ from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Observation, Outcome, Run, State, Status
 from torchyard.steps.collect import collect
 
-PODS, WARNINGS, TICKS = 1000, 1000, 5
-MB, BLOCK, LOG_MB, ROWS = 1e6, 1 << 20, 200, 500_000
-EXPLAIN_MS, STATUS_MS, COLLECT_RATE, READER_RATE, MEMORY_MIB = 50, 20, 100, 30, 64
+PODS = 1000
+WARNINGS = 1000
+TICKS = 5
+MB = 1e6
+BLOCK = 1 << 20
+LOG_MB = 200
+ROWS = 500_000
+EXPLAIN_MS = 50
+STATUS_MS = 20
+COLLECT_RATE = 100  # MB/s
+READER_RATE = 30  # MB/s
+MEMORY_MIB = 64
 NCCL_RATE = 100  # MB/s: 1 GB in 10 s
 PROFILES = {"volcano": "Job", "pytorchjob": "PyTorchJob", "jobset": "JobSet", "appwrapper": "AppWrapper"}
 PROFILE = "about: many pods\nlauncher: {}\nimage: none:1\nprogram: /none.py\nnodes: {}\nresources: {{gpus: 8}}\n"
@@ -64,13 +73,13 @@ ObservedJob = tuple[Observation, ClusterContext]
 
 
 def main(show: Any, size: int = LOG_MB) -> None:
-    """A job of many made-up pods, and made-up logs that are each read by a process of its own."""
+    """Measure a job of many generated pods, and generated logs, each read by a separate process."""
     with tempfile.TemporaryDirectory() as name:
         measure_pods(show, Path(name))
         measure_logs(show, Path(name), size)
 
 
-# --- what is seen of many pods
+# --- the states of many pods
 
 
 class Case(NamedTuple):
@@ -81,7 +90,7 @@ class Case(NamedTuple):
 
 
 def build_condition(kind: str, status: str, **fields: str) -> dict[str, str]:
-    return {"type": kind, "status": status, "lastTransitionTime": "2026-11-21T08:00:47Z", **fields}
+    return {"type": kind, "status": status, "lastTransitionTime": "2026-11-21T08:00:47Z"} | fields
 
 
 def build_status(state: dict[str, Any], phase: str = "Pending") -> dict[str, Any]:
@@ -122,7 +131,8 @@ def measure_pods(show: Any, folder: Path) -> None:
     for launcher, kind in PROFILES.items():
         path = folder / f"{launcher}.yaml"
         path.write_text(PROFILE.format(launcher, PODS))
-        module, run = registry.load_launcher(launcher), Run(id="0" * 32, attempt=1, folder=str(folder))
+        module = registry.load_launcher(launcher)
+        run = Run(id="0" * 32, attempt=1, folder=str(folder))
         plan = module.plan(load_profile(str(path)), run)
         assert isinstance(plan, ManifestPlan)
         cases = [build_observation(plan, kind, case) for case in CASES.values()]
@@ -133,9 +143,10 @@ def measure_pods(show: Any, folder: Path) -> None:
 
 
 def build_observation(plan: ManifestPlan, kind: str, case: Case) -> ObservedJob:
-    """All pods alike except one that runs, so that the job goes on, and warnings about them."""
-    names = [f"{plan.job}-{node}{'-x2x4z' if plan.has_random_suffix else ''}" for node in plan.nodes]
-    objects: dict[str, Any] = {f"{kind}/{plan.job}": {**plan.main, "status": {"state": {"phase": "Pending"}}}}
+    """All pods in one state except one that runs, so that the job has not ended, and warnings about them."""
+    suffix = "-x2x4z" if plan.has_random_suffix else ""
+    names = [f"{plan.job}-{node}{suffix}" for node in plan.nodes]
+    objects: dict[str, Any] = {f"{kind}/{plan.job}": plan.main | {"status": {"state": {"phase": "Pending"}}}}
     for name in names:
         meta = {"name": name, "uid": name, "labels": plan.labels, "annotations": {"a": "b"}}
         spec = {"nodeName": "node-1", "restartPolicy": "Never", "containers": [{"name": "worker"}]}
@@ -175,9 +186,9 @@ def measure_logs(show: Any, folder: Path, size: int) -> None:
     fill_file(log, size, repeat_lines(PREFIX + noise for noise in NOISE))
     print(f"logs of {size} MB, beside a bare count of their lines", flush=True)
     for format in ("none", "json-lines"):
-        report(show, f"collect of a failed job, metrics {format}", log, (COLLECT_RATE, "failed", format))
+        report(show, f"collect of a failed job, metrics {format}", log, ReadTask(COLLECT_RATE, "failed", format))
     fill_file(log, size, nccl_lines())
-    report(show, "collect, every line of NCCL", log, (NCCL_RATE, "collect", "none"))
+    report(show, "collect, every line of NCCL", log, ReadTask(NCCL_RATE, "collect", "none"))
     for reader, line in LINES.items():
         headers = HEADERS.get(reader, ())
         fill_file(
@@ -185,33 +196,39 @@ def measure_logs(show: Any, folder: Path, size: int) -> None:
             size // 4,
             itertools.chain((f"{PREFIX}[default0]:{header}" for header in headers), mix_with_noise(line)),
         )
-        report(show, f"collect, {reader}, a row in five lines", log, (None, "collect", reader))
+        report(show, f"collect, {reader}, a row in five lines", log, ReadTask(None, "collect", reader))
         row_format = line.partition("]:")[2]
         fill_file(
             log,
             size // 4,
             itertools.chain(headers, (row_line.removeprefix(PREFIX) for row_line in mix_with_noise(row_format))),
         )
-        report(show, f"the reader of {reader}, a row in five lines", log, (READER_RATE, "read", reader))
+        report(show, f"the reader of {reader}, a row in five lines", log, ReadTask(READER_RATE, "read", reader))
         fill_file(log, size // 4, itertools.chain(headers, (row_format.format(number) for number in range(1 << 40))))
-        report(show, f"the reader of {reader}, every line a row", log, (None, "read", reader))
+        report(show, f"the reader of {reader}, every line a row", log, ReadTask(None, "read", reader))
     fill_file(log, 1 << 30, (PREFIX + LINES["json-lines"].format(number) for number in range(ROWS)))
     figures = run_in_child("collect", str(log), "json-lines")
-    show(f"{ROWS:,} rows: memory over the start", figures["mib"], MEMORY_MIB, "MiB")
-    show(f"{ROWS:,} rows: what report.json holds of them", figures["kept"] / 1000, 500, "kB")
+    show(f"{ROWS:,} rows: memory in addition to that of the start", figures["mib"], MEMORY_MIB, "MiB")
+    show(f"{ROWS:,} rows: their size in report.json", figures["report_bytes"] / 1000, 500, "kB")
 
 
-def report(show: Any, label: str, log: Path, task: tuple[float | None, str, MetricsFormat]) -> None:
+class ReadTask(NamedTuple):
+    """What to do with a log ("collect", "failed" or "read"), and the MB/s that it must reach, if there is a target."""
+
+    minimum: float | None
+    action: str
+    format: MetricsFormat
+
+
+def report(show: Any, label: str, log: Path, task: ReadTask) -> None:
+    """Run a task in a child process, and show its rate and memory."""
     from tests.bench import show_rate
 
-    minimum, action, format = task
-    size, bare_s, figures = (
-        log.stat().st_size / MB,
-        measure_median_s(partial(count_lines, log)),
-        run_in_child(action, str(log), format),
-    )
-    show_rate(label, size / figures["s"], minimum, f"  ({figures['s'] / bare_s:.0f} x the bare count)")
-    show("    memory over the start", figures["mib"], MEMORY_MIB, "MiB")
+    size = log.stat().st_size / MB
+    bare_s = measure_median_s(partial(count_lines, log))
+    figures = run_in_child(task.action, str(log), task.format)
+    show_rate(label, size / figures["s"], task.minimum, f"  ({figures['s'] / bare_s:.0f} x the bare count)")
+    show("    memory in addition to that of the start", figures["mib"], MEMORY_MIB, "MiB")
 
 
 def repeat_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -219,9 +236,11 @@ def repeat_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def nccl_lines() -> Iterator[str]:
-    """Channels of a node with many communicators: most lines say what another has said."""
+    """Channels of a node with many communicators: most lines repeat what an earlier line reports."""
     for number in range(1 << 40):
-        rank, peer, hca = number % 128, (number + 8) % 128, number * 7 % 8
+        rank = number % 128
+        peer = (number + 8) % 128
+        hca = number * 7 % 8
         transport = (f"NET/IB/{hca}/GDRDMA", f"NET/IB/{hca}({rank})/GDRDMA", "P2P/CUMEM/read", "SHM/direct/direct")[
             number % 4
         ]
@@ -230,14 +249,14 @@ def nccl_lines() -> Iterator[str]:
 
 
 def mix_with_noise(line: str) -> Iterator[str]:
-    """Yield a row of the format, then four other lines, again and again."""
+    """Yield a row of the format, then the four noise lines, repeatedly."""
     for number in range(1 << 40):
         yield PREFIX + line.format(number)
         yield from (PREFIX + noise for noise in NOISE)
 
 
 def fill_file(path: Path, size: float, lines: Iterable[str]) -> None:
-    """Fill a file with all lines, or up to this many MB; its node has group rank 0."""
+    """Write lines to a file until `size` MB or their end; its node has group rank 0."""
     with path.open("wb") as file:
         file.write((PREFIX + RANK_LINE + "\n").encode())
         for line in lines:
@@ -260,7 +279,7 @@ def run_in_child(*argv: str) -> dict[str, float]:
 
 
 def run_child(action: str, path: str, format: MetricsFormat) -> None:
-    """Read one log; print how long that took, and how much memory it needed beyond that of the start."""
+    """Read one log; print the seconds, the memory in addition to that of the start, and the rows, as JSON."""
     profile = Path(path).with_suffix(".yaml")
     profile.write_text(PROFILE.format("volcano", 1))
     plan = registry.load_launcher("volcano").plan(
@@ -272,7 +291,8 @@ def run_child(action: str, path: str, format: MetricsFormat) -> None:
     Path(log).symlink_to(path)
     state: State = "failed" if action == "failed" else "succeeded"
     outcome = Outcome(status=Status(state=state, reason=""), exit_codes={"worker-0": 1})
-    rss_before, started_at = read_memory_mib("VmRSS"), time.process_time()
+    rss_before = read_memory_mib("VmRSS")
+    started_at = time.process_time()
     if action == "read":
         with open(path) as file:
             metrics = READERS[format](line.rstrip("\n") for line in file)
@@ -286,22 +306,24 @@ def run_child(action: str, path: str, format: MetricsFormat) -> None:
                 "s": duration_s,
                 "mib": read_memory_mib("VmHWM") - rss_before,
                 "rows": len(metrics.rows),
-                "kept": report_bytes,
+                "report_bytes": report_bytes,
             }
         )
     )
 
 
 def read_memory_mib(field: str) -> float:
-    """MiB of memory now (VmRSS), or the peak so far (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+    """MiB of this process's memory: now (VmRSS), or the peak so far (VmHWM)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child(sys.argv[2], sys.argv[3], sys.argv[4])  # type: ignore[arg-type]
     else:
-        from tests.bench import show as shown
+        from tests.bench import show
 
-        main(shown, *map(int, sys.argv[1:]))
+        main(show, *map(int, sys.argv[1:]))

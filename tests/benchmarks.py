@@ -1,4 +1,4 @@
-"""Benchmarks without runs: reports of bandwidths, and what stands for the runs of several fabrics."""
+"""Benchmarks without runs: reports of bandwidths, and a function that returns them in place of runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def bandwidth_rows(*busbws: float, factor: float = 1.0, start: int = 1 << 20) ->
 
 
 def replay_reports(reports: dict[str | None, Report], received_overrides: list[dict[str, Any]] | None = None) -> Runs:
-    """Stands for the runs: each fabric has its report; `seen` gets the overrides."""
+    """A replacement for a run: it returns its fabric's report, and appends the overrides to `received_overrides`."""
 
     def run_one(profile: Profile, overrides: dict[str, Any]) -> Report:
         if received_overrides is not None:

@@ -8,7 +8,7 @@ NOWHERE = "/nonexistent/kubeconfig of a test"
 
 
 def forget_caller() -> None:
-    """Hide the caller's cluster and Prefect server from this process and from those that it starts."""
+    """Hide the caller's cluster and Prefect server from this process and from the processes that it starts."""
     forget_cluster()
     for name in SERVER:
         os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""Profiles that are made of a helm chart's values."""
+"""Profiles that consist of a Helm chart's values."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def write_values(folder: Path, *documents: dict[str, Any], **keys: Any) -> Path:
     for name, document in zip(names, documents, strict=True):
         (folder / name).write_text(yaml.safe_dump(document, sort_keys=False))
     path = folder / "sample.yaml"
-    path.write_text(yaml.safe_dump({**PROFILE, "values": names, **keys}))
+    path.write_text(yaml.safe_dump(PROFILE | {"values": names} | keys))
     return path
 
 

@@ -1,8 +1,8 @@
 """`make compare`: torchyard beside other launchers, on the cluster of `make cluster-up`, all measured in one run.
 
-Each launcher runs the same job on the two real nodes, in a terminal of its own, and its own pods show that it trains.
-Then rank 1 is killed in its pod, or Ctrl-C is typed. The peers are installed in a temporary folder, by pip. Everything
-happens in one namespace, which is deleted at the end.
+Each launcher runs the same job on the two real nodes, in its own terminal, and its own pods show that it trains.
+Then rank 1 is killed in its pod, or Ctrl-C is typed. The peers are installed in a temporary folder, by pip. All
+objects are in one namespace, which is deleted at the end.
 """
 
 import argparse
@@ -35,11 +35,12 @@ from torchyard.common.project_root import ROOT
 
 SMALL_JOB = json.loads((ROOT / "docs" / "small.json").read_text())
 PEERS = ("torchx==0.7.0", "kubeflow-training==1.9.4", "kubernetes==35.0.0")
-PROGRAM, ARGS = SMALL_JOB["program"], ["--epochs=3600", "--pause=1"]
-FAILURE_TIMEOUT_S = 120  # seconds that a terminal has to say that the job failed
-EXCLUSIVE_S = 25  # of these, nothing else is started
+PROGRAM = SMALL_JOB["program"]
+ARGS = ["--epochs=3600", "--pause=1"]
+FAILURE_TIMEOUT_S = 120  # until a terminal reports that the job failed
+EXCLUSIVE_S = 25  # after a rank was killed, in which no other job is started
 CTRL_C_WAIT_S = 20
-START_TIMEOUT_S = 240  # seconds that a job has to start to train
+START_TIMEOUT_S = 240  # until a job trains
 KINDS = {
     "pods": "pod",
     "services": "service",
@@ -94,19 +95,19 @@ kubectl -n {ns} wait --for=condition=Failed --timeout=-1s pytorchjob/{name}
 NOT_COMPARED = {
     "Kubeflow Trainer v2 and its SDK": "the test cluster has the Training Operator v1, not Trainer v2",
     "NeMo-Run": "its jobs on Kubernetes are TrainJobs of Trainer v2, or need Run:ai, Lepton or Ray",
-    "mlbatch's chart": "a generator: it submits with kubectl or oc, and waits for nothing",
-    "SkyPilot": "it makes pods of its own with Ray and its agent installed in them, from images that it downloads",
+    "mlbatch's chart": "a generator: it submits with kubectl or oc, and does not wait",
+    "SkyPilot": "it creates its own pods with Ray and its agent installed in them, from images that it downloads",
     "dstack": "it needs its server, and installs its agent in each pod from the internet",
     "Ray, KubeRay, CodeFlare": "a Ray cluster is the job's runtime; the program would be another one",
     "Metaflow": "its tasks need an object store that pods reach; the test cluster has none",
     "submitit and Slurm": "they need Slurm, not Kubernetes",
-    "Run:ai": "its control plane is a product; no cluster of ours has one",
+    "Run:ai": "its control plane is a product, which was not available",
 }
 
 
 @dataclass
 class Launcher:
-    """One row: how it is started, and what its terminal shows when it says that the job failed."""
+    """One row: the command that starts it, and the pattern with which its terminal reports that the job failed."""
 
     key: str
     name: str
@@ -117,7 +118,11 @@ class Launcher:
 
 @dataclass
 class Terminal:
-    """A command in a terminal of its own; each line that it shows, and when."""
+    """A command in its own pseudo terminal, and its output.
+
+    `follow` runs in a thread of the caller until the terminal is closed, and appends each piece of output with the time
+    at which it arrived; the other methods may be called meanwhile.
+    """
 
     process: subprocess.Popen[bytes]
     master: int
@@ -135,7 +140,7 @@ class Terminal:
             self.output.append((time.time(), text))
 
     def find_first(self, pattern: str, since: float) -> tuple[float, str] | None:
-        """When something like the pattern was shown first, and its line; lines may come in pieces."""
+        """The time and line of the first match after `since`; None if there is none. Lines may arrive in pieces."""
         pieces = [piece for piece in list(self.output) if piece[0] >= since]
         text = "".join(chunk for _, chunk in pieces)
         match = re.search(pattern, text, re.MULTILINE)
@@ -159,7 +164,11 @@ class Terminal:
 
 
 class Bench:
-    """The namespace, the peers' environment, and the cells that are measured in them."""
+    """The namespace, the peers' environment, and the measurements in them.
+
+    `kill_lock` is held from the start of a job until its failure is reported or `EXCLUSIVE_S` have passed, so that one
+    job at a time is timed; `job_slots` limits the jobs of the Ctrl-C measurements.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -175,7 +184,7 @@ class Bench:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
 
     def count_objects(self, prefix: str) -> dict[str, int]:
-        """How many objects of each kind there are of this job."""
+        """The number of the job's objects of each kind, by a name to display."""
         objects = json.loads(self.kubectl("get", ",".join(KINDS), "-o", "json"))["items"]
         count = Counter(
             obj["kind"] + "." + obj["apiVersion"] for obj in objects if obj["metadata"]["name"].startswith(prefix)
@@ -185,8 +194,11 @@ class Bench:
         for kind, number in sorted(count.items()):
             kind_name = kind.partition(".")[0]
             display_name = display_names.get(kind_name, kind_name if kind_name == "PyTorchJob" else kind_name.lower())
-            plural = "policies" if number > 1 and display_name.endswith("policy") else None
-            counts[display_name.replace("policy", plural) if plural else display_name + "s" * (number > 1)] = number
+            if number > 1 and display_name.endswith("policy"):
+                display_name = display_name.removesuffix("y") + "ies"
+            elif number > 1:
+                display_name += "s"
+            counts[display_name] = number
         return counts
 
     def list_pods(self, prefix: str) -> list[str]:
@@ -194,24 +206,19 @@ class Bench:
         return [name for name in names if name.removeprefix("pod/").startswith(prefix)]
 
     def kill_rank(self, prefix: str) -> float:
-        """Kill rank 1's process in its pod; when that was."""
+        """Kill rank 1's process in its pod; return the pod's time of that. RuntimeError if no pod has a rank 1."""
         for pod in self.list_pods(prefix):
-            if killed_at := self.kubectl("exec", pod, "--", "bash", "-c", KILL_SCRIPT).strip():
+            killed_at = self.kubectl("exec", pod, "--", "bash", "-c", KILL_SCRIPT).strip()
+            if killed_at:
                 return float(killed_at)
         raise RuntimeError("no pod has a rank 1")
 
-    # --- cells ---
+    # --- measurements ---
 
     def start(self, launcher: Launcher, job: str) -> Terminal:
-        """Start a launcher in a terminal, and wait until its job trains."""
+        """Start a launcher in a terminal, and wait until its job trains. RuntimeError if it does not."""
         master, slave = pty.openpty()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONUNBUFFERED": "1",
-            "TERM": "xterm",
-            "COLUMNS": "200",
-        }
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TERM": "xterm", "COLUMNS": "200"}
         environment["TORCHYARD_RUNS"] = str(self.folder / "runs")
         process = subprocess.Popen(
             launcher.command(self, job),
@@ -311,7 +318,7 @@ class Bench:
                 if name.partition("/")[2].startswith(job):
                     self.kubectl("delete", "--wait=false", name)
 
-    # --- how each is started ---
+    # --- the command of each launcher ---
 
     def build_torchyard_command(self, launcher: str, job: str) -> list[str]:
         launcher_keys = {"options": {"queue": "default"}} if launcher == "volcano" else {}
@@ -322,10 +329,9 @@ class Bench:
             "args": ARGS,
             "nodes": 2,
             "processes": 1,
-            **shared_keys,
-        }
+        } | shared_keys
         path = self.folder / f"{job}.yaml"
-        path.write_text(yaml.safe_dump({**document, "cluster": {"namespace": self.namespace}, **launcher_keys}))
+        path.write_text(yaml.safe_dump(document | {"cluster": {"namespace": self.namespace}} | launcher_keys))
         return [str(Path(sys.executable).parent / "torchyard"), "run", str(path)]
 
     def build_torchx_command(self, job: str) -> list[str]:
@@ -390,9 +396,10 @@ class Bench:
         return str(self.peers / "bin" / "python")
 
 
-TORCHYARD_FAILED, KUBECTL_FAILED = r"ended with exit code|failed in \d", r"pytorchjob\S* condition met"
+TORCHYARD_FAILED = r"ended with exit code|failed in \d"
+KUBECTL_FAILED = r"pytorchjob\S* condition met"
 SDK_FAILED = r"is Failed|RuntimeError|TimeoutError"
-KILL_ORDER = ("ty-pj", "ty-vc", "sdk-n", "kc-n", "tx", "sdk", "kc")  # jobs that may restart for ever come last
+KILL_ORDER = ("ty-pj", "ty-vc", "sdk-n", "kc-n", "tx", "sdk", "kc")  # jobs that may restart forever are last
 LAUNCHERS = [
     Launcher(
         "ty-pj",
@@ -434,7 +441,7 @@ LAUNCHERS = [
 
 
 def install_peers(bench: Bench, existing_env: str | None) -> dict[str, str]:
-    """The peers, in an environment of their own; what has been installed."""
+    """Install the peers in a virtual environment, or use an existing one; return their versions."""
     if existing_env:
         bench.peers = Path(existing_env)
     else:
@@ -453,20 +460,17 @@ def read_versions(bench: Bench, peers: dict[str, str]) -> dict[str, str]:
     kubectl_versions = json.loads(bench.kubectl("version", "-o", "json"))
     import torch
 
-    client_versions = {
-        "torchyard": version("torchyard"),
-        **peers,
-        "kubectl": kubectl_versions["clientVersion"]["gitVersion"],
-    }
-    return {
-        **client_versions,
+    client_versions = (
+        {"torchyard": version("torchyard")} | peers | {"kubectl": kubectl_versions["clientVersion"]["gitVersion"]}
+    )
+    return client_versions | {
         "Kubernetes": kubectl_versions["serverVersion"]["gitVersion"],
         "torch": torch.__version__.partition("+")[0],
     }
 
 
 def measure(bench: Bench, only: str | None) -> list[dict[str, Any]]:
-    """All rows; first the deaths, one after the other, then Ctrl-C."""
+    """Measure all rows: first the killed ranks, one after the other, then Ctrl-C."""
     launchers = [launcher for launcher in LAUNCHERS if not only or re.fullmatch(only, launcher.key)]
     rows: list[dict[str, Any]] = [{"launcher": launcher.name} for launcher in launchers]
     for measure_cell in (bench.measure_death, bench.measure_interrupt):
@@ -485,9 +489,9 @@ def measure(bench: Bench, only: str | None) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", default=str(Path.home() / ".local/state/torchyard/cluster/admin.kubeconfig"))
-    parser.add_argument("--peers", help="a virtual environment that has the peers already")
-    parser.add_argument("--only", help="rows whose key matches; nothing is stored")
-    parser.add_argument("--keep", help="a folder for what the terminals showed")
+    parser.add_argument("--peers", help="a virtual environment in which the peers are installed")
+    parser.add_argument("--only", help="measure only rows whose key matches this pattern; store nothing")
+    parser.add_argument("--keep", help="a folder for the output of the terminals")
     options = parser.parse_args()
     os.environ["KUBECONFIG"] = options.kubeconfig
     with tempfile.TemporaryDirectory(prefix="torchyard-compare-") as name:

@@ -1,4 +1,4 @@
-"""What tests/compare.py has measured, as a table, as docs/compare.md's table, and as a picture."""
+"""The measurements of tests/compare.py as a printed table, as docs/compare.md's table, and as a picture."""
 
 import json
 import sys
@@ -9,8 +9,11 @@ from torchyard.common.project_root import ROOT
 RESULT = ROOT / "docs" / "pictures" / "compare.json"
 PICTURE = RESULT.with_suffix(".svg")
 PAGE = ROOT / "docs" / "compare.md"
-BEGIN, END = "<!-- made by make compare -->", "<!-- end -->"
-TORCHYARD_COLOUR, PEER_COLOUR, TEXT_COLOUR = "#2a6f97", "#b0b0b0", "#222222"
+BEGIN = "<!-- made by make compare -->"
+END = "<!-- end -->"
+TORCHYARD_COLOUR = "#2a6f97"
+PEER_COLOUR = "#b0b0b0"
+TEXT_COLOUR = "#222222"
 Row = dict[str, Any]
 
 
@@ -20,15 +23,16 @@ def load_result() -> dict[str, Any]:
 
 
 def format_failure_time(row: Row, limit: int) -> str:
-    """When the terminal said that the job failed."""
-    if reason := row.get("not_measured"):
+    """The seconds until the terminal reported the failure, or why there are none."""
+    reason = row.get("not_measured")
+    if reason:
         return f"not measured: {reason}"
     death = row["death"]
     return f"{death['told_s']:.1f} s" if death["told_s"] is not None else f"not within {limit} s"
 
 
 def describe_diagnosis(row: Row) -> str:
-    """What the terminal showed of the rank and of the cause."""
+    """Whether the terminal named the rank and the cause, and after how many seconds the cause."""
     death = row.get("death") or {}
     named_facts = [fact for fact in ("rank", "cause") if death.get(f"{fact}_named")]
     if not death:
@@ -41,7 +45,7 @@ def describe_diagnosis(row: Row) -> str:
 
 
 def format_leftovers(row: Row) -> str:
-    """What was in the namespace after Ctrl-C."""
+    """The number and kinds of the objects left in the namespace after Ctrl-C; `-` if not measured."""
     leftovers = row.get("left")
     if leftovers is None:
         return "-"
@@ -60,7 +64,7 @@ def render_table(result: dict[str, Any]) -> str:
 
 
 def render_page(text: str, result: dict[str, Any]) -> str:
-    """The page's text with this table."""
+    """The page's text with this result in place of the previous one."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     summary = f"Measured on {result['date']}: {', '.join(f'{k} {v}' for k, v in result['versions'].items())}."
@@ -68,7 +72,7 @@ def render_page(text: str, result: dict[str, Any]) -> str:
 
 
 def draw_picture(result: dict[str, Any]) -> None:
-    """Write the picture: seconds until the terminal says it, and objects left, side by side."""
+    """Write the picture: seconds until the terminal reports the failure, and leftover objects."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -1,4 +1,4 @@
-"""What many tests share: a runs folder of their own, and profiles written on the spot."""
+"""Fixtures that many tests share: a separate runs folder, fake servers, and profiles written by the test."""
 
 import os
 from collections.abc import Callable, Generator, Iterator
@@ -14,8 +14,7 @@ from tests.fake_api import FakeApi
 from tests.receiver import Receiver, run_receiver
 from tests.skips import refuse_skip
 from tests.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
-from torchyard.kube.client import Client
-from torchyard.kube.client import get_cluster_client as cluster_api
+from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 forget_caller()
 
-# A busy machine is slow, not wrong.
+# On a busy machine an example may take long; that is not a failure.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
@@ -45,7 +44,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(autouse=True)
 def own_runs(tmp_path: Path) -> Iterator[None]:
-    """No test writes to the user's runs or finds the user's profiles."""
+    """Give each test its own runs folder, and hide the user's profiles and pool; restore the environment after it."""
     original_env = dict(os.environ)
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "runs")
     os.environ.pop("TORCHYARD_PROFILES", None)
@@ -57,7 +56,7 @@ def own_runs(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def api() -> Iterator[None]:
-    """A Prefect API for the whole session; without heartbeats a flow ends a second sooner."""
+    """A Prefect API for the whole session; without heartbeats a flow ends one second earlier."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing.utilities import prefect_test_harness
 
@@ -70,19 +69,19 @@ def api() -> Iterator[None]:
 
 @pytest.fixture
 def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
-    """A fake API server, which KUBECONFIG names."""
+    """A fake API server, which KUBECONFIG names during the test."""
     server = FakeApi(tmp_path)
     os.environ["KUBECONFIG"] = str(server.kubeconfig)
-    cluster_api.cache_clear()
+    get_cluster_client.cache_clear()
     yield server
     server.close()
-    cluster_api.cache_clear()
+    get_cluster_client.cache_clear()
 
 
 @pytest.fixture
 def fake_server(fake_api: FakeApi) -> Client:
     """Our client of the fake API server."""
-    return cluster_api(Cluster())
+    return get_cluster_client(Cluster())
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ def write(tmp_path: Path) -> Write:
 
     def write_profile(name: str = "sample", code: str = "print('hello')", **keys: Any) -> Path:
         (tmp_path / f"{name}.py").write_text(code)
-        document = {"about": "a test", "launcher": "baremetal", "program": f"{name}.py", **keys}
+        document = {"about": "a test", "launcher": "baremetal", "program": f"{name}.py"} | keys
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(document))
         return path
@@ -120,7 +119,7 @@ def planned(write: Write, tmp_path: Path) -> Planned:
     """Plan a job in pods from the given keys of its profile; the default launcher is Volcano."""
 
     def plan_keys(attempt: int = 1, name: str = "sample", **keys: Any) -> ManifestPlan:
-        path = write(name, **{"launcher": "volcano", "image": "train:v1", **keys})
+        path = write(name, **{"launcher": "volcano", "image": "train:v1"} | keys)
         return manifest_plan_of(load(path), tmp_path, attempt)
 
     return plan_keys
@@ -128,16 +127,18 @@ def planned(write: Write, tmp_path: Path) -> Planned:
 
 @pytest.fixture
 def launched(planned: Planned, tmp_path: Path) -> Launched:
-    """Plan a manifest with these documents, or that of a row of the guide."""
+    """Plan a manifest of these documents, or that of a guide's row, whose name is the only argument."""
 
     def launch(*documents: Any, **keys: Any) -> ManifestPlan:
-        is_guide_row = isinstance(documents[0], str)
-        path = MANIFESTS / f"{documents[0]}.yaml" if is_guide_row else tmp_path / "job.yaml"
-        if not is_guide_row:
+        if isinstance(documents[0], str):
+            path = MANIFESTS / f"{documents[0]}.yaml"
+            documents = tuple(read_manifest(documents[0]))
+        else:
+            path = tmp_path / "job.yaml"
             path.write_text(yaml.safe_dump_all(documents))
-        kinds = [document["kind"] for document in (read_manifest(documents[0]) if is_guide_row else documents)]
-        launcher = next((KINDS[kind] for kind in kinds if kind in KINDS), "volcano")
-        return planned(**{"launcher": launcher, "image": None, "program": None, "manifest": str(path), **keys})
+        launchers = [KINDS[document["kind"]] for document in documents if document["kind"] in KINDS]
+        launcher = launchers[0] if launchers else "volcano"
+        return planned(**{"launcher": launcher, "image": None, "program": None, "manifest": str(path)} | keys)
 
     return launch
 

@@ -1,7 +1,7 @@
 """Records `torchyard demo` and `torchyard demo --fail` into docs/pictures/demo.svg: `make picture`.
 
-The picture shows what a terminal shows of an installed package, except for two things: waits are shortened, and the
-path of the folder in which the commands run is left out. It has no script, so it plays wherever an image is shown.
+The picture shows the terminal output of an installed package, with shorter pauses and without the path of the folder in
+which the commands run. It contains no script, so it plays wherever an image is displayed.
 """
 
 import fcntl
@@ -21,9 +21,16 @@ from torchyard.common.project_root import ROOT
 
 PICTURE = ROOT / "docs" / "pictures" / "demo.svg"
 COMMANDS = ("torchyard demo", "torchyard demo --fail")
-COLUMNS, ROWS = 100, 34
-_CHARACTER, _LINE, _MARGIN = 8.4, 18, 14  # in pixels, for a font of 14
-_PER_KEY_S, _LONGEST_WAIT_S, _READING_S, _END_S = 0.04, 0.35, 2.5, 3.0
+COLUMNS = 100
+ROWS = 34
+# In pixels, for a font of 14.
+_CHARACTER_WIDTH = 8.4
+_LINE_HEIGHT = 18
+_MARGIN = 14
+_KEY_S = 0.04  # between two typed keys
+_MAX_PAUSE_S = 0.35  # longer pauses of a command are shortened to this
+_READING_S = 2.5  # after a command's output
+_END_S = 3.0  # before the animation repeats
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from torchyard.cli.console import main; main()"
 _STYLE = """
 text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#d4dae2;white-space:pre}
@@ -33,7 +40,7 @@ text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the screen, and when it appears in the picture. `typed`: a command, a key after the other."""
+    """A line of the screen. `is_typed`: a command, which appears key by key from `appears_at_s` on."""
 
     appears_at_s: float
     text: str
@@ -41,8 +48,12 @@ class Line:
 
 
 def record(command: str, package: Path, folder: Path) -> list[tuple[float, str]]:
-    """What the command printed in a pseudo terminal, and how many seconds after its start."""
-    started_at, output = time.monotonic(), []
+    """The command's output in a pseudo terminal: each chunk with its seconds after the start.
+
+    RuntimeError if the command fails.
+    """
+    started_at = time.monotonic()
+    output = []
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -51,7 +62,8 @@ def record(command: str, package: Path, folder: Path) -> list[tuple[float, str]]
     while text := _read(terminal):
         output.append((time.monotonic() - started_at, text))
     os.close(terminal)
-    if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
         raise RuntimeError(f"{command} ended with {code}:\n{''.join(text for _, text in output)}")
     return output
 
@@ -59,34 +71,41 @@ def record(command: str, package: Path, folder: Path) -> list[tuple[float, str]]
 def _read(terminal: int) -> str:
     try:
         return os.read(terminal, 1 << 16).decode()
-    except OSError:  # Linux says so when the last process has closed its side
+    except OSError:  # Linux reports the end this way, once the last process has closed its side
         return ""
 
 
 def wrap(text: str) -> list[str]:
-    """The text as rows of the terminal, which breaks a line wherever it is full."""
+    """The text as rows of the terminal, which breaks lines after `COLUMNS` characters; ValueError for escape codes."""
     if "\x1b" in text:
-        raise ValueError("the demo moves the cursor or uses colours now, and this picture knows only lines")
+        raise ValueError(
+            "the demo's output contains escape codes (colours, cursor moves), which this picture cannot show"
+        )
     lines = text.replace("\r", "").removesuffix("\n").split("\n")
     return [line[offset : offset + COLUMNS] for line in lines for offset in range(0, max(len(line), 1), COLUMNS)]
 
 
 def play(recordings: dict[str, list[tuple[float, str]]], folder: Path) -> tuple[list[Line], float]:
-    """Every line with its moment, and the seconds of the whole."""
-    lines, now = [], 0.4
+    """Every line with the time at which it appears, and the length of the animation in seconds."""
+    lines = []
+    now = 0.4
     for command, output in recordings.items():
         lines.append(Line(now, f"$ {command}", is_typed=True))
-        now, last_output_s = now + len(command) * _PER_KEY_S, 0.0
+        now += len(command) * _KEY_S
+        last_output_s = 0.0
         for output_s, text in output:
-            now, last_output_s = now + min(output_s - last_output_s, _LONGEST_WAIT_S), output_s
-            lines += [Line(now, line) for line in wrap(text.replace(f"{folder}/", ""))] if text.strip() else []
+            now += min(output_s - last_output_s, _MAX_PAUSE_S)
+            last_output_s = output_s
+            if text.strip():
+                lines += [Line(now, line) for line in wrap(text.replace(f"{folder}/", ""))]
         now += _READING_S
     return lines, now - _READING_S + _END_S
 
 
 def draw(lines: list[Line], length: float) -> str:
-    """The picture. Without animation it shows the end."""
-    width, height = 2 * _MARGIN + COLUMNS * _CHARACTER, 2 * _MARGIN + ROWS * _LINE
+    """The picture as SVG. A viewer without animation shows the last rows."""
+    width = 2 * _MARGIN + COLUMNS * _CHARACTER_WIDTH
+    height = 2 * _MARGIN + ROWS * _LINE_HEIGHT
     steps = {0.0: {"transform": "translateY(0)"}}
     shapes: list[str] = []
     frames: list[str] = []
@@ -96,11 +115,11 @@ def draw(lines: list[Line], length: float) -> str:
         frames.append(_keyframes(f"m{number}", length, {0.0: {"opacity": "0"}, moment: {"opacity": "1"}}))
         shapes += [_draw_line(row, line, f"m{number}") for row, line in enumerate(lines) if line.appears_at_s == moment]
         hidden_rows = max(sum(line.appears_at_s <= moment for line in lines) - ROWS, 0)
-        steps[moment] = {"transform": f"translateY({-hidden_rows * _LINE}px)"}
+        steps[moment] = {"transform": f"translateY({-hidden_rows * _LINE_HEIGHT}px)"}
     for row, line in enumerate(lines):
         if line.is_typed:
             keys = len(line.text) - 2
-            cover_moves = {line.appears_at_s + key * _PER_KEY_S: _move(key * _CHARACTER) for key in range(keys + 1)}
+            cover_moves = {line.appears_at_s + key * _KEY_S: _move(key * _CHARACTER_WIDTH) for key in range(keys + 1)}
             frames.append(_keyframes(f"t{row}", length, {0.0: _move(0)} | cover_moves))
             shapes.append(_draw_cover(row, keys, f"t{row}"))
     frames.append(_keyframes("scroll", length, steps))
@@ -113,7 +132,7 @@ def draw(lines: list[Line], length: float) -> str:
         f"<style>{_STYLE}{rules}\n" + "\n".join(frames) + "\n.scroll{transform:" + end + "}\n"
         "@media (prefers-reduced-motion:reduce){*{animation:none!important}}</style>\n"
         f'<rect width="{width:g}" height="{height}" rx="8" fill="#0d1117"/>\n'
-        f'<svg y="{_MARGIN}" width="{width:g}" height="{ROWS * _LINE}"><g class="scroll">\n'
+        f'<svg y="{_MARGIN}" width="{width:g}" height="{ROWS * _LINE_HEIGHT}"><g class="scroll">\n'
         + "\n".join(shapes)
         + "\n</g></svg>\n</svg>\n"
     )
@@ -124,8 +143,8 @@ def _move(pixels: float) -> dict[str, str]:
 
 
 def _keyframes(name: str, length: float, values: dict[float, dict[str, str]]) -> str:
-    """Every value holds until the next one, the last one until the end."""
-    keyframes = {**values, length: values[max(values)]}
+    """A CSS animation: each value applies from its time (in seconds) until the next one, the last until `length`."""
+    keyframes = values | {length: values[max(values)]}
     rules = []
     for start_s, style in keyframes.items():
         declarations = ";".join(f"{css_property}:{css_value}" for css_property, css_value in style.items())
@@ -134,28 +153,32 @@ def _keyframes(name: str, length: float, values: dict[float, dict[str, str]]) ->
 
 
 def _draw_line(row: int, line: Line, name: str) -> str:
-    """A row of the screen, stretched to its columns, whichever font there is."""
+    """A row of the screen, stretched to its columns so that every font fits; empty for a blank line."""
     if line.is_typed:
         pieces = _draw_text("prompt", 0, "$") + _draw_text("typed", 2, line.text[2:])
     else:
         pieces = _draw_text("printed", 0, line.text)
-    return f'<g class="{name}" transform="translate(0 {row * _LINE + 13})">{pieces}</g>' if line.text.strip() else ""
+    if not line.text.strip():
+        return ""
+    return f'<g class="{name}" transform="translate(0 {row * _LINE_HEIGHT + 13})">{pieces}</g>'
 
 
 def _draw_text(kind: str, column: int, text: str) -> str:
     stripped = text.strip()
-    left = _MARGIN + (column + len(text) - len(text.lstrip())) * _CHARACTER
+    left = _MARGIN + (column + len(text) - len(text.lstrip())) * _CHARACTER_WIDTH
     return (
-        f'<text x="{left:.1f}" textLength="{len(stripped) * _CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs" '
+        f'<text x="{left:.1f}" textLength="{len(stripped) * _CHARACTER_WIDTH:.1f}" lengthAdjust="spacingAndGlyphs" '
         f'class="{kind}" xml:space="preserve">{escape(stripped, quote=False)}</text>'
     )
 
 
 def _draw_cover(row: int, keys: int, name: str) -> str:
-    """What hides the keys that are not typed yet; at the end it has moved away."""
-    left, width = _MARGIN + 2 * _CHARACTER, keys * _CHARACTER
+    """The rectangle that hides the keys that are not yet typed; it moves to the right key by key."""
+    left = _MARGIN + 2 * _CHARACTER_WIDTH
+    width = keys * _CHARACTER_WIDTH
     return (
-        f'<rect class="{name}" x="{left:.1f}" y="{row * _LINE}" width="{width:.1f}" height="{_LINE}" fill="#0d1117" '
+        f'<rect class="{name}" x="{left:.1f}" y="{row * _LINE_HEIGHT}" width="{width:.1f}" height="{_LINE_HEIGHT}" '
+        f'fill="#0d1117" '
         f'style="transform:translateX({width:.1f}px)"/>'
     )
 
@@ -163,7 +186,8 @@ def _draw_cover(row: int, keys: int, name: str) -> str:
 def main() -> None:
     """Run both commands as a user of the installed package would, and write the picture."""
     with tempfile.TemporaryDirectory() as temporary:
-        package, folder = Path(temporary, "package"), Path(temporary, "folder").resolve()
+        package = Path(temporary, "package")
+        folder = Path(temporary, "folder").resolve()
         folder.mkdir()
         shutil.copytree(ROOT / "torchyard", package / "torchyard", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("profiles", "programs"):  # where a wheel has them: runs then lie in the current folder

@@ -1,4 +1,4 @@
-"""A run and its rows, as trackers get them."""
+"""A run and its metrics, in the form that trackers receive."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ def build_experiment(folder: Path) -> Experiment:
 
 
 def build_points(*steps: int, name: str = "loss") -> list[MetricPoint]:
-    """Points whose number is a tenth of the step."""
+    """Points, one per step, whose value is a tenth of the step."""
     return [MetricPoint(step, 1_700_000_000.0 + step, {name: step / 10}) for step in steps]
 
 

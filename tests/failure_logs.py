@@ -1,4 +1,4 @@
-"""Logs of failed jobs: recorded, posted and made up, and what is known about them."""
+"""Logs of failed jobs, recorded, posted and invented, with their exit codes and expected diagnoses."""
 
 from pathlib import Path
 
@@ -9,14 +9,17 @@ LOGS = Path(__file__).parent / "logs"
 Exits = dict[str, int | None]
 NAMES = sorted(path.stem for path in LOGS.glob("*.log") if path.stem != "posted-spellings")
 SPELLINGS = [line.split(" ", 1) for line in (LOGS / "posted-spellings.log").read_text().splitlines()[1:]]
-HARMLESS = (LOGS / "harmless-lines.txt").read_text().splitlines()  # warnings of programs that went on well
+HARMLESS = (LOGS / "harmless-lines.txt").read_text().splitlines()  # warnings of programs that did not fail
 WATCHDOG = (
     "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"
 )
 
 
 def load_log(name: str) -> tuple[dict[str, list[LogLine]], Exits, dict[str, str]]:
-    """A log and what is known about it: `# exits: node-0=1 node-1=None`, `# expected: cause=...`, `time node text`."""
+    """A log by node, its exit codes and its expected diagnosis.
+
+    Lines of the file: `# exits: node-0=1 node-1=None`, `# expected: cause=...`, `time node text`.
+    """
     logs: dict[str, list[LogLine]] = {}
     headers: dict[str, dict[str, str]] = {}
     for row in (LOGS / f"{name}.log").read_text().split("\n"):
@@ -30,10 +33,11 @@ def load_log(name: str) -> tuple[dict[str, list[LogLine]], Exits, dict[str, str]
 
 
 def diagnose_lines(exits: Exits, **lines: list[str]) -> Failure:
-    """The failure of nodes that wrote these lines, one per second, from second 0 or from the leading number on."""
+    """The failure of nodes that wrote these lines, one per second; a number as the first line is the first second."""
     logs: dict[str, list[LogLine]] = {}
     for name, rows in lines.items():
-        node, start = name.replace("_", "-"), int(rows[0]) if rows and rows[0].isdigit() else 0
+        node = name.replace("_", "-")
+        start = int(rows[0]) if rows and rows[0].isdigit() else 0
         logs[node] = [LogLine(float(start + offset), node, row) for offset, row in enumerate(rows)]
     failure = diagnose_failure(logs, {node.replace("_", "-"): code for node, code in exits.items()})
     assert failure is not None

@@ -1,7 +1,7 @@
-"""A fake API server for tests of faults that a real one cannot be made to have.
+"""A fake API server, for tests of faults that a real server cannot produce on request.
 
-tests/api_contract.py makes sure that it behaves like the real one. It speaks HTTP on loopback, so tests use our real
-client, including its retries.
+tests/api_contract.py checks that it behaves like a real one. It serves HTTP on loopback, so tests use our real client,
+including its retries.
 """
 
 import json
@@ -35,8 +35,17 @@ class ReceivedRequest(NamedTuple):
     body: Any
 
 
+class ObjectPath(NamedTuple):
+    """The path of a request: `kind` is `v1/pods`, a namespace of None means all, a name of "" a list."""
+
+    kind: str
+    namespace: str | None
+    name: str
+    subresource: str
+
+
 class Fault(NamedTuple):
-    """How some requests are answered; `times` counts down."""
+    """The status that matching requests get; `remaining[0]` is the number of requests that will still get it."""
 
     method: str
     path: re.Pattern[str]
@@ -45,18 +54,24 @@ class Fault(NamedTuple):
 
 
 class FakeApi:
-    """The server: `objects` is what it holds, `asked` are the requests so far, `fail` makes it refuse."""
+    """The server. `objects` are the objects that it stores, `received` the requests so far; `fail` adds a fault.
+
+    It serves from its creation until `close`, in daemon threads: one accepts connections, and each connection has its
+    own. `objects` has a lock, and a watch waits for its changes; the other attributes are set by the test and read by
+    those threads.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.objects, self.received = Objects(), list[ReceivedRequest]()
-        self.logs: dict[str, bytes | Callable[[], Iterable[bytes]]] = {}  # by pod name; whole, or in pieces
-        self.cuts = 0  # how often `cut` was called: a watch ends when this is no longer what it was at its request
-        self.held_kinds: set[str] = set()  # whose changes no watch delivers
-        self.kinds = {
-            f"{api}/{plural_kind(kind)}": (api, kind, is_namespaced) for api, kind, is_namespaced in list_kinds()
-        }
+        self.objects = Objects()
+        self.received: list[ReceivedRequest] = []
+        self.logs: dict[
+            str, bytes | Callable[[], Iterable[bytes]]
+        ] = {}  # by pod name; complete, or a function that yields it in chunks
+        self.cuts = 0  # how often `cut` was called; a watch ends when this differs from its value at the request
+        self.held_kinds: set[str] = set()  # watches do not deliver their changes
+        self.kinds = {f"{kind.api_version}/{plural_kind(kind.name)}": kind for kind in list_kinds()}
         self._faults: list[Fault] = []
-        self.denied = set[tuple[str, str]]()  # verbs and resources that reviews deny, as in ("get", "pods/log")
+        self.denied = set[tuple[str, str]]()  # verbs and resources that reviews deny, such as ("get", "pods/log")
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         self.stop_event = threading.Event()
@@ -70,7 +85,9 @@ class FakeApi:
 
     def _build_kubeconfig(self) -> Object:
         return {
-            **{"apiVersion": "v1", "kind": "Config", "current-context": "fake"},
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
             "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
             "users": [{"name": "fake", "user": {"token": "fake"}}],
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": "default"}}],
@@ -91,7 +108,7 @@ class FakeApi:
         self.held_kinds.clear()
 
     def fail(self, method: str, path: str, status: int, times: int = 10**9) -> None:
-        """Answer requests whose path and query match the pattern with a status; 0 breaks the connection."""
+        """Give the next `times` requests whose path and query match a pattern this status; 0 breaks the connection."""
         self._faults.append(Fault(method, re.compile(path), status, [times]))
 
     def cut(self) -> None:
@@ -102,13 +119,13 @@ class FakeApi:
         self._faults.clear()
 
     def put(self, obj: Object, namespace: str = "default") -> Object:
-        """Store an object as it is, even one that the real server would refuse."""
-        is_namespaced = self.kinds[get_kind_key(obj)][2]
-        return self.objects.put(get_kind_key(obj), namespace if is_namespaced else "", obj)
+        """Store an object unchecked, even one that the real server would refuse."""
+        kind = get_kind_key(obj)
+        return self.objects.put(kind, namespace if self.kinds[kind].is_namespaced else "", obj)
 
     def find(self, api: str, kind: str, name: str, namespace: str = "default") -> Object | None:
         try:
-            return self.objects.get((f"{api}/{plural_kind(kind)}", namespace, name))
+            return self.objects.get(ObjectKey(f"{api}/{plural_kind(kind)}", namespace, name))
         except RefusedError:
             return None
 
@@ -118,9 +135,10 @@ class FakeApi:
             request for request in list(self.received) if request.method == method and re.search(path, request.path)
         ]
 
-    # --- answering
+    # --- responses
 
     def take_fault(self, method: str, path: str) -> int | None:
+        """The status of the first matching fault, whose count falls by one; None if no fault matches."""
         for fault in self._faults:
             if fault.method == method and fault.path.search(path) and fault.remaining[0] > 0:
                 fault.remaining[0] -= 1
@@ -128,29 +146,37 @@ class FakeApi:
         return None
 
     def respond(self, request: ReceivedRequest) -> Object | bytes | Callable[[], Iterable[bytes]]:
-        """The answer to anything but a watch."""
+        """The response to any request except a watch."""
         response = self.discover(request.path)
         if response is None:
             response = self.review(request)
         if response is not None:
             return response
-        kind, namespace, name, subresource = self.read_path(request.path)
-        if not name and request.method == "GET":
-            return self.list(kind, namespace, request.query)
-        if subresource == "log":
-            self.objects.get((kind, namespace or "", name))
-            if request.query.get("previous"):
-                if f"{name}/previous" in self.logs:
-                    return self.logs[f"{name}/previous"]
-                raise RefusedError(400, "BadRequest", f'previous terminated container in pod "{name}" not found')
-            return self.logs.get(name, b"")
-        return self.change(request, (kind, namespace or "", name))
+        path = self.parse_path(request.path)
+        if not path.name and request.method == "GET":
+            return self.list(path.kind, path.namespace, request.query)
+        key = ObjectKey(path.kind, path.namespace or "", path.name)
+        if path.subresource == "log":
+            return self.read_log(key, request.query)
+        return self.change(request, key)
+
+    def read_log(self, key: ObjectKey, query: Mapping[str, str]) -> bytes | Callable[[], Iterable[bytes]]:
+        """A pod's log, or that of its previous container; RefusedError if there is no such pod or container."""
+        self.objects.get(key)
+        if not query.get("previous"):
+            return self.logs.get(key.name, b"")
+        if f"{key.name}/previous" not in self.logs:
+            message = f'previous terminated container in pod "{key.name}" not found'
+            raise RefusedError(400, "BadRequest", message)
+        return self.logs[f"{key.name}/previous"]
 
     def change(self, request: ReceivedRequest, key: ObjectKey) -> Object:
         """Create, change, delete or read one object."""
         match request.method:
             case "POST":
-                return self.objects.create(key[0], key[1], request.body, request.query.get("dryRun") == "All")
+                return self.objects.create(
+                    key.kind, key.namespace, request.body, dry_run=request.query.get("dryRun") == "All"
+                )
             case "PATCH":
                 return self.objects.patch(key, request.body)
             case "DELETE":
@@ -159,31 +185,34 @@ class FakeApi:
                 return self.objects.get(key)
 
     def list(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> Object:
-        """A list, in pages if `limit` asks for them; items of built-in kinds do not name their kind."""
-        api, name, _ = self.kinds[kind]
+        """A list, one page of it if `limit` is set; items of built-in kinds do not name their kind."""
+        api = self.kinds[kind].api_version
         objects = self.objects.select(kind, namespace, query)
         metadata: Object = {"resourceVersion": str(self.objects.version)}
-        start, size = int(query.get("continue") or 0), int(query.get("limit") or 0)
+        start = int(query.get("continue") or 0)
+        size = int(query.get("limit") or 0)
         if size and start + size < len(objects):
             metadata |= {"continue": str(start + size), "remainingItemCount": len(objects) - start - size}
         items = objects[start : start + size] if size else objects
         if api in BUILT_IN:
             items = [{key: obj[key] for key in obj if key not in ("apiVersion", "kind")} for obj in items]
-        return {"kind": f"{name}List", "apiVersion": api, "metadata": metadata, "items": items}
+        return {"kind": f"{self.kinds[kind].name}List", "apiVersion": api, "metadata": metadata, "items": items}
 
-    def read_path(self, path: str) -> tuple[str, str | None, str, str]:
-        """The kind, namespace (None: all), name and subresource."""
+    def parse_path(self, path: str) -> ObjectPath:
+        """The parts of a path; RefusedError (404) if it is not a path of a known kind."""
         match = OBJECT_PATH.fullmatch(path)
         rest = match["rest"].split("/") if match else []
         kind = f"{match['core'] or match['group']}/{rest[0]}" if match else ""
         if match is None or kind not in self.kinds or len(rest) > 3:
             raise RefusedError(404, "NotFound", "the server could not find the requested resource")
-        name, subresource = (*rest[1:], "", "")[:2]
-        return kind, match["space"] if self.kinds[kind][2] else "", name, subresource
+        name = rest[1] if len(rest) > 1 else ""
+        subresource = rest[2] if len(rest) > 2 else ""
+        namespace = match["space"] if self.kinds[kind].is_namespaced else ""
+        return ObjectPath(kind, namespace, name, subresource)
 
     def discover(self, path: str) -> Object | None:
-        """The answer to discovery: the server's groups and their kinds."""
-        versions = dict.fromkeys(api for api, _, _ in self.kinds.values())
+        """The response to discovery: the server's groups and their kinds; None for any other path."""
+        versions = dict.fromkeys(kind.api_version for kind in self.kinds.values())
         groups = [
             {"name": group_version.partition("/")[0], "preferredVersion": {"groupVersion": group_version}}
             for group_version in versions
@@ -199,16 +228,22 @@ class FakeApi:
             return responses.get(path)
         verbs = ["create", "delete", "get", "list", "patch", "watch"]
         return {
-            **{"kind": "APIResourceList", "groupVersion": version},
+            "kind": "APIResourceList",
+            "groupVersion": version,
             "resources": [
-                {"name": plural_kind(kind), "kind": kind, "namespaced": is_namespaced, "verbs": verbs}
-                for api, kind, is_namespaced in self.kinds.values()
-                if api == version
+                {
+                    "name": plural_kind(kind.name),
+                    "kind": kind.name,
+                    "namespaced": kind.is_namespaced,
+                    "verbs": verbs,
+                }
+                for kind in self.kinds.values()
+                if kind.api_version == version
             ],
         }
 
     def review(self, request: ReceivedRequest) -> Object | None:
-        """The answer to a question about the user: its name, or whether it may do something."""
+        """The response to a review of the user: its name, or whether it may do something; None for any other path."""
         match request.path.rpartition("/")[2]:
             case "selfsubjectreviews":
                 return {"status": {"userInfo": {"username": "fake-user"}}}
@@ -221,24 +256,24 @@ class FakeApi:
                 return None
 
     def watch(self, request: ReceivedRequest, cuts: int) -> Iterator[Object]:
-        """Yield the changes after a version, then each new one, until the next cut after `cuts` of them."""
-        kind, namespace, _, _ = self.read_path(request.path)
+        """Yield the changes after a version, then each new one, until `cut` has been called more than `cuts` times."""
+        path = self.parse_path(request.path)
         version = int(request.query.get("resourceVersion") or self.objects.version)
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1e9)
         while not self.stop_event.is_set() and time.monotonic() < deadline and cuts == self.cuts:
             with self.objects.changed:
                 try:
-                    changes = self.objects.list_changes(version, kind)
+                    changes = self.objects.list_changes(version, path.kind)
                 except RefusedError as error:
                     yield {"type": "ERROR", "object": error.body}
                     return
-                if not changes or kind in self.held_kinds:
+                if not changes or path.kind in self.held_kinds:
                     changes = []
                     self.objects.changed.wait(POLL_INTERVAL_S)
-            for change_version, event, key, obj in changes:
-                version = change_version
-                if namespace in (None, key[1]) and matches_selectors(obj, request.query):
-                    yield {"type": event, "object": obj}
+            for change in changes:
+                version = change.version
+                if path.namespace in (None, change.key.namespace) and matches_selectors(change.obj, request.query):
+                    yield {"type": change.event, "object": change.obj}
 
 
 def get_kind_key(obj: Object) -> str:
@@ -246,7 +281,7 @@ def get_kind_key(obj: Object) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Serves the requests of one connection."""
 
     server_of: FakeApi
     protocol_version = "HTTP/1.1"
@@ -268,8 +303,9 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None
         request = ReceivedRequest(self.command, url.path, dict(parse_qsl(url.query)), body)
-        # A test acts once it sees the request in `asked`: what it does then must not change this request's answer.
-        cuts, fault_status = self.server_of.cuts, self.server_of.take_fault(self.command, self.path)
+        # A test may act as soon as `received` has the request, and its act must not change this request's response.
+        cuts = self.server_of.cuts
+        fault_status = self.server_of.take_fault(self.command, self.path)
         self.server_of.received.append(request)
         if fault_status == 0:
             self.close_connection = True
@@ -301,7 +337,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_chunks(json.dumps(event).encode() + b"\n" for event in self.server_of.watch(request, cuts))
 
     def _send_chunks(self, chunks: Iterable[bytes]) -> None:
-        """Send an answer piece by piece."""
+        """Send a response chunk by chunk, then close the connection."""
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -314,4 +350,4 @@ class Handler(BaseHTTPRequestHandler):
             return
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: tests read `asked`."""
+        """Log nothing: tests read `received`."""

@@ -1,4 +1,4 @@
-"""What a fake API server holds: objects by kind, namespace and name, with the real server's rules."""
+"""The store of a fake API server: objects by kind, namespace and name, with the real server's rules."""
 
 import copy
 import re
@@ -6,10 +6,9 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 Object = dict[str, Any]
-ObjectKey = tuple[str, str, str]  # api/plural, namespace (empty if cluster-scoped), name
 # Kinds by API version; those marked with `/` have no namespace.
 KINDS = {
     "v1": ("Pod", "Service", "ConfigMap", "Event", "Secret", "PersistentVolumeClaim", "/Node", "/Namespace"),
@@ -30,37 +29,73 @@ SELECTOR = re.compile(r"([^=!]+?)(?:(=|==|!=)([^=]*))?")
 
 
 class RefusedError(Exception):
-    """A refusal, as the API server words it."""
+    """A refused request, with the status, reason and message of the API server."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(status, reason, message)
-        self.status, self.reason, self.message = status, reason, message
+        self.status = status
+        self.reason = reason
+        self.message = message
 
     @property
     def body(self) -> Object:
         return {
-            **{"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"},
-            **{"message": self.message, "reason": self.reason, "code": self.status},
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.status,
         }
 
 
+class Kind(NamedTuple):
+    """A kind of objects that the server has."""
+
+    api_version: str
+    name: str
+    is_namespaced: bool
+
+
+class ObjectKey(NamedTuple):
+    """The identity of an object: its API version and plural (`v1/pods`), namespace (empty: none) and name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class Change(NamedTuple):
+    """A change of an object: the server's version after it, ADDED, MODIFIED or DELETED, and the object then."""
+
+    version: int
+    event: str
+    key: ObjectKey
+    obj: Object
+
+
 class Objects:
-    """All objects and all changes to them, with one version number for both."""
+    """All objects and all changes to them, with one version number for both.
+
+    Requests come from several threads. `changed` guards all attributes, and is notified of every change, so that a
+    watch can wait on it.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.version = 100
         self.oldest = 0  # changes before this version are forgotten
-        self.changes: list[tuple[int, str, ObjectKey, Object]] = []
+        self.changes: list[Change] = []
         self._objects: dict[ObjectKey, Object] = {}
 
     # --- reading
 
     def get(self, key: ObjectKey) -> Object:
-        """One object, or a 404 like that of the API server."""
+        """A copy of one object; RefusedError (404) if it does not exist."""
         with self.changed:
             if key not in self._objects:
-                raise RefusedError(404, "NotFound", f'{key[0].rpartition("/")[2]} "{key[2]}" not found')
+                raise RefusedError(404, "NotFound", f'{key.kind.rpartition("/")[2]} "{key.name}" not found')
             return copy.deepcopy(self._objects[key])
 
     def select(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> list[Object]:
@@ -73,42 +108,42 @@ class Objects:
             ]
             return copy.deepcopy(objects)
 
-    def list_changes(self, version: int, kind: str) -> list[tuple[int, str, ObjectKey, Object]]:
-        """The changes of a kind after a version, or a 410 if they are forgotten."""
+    def list_changes(self, version: int, kind: str) -> list[Change]:
+        """The changes of a kind after a version; RefusedError (410) if they are forgotten."""
         if version < self.oldest:
             raise RefusedError(410, "Expired", f"too old resource version: {version} ({self.oldest})")
-        return [change for change in self.changes if change[0] > version and change[2][0] == kind]
+        return [change for change in self.changes if change.version > version and change.key.kind == kind]
 
     # --- writing
 
-    def create(self, kind: str, namespace: str, obj: Object, dry_run: bool = False) -> Object:
+    def create(self, kind: str, namespace: str, obj: Object, *, dry_run: bool = False) -> Object:
+        """Create an object with a new uid, and return it; RefusedError (409) if it exists. A dry run stores nothing."""
         metadata = obj.get("metadata") or {}
-        key = (kind, namespace, str(metadata.get("name")))
+        key = ObjectKey(kind, namespace, str(metadata.get("name")))
         with self.changed:
             if key in self._objects:
-                raise RefusedError(409, "AlreadyExists", f'{kind.rpartition("/")[2]} "{key[2]}" already exists')
+                raise RefusedError(409, "AlreadyExists", f'{kind.rpartition("/")[2]} "{key.name}" already exists')
             created = copy.deepcopy(obj)
-            namespace_field = {"namespace": namespace} if namespace else {}
-            created["metadata"] = {
-                **metadata,
-                **namespace_field,
-                "uid": str(uuid.uuid4()),
-                "creationTimestamp": format_now(),
-            }
+            created["metadata"] = dict(metadata)
+            if namespace:
+                created["metadata"]["namespace"] = namespace
+            created["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": format_now()}
             validate(created)
             return created if dry_run else self._store("ADDED", key, created)
 
     def patch(self, key: ObjectKey, change: Object | list[Object]) -> Object:
+        """Apply a JSON patch (a list) or a merge patch, and return the object; RefusedError if the patch is invalid."""
         with self.changed:
             current = self.get(key)
-            patched = (
-                apply_json_patch(current, change) if isinstance(change, list) else apply_merge_patch(current, change)
-            )
+            if isinstance(change, list):
+                patched = apply_json_patch(current, change)
+            else:
+                patched = apply_merge_patch(current, change)
             validate(patched)
             return self._store("MODIFIED", key, patched)
 
     def delete(self, key: ObjectKey, options: Mapping[str, Any]) -> Object:
-        """Delete an object and what it owns; one with a finalizer stays and gets a deletionTimestamp."""
+        """Delete an object and the objects that it owns; one with a finalizer only gets a deletionTimestamp."""
         with self.changed:
             obj = self.get(key)
             expected_uid = (options.get("preconditions") or {}).get("uid")
@@ -118,29 +153,26 @@ class Objects:
             if obj["metadata"].get("finalizers"):
                 obj["metadata"].setdefault("deletionTimestamp", format_now())
                 return self._store("MODIFIED", key, obj)
-            return self._remove(key, obj, options.get("propagationPolicy") != "Orphan")
+            return self._remove(key, obj, cascade=options.get("propagationPolicy") != "Orphan")
 
     def put(self, kind: str, namespace: str, obj: Object) -> Object:
         """Store an object for a test without checking any rule; it may replace another one."""
         with self.changed:
-            key = (kind, namespace, obj["metadata"]["name"])
-            metadata = {
-                "namespace": namespace,
-                "uid": str(uuid.uuid4()),
-                "creationTimestamp": format_now(),
-                **obj["metadata"],
-            }
+            key = ObjectKey(kind, namespace, obj["metadata"]["name"])
+            defaults = {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": format_now()}
+            metadata = defaults | obj["metadata"]
             event = "MODIFIED" if key in self._objects else "ADDED"
-            return self._store(event, key, {**copy.deepcopy(obj), "metadata": metadata})
+            return self._store(event, key, copy.deepcopy(obj) | {"metadata": metadata})
 
     def forget_changes(self) -> None:
-        """Forget all changes so far: a watch that asks for them is answered with 410."""
+        """Forget all changes so far: a watch that requests them gets 410."""
         with self.changed:
             self.version += 1
-            self.oldest, self.changes = self.version, []
+            self.oldest = self.version
+            self.changes = []
             self.changed.notify_all()
 
-    def _remove(self, key: ObjectKey, obj: Object, cascade: bool) -> Object:
+    def _remove(self, key: ObjectKey, obj: Object, *, cascade: bool) -> Object:
         del self._objects[key]
         self._record_change("DELETED", key, obj)
         owned_keys = [
@@ -148,9 +180,10 @@ class Objects:
             for other_key, other_obj in self._objects.items()
             if obj["metadata"]["uid"] in list_owner_uids(other_obj)
         ]
-        for owned_key in owned_keys if cascade else ():
-            if owned_key in self._objects:
-                self.delete(owned_key, {})
+        if cascade:
+            for owned_key in owned_keys:
+                if owned_key in self._objects:
+                    self.delete(owned_key, {})
         return obj
 
     def _store(self, event: str, key: ObjectKey, obj: Object) -> Object:
@@ -163,7 +196,7 @@ class Objects:
     def _record_change(self, event: str, key: ObjectKey, obj: Object) -> None:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
-        self.changes.append((self.version, event, key, copy.deepcopy(obj)))
+        self.changes.append(Change(self.version, event, key, copy.deepcopy(obj)))
         self.changed.notify_all()
 
 
@@ -189,10 +222,12 @@ def validate(obj: Object) -> None:
 
 
 def matches_selectors(obj: Object, query: Mapping[str, str]) -> bool:
+    """Whether an object matches the label and field selectors of a query; RefusedError if one is invalid."""
     labels = obj["metadata"].get("labels") or {}
-    return all(matches_labels(labels, rule) for rule in split_selector(query.get("labelSelector"))) and all(
-        matches_field(obj, rule) for rule in split_selector(query.get("fieldSelector"))
-    )
+    for rule in split_selector(query.get("labelSelector")):
+        if not matches_labels(labels, rule):
+            return False
+    return all(matches_field(obj, rule) for rule in split_selector(query.get("fieldSelector")))
 
 
 def split_selector(selector: str | None) -> list[str]:
@@ -231,7 +266,7 @@ def apply_merge_patch(original: Any, change: Any) -> Any:
 
 
 def apply_json_patch(obj: Object, steps: list[Object]) -> Object:
-    """Apply a JSON patch as a whole or not at all; 422 if a step cannot be done or a test fails."""
+    """Apply all steps of a JSON patch to a copy; RefusedError (422) if a step is not possible or a test fails."""
     patched: Object = copy.deepcopy(obj)
     for step in steps:
         *parents, last = (segment.replace("~1", "/").replace("~0", "~") for segment in step["path"].split("/")[1:])
@@ -248,7 +283,7 @@ def apply_json_patch(obj: Object, steps: list[Object]) -> Object:
     return patched
 
 
-def list_kinds() -> Iterator[tuple[str, str, bool]]:
-    """Yield the API version and name of each kind, and whether it has a namespace."""
+def list_kinds() -> Iterator[Kind]:
+    """Yield each kind of KINDS."""
     for api, names in KINDS.items():
-        yield from ((api, name.removeprefix("/"), not name.startswith("/")) for name in names)
+        yield from (Kind(api, name.removeprefix("/"), not name.startswith("/")) for name in names)

@@ -16,18 +16,22 @@ STATE = {"id": RUN_ID, "timestamp": "2026-01-01T00:00:00Z", "state_details": {}}
 
 
 class FakePrefect:
-    """Knows one flow run and what a test puts into `answers`; it accepts calls and hangs while not `answering`.
+    """A server with one flow run, in the state and with the HTTP status that the test sets.
 
-    `run` holds other fields of the flow run. `answers` holds bodies by the end of a path; None is a 404. The next
-    `busy` changes are refused, as by a server whose SQLite is locked.
+    It accepts every request, and responds once `answering` is set. `run_fields` are further fields of the flow run.
+    `responses` are bodies by the end of a path; None is a 404. The next `refusals` PATCH requests get 503, as from a
+    server whose SQLite is locked. It serves in daemon threads from its creation until `close`; they append each
+    successful change to the lists below.
     """
 
     def __init__(self) -> None:
-        self.answering, self.status, self.state = threading.Event(), 200, "RUNNING"
+        self.answering = threading.Event()
+        self.status = 200
+        self.state = "RUNNING"
         self.run_fields: dict[str, Any] = {}
         self.responses: dict[str, Any] = {}
-        self.artifact_updates: list[Any] = []  # the data of artifacts
-        self.updates: list[Any] = []  # other changes: of a flow run, of a task run
+        self.artifact_updates: list[Any] = []  # the new data of artifacts
+        self.updates: list[Any] = []  # other changes, of a flow run or a task run
         self.deleted: list[str] = []
         self.posted: list[tuple[str, Any]] = []
         self.requested_states: list[str] = []
@@ -43,9 +47,9 @@ class FakePrefect:
 
     @property
     def flow_run(self) -> dict[str, Any]:
-        state = {**STATE, "type": self.state, "name": self.state.title()}
+        state = STATE | {"type": self.state, "name": self.state.title()}
         run = {"id": RUN_ID, "flow_id": RUN_ID, "name": "a-run", "state": state, "created": STATE["timestamp"]}
-        return {**run, **self.run_fields}
+        return run | self.run_fields
 
     def close(self) -> None:
         self.answering.set()
@@ -54,7 +58,7 @@ class FakePrefect:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers a request once its server is answering."""
+    """Responds to a request once its server is `answering`."""
 
     server_of: FakePrefect
 
@@ -70,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         accepted = {"state": None, "status": "ACCEPT", "details": {"type": "accept_details"}}
         default: Any = [] if self.path.endswith("/filter") else accepted
         if self.path.endswith("/artifacts/"):
-            return self._answer({**body, "id": RUN_ID}, lambda: self.server_of.artifacts.append(body))
+            return self._answer(body | {"id": RUN_ID}, lambda: self.server_of.artifacts.append(body))
         requested_states = self.server_of.requested_states
         new_states = [body["state"]["name"]] if self.path.endswith("/set_state") else []
         self._answer(self._find(default), lambda: requested_states.extend(new_states))
@@ -87,19 +91,23 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({}, lambda: self.server_of.deleted.append(self.path.rpartition("/")[2]))
 
     def _find(self, default: Any) -> Any:
-        """What the test wants this path to answer, or the default."""
+        """The body that the test has set for this path, or the default."""
         path = self.path.partition("?")[0]
-        return next((body for suffix, body in self.server_of.responses.items() if path.endswith(suffix)), default)
+        for suffix, body in self.server_of.responses.items():
+            if path.endswith(suffix):
+                return body
+        return default
 
-    def _answer(self, body: Any, record: Callable[[], object] = lambda: None) -> None:
-        """Answer with the server's status; `record` what a successful call has set before its caller goes on."""
+    def _answer(self, body: Any, record: Callable[[], object] | None = None) -> None:
+        """Respond with the server's status; `record` is called first if that is 200, so that the caller finds it."""
         self.server_of.request_count += 1
         self.server_of.answering.wait()
-        data, status = json.dumps(body).encode(), 404 if body is None else self.server_of.status
+        data = json.dumps(body).encode()
+        status = 404 if body is None else self.server_of.status
         if self.command == "PATCH" and self.server_of.refusals:
             self.server_of.refusals -= 1
             status = 503
-        if status == 200:
+        if status == 200 and record is not None:
             record()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -113,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def run_fake_prefect() -> Iterator[FakePrefect]:
-    """A fake server that answers, and whose address this process uses."""
+    """A fake server that responds, and that this process uses until the block ends."""
     server = FakePrefect()
     server.answering.set()
     os.environ["PREFECT_API_URL"] = server.url

@@ -1,4 +1,4 @@
-"""Real flow processes of one run, which a test can kill, and what the run has left."""
+"""Real flow processes of one run, which a test can kill, and the processes of its job."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ from torchyard.host.state import read_state
 from torchyard.run.folder import RunFolder, list_run_folders
 
 TICK_PROGRAM = str(ROOT / "tests" / "programs" / "tick.py")
-# What a worker's flow process does: execute the run with a given id.
+# The program of a worker's flow process: execute the run with a given id.
 FLOW_SCRIPT = """
 import sys
 from uuid import UUID
@@ -43,14 +43,14 @@ run_flow(train, flow_run=run, parameters=run.parameters, return_type="state")
 
 
 class FlowRunProcesses:
-    """One flow run, and the processes that execute it."""
+    """One flow run, and the processes that execute it. A process that a test starts is killed by the test."""
 
     def __init__(self, path: Path) -> None:
         with get_client(sync_client=True) as client:
             self.id = client.create_flow_run(train, parameters={"profile": str(path), "overrides": None}).id
 
     def start_process(self) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", FLOW_SCRIPT, str(self.id)]
         return subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stderr=subprocess.PIPE)
 
@@ -78,9 +78,8 @@ class FlowRunProcesses:
         process.communicate()
 
     def read_agent_pids(self) -> list[int]:
-        return [
-            state["agent"] for node in (0, 1) if (state := read_state(str(self.folder.attempt(1) / f"node-{node}")))
-        ]
+        states = [read_state(str(self.folder.attempt(1) / f"node-{node}")) for node in (0, 1)]
+        return [state["agent"] for state in states if state]
 
     def list_running_pids(self) -> list[str]:
         variable_prefix = f"TORCHYARD_JOB={self.folder.name}/1/".encode()
@@ -92,13 +91,17 @@ class FlowRunProcesses:
 
 @contextmanager
 def serving_runs(deployment: str) -> Iterator[list[str]]:
-    """Start a process for each scheduled run of a deployment, as a worker does; yields the ids of the runs."""
-    started, stop_event = list[str](), threading.Event()
+    """Run the scheduled runs of a deployment one after the other, as a worker does; yields the ids of started runs.
+
+    A thread polls the server and starts a process for each run, until the block ends.
+    """
+    started: list[str] = []
+    stop_event = threading.Event()
     deployment_filter = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
     state_filter = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled"])))
 
     def serve() -> None:
-        environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
         while not stop_event.is_set():
             with get_client(sync_client=True) as client:
                 runs = client.read_flow_runs(deployment_filter=deployment_filter, flow_run_filter=state_filter)
@@ -122,12 +125,13 @@ def serving_runs(deployment: str) -> Iterator[list[str]]:
 def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if value := condition():
+        value = condition()
+        if value:
             return value
         time.sleep(0.05)
-    raise AssertionError("it did not come to that")
+    raise AssertionError(f"the condition did not hold within {timeout_s:g} s")
 
 
 def have_ranks_ticked(tmp_path: Path) -> bool:
-    """Whether both ranks have written something."""
+    """Whether both ranks have written to their files."""
     return len([path for path in (tmp_path / "truth").glob("*") if path.stat().st_size]) == 2

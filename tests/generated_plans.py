@@ -1,7 +1,7 @@
-"""The plans of drawn profiles, and what tests read from them."""
+"""The plans of generated profiles, and the values that tests read from them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,8 +24,12 @@ def plan_pods(profile: Profile, run: Run) -> ManifestPlan:
 
 
 def walk_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value inside a manifest, with the keys that lead there."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    """Every value inside a manifest, with the path of its keys, such as `spec.tasks.0.name`."""
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
     for key, child in children:
         child_path = f"{path}.{key}" if path else str(key)
         yield child_path, child
@@ -33,21 +37,24 @@ def walk_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def find_values(plan: ManifestPlan, ending: str) -> list[Any]:
-    """The values of all keys with this name, anywhere in the objects."""
-    values = (entry for document in (*plan.store, *plan.objects) for entry in walk_values(document))
-    return [value for path, value in values if re.fullmatch(rf"(.*\.)?{ending}", path)]
+    """The values whose path ends with `ending` (a regular expression), in all objects of the plan."""
+    matching = []
+    for document in (*plan.store, *plan.objects):
+        matching += [value for path, value in walk_values(document) if re.fullmatch(rf"(.*\.)?{ending}", path)]
+    return matching
 
 
 def list_pod_variables(plan: ManifestPlan) -> list[dict[str, str]]:
-    """The variables that its controller gives each pod of the job: the node's number and the rank."""
+    """The variables that the controller sets in each pod of the job: the node's number and the rank."""
     count = sum(plan.tasks.values())
     indexes = [index for task_size in plan.tasks.values() for index in range(task_size)]
     return [{process_env.NODE_VARIABLE: str(indexes[rank]), "RANK": str(rank)} for rank in range(count)]
 
 
 def expand_command(plan: ManifestPlan, variables: dict[str, str]) -> list[str]:
-    container = next(container for container in plan.pod["spec"]["containers"] if container["name"] == plan.container)
-    return [expand_variables(arg, variables) for arg in container["command"]]
+    """The argv of the job's container, as the kubelet expands it."""
+    containers = {container["name"]: container for container in plan.pod["spec"]["containers"]}
+    return [expand_variables(arg, variables) for arg in containers[plan.container]["command"]]
 
 
 def list_argvs(plan: CommandPlan) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Made-up trees of sysfs with RoCE ports, and real shells that look for an index there."""
+"""Generated trees of sysfs with RoCE ports, and real shells that search them for an index."""
 
 import ipaddress
 import subprocess
@@ -17,20 +17,20 @@ ADDRESSES = {
     "group": "ff0e:0000:0000:0000:0000:ffff:e000:0001",
 }
 TYPES = {"1": "IB/RoCE v1", "2": "RoCE v2"}
-HIDDEN_SLOTS = "- " * 8  # what a container sees of its node's own addresses
+HIDDEN_SLOTS = "- " * 8  # a container sees its node's own addresses as empty
 HOST_SLOTS = "local:1 local:2 v4:1 v4:2 - - - -"
 INET6 = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
 
 
 class GidResult(NamedTuple):
-    """The index that the command sees (None if it has none), and the output on stderr."""
+    """The index in the command's environment (None if it has none), and the output on stderr."""
 
     gid: str | None
     stderr: str
 
 
 class GidPod(NamedTuple):
-    """A made-up sysfs, and the shell that reads it."""
+    """A generated sysfs, and the shell that reads it."""
 
     root: Path
     shell: list[str]
@@ -50,7 +50,7 @@ class GidPod(NamedTuple):
             make_slot(link / "ports" / number, str(index), slot)
 
     def add_case(self, case: dict[str, Any]) -> None:
-        """Add the port of a recorded case."""
+        """Add the port of a case in tests/gid_cases.yaml."""
         self.add_port("mlx5_bond_0/1", "- " * len(case["table"]))
         port = self.root / "class/infiniband/mlx5_bond_0/ports/1"
         (port / "link_layer").write_text({"eth": "Ethernet\n", "ib": "InfiniBand\n"}[case["link"]])
@@ -64,7 +64,7 @@ class GidPod(NamedTuple):
         """Run the text and then a command, with a PATH that has no programs."""
         text = f'{preamble}{gid_script(hca, str(self.root))}exec "$@"\n'
         argv = [*self.shell, "-c", text, "torchyard", "/usr/bin/env"]
-        completed = subprocess.run(argv, env={"PATH": "/nowhere", **env}, capture_output=True, text=True, check=True)
+        completed = subprocess.run(argv, env={"PATH": "/nowhere"} | env, capture_output=True, text=True, check=True)
         output_env = dict(line.split("=", 1) for line in completed.stdout.splitlines())
         return GidResult(output_env.get("NCCL_IB_GID_INDEX"), completed.stderr)
 

@@ -1,4 +1,4 @@
-"""The guides, field by field: what each of their jobs says, what the job of our profile says, and why they differ.
+"""The guides, field by field: the value in each guide's job, the value in our profile's job, and why they differ.
 
     python -m tests.guide_fields          writes the table of differences into docs/guides.md
 
@@ -28,11 +28,16 @@ GUIDES = ROOT / "tests" / "guides"
 PAGE = ROOT / "docs" / "guides.md"
 HEADING = "## Field by field"
 Fields = dict[str, str]
-_NAMED_BY = ("name", "mountPath", "key", "event")  # of the entries of a list, so that their order does not count
+_NAMED_BY = (
+    "name",
+    "mountPath",
+    "key",
+    "event",
+)  # keys that name an entry of a list, so that its position does not matter
 
 
 class Reason(NamedTuple):
-    """Why some fields of some rows differ."""
+    """Why some fields of some rows differ; fields and rows are patterns of fnmatch."""
 
     fields: tuple[str, ...]
     text: str
@@ -45,7 +50,7 @@ class Reason(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A field whose values differ; None where one of both has no such field."""
+    """A field whose values differ; None on the side that lacks the field."""
 
     row: str
     field: str
@@ -63,7 +68,8 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from flatten(child, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
         for index, child in enumerate(value):
-            name = next((child[key] for key in _NAMED_BY if key in child), index)
+            names = [child[key] for key in _NAMED_BY if key in child]
+            name = names[0] if names else index
             yield from flatten(
                 {key: inner_value for key, inner_value in child.items() if inner_value != name}, f"{path}.{name}"
             )
@@ -84,7 +90,7 @@ def read_job(job: Mapping[str, Any]) -> Fields:
     container_keys = {
         key: value for key, value in container.spec.items() if key not in ("env", "command", "args", "volumeMounts")
     }
-    fields |= dict(flatten({**container_keys, "name": ""}, "container"))
+    fields |= dict(flatten(container_keys | {"name": ""}, "container"))
     fields |= {f"env.{name}": _read_variable(variable) for name, variable in container.env.items()}
     return fields | read_command(container)
 
@@ -102,7 +108,7 @@ def _read_own_keys(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 
 def _read_mounts(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is mounted where; a volume's name says nothing."""
+    """The volume at each mount path; a volume's name is left out."""
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     for mount in container.get("volumeMounts", []):
         source = {key: value for key, value in volumes[mount["name"]].items() if key != "name"}
@@ -117,9 +123,10 @@ def read_command(container: ManifestContainer) -> Fields:
     """The options of torchrun, the program and its arguments."""
     fields = {"shell": container.shell} if container.shell else {}
     argv = _split_arguments(container)
-    program_index = next((index for index, arg in enumerate(argv) if arg.endswith(".py")), None)
-    if program_index is None:
+    programs = [arg for arg in argv if arg.endswith(".py")]
+    if not programs:
         return {"command": " ".join(argv)}
+    program_index = argv.index(programs[0])
     options = itertools.takewhile(
         lambda option: option[0], container.torchrun_calls[0] if container.torchrun_calls else ()
     )
@@ -129,16 +136,17 @@ def read_command(container: ManifestContainer) -> Fields:
 
 
 def _split_arguments(container: ManifestContainer) -> list[str]:
-    """The words of the command; of a script, those from the program on."""
+    """The arguments of the command; of a script, those from its last `torchrun` on."""
     if not container.shell or '"$@"' in container.script:
         return container.argv
     return re.sub(r"\\\n", " ", container.script[container.script.rindex("torchrun") :]).split()
 
 
 def read_submission(argv: list[str]) -> Fields:
-    """The options of `runai submit-dist`, and what it starts in the pods."""
+    """The options of `runai submit-dist`, and the fields of the command that it starts in the pods."""
     fields: Fields = {}
-    options, command = argv[3 : argv.index("--")], argv[argv.index("--") + 1 :]
+    options = argv[3 : argv.index("--")]
+    command = argv[argv.index("--") + 1 :]
     remaining_args = iter(options)
     for arg in remaining_args:
         value = "" if arg in ("--large-shm", "--interactive", "--command") else next(remaining_args)
@@ -158,7 +166,8 @@ def read_submission(argv: list[str]) -> Fields:
 def read_plan(plan: Plan, kind: str = "") -> Fields:
     """The fields of a plan's job, or of its store's object of a kind; of commands, those of the first node."""
     if isinstance(plan, ManifestPlan) and kind:
-        return read_job(next(obj for obj in plan.store if obj["kind"] == kind))
+        stored = [obj for obj in plan.store if obj["kind"] == kind]
+        return read_job(stored[0])
     if isinstance(plan, ManifestPlan):
         return read_job(get_nested(plan.main, plan.wrapped_path))
     submit = plan.processes[0].submit
@@ -185,12 +194,13 @@ def load_reasons() -> tuple[Reason, ...]:
 
 
 def read_guide(row: str) -> Fields:
-    """The fields of the guide's job: those of its manifest, or those that the guide tells."""
+    """The fields of the guide's job: those of its manifest, or those listed in rows.yaml."""
     guide_row = load_rows()[row]
     if "manifest" in guide_row:
         documents = yaml.safe_load_all((ROOT / "tests" / "manifests" / f"{guide_row['manifest']}.yaml").read_text())
         kinds = (guide_row["object"],) if "object" in guide_row else ("Job", "PyTorchJob")
-        return read_job(next(document for document in documents if document["kind"] in kinds))
+        jobs = [document for document in documents if document["kind"] in kinds]
+        return read_job(jobs[0])
     return {field: str(value) for field, value in guide_row["fields"].items()}
 
 
@@ -201,8 +211,9 @@ def read_ours(row: str) -> Fields:
 
 
 def compare(row: str) -> tuple[int, list[Difference]]:
-    """The number of fields, and those that differ. What only ours has counts where the guide shows a whole job."""
-    guide, ours = read_guide(row), read_ours(row)
+    """The number of fields, and those that differ. Fields that only ours has count if the guide shows a whole job."""
+    guide = read_guide(row)
+    ours = read_ours(row)
     names = guide.keys() | (ours.keys() if "manifest" in load_rows()[row] else set())
     differences = [Difference(row, name, guide.get(name), ours.get(name)) for name in sorted(names)]
     return len(names), [difference for difference in differences if difference.guide != difference.ours]
@@ -220,10 +231,10 @@ def render() -> str:
         HEADING,
         "",
         (
-            f"{count} fields of the guides' jobs, and of ours where a guide shows a whole manifest. Equal are "
-            f"{count - len(differences)}."
+            f"{count} fields of the guides' jobs, and of the profiles' jobs if a guide shows a whole manifest. "
+            f"{count - len(differences)} are equal."
         ),
-        "The others, with the first row of each as the example:",
+        "The others, with the first row of each as an example:",
         "",
         "| fields | the guide | here | rows | why |",
         "|---|---|---|---|---|",
@@ -240,7 +251,7 @@ def render() -> str:
 
 
 def _shorten(field: str) -> str:
-    """A path of at most three names: what stands deeper belongs to the same key."""
+    """A path without the names after the third, which belong to the same key."""
     match = re.match(r"(?:mount\.[^.]+|(?:[^.]+\.){0,2}[^.]+)", field)
     return (
         match[0] if match and field.count(".") > 2 and not field.startswith(("container.resources", "env.")) else field
@@ -248,11 +259,14 @@ def _shorten(field: str) -> str:
 
 
 def _quote(value: str | None) -> str:
-    return "-" if value is None else f"`{value[:60]}{'…' if len(value) > 60 else ''}`".replace("|", "\\|")
+    if value is None:
+        return "-"
+    ellipsis = "…" if len(value) > 60 else ""
+    return f"`{value[:60]}{ellipsis}`".replace("|", "\\|")
 
 
 def write_page() -> None:
-    """Put the section into the page, in place of the one before."""
+    """Replace the page's section by the current one."""
     text = PAGE.read_text()
     before, _, rest = text.partition(HEADING)
     after = re.search(r"^## ", rest, re.MULTILINE)

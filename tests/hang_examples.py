@@ -1,4 +1,4 @@
-"""Hangs of a job, and what its ranks have reported."""
+"""A hang and a straggler of a job, and the records of its ranks."""
 
 from typing import Any
 
@@ -30,16 +30,15 @@ STRAGGLER = Straggler(rank=3, node="node-1", lost_percent=21.7, lost_s=65, windo
 
 
 def build_job_record(rank: int, **changes: Any) -> RankRecord:
-    """What a rank reports that waits in an all-reduce, two ranks on a node; rank 2 has not come there."""
+    """The record of a rank that waits in an all-reduce, which rank 2 has not called; two ranks per node."""
     is_missing = rank == 2
     progress = GroupProgress(enqueued=6 if is_missing else 7, completed=6)
     fields: dict[str, object] = {"stalled_s": 240.0, "typical_pause_s": 2.0, "groups": {"0": progress}}
-    fields |= {
-        "pending": None if is_missing else ALL_REDUCE,
-        "stack": LOADING_STACK if is_missing else WAITING_STACK,
-        "state": "D" if is_missing else "S",
-    }
-    return build_record(rank, **{**fields, **changes})
+    if is_missing:
+        fields |= {"pending": None, "stack": LOADING_STACK, "state": "D"}
+    else:
+        fields |= {"pending": ALL_REDUCE, "stack": WAITING_STACK, "state": "S"}
+    return build_record(rank, **fields | changes)
 
 
 RECORDS = {rank: build_job_record(rank) for rank in range(4)}

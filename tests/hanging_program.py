@@ -1,4 +1,4 @@
-"""A training in which one rank hangs in its first attempt, and the line at which it does."""
+"""A training program of which rank 1 hangs in the first attempt, and the number of the line at which it hangs."""
 
 from torchyard.model.run import Attempt
 
@@ -28,8 +28,9 @@ LINE = PROGRAM.splitlines().index("        time.sleep(600)  # the line") + 1
 
 
 def check_hang(attempt: Attempt) -> None:
-    """The attempt must have ended with rank 1, its line, and who waited for it."""
-    failure, hang = attempt.collected.failure, attempt.outcome.hang
+    """The attempt must name rank 1 and its line as the cause, and rank 0 as the rank that waits."""
+    failure = attempt.collected.failure
+    hang = attempt.outcome.hang
     assert failure
     assert hang
     assert (failure.cause, failure.rank, hang.kind, hang.waiting) == ("rank-hangs", 1, "missing-rank", (0,))

@@ -1,4 +1,4 @@
-"""Histories of nights that nobody has run: random values, and their records."""
+"""Generated histories of nightly runs: random values, and their records."""
 
 import math
 import random
@@ -12,7 +12,7 @@ TREND = Trend(value="busbw", on_regression="fail")
 _NIGHT_S = 86_400
 
 
-# Noise of standard deviation 1 around 0, most of it with more far values than normal noise has.
+# Noise with standard deviation 1 around 0; most kinds have heavier tails than normal noise.
 NOISES: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda rng: rng.gauss(0, 1),
     "t3": lambda rng: rng.gauss(0, 1) / sum(rng.gauss(0, 1) ** 2 for _ in range(3)) ** 0.5,

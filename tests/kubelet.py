@@ -1,4 +1,4 @@
-"""The kubelet's part in a pod's command."""
+"""The expansion of variables in a pod's command by the kubelet."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Runs in the fake cluster whose launchers are gone: a Lease, and what it owns."""
+"""Runs in the fake cluster whose launchers have exited: a Lease, and the objects that it owns."""
 
 import uuid
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def format_time(ago_s: float) -> str:
 
 def build_lease(run: str = RUN, ago: float = 4000.0, **changes: Any) -> Object:
     """A Lease of half an hour that was renewed `ago` seconds ago, with changed labels, annotations or spec."""
-    annotations = {"torchyard/flow-run": ID, "torchyard/attempt": "1", **changes.get("annotations", {})}
+    annotations = {"torchyard/flow-run": ID, "torchyard/attempt": "1"} | changes.get("annotations", {})
     spec = {"holderIdentity": "elsewhere:/runs", "leaseDurationSeconds": 1800, "renewTime": format_time(ago)}
-    metadata = {"name": run, "labels": {"torchyard/run": run, **changes.get("labels", {})}, "annotations": annotations}
+    metadata = {"name": run, "labels": {"torchyard/run": run} | changes.get("labels", {}), "annotations": annotations}
     return {
         "apiVersion": lease_record.LEASE_API,
         "kind": lease_record.LEASE_KIND,
@@ -34,7 +34,7 @@ def build_lease(run: str = RUN, ago: float = 4000.0, **changes: Any) -> Object:
 
 
 def build_object(api: str, kind: str, name: str, owner: Object | None = None) -> Object:
-    """An object with the run's labels, an hour old."""
+    """An object with the run's labels, created an hour ago."""
     metadata: Object = {"name": name, "labels": {"torchyard/run": RUN, "torchyard/attempt": "1"}}
     metadata["creationTimestamp"] = format_time(3600)
     if owner:
@@ -49,7 +49,8 @@ class OrphanedRun:
     """A run in the fake cluster: its Lease owns the job, which owns a pod."""
 
     def __init__(self, fake: FakeApi, lease_object: Object, namespace: str = "default") -> None:
-        self.fake, self.namespace = fake, namespace
+        self.fake = fake
+        self.namespace = namespace
         self.lease = fake.put(lease_object, namespace)
         self.job = fake.put(build_object(JOBS, "Job", f"{RUN}-1", self.lease), namespace)
         self.pod = fake.put(build_object("v1", "Pod", f"{RUN}-1-worker-0", self.job), namespace)
@@ -70,7 +71,7 @@ def exists(fake: FakeApi, obj: Object) -> bool:
     return fake.find(obj["apiVersion"], obj["kind"], metadata["name"], metadata["namespace"]) is not None
 
 
-# --- sweeping them
+# --- sweeps
 
 NO_RUN_ALIVE = SweepScope(check_alive=lambda _: "", check_alive_by_name=lambda _: "")
 Make = Callable[..., OrphanedRun]
@@ -81,11 +82,11 @@ def find_removable(scope: SweepScope = NO_RUN_ALIVE) -> list[Orphan]:
 
 
 def find_kept_reasons(scope: SweepScope = NO_RUN_ALIVE) -> dict[str, str]:
-    """The reasons why runs stay, by run name."""
+    """The reasons why a sweep keeps runs, by run name."""
     return {orphan.run: orphan.kept_reason for orphan in orphans.find_orphans(None, scope) if orphan.kept_reason}
 
 
 def sweep(scope: SweepScope = NO_RUN_ALIVE) -> list[str] | None:
-    """Remove the one run that is due; return what is left of it."""
+    """Remove the only removable run; return its leftovers, as `remove_orphan` does."""
     (orphan,) = find_removable(scope)
     return orphans.remove_orphan(orphan)

@@ -1,6 +1,6 @@
-"""Jobs of real processes, each under labels of its own.
+"""Jobs of real processes, each with its own labels.
 
-Labels count on the whole machine: tests that run side by side would find and end each other's processes under one name.
+Labels are searched on the whole machine: with one name, parallel tests would find and end each other's processes.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def build_lone_profile(write: Write, code: str = "import time; time.sleep(60)") 
 
 
 def build_lone_plan(profile: Profile, folder: Path) -> CommandPlan:
-    """The plan of a new run, whose ports are its own as well."""
+    """The plan of a new run, with its own ports."""
     run = Run(id=str(uuid4()), attempt=1, folder=str(folder))
     plan = registry.load_launcher(profile.launcher).plan(profile, run)
     assert isinstance(plan, CommandPlan)

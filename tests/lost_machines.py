@@ -1,4 +1,4 @@
-"""Runs whose machine was lost: what their Lease records, and their folder once this machine has taken over."""
+"""Runs whose machine was lost: the records in their Lease, and their folder after this machine has taken over."""
 
 from tests.conftest import RUN_ID
 from tests.fake_api import FakeApi
@@ -16,7 +16,7 @@ OUTCOME = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded
 
 
 def put_lease(fake_api: FakeApi, ago: float = 140.0, **entries: str) -> None:
-    """Create the Lease of a lost machine, with these annotations."""
+    """Create the Lease of a lost machine, with these annotations (`flow_run` is `torchyard/flow-run`)."""
     annotations = {f"torchyard/{key.replace('_', '-')}": value for key, value in entries.items()}
     fake_api.put(build_lease(ago=ago, annotations=annotations))
 

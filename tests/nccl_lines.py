@@ -8,7 +8,7 @@ def format_line(host: str, rank: int, text: str) -> str:
 
 
 def list_rdma_lines(host: str, first: int = 0, link: str = "RoCE", hcas: int = 2) -> list[str]:
-    """What one rank of a node logs whose channels go over all of its RDMA devices."""
+    """The log of one rank whose channels use all RDMA devices of its node."""
     devices = " ".join(f"[{index}]mlx5_{index}:1/{link}" for index in range(hcas))
     channels = (
         format_line(
@@ -28,7 +28,7 @@ def list_rdma_lines(host: str, first: int = 0, link: str = "RoCE", hcas: int = 2
 
 
 def list_socket_lines(host: str, first: int = 0, nics: Sequence[str] = ("eth0",)) -> list[str]:
-    """What one rank of a node logs that has found no RDMA device."""
+    """The log of one rank that has found no RDMA device, and uses sockets."""
     interfaces = " ".join(f"[{index}]{nic}:10.1.{index}.4<0>" for index, nic in enumerate(nics))
     channels = (
         format_line(host, first, f"Channel {index:02d}/0 : {first}[0] -> {first + 8}[0] [send] via NET/Socket/{index}")

@@ -1,11 +1,12 @@
-"""`make observe`: records what the real controllers say about a job at each moment, for the tests of status readers.
+"""`make observe`: records the statuses that real controllers set during a job, for the tests of status readers.
 
-The cases are in tests/observed/cases.yaml, each with the states that are true of it; the cluster is that of
+The cases are in tests/observed/cases.yaml, each with its expected states; the cluster is that of
 `make cluster-up`, a new one, or the one that TORCHYARD_TEST_KUBECONFIG names.
 A new version of a controller shows up as a difference in tests/observed/.
 """
 
 import copy
+import itertools
 import json
 import sys
 import tempfile
@@ -47,8 +48,9 @@ from torchyard.model.profile import Cluster
 from torchyard.model.run import Observation, Run
 
 NAMESPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
-QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
-AT_ONCE = 3  # cases in parallel: more would only make the cluster slow
+QUEUE = "scheduling.volcano.sh/v1beta1"
+BUS = "bus.volcano.sh/v1alpha1"
+AT_ONCE = 3  # cases in parallel; more would only make the cluster slower
 CONTROLLERS = {
     "volcano": ("vc-controller-manager", "vc-scheduler"),
     "pytorchjob": ("training-operator", "vc-scheduler"),
@@ -70,7 +72,7 @@ FAKE_NODE_KEYS = {
 
 
 class RunningCase(NamedTuple):
-    """Where a case is played."""
+    """The job of a case, and the client of its cluster."""
 
     client: Client
     plan: ManifestPlan
@@ -83,14 +85,17 @@ class RunningCase(NamedTuple):
         return self.client.path("v1", "Pod", self.find_pod_name(node))
 
     def find_pod_name(self, node: str) -> str:
-        """A pod's name, which may end in a random word."""
+        """The name of a node's pod, which may have a random suffix; LookupError if it does not exist."""
         selector = ",".join(f"{key}={value}" for key, value in self.plan.labels.items())
         pods = (str(pod["metadata"]["name"]) for pod in self.client.list("v1", "Pod", {"labelSelector": selector}))
-        return next(name for name in pods if self.plan.node(name) == node)
+        for name in pods:
+            if self.plan.node(name) == node:
+                return name
+        raise LookupError(f"{self.plan.job} has no pod for {node}")
 
 
 def main(names: Sequence[str]) -> int:
-    """Record the cases with these names, or all; return 1 if one did not go as its states say."""
+    """Record the cases with these names, or all; return 1 if one did not reach its expected states."""
     selected = {name: case for name, case in load_cases().items() if not names or name in names}
     with cluster():
         try:
@@ -100,7 +105,7 @@ def main(names: Sequence[str]) -> int:
             sys.exit(f"no cluster to observe: {error}")
         with create_namespace(client), ThreadPoolExecutor(AT_ONCE) as pool:
             as_expected = list(pool.map(lambda name: record_case(client, name, selected[name]), selected))
-    print(f"{sum(as_expected)} of {len(as_expected)} cases went as cases.yaml says")
+    print(f"{sum(as_expected)} of {len(as_expected)} cases had the states of cases.yaml")
     return 0 if all(as_expected) else 1
 
 
@@ -108,13 +113,13 @@ def load_cases() -> dict[str, Case]:
     """Every case by launcher and name, such as volcano-ok."""
     by_launcher = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
     return {
-        f"{kind}-{name}": {"launcher": kind, **case} for kind in CONTROLLERS for name, case in by_launcher[kind].items()
+        f"{kind}-{name}": {"launcher": kind} | case for kind in CONTROLLERS for name, case in by_launcher[kind].items()
     }
 
 
 @contextmanager
 def create_namespace(client: Client) -> Iterator[None]:
-    """A namespace of our own; it is deleted with its content and with the queues that have its name."""
+    """A new namespace; it is deleted at the end, and so are the queues whose names start with its name."""
     path = client.path("v1", "Namespace", namespace=None)
     client.request("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     try:
@@ -140,7 +145,7 @@ def create_narrow_queue(client: Client, name: str, state: str) -> None:
 def close_queue(client: Client, queue: Case) -> None:
     """Close a queue as `vcctl queue operate --action close` does."""
     identity = {key: queue["metadata"][key] for key in ("name", "uid")}
-    target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True, **identity}
+    target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True} | identity
     metadata = {"generateName": "close-", "ownerReferences": [target]}
     command = {"apiVersion": BUS, "kind": "Command", "metadata": metadata, "action": "CloseQueue", "target": target}
     client.request("POST", client.path(BUS, "Command"), body=command)
@@ -154,7 +159,7 @@ def get_queue_state(client: Client, queue: str) -> str:
 def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "the cluster does not get there"
+        assert time.monotonic() < deadline, f"the cluster did not reach the expected state within {timeout_s:g} s"
         time.sleep(0.1)
 
 
@@ -162,7 +167,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None
 
 
 def record_case(client: Client, name: str, case: Case) -> bool:
-    """Play a case, record what was seen, print how it went and return whether it went as its states say."""
+    """Run a case, write its recording, print its states, and return whether they are the expected ones."""
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_case(name, case, folder)
         if "queue" in case:
@@ -180,8 +185,7 @@ def record_case(client: Client, name: str, case: Case) -> bool:
         "launcher": case["launcher"],
         "controllers": list_versions(client, case["launcher"]),
     }
-    recording = {
-        **header,
+    recording = header | {
         "states": case["states"],
         "events": event_lines,
         "moments": list(build_moments(replace_times(drop_brief_moments(moments)), case)),
@@ -191,13 +195,13 @@ def record_case(client: Client, name: str, case: Case) -> bool:
         format_recording(choose_recording(json.loads(file.read_text()), recording) if file.exists() else recording)
     )
     states = [state for state, _ in groupby(moment["expected"] for moment in recording["moments"])]
-    mismatch = "" if states == case["states"] else f"; cases.yaml says {' > '.join(case['states'])}"
+    mismatch = "" if states == case["states"] else f"; expected in cases.yaml: {' > '.join(case['states'])}"
     print(f"  {name:<34} {' > '.join(states)}{mismatch}", flush=True)
     return not mismatch
 
 
 def play_case(case_run: RunningCase, case: Case) -> list[tuple[float, ObjectStates]]:
-    """Submit the job and do what the case does to it; return what was seen and since when, from the job on."""
+    """Submit the job and apply the case's actions; return the objects after each change, from the job's creation on."""
     with RecordingWatch(case_run.plan) as witness:
         create.create_job(case_run.plan)
         started_at = time.time()
@@ -208,10 +212,8 @@ def play_case(case_run: RunningCase, case: Case) -> list[tuple[float, ObjectStat
                 VERBS[verb](case_run, action[verb], action)
     removal.delete_object(case_run.plan, case_run.plan.main)
     kind = case_run.plan.main["kind"]
-    first_index = next(
-        index for index, (_, objects) in enumerate(witness.snapshots) if f"{kind}/{case_run.plan.job}" in objects
-    )
-    return witness.snapshots[first_index:]
+    job_key = f"{kind}/{case_run.plan.job}"
+    return list(itertools.dropwhile(lambda snapshot: job_key not in snapshot[1], witness.snapshots))
 
 
 def list_events(client: Client, job: str, names: Mapping[str, str]) -> list[str]:
@@ -227,7 +229,7 @@ def format_event(event: Mapping[str, Any]) -> str:
 
 
 class RecordingWatch(ClusterWatch):
-    """A watch that keeps what was seen after every single change."""
+    """A watch that keeps a snapshot of all objects, with its time, after every change."""
 
     def __init__(self, plan: ManifestPlan) -> None:
         self.snapshots: list[tuple[float, ObjectStates]] = []
@@ -241,9 +243,9 @@ class RecordingWatch(ClusterWatch):
 def plan_case(name: str, case: Case, folder: str) -> ManifestPlan:
     """The plan of the shipped profile, small, on fake nodes, and with the case's changes to its job."""
     profile_name, launcher_overrides = BASE_PROFILES[case["launcher"]]
-    base_profile = load_profile(profile_name, {**FAKE_NODE_KEYS, **launcher_overrides, **case.get("profile", {})})
+    base_profile = load_profile(profile_name, FAKE_NODE_KEYS | launcher_overrides | case.get("profile", {}))
     pod_annotations = {f"torchyard.test/{key}": value for key, value in case.get("pods", {}).items()}
-    pod = base_profile.pod.model_copy(update={"annotations": {**base_profile.pod.annotations, **pod_annotations}})
+    pod = base_profile.pod.model_copy(update={"annotations": base_profile.pod.annotations | pod_annotations})
     options = {"queue": f"{NAMESPACE}-{name}"} if "queue" in case else base_profile.options
     profile = base_profile.model_copy(update={"pod": pod, "options": options, "cluster": Cluster(namespace=NAMESPACE)})
     run = Run(id=f"{zlib.crc32(name.encode()):032x}", attempt=1, folder=folder)
@@ -256,13 +258,13 @@ def plan_case(name: str, case: Case, folder: str) -> ManifestPlan:
 
 
 def set_value(document: Any, path: Sequence[str], value: Any) -> None:
-    """Set the value at a path: None removes it, `{like: other, ...}` copies its neighbour with some keys changed."""
+    """Set the value at a path. None removes it; `{like: other, ...}` copies its neighbour with some keys changed."""
     *parents, last = path
     for step in parents:
         document = document[int(step)] if isinstance(document, list) else document[step]
     if isinstance(value, dict) and "like" in value:
         original = copy.deepcopy(document[value["like"]])
-        value = {**original, **{key: new_value for key, new_value in value.items() if key != "like"}}
+        value = original | {key: new_value for key, new_value in value.items() if key != "like"}
     if isinstance(document, list):
         document[int(last) :] = [value]
     elif value is None:
@@ -271,16 +273,15 @@ def set_value(document: Any, path: Sequence[str], value: Any) -> None:
         document[last] = value
 
 
-# --- what a case does to its job
+# --- the actions of cases
 
 
 def end_pod(case_run: RunningCase, node: str, action: Case) -> None:
     """End a pod's containers with `exit`, for `reason`."""
-    annotate(
-        case_run,
-        node,
-        {"end-now": str(action.get("exit", 0)), **({"reason": action["reason"]} if "reason" in action else {})},
-    )
+    annotations = {"end-now": str(action.get("exit", 0))}
+    if "reason" in action:
+        annotations["reason"] = action["reason"]
+    annotate(case_run, node, annotations)
 
 
 def annotate(case_run: RunningCase, node: str, annotations: Mapping[str, str]) -> None:
@@ -289,14 +290,14 @@ def annotate(case_run: RunningCase, node: str, annotations: Mapping[str, str]) -
 
 
 def hold_pod(case_run: RunningCase, node: str, action: Case) -> None:
-    """Make a pod's containers wait for a reason; without one they go on."""
+    """Make a pod's containers wait for a reason; without a reason they continue."""
     annotate(case_run, node, {"waiting": action.get("reason", ""), "exit": "7", "restarts": "1"})
 
 
 def set_restarts(case_run: RunningCase, node: str, action: Case) -> None:
-    """Set how often a pod's container has been restarted: `times` in all."""
+    """Set the restart count of a pod's containers to `times`."""
     pod = case_run.client.request("GET", case_run.get_path(node))
-    container_statuses = [{**status, "restartCount": action["times"]} for status in pod["status"]["containerStatuses"]]
+    container_statuses = [status | {"restartCount": action["times"]} for status in pod["status"]["containerStatuses"]]
     case_run.client.request(
         "PATCH", case_run.get_path(node) + "/status", body={"status": {"containerStatuses": container_statuses}}
     )
@@ -317,7 +318,7 @@ def delete_object(case_run: RunningCase, node: str, action: Case) -> None:
 def evict_pod(case_run: RunningCase, node: str, _: Case) -> None:
     """Evict a pod as `kubectl drain` does."""
     metadata = {"metadata": {"name": case_run.find_pod_name(node)}}
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", **metadata}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction"} | metadata
     case_run.client.request("POST", case_run.get_path(node) + "/eviction", body=eviction)
 
 

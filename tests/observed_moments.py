@@ -1,4 +1,4 @@
-"""The recorded moments of jobs, and what real controllers said in them."""
+"""The recorded moments of jobs, and the statuses that real controllers set."""
 
 from typing import Any
 
@@ -23,12 +23,16 @@ def get_pods(moment: RecordedMoment) -> dict[str, Any]:
 def find_moments(case: str, state: str) -> list[RecordedMoment]:
     """The moments of a case with this state."""
     matching = [moment for moment in FILES[case] if moment.expected == state]
-    assert matching, f"{case} is never {state}"
+    assert matching, f"no moment of {case} is {state}"
     return matching
 
 
 def get_job(moment: RecordedMoment) -> dict[str, Any]:
-    return next(dict(obj) for name, obj in moment.observed.states.items() if not name.startswith("Pod"))
+    """The job's own object; LookupError if the moment has none."""
+    for name, obj in moment.observed.states.items():
+        if not name.startswith("Pod"):
+            return dict(obj)
+    raise LookupError(f"{moment.case}-{moment.number} has no job")
 
 
 def list_true_conditions(moment: RecordedMoment) -> set[str]:

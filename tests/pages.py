@@ -1,9 +1,9 @@
 """The project's pages: their headings, links and commands."""
 
+import itertools
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _SEPARATORS = ("&&", "||", "|", ";")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of shell commands. `elsewhere`: why they cannot run here, as a comment before the block says."""
+    """A fenced block of shell commands. `skip_reason`: why tests cannot run them, from the comment before the block."""
 
     page: str
     number: int
@@ -43,33 +43,34 @@ def list_anchors(text: str) -> set[str]:
     for heading in re.findall(r"^#+ +(.*)$", _FENCE.sub("", text), re.MULTILINE):
         heading_text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", heading_text).strip().replace(" ", "-")
-        anchors.add(next(candidate for candidate in _number_anchors(anchor) if candidate not in anchors))
+        unique_anchor = anchor
+        for number in itertools.count(1):
+            if unique_anchor not in anchors:
+                break
+            unique_anchor = f"{anchor}-{number}"
+        anchors.add(unique_anchor)
     return anchors
 
 
-def _number_anchors(anchor: str) -> Iterator[str]:
-    yield anchor
-    yield from (f"{anchor}-{number}" for number in range(1, 100))
-
-
 def list_links(text: str) -> list[str]:
-    """Where the links of a page lead, code left out."""
+    """The targets of a page's links, without those in code."""
     return _LINK.findall(re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text)))
 
 
 def list_files(path: Path) -> dict[str, str]:
-    """The files that a page asks its reader to write: a comment before the block names them."""
+    """The files that the reader of a page must write, by the name in the comment before their block."""
     text = path.read_text()
     files = {}
     for match in _FENCE.finditer(text):
         preceding_line = text[: match.start()].rstrip().rpartition("\n")[2]
-        if file_match := _FILE.search(preceding_line):
+        file_match = _FILE.search(preceding_line)
+        if file_match:
             files[file_match[1]] = textwrap.dedent(match[3])
     return files
 
 
 def list_blocks(path: Path) -> list[Block]:
-    """The page's blocks without a language, or of sh: its commands, and examples of output."""
+    """The page's blocks of shell commands and of output: those of sh or bash, or without a language."""
     text = path.read_text()
     blocks = []
     for match in _FENCE.finditer(text):
@@ -90,10 +91,11 @@ def split_commands(line: str) -> list[list[str]]:
     for token in tokens:
         if token in _SEPARATORS:
             commands.append([])
-        elif not (not commands[-1] and re.match(r"[A-Z_]+=", token)):
+        elif commands[-1] or not re.match(r"[A-Z_]+=", token):
             commands[-1].append(token)
-    without_redirections = [
-        command[: next((index for index, arg in enumerate(command) if re.match(r"\d?>", arg)), len(command))]
-        for command in commands
-    ]
+    without_redirections = [list(itertools.takewhile(_is_plain_argument, command)) for command in commands]
     return [command for command in without_redirections if command]
+
+
+def _is_plain_argument(arg: str) -> bool:
+    return not re.match(r"\d?>", arg)

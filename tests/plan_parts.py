@@ -1,4 +1,4 @@
-"""The parts of a plan of pods that tests look at."""
+"""The parts of a plan of pods that tests check."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ def get_container(plan: ManifestPlan) -> dict[str, Any]:
 
 
 def get_env(plan: ManifestPlan) -> dict[str, Any]:
-    """The value of each variable, or where it comes from."""
+    """The value of each variable, or its source (`valueFrom`)."""
     return {
         variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in get_container(plan)["env"]
     }
 
 
 def get_mounts(plan: ManifestPlan) -> dict[str, Any]:
-    """The volume at each path, without its name."""
-    sources = {volume["name"]: {**volume} for volume in get_pod_spec(plan)["volumes"]}
+    """The volume at each mount path, without its name."""
+    sources = {volume["name"]: dict(volume) for volume in get_pod_spec(plan)["volumes"]}
     for name, source in sources.items():
         assert source.pop("name") == name
     return {mount["mountPath"]: sources[mount["name"]] for mount in get_container(plan)["volumeMounts"]}
@@ -41,12 +41,14 @@ def get_command(plan: ManifestPlan) -> list[str]:
 
 
 def get_torchrun_option(plan: ManifestPlan, option: str) -> str:
-    """An option of torchrun in the pods' command."""
+    """The value of a torchrun option in the pods' command; empty if the command lacks it."""
     argv = plan.pod["spec"]["containers"][0]["command"]
-    return next((arg.partition("=")[2] for arg in argv if arg.startswith(f"--{option}=")), "")
+    for arg in argv:
+        if arg.startswith(f"--{option}="):
+            return str(arg.partition("=")[2])
+    return ""
 
 
 def get_local_address(plan: ManifestPlan) -> str:
-    """The address that a pod's agent is given as its own."""
-    variables: list[dict[str, Any]] = plan.pod["spec"]["containers"][0]["env"]
-    return next((str(variable["value"]) for variable in variables if variable["name"] == LOCAL_ADDR_VARIABLE), "")
+    """The local address that a pod's agent gets; empty if the agent must find its own."""
+    return str(get_env(plan).get(LOCAL_ADDR_VARIABLE, ""))

@@ -1,4 +1,4 @@
-"""A job of two pods on the fake API server, and logs that come as slowly as a test wants."""
+"""A job of two pods on the fake API server, and logs that arrive as slowly as a test requires."""
 
 import threading
 import time
@@ -23,7 +23,8 @@ class Job:
     """A Volcano job of two pods, whose state the test changes."""
 
     def __init__(self, fake_api: FakeApi, plan: ManifestPlan) -> None:
-        self.fake_api, self.plan = fake_api, plan
+        self.fake_api = fake_api
+        self.plan = plan
         create.create_job(plan)
         for node in NODES:
             self.set_pod(node, "Running", RUNNING)
@@ -33,9 +34,11 @@ class Job:
         return f"{self.plan.job}-{node}"
 
     def read_log(self, node: str = "worker-0") -> list[str]:
-        """The lines of a log on disk, without stamps."""
+        """The lines of a log on disk, without time stamps; empty if there is no file yet."""
         path = Path(self.plan.nodes[node])
-        return [line.partition(" | ")[2] for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        return [line.partition(" | ")[2] for line in path.read_text().splitlines()]
 
     def set_pod(self, node: str, phase: str, state: Object) -> None:
         self.fake_api.put(self.build_pod(node, f"uid-{node}", phase, state))
@@ -55,17 +58,17 @@ class Job:
         return obj
 
     def set_job(self, phase: str) -> None:
-        self.fake_api.put({**self.get_job(), "status": {"state": {"phase": phase}}})
+        self.fake_api.put(self.get_job() | {"status": {"state": {"phase": phase}}})
 
     def end(self, code: int = 0) -> None:
-        pod_phase, job_phase = ("Failed", "Failed") if code else ("Succeeded", "Completed")
+        """End all containers with an exit code, and then the job."""
+        pod_phase = "Failed" if code else "Succeeded"
+        job_phase = "Failed" if code else "Completed"
         for node in NODES:
             self.set_pod(node, pod_phase, {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:01:00Z"}})
         self.set_job(job_phase)
 
-    def wait(
-        self, age_s: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None, **limits: float
-    ) -> Outcome:
+    def wait(self, age_s: float = 0.0, on_poll: Callable[[list[str]], None] | None = None, **limits: float) -> Outcome:
         handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age_s, submitted_at=1.0, age_s=age_s)
         return wait(handle, on_poll)
 
@@ -75,15 +78,15 @@ def build_lines(count: int) -> list[bytes]:
 
 
 def slow_log(
-    count: int, pause_s: float, condition: Callable[[], Any] = lambda: True, first_lines: Sequence[bytes] = ()
+    count: int, pause_s: float, condition: Callable[[], Any] | None = None, first_lines: Sequence[bytes] = ()
 ) -> Callable[[], Iterator[bytes]]:
-    """A log that comes line by line while a condition holds; the `first` lines come at once."""
+    """A log that yields `first_lines` at once, then `count` lines, one per `pause_s`, while a condition holds."""
 
     def generate() -> Iterator[bytes]:
         yield from first_lines
         for line in build_lines(count):
             time.sleep(pause_s)
-            if not condition():
+            if condition is not None and not condition():
                 return
             yield line
 
@@ -91,7 +94,7 @@ def slow_log(
 
 
 def run_later(delay_s: float, *operations: Callable[[], Any]) -> None:
-    """Do something a little later."""
+    """Call the operations in a thread, `delay_s` from now."""
 
     def run() -> None:
         time.sleep(delay_s)

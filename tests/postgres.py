@@ -1,4 +1,4 @@
-"""A PostgreSQL of a test's own: its own folder, its own port, with a password."""
+"""A PostgreSQL server for one test, with its own folder, port and password."""
 
 import os
 import shutil
@@ -17,10 +17,11 @@ _USER = "postgres"  # PostgreSQL refuses to run as root
 
 @contextmanager
 def run_postgres() -> Iterator[str]:
-    """An empty PostgreSQL; yields its address, for `create_database`."""
+    """An empty PostgreSQL server, stopped at the end; yields its address, for `create_database`."""
     programs = find_postgres()
     assert programs, "there is no PostgreSQL"
-    folder, port = Path(tempfile.mkdtemp(prefix="torchyard-postgres-")), _find_free_port()
+    folder = Path(tempfile.mkdtemp(prefix="torchyard-postgres-"))
+    port = _find_free_port()
     try:
         (folder / "password").write_text(PASSWORD)
         if not os.getuid():
@@ -40,17 +41,17 @@ def run_postgres() -> Iterator[str]:
 
 
 def create_database(address: str, name: str) -> str:
-    """Create a database; returns the URL for Prefect."""
+    """Create a database; return its URL for Prefect."""
     host, _, port = address.partition(":")
     args = ["--host", host, "--port", port, "--username", "torchyard", "--maintenance-db", "postgres", name]
-    subprocess.run([f"{find_postgres()}/createdb", *args], env={**os.environ, "PGPASSWORD": PASSWORD}, check=True)
+    subprocess.run([f"{find_postgres()}/createdb", *args], env=os.environ | {"PGPASSWORD": PASSWORD}, check=True)
     return f"postgresql+asyncpg://torchyard:{PASSWORD}@{address}/{name}"
 
 
 def _run(*argv: str) -> None:
-    """Run a program of PostgreSQL's, not as root; what it prints is shown only if it fails."""
+    """Run a program of PostgreSQL, never as root; its output appears only if it fails."""
     user = _USER if not os.getuid() else None
-    with tempfile.TemporaryFile("w+") as output:  # not a pipe: the server that pg_ctl starts would keep it open
+    with tempfile.TemporaryFile("w+") as output:  # a pipe would be kept open by the server that pg_ctl starts
         completed = subprocess.run(argv, user=user, cwd="/", stdout=output, stderr=output, check=False)
         output.seek(0)
         assert completed.returncode == 0, output.read()

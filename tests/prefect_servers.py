@@ -26,7 +26,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     settings = {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD, "PREFECT_UI_API_URL": api_url}
     process = subprocess.Popen(
         [*argv, "--port", str(port)],
-        env={**os.environ, "PREFECT_HOME": str(home), **settings},
+        env=os.environ | {"PREFECT_HOME": str(home)} | settings,
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

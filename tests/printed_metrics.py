@@ -1,4 +1,4 @@
-"""What training programs and benchmarks print: recorded, posted and shortened."""
+"""The output of training programs and benchmarks: recorded, posted and shortened."""
 
 from pathlib import Path
 from typing import Any

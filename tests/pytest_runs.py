@@ -1,4 +1,4 @@
-"""Runs pytest in a process of its own."""
+"""Runs pytest in a separate process."""
 
 import os
 import subprocess
@@ -12,6 +12,4 @@ from torchyard.common.project_root import ROOT
 def run_pytest(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
     inherited = {name: value for name, value in os.environ.items() if name not in (CLUSTER, MAY_SKIP)}
-    return subprocess.run(
-        command, env={**inherited, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, env=inherited | environment, cwd=ROOT, capture_output=True, text=True, check=False)

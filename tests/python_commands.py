@@ -1,4 +1,4 @@
-"""Commands that run a piece of Python code on this machine."""
+"""Commands that run Python code on this machine."""
 
 import sys
 

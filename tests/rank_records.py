@@ -28,7 +28,7 @@ def build_record(rank: int, **fields: object) -> RankRecord:
         "stack": LOAD,
         "state": "S",
     }
-    return RankRecord.model_validate({**base, **fields})
+    return RankRecord.model_validate(base | fields)
 
 
 def build_waiting_record(rank: int, **fields: object) -> RankRecord:
@@ -38,7 +38,7 @@ def build_waiting_record(rank: int, **fields: object) -> RankRecord:
         "pending": build_collective(),
         "stack": STEP,
     }
-    return build_record(rank, **{**base, **fields})
+    return build_record(rank, **base | fields)
 
 
 def build_collective(

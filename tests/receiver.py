@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Receiver:
-    """What it got, and what it answers with; `hangs` until the test is over."""
+    """The messages that it received, and the status with which it responds; it does not respond while `is_hanging`."""
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
@@ -20,7 +20,7 @@ class Receiver:
 
     @property
     def address(self) -> str:
-        """As apprise spells it."""
+        """Its address as a URL of apprise."""
         return f"json://127.0.0.1:{self.port}/hook"
 
     @property
@@ -30,7 +30,7 @@ class Receiver:
 
 @contextmanager
 def run_receiver() -> Iterator[Receiver]:
-    """Serve until the block ends."""
+    """Serve in a thread until the block ends."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,7 +44,7 @@ def run_receiver() -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -1,7 +1,7 @@
-"""Records which options the torchrun of a wheel knows: `python -m tests.record_torchrun torch-1.13.1-….whl ...`
+"""Records the options of the torchrun in a wheel: `python -m tests.record_torchrun torch-1.13.1-….whl ...`
 
 The parser is read, not run: an old torch does not start under a new Python. Each version becomes a file in
-tests/torchrun/, from which `parser` builds a parser that accepts and refuses the same arguments.
+tests/torchrun/, from which `build_parser` builds a parser that accepts and refuses the same arguments.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 FOLDER = Path(__file__).resolve().parent / "torchrun"
 SOURCE = "torch/distributed/run.py"
-SETTINGS = ("action", "nargs", "choices")
+SETTINGS = ("action", "nargs", "type", "choices")
 SWITCHES = ("check_env", "store_true")  # torch's own action also reads an environment variable
 
 
 class UnknownArgumentsError(Exception):
-    """Why torchrun would not start."""
+    """The arguments with which torchrun would not start."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,20 +41,17 @@ def record_options(wheel: Path) -> str:
 
 
 def read_options(source: str) -> list[dict[str, Any]]:
-    """Every argument of the parser: its names, and the settings that say which values it takes."""
-    function = next(node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == "get_args_parser")
+    """Every argument of the parser: its names, and the settings that define its values."""
+    (function,) = (node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == "get_args_parser")
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and is_argument(node)]
-    return [
-        {
-            "names": [name.value for name in call.args if isinstance(name, ast.Constant)],
-            **{
-                keyword.arg: read_expression(keyword.value)
-                for keyword in call.keywords
-                if keyword.arg in ("action", "nargs", "type", "choices")
-            },
-        }
-        for call in sorted(calls, key=lambda call: call.lineno)
-    ]
+    options = []
+    for call in sorted(calls, key=lambda call: call.lineno):
+        option: dict[str, Any] = {"names": [name.value for name in call.args if isinstance(name, ast.Constant)]}
+        for keyword in call.keywords:
+            if keyword.arg in SETTINGS:
+                option[keyword.arg] = read_expression(keyword.value)
+        options.append(option)
+    return options
 
 
 def is_argument(call: ast.Call) -> bool:
@@ -70,16 +67,20 @@ def read_expression(value: ast.expr) -> Any:
 
 
 def load_options(version: str) -> list[dict[str, Any]]:
-    """The recorded options as argparse wants them: `names`, and the settings that say which values each takes."""
+    """The recorded options with `names` and the settings of argparse that define their values."""
     recorded = json.loads((FOLDER / f"{version}.json").read_text())
-    return [{"names": option["names"], **read_option(option)} for option in recorded]
+    return [{"names": option["names"]} | read_option(option) for option in recorded]
 
 
 def read_option(option: Mapping[str, Any]) -> dict[str, Any]:
     if option.get("action") in SWITCHES:
         return {"action": "store_true"}
-    settings = {"nargs": argparse.REMAINDER} if option.get("nargs") == "REMAINDER" else {}
-    return {**settings, **({"choices": option["choices"]} if option.get("choices") else {})}
+    settings: dict[str, Any] = {}
+    if option.get("nargs") == "REMAINDER":
+        settings["nargs"] = argparse.REMAINDER
+    if option.get("choices"):
+        settings["choices"] = option["choices"]
+    return settings
 
 
 def build_parser(version: str) -> Parser:

@@ -1,4 +1,4 @@
-"""Recorded statuses of real jobs, moment by moment, as they were and damaged in any way."""
+"""Recorded statuses of real jobs, moment by moment, intact and damaged at random."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ from torchyard.model.run import Observation
 
 FILES = {file.stem: load_moments(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
 MOMENTS = [moment for moments in FILES.values() for moment in moments]
-# JSON that does not belong in a status: of a wrong type, or of the right type but out of range.
+# JSON values that are wrong in a status: of a wrong type, or out of range.
 JUNK: list[Any] = [None, "", "x", "1", "Failed", "Running", "2023-13-45T99:00:00Z", "0001-01-01T00:00:00+14:00", 0, -1]
 JUNK += [
     10**30,
@@ -26,7 +26,7 @@ JUNK += [
     {"status": "x"},
     [{"status": []}, {"name": {}}],
 ]
-# What the launchers on machines read from their supervisors and from Run:ai's CLI.
+# States that the launchers on machines read from their supervisors and from Run:ai's CLI.
 HOST_STATES: dict[str, dict[str, Any]] = {
     "baremetal": {"node-0": {"phase": "exited", "exit": 0}, "etcd": {"phase": "running"}},
     "runai": {
@@ -37,10 +37,11 @@ HOST_STATES: dict[str, dict[str, Any]] = {
 
 
 @st.composite
-def damaged_observations(draw: st.DrawFn, with_host_states: bool = True) -> tuple[str, Observation]:
-    """What was seen, with some values removed or replaced by any JSON, even whole objects."""
+def damaged_observations(draw: st.DrawFn, *, with_host_states: bool = True) -> tuple[str, Observation]:
+    """A case and an observation of it, with some values or whole objects removed or replaced by any JSON."""
     moment = draw(st.sampled_from(MOMENTS))
-    case, states = moment.case, copy.deepcopy(dict(moment.observed.states))
+    case = moment.case
+    states = copy.deepcopy(dict(moment.observed.states))
     if with_host_states and draw(st.integers(0, 9)) == 0:
         case = draw(st.sampled_from(sorted(HOST_STATES)))
         states = copy.deepcopy(HOST_STATES[case])
@@ -57,7 +58,7 @@ def damaged_observations(draw: st.DrawFn, with_host_states: bool = True) -> tupl
 
 @st.composite
 def nested_keys(draw: st.DrawFn, container: Any) -> tuple[Any, Any]:
-    """A container inside a thing and one of its keys, near the surface as often as deep inside."""
+    """A dict or list inside a value and one of its keys, at the top level as often as deep inside."""
     while True:
         key = draw(st.sampled_from(range(len(container)) if isinstance(container, list) else sorted(container)))
         if not isinstance(container[key], dict | list) or not container[key] or draw(st.integers(0, 3)) == 0:

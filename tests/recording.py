@@ -1,4 +1,4 @@
-"""A recording of a job: what is kept of it, how it is written, and how it is read again."""
+"""A recording of a job: which parts of its objects it contains, and how it is written and read."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from torchyard.launchers import registry
 from torchyard.model.run import Observation
 
 OBSERVED = Path(__file__).parent / "observed"
-BRIEF_S = 0.4  # seconds between two pods that do the same thing together
+BRIEF_S = 0.4  # between the changes of two pods that change together
 EPOCH = 1_700_000_000  # the creation time of every recorded job
 ObjectStates = Mapping[str, Mapping[str, Any]]
 Case = dict[str, Any]
@@ -40,14 +40,14 @@ NOISE_KEYS = {
     "observedGeneration",
 }
 POD_STATUS_KEYS = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
-# Events that depend on a race: one recording of a case has them and the next does not.
+# Events that depend on a race: one recording of a case contains them and the next one does not.
 RACY_EVENTS = re.compile(r" (Unschedulable|PodGroupPending|FailedToUpdateEndpoint):")
 POD_CONDITIONS = {"PodScheduled", "Ready", "DisruptionTarget"}
 CONTAINER_KEYS = {"name", "restartCount", "state", "lastState"}
 
 
 class Moment(NamedTuple):
-    """What was seen since a time, and the state that was read from it then."""
+    """The objects from a time on, and the state that was read from them then."""
 
     observed_at: float
     objects: ObjectStates
@@ -55,10 +55,9 @@ class Moment(NamedTuple):
 
 
 def normalize(objects: ObjectStates, names: Mapping[str, str]) -> ObjectStates:
-    """What was seen, without what is never read or differs from run to run; the times stay."""
-    normalized: ObjectStates = json.loads(
-        mask_names(json.dumps({name: select_fields(objects[name]) for name in sort_names(objects)}), names)
-    )
+    """The objects without the fields that readers ignore and the names that differ from run to run; the times stay."""
+    selected = {name: select_fields(objects[name]) for name in sort_names(objects)}
+    normalized: ObjectStates = json.loads(mask_names(json.dumps(selected), names))
     return normalized
 
 
@@ -70,27 +69,26 @@ def mask_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def sort_names(objects: ObjectStates) -> list[str]:
-    """The objects sorted by name; removed pods stay in the order of their removal."""
+    """The names of the objects, sorted; removed pods stay in the order of their removal."""
     return sorted(objects, key=lambda name: "Removed" if name.startswith("Removed/") else name)
 
 
 def select_fields(obj: Mapping[str, Any]) -> Case:
     """The parts of an object that its readers may use."""
-    spec, status = obj.get("spec", {}), obj.get("status", {})
+    spec = obj.get("spec", {})
+    status = obj.get("status", {})
     if "containers" in spec:
         spec = {"containers": [{"name": spec["containers"][0]["name"]}], "restartPolicy": spec["restartPolicy"]}
         status = select_keys(status, POD_STATUS_KEYS)
         status["conditions"] = [
             condition for condition in status.get("conditions", ()) if condition["type"] in POD_CONDITIONS
         ]
-        lists = {
-            key: [select_keys(container_status, CONTAINER_KEYS) for container_status in status[key]]
-            for key in status
-            if key.endswith("Statuses")
-        }
-        status |= lists
+        for key in list(status):
+            if key.endswith("Statuses"):
+                status[key] = [select_keys(container_status, CONTAINER_KEYS) for container_status in status[key]]
     metadata = select_keys(obj["metadata"], METADATA_KEYS)
-    if retry_limits := select_keys(obj["metadata"].get("annotations", {}), RETRY_ANNOTATIONS):
+    retry_limits = select_keys(obj["metadata"].get("annotations", {}), RETRY_ANNOTATIONS)
+    if retry_limits:
         metadata["annotations"] = retry_limits
     return {"metadata": metadata, "spec": drop_noise(spec) | select_job_sizes(spec), "status": drop_noise(status)}
 
@@ -116,18 +114,16 @@ def drop_noise(value: Any) -> Any:
         is_phase_history = all(
             isinstance(item, dict) and item.keys() == {"status", "lastTransitionTime"} for item in items
         )
-        return (
-            [next(repeated) for _, repeated in groupby(items, lambda item: item["status"])]
-            if is_phase_history and items
-            else items
-        )
+        if items and is_phase_history:
+            return [next(repeated) for _, repeated in groupby(items, lambda item: item["status"])]
+        return items
     if isinstance(value, dict):
         return {key: drop_noise(child) for key, child in value.items() if key not in NOISE_KEYS}
     return value
 
 
 def describe_status(obj: Mapping[str, Any]) -> str:
-    """The status words of an object, without times and counts."""
+    """The status of an object as text, without times and counts."""
     status = obj["status"]
     true_conditions = [
         (condition.get("type"), condition.get("reason"))
@@ -155,23 +151,25 @@ def describe_status(obj: Mapping[str, Any]) -> str:
 
 
 def drop_brief_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Moments that differ in words; a brief one only if its job or state is new, or a pod has failed in it."""
-    kept: list[Moment] = []
+    """The moments whose status texts differ from the previous one's.
+
+    A brief moment is kept only if its state or its job's status is new, or if a pod has failed in it.
+    """
+    kept_moments: list[Moment] = []
     for moment, later in pairwise([*moments, None]):
         assert moment
-        previous = kept[-1:]
+        previous = kept_moments[-1:]
         neighbours = [describe_job(neighbour) for neighbour in (*previous, later) if neighbour]
         is_brief = later and later.observed_at - moment.observed_at < BRIEF_S and describe_job(moment) in neighbours
-        if (is_brief and not list_failed_pods(moment) - list_failed_pods(*previous)) or describe_objects(moment) in [
-            describe_objects(earlier) for earlier in previous
-        ]:
-            continue
-        kept.append(moment)
-    return kept
+        has_new_failure = bool(list_failed_pods(moment) - list_failed_pods(*previous))
+        is_repeated = bool(previous) and describe_objects(moment) == describe_objects(previous[0])
+        if not is_repeated and (has_new_failure or not is_brief):
+            kept_moments.append(moment)
+    return kept_moments
 
 
 def describe_job(moment: Moment) -> tuple[str, ...]:
-    """The state, and the status words of the job's own objects."""
+    """The state, and the statuses of the job's own objects as text."""
     return (
         moment.state,
         *(describe_status(moment.objects[key]) for key in moment.objects if not key.startswith("Pod")),
@@ -208,25 +206,25 @@ def build_moments(moments: Sequence[ObjectStates], case: Case) -> Iterator[Case]
     """The changes of each moment, with the state and reason that are read from it."""
     read_status = registry.load_launcher(case["launcher"]).read_status
     ticks = [(float(tick), objects) for tick, objects in enumerate(moments)]
-    ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
+    if "later" in case:
+        ticks.append((len(moments) + case["later"], moments[-1]))
     previous: ObjectStates = {}
     for tick, objects in ticks:
         status = read_status(Observation(objects, frozenset(), EPOCH + tick))
-        changes = {
-            key: select_changes(previous.get(key), objects.get(key)) for key in sort_names({**previous, **objects})
-        }
-        changes = {key: change for key, change in changes.items() if change != {}}
+        changes = {}
+        for key in sort_names(dict(previous) | dict(objects)):
+            change = select_changes(previous.get(key), objects.get(key))
+            if change != {}:
+                changes[key] = change
         yield {"after": tick, "expected": status.state, "reason": status.reason, "news": changes}
         previous = objects
 
 
 def select_changes(previous: Mapping[str, Any] | None, current: Mapping[str, Any] | None) -> Case | None:
-    """The parts of an object that have changed; None if it is gone."""
-    return (
-        current
-        if current is None
-        else {key: value for key, value in current.items() if value != (previous or {}).get(key)}
-    )
+    """The parts of an object that have changed; None if it was deleted."""
+    if current is None:
+        return None
+    return {key: value for key, value in current.items() if value != (previous or {}).get(key)}
 
 
 def format_recording(recording: Case) -> str:
@@ -248,8 +246,10 @@ def format_moment(moment: Case) -> str:
 
 
 def format_object(obj: Case | None) -> str:
-    fields = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in (obj or {}).items()]
-    return "null" if obj is None else "{" + ",\n   ".join(fields) + "}"
+    if obj is None:
+        return "null"
+    fields = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in obj.items()]
+    return "{" + ",\n   ".join(fields) + "}"
 
 
 # --- reading a recording
@@ -272,8 +272,8 @@ def load_moments(name: str, recording: Case) -> list[RecordedMoment]:
     for number, moment in enumerate(recording["moments"]):
         changes = moment["news"]
         objects = {
-            key: {**objects.get(key, {}), **changes.get(key, {})}
-            for key in objects | changes
+            key: dict(objects.get(key, {})) | changes.get(key, {})
+            for key in dict(objects) | changes
             if changes.get(key, {}) is not None
         }
         observed = Observation(objects, frozenset(), EPOCH + moment["after"])
@@ -282,19 +282,19 @@ def load_moments(name: str, recording: Case) -> list[RecordedMoment]:
 
 
 def choose_recording(stored: Case, recording: Case) -> Case:
-    """The new recording, or the old one's moments if they say the same: no two recordings are quite alike."""
+    """The new recording, or the stored moments if both are equal in substance: no two recordings are identical."""
     read_status = registry.load_launcher(recording["launcher"]).read_status
     statuses = [read_status(moment.observed) for moment in load_moments("", stored)]
     moments = [
-        {**moment, "expected": status.state, "reason": status.reason}
+        moment | {"expected": status.state, "reason": status.reason}
         for moment, status in zip(stored["moments"], statuses, strict=True)
     ]
-    unchanged = {**recording, "moments": moments, "events": stored.get("events", [])}
+    unchanged = recording | {"moments": moments, "events": stored.get("events", [])}
     return unchanged if summarize(unchanged) == summarize(recording) else recording
 
 
 def summarize(recording: Case) -> object:
-    """What two equal recordings share: the order of states and of the job's words, all of the end, the events."""
+    """The substance of a recording: the order of its states and of the job's statuses, its end, and its events."""
     moments = [
         Moment(moment.observed.observed_at, moment.observed.states, moment.expected)
         for moment in load_moments("", recording)

@@ -23,13 +23,13 @@ def node_folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def starter(tmp_path: Path) -> Iterator[Start]:
-    """Start a process that runs until it may end, and remove its run's folder; nothing outlives the test."""
+    """Yield a function that starts a process and removes its run's folder; all processes are ended with the block."""
     node = node_folder(tmp_path)
 
     def start(remove: bool = True, **spec_changes: Any) -> Any:
         argv = spec_changes.pop("argv", ["bash", "-c", SCRIPT])
         spec = {"name": "node-0", "argv": argv, "env": {}, "cwd": str(tmp_path), "label": LABEL, "ports": []}
-        state = call_supervisor("submit", node, spec={**spec, **spec_changes})
+        state = call_supervisor("submit", node, spec=spec | spec_changes)
         if remove:
             shutil.rmtree(node.parents[1])
         return state

@@ -1,4 +1,4 @@
-"""Reports of runs that ended in one way or another, and the attempts in them."""
+"""Reports of runs with different ends, and their attempts."""
 
 from torchyard.model.run import Attempt, Collected, Failure, LogFile, Metrics, Outcome, Report, Row, Status, Step
 

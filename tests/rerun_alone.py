@@ -1,8 +1,8 @@
 """`python -m tests.rerun_alone -n 2 tests/local`: runs pytest, and once more, alone, the few tests that failed.
 
-The tests of whole runs are played by real processes that share this machine's time. A test that fails only beside
-others is named as unsteady, so that somebody looks into it, and the tests count as passed; one that fails alone as well
-fails them, and so do more than `MOST` failures.
+The tests of whole runs use real processes, which share this machine's time. A test that fails beside others and passes
+alone is reported as UNSTEADY, so that a developer examines it, and the exit code is 0. If a test fails alone too, or if
+more than `MAX_RETRIED` tests fail, the exit code is pytest's.
 """
 
 import json
@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 MAX_RETRIED = 2
-_TIMEOUT_S = 900  # of one test: some play several whole runs
+_TIMEOUT_S = 900  # of one test; some start several whole runs
 _ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
 
 
 def run_tests(*args: str) -> int:
-    """Run pytest with these words in the current folder. Returns its exit code."""
+    """Run pytest with these arguments in the current folder; return the exit code."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--timeout", str(_TIMEOUT_S), *args]
         code = subprocess.run(command, check=False).returncode
@@ -28,7 +28,8 @@ def run_tests(*args: str) -> int:
         if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed_tests) <= MAX_RETRIED:
             return code
         print(f"once more, alone: {', '.join(failed_tests)}", flush=True)
-        if retry_code := subprocess.run([*command, *_ALONE], check=False).returncode:
+        retry_code = subprocess.run([*command, *_ALONE], check=False).returncode
+        if retry_code:
             return retry_code
     for test in failed_tests:
         print(f"UNSTEADY: {test} failed beside other tests and passed alone; its failure is above", flush=True)

@@ -1,4 +1,4 @@
-"""Jobs of Run:ai through a fake of its CLI (tests/programs/runai.py), with pods that are real processes."""
+"""Jobs of Run:ai through a fake CLI (tests/programs/runai.py), whose pods are real processes."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,10 @@ Planned = Callable[..., CommandPlan]
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Create a fake `runai` of a generation, given how it passes on a command and what its WORLD_SIZE counts."""
+    """Return a function that creates a fake `runai`.
+
+    `generation`: of the CLI; `args`: how it passes on a command; `world`: what its WORLD_SIZE counts.
+    """
 
     def make(generation: str = "v2", args: str = "exec", world: str = "processes") -> Path:
         path = tmp_path / "runai"
@@ -37,7 +40,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def runai_planned(cli: Cli, write: Write, tmp_path: Path) -> Planned:
-    """Plan a job of two pods, each of which runs a line of shell."""
+    """Return a function that plans a job of two pods, each of which runs a line of shell."""
 
     def plan(line: str, generation: str = "v2") -> CommandPlan:
         keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", line]}
@@ -49,7 +52,7 @@ def runai_planned(cli: Cli, write: Write, tmp_path: Path) -> Planned:
 def build_profile_keys(cli: Path, **keys: Any) -> dict[str, Any]:
     generation = "cli-v2" if "GENERATION=v2" in cli.read_text() else "cli-v1"
     options = {"project": "mlo", "through": generation, "cli": str(cli)}
-    return {"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": options, **keys}
+    return {"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": options} | keys
 
 
 def start_agents(plan: CommandPlan) -> Handle:

@@ -1,4 +1,4 @@
-"""A job of one node whose commands are shell scripts: it starts nothing that torchyard supervises."""
+"""A job of one node whose commands are shell scripts, so that no supervisor is started."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,10 @@ def build_command(script: str, folder: Path) -> Command:
 
 
 def scripted_job(write: Write, folder: Path) -> Make:
-    """Make a job of one node that runs for some tenths of a second; its log is local, or copied by a script."""
+    """Return a function that plans a job of one node.
+
+    The job runs for `tenths` of a second. Its log is local, or copied by the script `follow`.
+    """
 
     def make(tenths: int = 15, follow: str = "", size: str = "", log: str = JOINED_TEXT) -> CommandPlan:
         plan = command_plan_of(load(write()), folder / "run")
@@ -41,9 +44,7 @@ def scripted_job(write: Write, folder: Path) -> Make:
     return make
 
 
-def wait_briefly(
-    plan: CommandPlan, age_s: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None
-) -> Outcome:
-    """Wait for a job that may be silent, and late for its start, for a second."""
+def wait_briefly(plan: CommandPlan, age_s: float = 0.0, on_poll: Callable[[list[str]], None] | None = None) -> Outcome:
+    """Wait for a job with a start deadline and a silence deadline of one second each."""
     deadlines = Deadlines(start=1.0, silence=1.0)
     return wait(Handle(plan=plan, deadlines=deadlines, created=not age_s, submitted_at=1.0, age_s=age_s), on_poll)

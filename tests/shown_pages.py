@@ -1,4 +1,4 @@
-"""A run's orchestrator that keeps the pages that it is told to show."""
+"""A run's reporter that keeps the pages that it publishes."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""Which tests may be skipped: TORCHYARD_MAY_SKIP lists parts of reasons, separated by commas; unset, any will do.
+"""Which tests may be skipped: TORCHYARD_MAY_SKIP lists parts of reasons, separated by commas; unset: any reason.
 
-`python tests/skips.py` prints the list for this machine: a test may be skipped for what the machine lacks, and for
-nothing else. It needs only the standard library.
+`python tests/skips.py` prints the list for this machine: a test may be skipped only because of a program or right that
+the machine lacks. This module imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import pytest
 
 MAY_SKIP = "TORCHYARD_MAY_SKIP"
-_TOOLS = {
-    **dict.fromkeys(("busybox", "dash"), "a shell"),
-    **dict.fromkeys(("systemctl", "systemd-analyze"), "the service's unit"),
-    "prometheus": "Prometheus",
-}
+_TOOLS = (
+    dict.fromkeys(("busybox", "dash"), "a shell")
+    | dict.fromkeys(("systemctl", "systemd-analyze"), "the service's unit")
+    | {"prometheus": "Prometheus"}
+)
 
 
 def refuse_skip(report: pytest.TestReport) -> None:
-    """Turn a skip whose reason is not allowed into a failure: CI lacked something that it should have had."""
+    """Turn a skip whose reason is not allowed into a failure: CI lacks something that it should have."""
     allowed = os.environ.get(MAY_SKIP)
     if allowed is None or not report.skipped or hasattr(report, "wasxfail"):
         return
@@ -36,8 +36,10 @@ def refuse_skip(report: pytest.TestReport) -> None:
 
 
 def list_missing() -> list[tuple[str, str]]:
-    """What this machine lacks, each with the parts of reasons for which its tests may be skipped."""
-    missing = [] if shutil.which("sshd") else [("hosts behind ssh (there is no sshd)", "no OpenSSH server")]
+    """The things that this machine lacks, each with the parts of reasons for which its tests may be skipped."""
+    missing = []
+    if not shutil.which("sshd"):
+        missing.append(("hosts behind ssh (there is no sshd)", "no OpenSSH server"))
     for tool, capability in _TOOLS.items():
         if not shutil.which(tool):
             missing.append((f"{capability} (there is no {tool})", f"there is no {tool}"))
@@ -56,19 +58,22 @@ def list_missing() -> list[tuple[str, str]]:
 
 
 def find_chromium() -> str | None:
-    """The path of the distribution's Chromium."""
+    """The path of the distribution's Chromium; None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def find_postgres() -> str | None:
-    """The folder of PostgreSQL's programs; a distribution keeps those of a server out of PATH."""
+    """The folder of PostgreSQL's programs, which distributions keep out of PATH; None if it is not installed."""
     folders = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: int(path.split("/")[-2]))
     candidates = [*reversed(folders), os.path.dirname(shutil.which("initdb") or "")]
-    return next((folder for folder in candidates if folder and os.path.exists(f"{folder}/initdb")), None)
+    for folder in candidates:
+        if folder and os.path.exists(f"{folder}/initdb"):
+            return folder
+    return None
 
 
 def can_shape() -> bool:
-    """Whether a link can get a lower bandwidth, in a network of its own."""
+    """Whether the bandwidth of a link in a new network namespace can be limited."""
     shape = "tc qdisc add dev lo root tbf rate 10mbit burst 64kb latency 100ms"
     try:
         return not subprocess.run(["unshare", "--net", *shape.split()], check=False, capture_output=True).returncode

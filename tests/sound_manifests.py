@@ -90,7 +90,7 @@ spec:
 """
 
 
-# The manifest, the text to replace, its replacement, where the trap is, and part of its sentence.
+# The manifest, the text to replace, its replacement, the location of the trap, and part of its sentence.
 Trap = tuple[str, str, str, str, str]
 
 
@@ -99,12 +99,12 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def list_traps(objects: list[dict[str, Any]]) -> list[str]:
-    """The object and the key of every trap."""
+    """The object and key of every trap that the linter reports."""
     return [sentence.split(": ")[0] for sentence in lint_manifest(objects)]
 
 
 def find_trap(trap: Trap) -> list[str]:
-    """The warnings about a manifest with one change that say what they should, at the place where they should."""
+    """The warnings about a manifest with one change that contain the expected text, all at the expected location."""
     manifest, old_text, new_text, location, expected_text = trap
     assert old_text in manifest
     warnings = [

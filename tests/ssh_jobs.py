@@ -1,4 +1,4 @@
-"""Jobs on hosts behind ssh: a program without torch, and what such a job left here."""
+"""Jobs on hosts behind ssh: a program without torch, and the logs and files that such a job left here."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from torchyard.steps.rendezvous import ensure_rendezvous
 from torchyard.steps.submit import submit
 from torchyard.steps.wait import wait
 
-# A program without torch or an agent, which prints lines and saves files.
+# A program without torch, for a job without agents; it prints lines and saves files.
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
@@ -28,7 +28,7 @@ Planned = Callable[..., CommandPlan]
 
 
 def run_steps(plan: CommandPlan) -> tuple[Outcome, Collected]:
-    """Run the steps from the rendezvous to collect."""
+    """Run the steps from the rendezvous to collect; return their results."""
     ensure_rendezvous(plan)
     outcome = wait(submit(plan, Deadlines()))
     return outcome, collect(plan, outcome, "none")

@@ -1,4 +1,4 @@
-"""Two hosts that only ssh reaches: network namespaces, each with an OpenSSH server, an address and a home of its own.
+"""Two hosts that only ssh reaches: network namespaces, each with its own OpenSSH server, address and home folder.
 
 They share this machine's disk, so that torch is installed; their homes, networks, keys and configuration are separate.
 """
@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SSHD = "/usr/sbin/sshd"
@@ -49,7 +50,7 @@ Host *
 
 
 def find_obstacle() -> str:
-    """Why such hosts cannot be created here; empty if they can."""
+    """The reason why such hosts cannot be created here; empty if they can."""
     if os.getuid():
         return "hosts behind ssh are network namespaces, which only root can make"
     if not all(map(shutil.which, (SSHD, "ssh", "ssh-keygen", "ip", "nsenter"))):
@@ -59,11 +60,15 @@ def find_obstacle() -> str:
 
 
 class Hosts:
-    """host-a and host-b, at the first two addresses of a network; this machine is at .254 of it."""
+    """host-a and host-b, at the first two addresses of a network; this machine has its address .254.
+
+    `start` creates them, `stop` removes them; a host's server can be stopped and started in between.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.network = folder, f"10.{os.getpid() % 200 + 20}.77"
-        self._bridge = f"ty{os.getpid()}"  # other tests may have hosts of their own at the same time
+        self.folder = folder
+        self.network = f"10.{os.getpid() % 200 + 20}.77"
+        self._bridge = f"ty{os.getpid()}"  # tests that run in parallel have their own hosts
         self.addresses = {"host-a": f"{self.network}.1", "host-b": f"{self.network}.2"}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
@@ -78,7 +83,8 @@ class Hosts:
         (keys / "known").write_text("".join(f"{address} {public}\n" for address in [*self.addresses.values()]))
         user = os.environ.get("USER") or "root"
         (self.folder / "config").write_text(CLIENT_CONFIG.format(user=user, keys=keys, first=self.network))
-        bridge, launcher_address = self._bridge, f"{self.network}.254/24"
+        bridge = self._bridge
+        launcher_address = f"{self.network}.254/24"
         run_ip(
             f"link add {bridge} type bridge", f"address add {launcher_address} dev {bridge}", f"link set {bridge} up"
         )
@@ -107,7 +113,7 @@ class Hosts:
         return f"{self._bridge}{name[-1]}"
 
     def start_server(self, name: str) -> None:
-        """Start a host's server, and wait until it answers."""
+        """Start a host's server, and wait until it accepts a login."""
         config = self.folder / f"{name}.sshd"
         config.write_text(SERVER_CONFIG.format(keys=self.folder / "keys", home=self.folder / name))
         argv = [*self.get_prefix(name), SSHD, "-D", "-e", "-f", str(config)]
@@ -130,7 +136,7 @@ class Hosts:
         return f"ssh -F {self.folder}/config"
 
     def kill_connections(self, name: str) -> None:
-        """Kill every connection of a host; its server lives on."""
+        """Kill every connection of a host; its server keeps running."""
         for pid in self.list_sessions(name):
             os.kill(pid, signal.SIGKILL)
 
@@ -141,7 +147,7 @@ class Hosts:
         return [int(pid) for pid in text.split()]
 
     def unplug(self, name: str, seconds: float) -> None:
-        """Take a host off the network for a while."""
+        """Disconnect a host from the network for some seconds."""
         run_ip(f"link set {self._link(name)} down")
         time.sleep(seconds)
         run_ip(f"link set {self._link(name)} up")
@@ -153,7 +159,7 @@ class Hosts:
         self._servers[name].wait()
 
     def list_processes(self, name: str) -> list[str]:
-        """The command lines of what still runs on a host, apart from ssh."""
+        """The command lines of the processes on a host, except for those of ssh."""
         network = os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
         own_pids = {self._holders[name].pid, self._servers[name].pid}
         command_lines = []
@@ -166,15 +172,18 @@ class Hosts:
         return [command_line for command_line in command_lines if command_line and not command_line.startswith("sshd")]
 
     def age_renewals(self) -> None:
-        """Make it look as if no launcher has renewed a job here for a minute."""
+        """Set the times of the hosts' renewals back to 61 s ago, as if no launcher had renewed a job since."""
         for name in self.addresses:
             for path in (self.folder / name).rglob("owner"):
                 os.utime(path, (time.time() - 61,) * 2)
 
     def list_leftovers(self) -> list[str]:
-        """Processes and files that a run has left on either host."""
-        processes = [process for name in self.addresses for process in self.list_processes(name)]
-        return processes + [str(path) for name in self.addresses for path in (self.folder / name).iterdir()]
+        """The processes and files that a run has left on the hosts."""
+        leftovers = []
+        for name in self.addresses:
+            leftovers += self.list_processes(name)
+            leftovers += [str(path) for path in (self.folder / name).iterdir()]
+        return leftovers
 
     def stop(self) -> None:
         for name in self._servers:
@@ -186,7 +195,7 @@ class Hosts:
 
 
 def run_ip(*commands: str, namespace_pid: str = "") -> None:
-    """Run `ip` commands here or in the network of a process."""
+    """Run `ip` commands here, or in the network of the process `namespace_pid`."""
     prefix = ["nsenter", "--target", namespace_pid, "--net"] if namespace_pid else []
     completed = subprocess.run(
         [*prefix, "ip", "-batch", "-"], input="\n".join(commands), text=True, capture_output=True, check=False
@@ -194,9 +203,8 @@ def run_ip(*commands: str, namespace_pid: str = "") -> None:
     assert completed.returncode == 0, completed.stderr
 
 
-def wait_until(condition: object, timeout_s: float = 10.0) -> None:
-    assert callable(condition)
+def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Programs of a job, started by torchrun on loopback, or alone if one process is enough."""
+"""Programs of a job, started by torchrun on loopback, or directly if one process is enough."""
 
 import json
 import os
@@ -18,7 +18,9 @@ Rows = list[dict[str, Any]]
 def build_command(processes: int, *program: str) -> list[str]:
     """The command for a program and its arguments: a torchrun that finds a free port, or a single process."""
     agent = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
-    return [sys.executable, *(agent if processes > 1 else []), *program]
+    if processes == 1:
+        return [sys.executable, *program]
+    return [sys.executable, *agent, *program]
 
 
 def build_env(**changes: str) -> dict[str, str]:
@@ -34,5 +36,5 @@ def run(command: list[str], **environment: str) -> Finished:
 
 
 def read_rows(output: str) -> Rows:
-    """Read the JSON lines among the others."""
+    """The JSON lines of an output; other lines are skipped."""
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]

@@ -1,4 +1,4 @@
-"""Jobs whose pods do not start, and why: made-up pods and events at one moment."""
+"""Jobs whose pods do not start, and the reasons: generated pods and events at one moment."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -20,7 +20,8 @@ def format_time(ago_s: float) -> str:
 
 
 def build_pod(phase: str = "Pending", **condition: Any) -> dict[str, Any]:
-    status = {"phase": phase, "conditions": [{"lastTransitionTime": format_time(30), **condition}] if condition else []}
+    conditions = [{"lastTransitionTime": format_time(30)} | condition] if condition else []
+    status = {"phase": phase, "conditions": conditions}
     return {"metadata": {"uid": "u"}, "spec": {"nodeName": "n-1"}, "status": status}
 
 
@@ -32,16 +33,16 @@ def build_pod_event(plan: ManifestPlan, reason: str, message: str, ago: float = 
     """An event about a pod, first seen `ago` seconds ago and last seen just now."""
     involved_object = {"kind": "Pod", "name": f"{plan.job}-worker-0", "uid": "u"}
     times = {"firstTimestamp": format_time(ago), "lastTimestamp": format_time(1)}
-    return {"involvedObject": involved_object, "reason": reason, "message": message, **times}
+    return {"involvedObject": involved_object, "reason": reason, "message": message} | times
 
 
 def build_job_event(plan: ManifestPlan, reason: str, message: str) -> dict[str, Any]:
     """An event about the job or its PodGroup, first seen 100 seconds ago."""
-    return {**build_pod_event(plan, reason, message, 100), "involvedObject": {"kind": "Job", "name": plan.job}}
+    return build_pod_event(plan, reason, message, 100) | {"involvedObject": {"kind": "Job", "name": plan.job}}
 
 
 def explain(plan: ManifestPlan, context: ClusterContext | None = None, **pods: Mapping[str, Any]) -> Diagnosis | None:
-    """Why a job with these pods makes no progress; `worker_0` is a pod's name."""
+    """Why a job with these pods makes no progress; None if that is normal. `worker_0=` is the pod worker-0."""
     job = {"status": {"state": {"phase": "Pending"}}}
     states: dict[str, Mapping[str, Any]] = {f"Job/{plan.job}": job, "PodGroup/g": {}}
     for name, pod in pods.items():
@@ -55,7 +56,7 @@ def summarize(diagnosis: Diagnosis | None) -> tuple[str, str, bool]:
 
 
 class CountedPod(dict[str, Any]):
-    """A pod that counts how often it is read."""
+    """A pod that counts how often its keys are read."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -68,7 +69,8 @@ class CountedPod(dict[str, Any]):
 
 def build_stalled_job(plan: ManifestPlan, warnings: int) -> tuple[Observation, ClusterContext, list[CountedPod]]:
     """A job whose pods do not start because a volume is missing."""
-    names = [f"{plan.job}-{node}{'-x2x4z' if plan.has_random_suffix else ''}" for node in plan.nodes]
+    suffix = "-x2x4z" if plan.has_random_suffix else ""
+    names = [f"{plan.job}-{node}{suffix}" for node in plan.nodes]
     pods = [CountedPod({"metadata": {"uid": name}, "status": {"phase": "Pending"}}) for name in names]
     states = {f"Pod/{node}": pod for node, pod in zip(plan.nodes, pods, strict=True)}
     involved_objects = ({"kind": "Pod", "name": name, "uid": name} for _ in range(warnings) for name in names)
@@ -78,5 +80,5 @@ def build_stalled_job(plan: ManifestPlan, warnings: int) -> tuple[Observation, C
         "firstTimestamp": format_time(9),
         "lastTimestamp": format_time(1),
     }
-    events = [{**warning, "involvedObject": involved_object} for involved_object in involved_objects]
+    events = [warning | {"involvedObject": involved_object} for involved_object in involved_objects]
     return Observation(states, frozenset(), NOW), ClusterContext(events), pods

@@ -1,4 +1,4 @@
-"""Calls the supervisor of one real process as the launcher does, and reads what it left."""
+"""Calls the supervisor of one real process as the launcher does, and reads its state and log."""
 
 import json
 import subprocess
@@ -21,17 +21,17 @@ def call_supervisor(verb: str, folder: Path, *args: str, spec: dict[str, Any] | 
 
 def start_script(folder: Path, script: str, **spec_changes: Any) -> Any:
     spec = {"name": "node-0", "argv": ["bash", "-c", script], "env": {}, "cwd": "/", "label": str(folder), "ports": []}
-    return call_supervisor("submit", folder, spec={**spec, **spec_changes})
+    return call_supervisor("submit", folder, spec=spec | spec_changes)
 
 
 def wait_for_exit(folder: Path) -> Any:
-    """The state once the process has ended."""
+    """The state once the process has ended; AssertionError after 4 s."""
     for _ in range(200):
         state = call_supervisor("status", folder)
         if state["phase"] != "running":
             return state
         time.sleep(0.02)
-    raise AssertionError("it did not end")
+    raise AssertionError("the process did not end within 4 s")
 
 
 def read_log_texts(folder: Path) -> list[str]:

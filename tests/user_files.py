@@ -1,4 +1,4 @@
-"""A user's files, written and loaded: the findings about them."""
+"""A user's files, written and loaded, and the findings about them."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ PROFILE = {
 }
 FILES: dict[str, dict[str, Any]] = {  # the profile that names the file
     "profile": {},
-    "hardware": {**PROFILE, "hardware": "drawn", "fabric": "host"},
+    "hardware": PROFILE | {"hardware": "drawn", "fabric": "host"},
     "values": {"about": "a test", "launcher": "appwrapper", "image": "i:1", "values": ["it.yaml"]},
     "manifest": {"about": "a test", "launcher": "volcano", "manifest": "it.yaml"},
 }
@@ -44,9 +44,13 @@ HEAD = "about: a test\nlauncher: volcano\nimage: i:1\nprogram: a.py\n"
 
 
 def list_findings(folder: Path, kind: str, text: bytes) -> tuple[str, ...]:
-    """The findings about a file of this kind; none if it can be planned, and the plan saved and read back."""
+    """The findings about a file of this kind; none if it can be planned, and its plan survives JSON."""
     path = folder / "sample.yaml"
-    user_file = path if kind == "profile" else folder / ("hardware/drawn.yaml" if kind == "hardware" else "it.yaml")
+    user_file = folder / "it.yaml"
+    if kind == "profile":
+        user_file = path
+    elif kind == "hardware":
+        user_file = folder / "hardware" / "drawn.yaml"
     user_file.parent.mkdir(exist_ok=True)
     path.write_text(yaml.safe_dump(FILES[kind]))
     user_file.write_bytes(text)

@@ -1,4 +1,4 @@
-"""Manifests as a user brings them."""
+"""Manifests as users provide them."""
 
 import copy
 from collections.abc import Callable
@@ -49,4 +49,4 @@ def read_manifest(name: str) -> list[dict[str, Any]]:
 
 
 def change_spec(job: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return {**job, "spec": {**copy.deepcopy(job["spec"]), **spec}}
+    return job | {"spec": copy.deepcopy(job["spec"]) | spec}

@@ -1,4 +1,4 @@
-"""Waiting for what a test expects, for as long as a busy machine may need."""
+"""Waiting for a condition, for as long as a busy machine may need."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,11 @@ TIMEOUT_S = 30.0
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
-    """The first result that is true; fails after `patience_s`."""
+    """The first result that is true; AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come to that"
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
         time.sleep(0.01)
-    return value

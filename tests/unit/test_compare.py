@@ -6,7 +6,8 @@ from tests.comparison_page import PAGE, load_result, render_page, render_table
 
 def test_page_has_the_table_that_was_measured() -> None:
     """The page's table, date and versions are those of compare.json."""
-    text, result = PAGE.read_text(), load_result()
+    text = PAGE.read_text()
+    result = load_result()
     assert render_table(result) in text
     assert render_page(text, result) == text
 

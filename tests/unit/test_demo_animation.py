@@ -66,7 +66,7 @@ def test_a_long_line_breaks_at_the_edge() -> None:
     assert wrap("x" * (COLUMNS + 1) + "\r\n\r\n") == ["x" * COLUMNS, "x", ""]
 
 
-def test_what_moves_the_cursor_is_refused() -> None:
-    """The picture would be wrong: somebody has to look."""
-    with pytest.raises(ValueError, match="only lines"):
+def test_escape_codes_are_refused() -> None:
+    """Output with escape codes raises ValueError, because the picture would be wrong."""
+    with pytest.raises(ValueError, match="contains escape codes"):
         wrap("\x1b[2J")

@@ -81,7 +81,9 @@ def test_healthy_job_may_not_be_called_hanging() -> None:
 def test_one_of_two_ranks_in_a_deadlock_is_enough() -> None:
     """Both ranks that call two groups in opposite orders are culprits, and so is each of them; a third rank is not."""
     cell = Cell("groups", 4, 1, 0)
-    first, second, third = cell.culprit, (cell.culprit + 1) % 4, (cell.culprit + 2) % 4
+    first = cell.culprit
+    second = (cell.culprit + 1) % 4
+    third = (cell.culprit + 2) % 4
     assert get_expected_verdict(cell).allows_ranks([first, second])
     assert get_expected_verdict(cell).allows_ranks([second])
     assert not get_expected_verdict(cell).allows_ranks([first, third])
@@ -98,7 +100,9 @@ def test_nobody_is_to_blame_where_all_do_the_same() -> None:
 def test_stragglers_have_a_share_of_their_own() -> None:
     """A slow rank that is not named is missed; another one that is named is wrong."""
     cell = Cell("slow", 4, 1, 0)
-    get_expected_verdict, other, unnamed = record_fault(), record_fault(), record_fault()
+    get_expected_verdict = record_fault()
+    other = record_fault()
+    unnamed = record_fault()
     get_expected_verdict.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
     other.straggler = get_expected_verdict.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
     rows = [evaluate_row(cell, None, recorder) for recorder in (get_expected_verdict, other, unnamed)]

@@ -58,7 +58,8 @@ def test_packages_are_namespaces(folder: str) -> None:
 @pytest.mark.parametrize("name", ["preflight", "rendezvous", "submit", "wait", "collect", "teardown", "train"])
 def test_tasks_are_the_packages(name: str) -> None:
     """tasks/ has the names of torchyard.tasks, and no second copy of a task."""
-    shim, package = importlib.import_module(f"tasks.{name}"), importlib.import_module("torchyard.tasks")
+    shim = importlib.import_module(f"tasks.{name}")
+    package = importlib.import_module("torchyard.tasks")
     task = {"rendezvous": "ensure_rendezvous", "train": "train_profile"}.get(name, name)
     assert getattr(shim, task) is getattr(package, task)
 

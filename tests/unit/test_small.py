@@ -39,7 +39,8 @@ def test_small_runs_a_program_of_ours(name: str) -> None:
 @over_all
 def test_small_keeps_what_a_profile_is_about(name: str) -> None:
     """A small profile keeps launcher, rendezvous and agent, and more than one node if the profile has that."""
-    full_profile, small_profile = load_profile(name), load_profile(name, build_small_overrides(name))
+    full_profile = load_profile(name)
+    small_profile = load_profile(name, build_small_overrides(name))
     assert (small_profile.launcher, small_profile.rendezvous, small_profile.resolved_agent) == (
         full_profile.launcher,
         full_profile.rendezvous,
