@@ -1,4 +1,4 @@
-"""What a run of a benchmark measured, read from its report."""
+"""The curve that a run of a benchmark measured, from its report."""
 
 from tests.benchmarks import bandwidth_report, bandwidth_rows
 from torchyard.benchmark.curves import build_curve
@@ -7,7 +7,7 @@ from torchyard.model.run import Row
 
 
 def test_invalid_numbers_are_left_out() -> None:
-    """A nan, a negative number or a text in place of a bandwidth makes no point."""
+    """A nan, a negative number or a text instead of a bandwidth gives no point."""
     invalid_rows: list[Row] = [{"size": 1, "busbw": value} for value in (None, float("nan"), -1.0, "fast", True)]
     assert build_curve(
         load_profile("allreduce-local", {}), bandwidth_report([*invalid_rows, *bandwidth_rows(1.0)])

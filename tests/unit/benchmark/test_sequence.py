@@ -29,7 +29,7 @@ def test_second_fabric_runs_on_the_nodes_of_the_first(write: Write) -> None:
 
 
 def test_launcher_that_chooses_nodes_itself_gets_no_nodes() -> None:
-    """Run:ai's CLI cannot pin pods to nodes: a note reports if the second run is on other nodes."""
+    """Run:ai's CLI cannot pin pods to nodes, so a note reports if the second run is on other nodes."""
     overrides_seen: list[dict[str, Any]] = []
     reports: dict[str | None, Report] = {
         "roce": bandwidth_report(bandwidth_rows(2.0)),
@@ -56,7 +56,7 @@ def test_mistake_is_an_error_before_anything_runs(name: str, fabrics: list[str],
 
 
 def test_failed_run_does_not_prevent_the_others() -> None:
-    """After a run that failed the others are measured; the sentence names the fabric that failed, and why."""
+    """After a failed run the others are measured; the sentence names the fabric that failed, and the reason."""
     failed = bandwidth_report([]).model_copy(update={"end": "failed", "sentence": "no room"})
     benchmark = run_benchmark(
         RUNAI, {}, [], replay_reports({"roce": failed, "tcp": bandwidth_report(bandwidth_rows(1.0))})
@@ -76,7 +76,7 @@ def test_every_failure_is_reported() -> None:
 
 
 def test_run_without_a_report_is_reported() -> None:
-    """A run that left no report is a failed one, and the next fabric is measured."""
+    """A run without a report is a failed run, and the next fabric is measured."""
 
     def run_one(profile: Profile, _: dict[str, Any]) -> Report:
         if profile.fabric == "roce":
@@ -89,7 +89,7 @@ def test_run_without_a_report_is_reported() -> None:
 
 
 def test_cancelled_run_is_the_last() -> None:
-    """After a run that was cancelled no other one is started."""
+    """After a cancelled run no other run is started."""
     cancelled = bandwidth_report([]).model_copy(update={"end": "cancelled", "sentence": "Ctrl-C"})
     benchmark = run_benchmark(RUNAI, {}, [], replay_reports({"roce": cancelled}))
     assert (len(benchmark.curves), find_failure(benchmark)) == (1, "roce: the run cancelled: Ctrl-C")
@@ -102,7 +102,7 @@ def test_run_without_bandwidth_is_reported() -> None:
 
 
 def test_runs_folder_is_private(tmp_path: Path) -> None:
-    """Only its user can read what a benchmark writes."""
+    """Only the user can read the files of a benchmark."""
     benchmark = compare_two_fabrics()
     folder = save_benchmark(benchmark, "x-1")
     assert folder.is_relative_to(Path(os.environ["TORCHYARD_RUNS"]))

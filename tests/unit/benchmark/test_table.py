@@ -15,7 +15,7 @@ from torchyard.benchmark.table import (
 
 
 def test_table_of_the_guide() -> None:
-    """The guide's figures come out side by side, with the ratio, and busbw / algbw is 2 (n - 1) / n."""
+    """The guide's figures are shown side by side, with the ratio; busbw / algbw is 2 (n - 1) / n."""
     benchmark = compare_two_fabrics()
     (cells,) = build_tables(benchmark).values()
     assert cells[0] == ["size", "roce algbw", "roce busbw", "tcp algbw", "tcp busbw", "roce / tcp"]
@@ -24,7 +24,7 @@ def test_table_of_the_guide() -> None:
 
 
 def test_hardware_is_named() -> None:
-    """The line above the table names the shape of node that the numbers are of."""
+    """The line above the table names the hardware on which the numbers were measured."""
     assert "; the hardware: EPFL RCP, nodes of 8 GPUs" in render_benchmark_text(compare_two_fabrics()).splitlines()[0]
 
 
@@ -74,7 +74,7 @@ def test_bandwidth_below_the_floor_is_reported(write: Write) -> None:
     [(32768, "32 KiB"), (1 << 34, "16 GiB"), (4 * 10**9, "4 GB"), (1500, "1.5 kB"), (12, "12 B"), (0, "0 B")],
 )
 def test_sizes_are_formatted_in_the_unit_that_fits(size: int, text: str) -> None:
-    """Sizes are whole binary units where they are, else decimal ones."""
+    """A size is shown in a binary unit if it is a whole number of it, else in a decimal unit."""
     assert format_size(size) == text
 
 

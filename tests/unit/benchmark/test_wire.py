@@ -1,4 +1,4 @@
-"""What a bus bandwidth means for the wire of a node."""
+"""The traffic on the wire of a node, by the bus bandwidth."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from torchyard.benchmark.wire import get_bus_factor, get_wire_share
     ],
 )
 def test_factors(collective: str, ranks_and_nodes: tuple[int, int], factor: float, share: float | None) -> None:
-    """The factors are those of nccl-tests, and the least on a node's wire that of a hierarchical algorithm."""
+    """The factors are those of nccl-tests; the minimum on a node's wire is that of a hierarchical algorithm."""
     ranks, nodes = ranks_and_nodes
     assert get_bus_factor(collective, ranks) == pytest.approx(factor)
     assert get_wire_share(collective, ranks, nodes) == (share and pytest.approx(share))

@@ -25,14 +25,14 @@ def port() -> Iterator[int]:
 
 
 def scrape(port: int) -> dict[str, float]:
-    """The sums of all families."""
+    """The sum of the samples of each family, by its name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         families = text_string_to_metric_families(response.read().decode())
         return {family.name: sum(sample.value for sample in family.samples) for family in families}
 
 
 def test_each_scrape_reads_the_folders_anew(port: int) -> None:
-    """A run that begins between two scrapes is in the second one."""
+    """A run that starts between two scrapes is in the second one."""
     assert scrape(port)["torchyard_runs"] == 0
     folder = RunFolder(runs_folder() / "mine-a1b2c3d4")
     folder.path.mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_each_scrape_reads_the_folders_anew(port: int) -> None:
 
 
 def test_unreadable_folder_fails_the_scrape(port: int, tmp_path: Path) -> None:
-    """If the runs cannot be listed the scrape fails, so that `up` is 0: no figure is better than a wrong one."""
+    """If the runs cannot be listed the scrape fails, so that `up` is 0 and no wrong number is stored."""
     (tmp_path / "a-file").write_text("")
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "a-file")
     with pytest.raises(urllib.error.HTTPError, match="500"):
@@ -52,12 +52,12 @@ def test_unreadable_folder_fails_the_scrape(port: int, tmp_path: Path) -> None:
 
 
 def test_unreadable_history_is_counted(port: int) -> None:
-    """A history that cannot be read is at least one line, and the others are served."""
+    """A history that cannot be read counts as one unreadable line, and the others are served."""
     history_path(runs_folder(), KEY).mkdir(parents=True)
     assert scrape(port)["torchyard_unreadable_history_lines"] == 1
 
 
 def test_port_in_use_is_one_sentence(port: int) -> None:
-    """The error names the address, why it cannot be used, and what to change."""
+    """The error contains the address, the reason, and the options to change."""
     with pytest.raises(EndpointError, match=rf"cannot listen on 127.0.0.1:{port}: Address already in use; choose"):
         serve_metrics("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""Messages arrive at a real receiver; one that does not arrive is a warning."""
+"""Messages are delivered to a real receiver; a failed delivery is a warning."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_message_arrives_as_text(receiver: Receiver) -> None:
     ],
 )
 def test_message_that_cannot_arrive_is_a_warning(address: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A receiver that is down, or an address without its variable, is named with the reason."""
+    """A receiver that is down, or an address whose variable is not set, is reported with the reason."""
     arrived: list[int] = []
     delivery = Delivery([address], {})
     delivery.send(MESSAGE, [0], arrived.append)
@@ -38,7 +38,7 @@ def test_message_that_cannot_arrive_is_a_warning(address: str, expected: str, ca
 
 
 def test_refusal_is_reported(receiver: Receiver) -> None:
-    """A receiver that answers with an error has not got the message, and its answer is quoted."""
+    """A receiver that responds with an error has not received the message, and its response is quoted."""
     receiver.status = 403
     delivery = Delivery([receiver.address], {})
     delivery.send(MESSAGE, [0], lambda _: None)
@@ -47,7 +47,7 @@ def test_refusal_is_reported(receiver: Receiver) -> None:
 
 
 def test_receiver_that_hangs_delays_neither_the_caller_nor_the_others(receiver: Receiver) -> None:
-    """Sending returns immediately, the end does not wait for the answer, and the other address is tried as well."""
+    """Sending returns immediately, the end does not wait for a response, and the other address gets the message."""
     receiver.is_hanging = True
     arrived: list[int] = []
     delivery = Delivery([receiver.address, "json://127.0.0.1:1/x"], {})

@@ -1,4 +1,4 @@
-"""The addresses of messages: checked before the run, and never shown."""
+"""The addresses of messages are checked before the run, and never shown."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_variable_without_a_valid_address_fails_preflight(environ: dict[str, str
 
 
 def test_secret_in_an_address_gets_a_warning() -> None:
-    """A token that is written out is warned about, without the token; a plain address and a variable are not."""
+    """A token that is written out gives a warning without the token; an address without a secret does not."""
     notify = Notify(to=(SLACK, "json://127.0.0.1/x", "$HOOK"))
     assert list_exposed_addresses(notify) == [SLACK]
     (check,) = check_addresses(notify, {"HOOK": "json://x"})
@@ -88,5 +88,5 @@ def test_secrets_of_an_address_are_masked_everywhere() -> None:
     ("address", "description"), [(SLACK, "slack://…"), ("$HOOK", "$HOOK"), ("x", "an address without a service")]
 )
 def test_address_is_shown_by_its_service(address: str, description: str) -> None:
-    """Logs and reports name an address by its service or its variable."""
+    """Logs and reports show only the service of an address, or its variable."""
     assert describe_address(address) == description

@@ -1,4 +1,4 @@
-"""What a report says of a rank that hangs, and of one that the others wait for."""
+"""The part of a report about a hang: the rank that hangs, and the rank that the others wait for."""
 
 import re
 from typing import Any
@@ -27,11 +27,11 @@ def ended(**fields: Any) -> Report:
 
 
 def test_terminal_shows_the_hang() -> None:
-    """The sentence, the evidence, and where the ranks are, with the one that hangs marked."""
+    """The report contains the sentence, the evidence and the locations of the ranks; the one that hangs is marked."""
     lines = render_text(ended(hang=HANG, straggler=STRAGGLER)).splitlines()
     index = lines.index(f"  hang         {HANG.sentence}")
     assert lines[index + 1 : index + 7] == [
-        *(f"               {evidence}" for evidence in HANG.evidence),
+        *[f"               {evidence}" for evidence in HANG.evidence],
         f"  straggler    {LATE}",
         "    ranks      place",
         "    0-1, 3     all_reduce (distributed.py:99)",
@@ -53,14 +53,14 @@ def test_straggler_alone_is_one_line() -> None:
 
 
 def test_run_that_did_not_hang_has_no_section() -> None:
-    """A report without a hang says nothing of one, and neither does one without an attempt."""
+    """A report without a hang, or without an attempt, has no section about one."""
     assert (render_hang(ended()), render_hang(ended().model_copy(update={"attempts": ()}))) == ([], [])
     assert "hang" not in render_text(ended())
 
 
 @pytest.mark.parametrize("form", [render_text, render_markdown])
 def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
-    """A thousand places with long names, and names that a terminal or a page would obey, change nothing else."""
+    """A thousand long locations, with control codes and markup, give a small page and are shown as text."""
     evil = "\x1b[2J<img src=x> | **a**\n# big" * 100
     rank_groups = tuple(RankGroup(ranks=tuple(range(start, 3000, 7)), location=evil) for start in range(1000))
     hang = HANG.model_copy(update={"sentence": evil, "rank_groups": rank_groups, "evidence": (evil,) * 100})
@@ -71,12 +71,12 @@ def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
 
 
 def test_straggler_without_a_delay_is_reported() -> None:
-    """A window without a length divides by nothing."""
+    """A window of 0 s is not an error."""
     assert describe_straggler(STRAGGLER.model_copy(update={"window_s": 0})).endswith("(0 s a minute)")
 
 
 def test_page_of_a_running_job() -> None:
-    """While a rank hangs, the page has what the report would have; afterwards it says that no rank hangs."""
+    """While a rank hangs, the page has the section of the report; afterwards it reports that no rank hangs."""
     html = render_html(render_hang_page("yolo", HangUpdate(hang=HANG)))
     for part in ("<h1>yolo</h1>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>"):
         assert part in html

@@ -1,4 +1,4 @@
-"""What a message about a run says, and for which end there is one."""
+"""The messages about a run: which events its end gives, and the text of each."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def ended(end: str = "succeeded", **fields: object) -> Report:
 
 
 @pytest.mark.parametrize(
-    ("report", "before", "events"),
+    ("report", "previous_ends", "events"),
     [
         (ended("failed"), [], ["failed"]),
         (ended("gave-up"), [], ["failed"]),
@@ -35,9 +35,9 @@ def ended(end: str = "succeeded", **fields: object) -> Report:
         (ended("failed", trend=WORSE), [], ["regressed", "failed"]),
     ],
 )
-def test_end_of_a_run_gives_these_events(report: Report, before: list[str], events: list[str]) -> None:
-    """A cancelled run is none, a success after a failed night or a lost launcher is a recovery, the worst is first."""
-    assert list_end_events(report, before) == events
+def test_end_of_a_run_gives_these_events(report: Report, previous_ends: list[str], events: list[str]) -> None:
+    """A cancelled run gives no event, and a success after a failure or a lost launcher is a recovery."""
+    assert list_end_events(report, previous_ends) == events
 
 
 def test_failure_is_reported_with_its_cause_and_where_to_look() -> None:
@@ -45,13 +45,18 @@ def test_failure_is_reported_with_its_cause_and_where_to_look() -> None:
     message = write_end_message("failed", ended("failed", leftovers=("a pod",)), [], "http://prefect/runs/1")
     assert (message.title, message.tone) == ("x: failed", "failure")
     assert message.body.splitlines() == [
-        *("a sentence", "cause: program-error", "left behind: 1, see the report", ""),
-        *("x-1: failed after 12 min 41 s", "http://prefect/runs/1", "torchyard logs x-1"),
+        "a sentence",
+        "cause: program-error",
+        "left behind: 1, see the report",
+        "",
+        "x-1: failed after 12 min 41 s",
+        "http://prefect/runs/1",
+        "torchyard logs x-1",
     ]
 
 
 def test_failure_by_a_hang_names_it() -> None:
-    """The message says which rank hung, once, if the sentence of the report does not."""
+    """The message contains the hang exactly once, also if the report's sentence has it already."""
     (attempt,) = ended("failed").attempts
     hung = attempt.model_copy(update={"outcome": attempt.outcome.model_copy(update={"hang": HANG})})
     for sentence in ("attempt 2 of 2 failed", f"it failed: {HANG.sentence}"):
@@ -60,7 +65,7 @@ def test_failure_by_a_hang_names_it() -> None:
 
 
 def test_recovery_message_names_the_earlier_failure() -> None:
-    """What went wrong before is named."""
+    """The message names the failed attempt, the lost launchers and the failed run before."""
     report = report_of(attempt(1, "oom-pod"), attempt(2, "")).model_copy(update={"steps": (LOSS, LOSS)})
     body = write_end_message("recovered", report, ["failed"], "").body
     assert body.splitlines()[1] == (
@@ -69,14 +74,14 @@ def test_recovery_message_names_the_earlier_failure() -> None:
 
 
 def test_regression_is_reported_once() -> None:
-    """The verdict is added to the sentence, unless the sentence has it already."""
-    for sentence, count in (("done", 1), (f"{WORSE.sentence}; see x", 1)):
+    """The trend's sentence is added unless the report's sentence has it already."""
+    for sentence in ("done", f"{WORSE.sentence}; see x"):
         body = write_end_message("regressed", ended(trend=WORSE, sentence=sentence), [], "").body
-        assert body.count(WORSE.sentence) == count
+        assert body.count(WORSE.sentence) == 1
 
 
 def test_waiting_is_reported_with_its_reason_and_without_codes() -> None:
-    """The message says for how long and why, and carries no control code of what a cluster has said."""
+    """The message contains the waiting time and the reason, without control codes in a cluster's text."""
     message = write_waiting_message(load_profile("digits-local"), "d-1", 1900.0, "no GPUs\x1b[2J free", "")
     assert (message.title, message.tone) == ("digits-local: waiting", "warning")
     assert message.body.startswith("the job has waited 31 min 40 s to start\nno GPUs free\n")

@@ -1,4 +1,4 @@
-"""The pages of a run that has not begun: its plan and its checks."""
+"""The pages of a run that has not started: its plan and its checks."""
 
 from tests.markdown import render_html
 from torchyard.launchers import registry
@@ -12,7 +12,7 @@ FAILED = Check(name="plugin", verdict="failed", detail="no node has nvidia.com/s
 
 
 def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
-    """The table has launcher, program, image, hardware and deadlines; the whole plan is folded, without secrets."""
+    """The table has launcher, program, image and deadlines; the complete plan is folded, without secrets."""
     profile = load_profile("yolov5-volcano", {"env": {"API_TOKEN": "hunter2hunter2"}})
     plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
     page = render_plan_page(profile, plan)
@@ -26,7 +26,7 @@ def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
 
 
 def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
-    """Files of this machine are shown by size and digest."""
+    """Local files are shown by size and digest."""
     profile = load_profile("allreduce-volcano")
     plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
     page = render_plan_page(profile, plan)
@@ -35,7 +35,7 @@ def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
 
 
 def test_checks_page_shows_failed_checks_first() -> None:
-    """What failed comes with its remedy before what is in order, which is folded if it is much."""
+    """Failed checks come first, with their remedies; many passed checks are folded."""
     page = render_checks_page([OK, FAILED])
     assert page.index("plugin") < page.index("kind Job")
     assert "install it" in page

@@ -1,4 +1,4 @@
-"""A report is bounded for any run, and shows everything that it quotes as plain text."""
+"""A report has a bounded size for any run, and shows quoted text as plain text."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ Form = Callable[[Report], str]
 
 
 def test_text_report_contains_the_facts_of_a_run() -> None:
-    """State, time, steps, metrics and logs are in the text, and a constant column is shown once."""
+    """The text contains state, time, steps, metrics and logs, and the value of a constant column once."""
     text = render_text(short_report())
     for part in (
         "succeeded in 12 min 41 s",
@@ -44,7 +44,7 @@ def test_last_lines_are_shown_of_a_failure_only() -> None:
 
 
 def test_markdown_contains_the_plot() -> None:
-    """The artifact has the picture inside, and stays small."""
+    """The artifact contains the plot, and stays small."""
     text = render_markdown(short_report())
     assert "data:image/svg+xml;base64," in text
     assert len(text) < 200_000
@@ -88,7 +88,7 @@ def test_quoted_text_contains_no_control_codes_on_a_terminal(form: Form) -> None
 
 
 def test_quoted_text_is_not_markup_on_a_page() -> None:
-    """Quoted text adds no tag or link to a page and breaks neither its tables, its picture nor its code block."""
+    """Quoted text adds no tag or link to a page, and does not break its tables, its plot or its code block."""
     rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
     evil_report = report(
         EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),)
@@ -133,7 +133,7 @@ def test_report_lists_the_attempts(form: object) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_report_lists_the_tries_of_the_controller(form: Form) -> None:
-    """If the job's own controller tried again, the report says how each try failed; else it lists none."""
+    """If the job's own controller tried again, the report lists the failure of each try; else it lists none."""
     failed_attempt = attempt(1, "program-error")
     endings = (
         ContainerFailure(node="worker-1", failed_at=1.7e9, exit_code=7),
@@ -185,7 +185,7 @@ def test_cause_and_proof_of_a_failure_are_shown(form: Form) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_two_collectives_make_one_readable_table(form: Form) -> None:
-    """Rows of two collectives and the same size are lines of their own with its name; a single one is no column."""
+    """Rows of two collectives with the same size are separate lines; a single collective is not a column."""
     rows: list[Row] = [
         {"step": step, "steps": 4, "collective": name, "size": size, "busbw": step / 8, "wrong": 0}
         for step, (name, size) in enumerate(itertools.product(("all_reduce", "all_gather"), (1024, 2048)), 1)
@@ -197,12 +197,12 @@ def test_two_collectives_make_one_readable_table(form: Form) -> None:
 
 
 def _strip_marks(line: str) -> str:
-    """The words of a line, without marks of markdown."""
+    """The words of a line, without the characters of Markdown."""
     return " ".join(re.sub(r"[|\\]", "", line).split())
 
 
 def test_report_names_the_archive() -> None:
-    """The report says where the run is archived, or what is missing there; without an archive it says nothing."""
+    """The report names the archive, or what is missing there; without an archive it has no such row."""
     report = short_report().model_copy(update={"archive": "incomplete: 1 of its logs"})
     assert "archive      incomplete: 1 of its logs" in render_text(report)
     assert "incomplete: 1 of its logs" in render_markdown(report)
@@ -210,7 +210,7 @@ def test_report_names_the_archive() -> None:
 
 
 def test_message_that_did_not_arrive_is_a_row() -> None:
-    """The report says in the terminal and on its page what has not arrived."""
+    """The report lists undelivered messages in the terminal and on its page."""
     lost = short_report().model_copy(update={"unsent": ("json://… has not got 'x: failed': refused",)})
     assert "  unsent       json://… has not got 'x: failed': refused\n" in render_text(lost)
     assert "| unsent | json" in render_markdown(lost)

@@ -1,4 +1,4 @@
-"""What all pages write alike."""
+"""Text that all pages share: durations, columns, the ends of a long list."""
 
 from torchyard.pages.text import align_columns, format_duration, select_ends
 
@@ -14,10 +14,11 @@ def test_durations_are_formatted_with_their_units() -> None:
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:
-    """Cells stand below each other, and no line ends in blanks."""
+    """The cells of a column have one width, and no line ends with spaces."""
     assert align_columns([["a", "long"], ["longer", "b"]], str.ljust) == ["    a       long", "    longer  b"]
 
 
 def test_middle_of_a_long_list_is_left_out() -> None:
-    """A list that is short enough is whole; of a longer one its two ends are left."""
-    assert (select_ends([1, 2, 3, 4], 4), select_ends([1, 2, 3, 4, 5], 4)) == ([1, 2, 3, 4], [1, 2, 4, 5])
+    """A list up to the limit is returned unchanged; of a longer one the two ends are returned."""
+    assert select_ends([1, 2, 3, 4], 4) == [1, 2, 3, 4]
+    assert select_ends([1, 2, 3, 4, 5], 4) == [1, 2, 4, 5]

@@ -1,4 +1,4 @@
-"""The data of a run that a tracker gets."""
+"""The data of a run for a tracker."""
 
 from tests.conftest import Write, load
 from tests.reports import short_report
@@ -27,7 +27,7 @@ def test_profile_is_the_parameters(write: Write) -> None:
 
 
 def test_row_is_a_point_at_its_step() -> None:
-    """The finest key is the step, totals and texts are no numbers; a row without a key belongs to the one before."""
+    """The finest key is the step, totals and texts are left out; a row without a key has the previous step."""
     assert read_rows(
         {"epoch": 1, "epochs": 3, "step": 20, "loss": 0.5, "checkpoint": "a.pt", "ok": True},
         {"accuracy": 0.9, "nan": None, "huge": 10**400},
@@ -38,7 +38,7 @@ def test_row_is_a_point_at_its_step() -> None:
 
 
 def test_end_of_a_run_has_its_cause() -> None:
-    """How the run ended, why, and how many attempts it took are tags of the run."""
+    """The end, the cause and the number of attempts are tags of the run."""
     end = describe_end(short_report("failed"))
     assert (end.end, end.tags["torchyard.cause"], end.tags["torchyard.attempts"]) == ("failed", "program-error", "1")
     assert end.tags["torchyard.sentence"] == "a sentence"

@@ -30,7 +30,7 @@ def read_runs(tmp_path: Path, experiment_name: str = "mine") -> tuple[Any, list[
 
 
 def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    """A second process finds the run by its id, goes on with its curve, and ends it."""
+    """A second process finds the run by its id, continues its curve, and ends it."""
     opened(tmp_path).write(build_points(1, 2))
     client, (first,) = read_runs(tmp_path)
     assert (first.info.status, first.data.params["args"]) == ("RUNNING", "--epochs 3")
@@ -48,21 +48,21 @@ def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("end", "status"), [("failed", "FAILED"), ("gave-up", "FAILED"), ("cancelled", "KILLED")])
 def test_end_is_reported_as_a_status_of_mlflow(tmp_path: Path, end: str, status: str) -> None:
-    """A failure is a failure, and what a person has ended was killed."""
+    """A failed run is FAILED, and a run that a person has ended is KILLED."""
     opened(tmp_path).close(build_experiment_end(end))
     _, (run,) = read_runs(tmp_path)
     assert run.info.status == status
 
 
 def test_name_that_mlflow_refuses_is_replaced(tmp_path: Path) -> None:
-    """A metric may have any name in a program's output, and MLflow allows few characters."""
+    """Characters of a metric's name that MLflow does not allow are replaced."""
     opened(tmp_path, experiment="other").write(build_points(1, name="mAP@0.5:0.95"))
     _, (run,) = read_runs(tmp_path, "other")
     assert run.data.metrics == {"mAP_0.5_0.95": 0.1}
 
 
 def test_server_is_taken_from_the_environment(tmp_path: Path) -> None:
-    """Without an address of its own a profile uses the launcher's tracking server."""
+    """A profile without an address uses the tracking server of the launcher's environment."""
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path}/mlflow.db"
     MlflowRun(Mlflow()).open(build_experiment(tmp_path))
     assert len(read_runs(tmp_path)[1]) == 1

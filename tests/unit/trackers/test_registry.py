@@ -26,7 +26,7 @@ def test_each_name_is_a_tracker() -> None:
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_missing_package_is_one_clear_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preflight names the package that is missing, and the extra that brings it."""
+    """Preflight names the missing package, and the extra that installs it."""
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
     monkeypatch.delitem(sys.modules, name, raising=False)

@@ -1,4 +1,4 @@
-"""Event files as TensorBoard itself reads them."""
+"""Event files, read by TensorBoard itself."""
 
 from pathlib import Path
 
@@ -15,7 +15,8 @@ def test_curve_and_profile_are_in_the_event_files(tmp_path: Path) -> None:
     """Two processes of one run write one curve, the profile and the end."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first, second = TensorBoardRun(TensorBoard()), TensorBoardRun(TensorBoard())
+    first = TensorBoardRun(TensorBoard())
+    second = TensorBoardRun(TensorBoard())
     for run, steps in ((first, (1, 2)), (second, (3,))):
         run.open(build_experiment(tmp_path))
         run.write(build_points(*steps))
@@ -31,7 +32,7 @@ def test_curve_and_profile_are_in_the_event_files(tmp_path: Path) -> None:
 
 
 def test_folder_of_all_runs_has_a_folder_for_each_run(tmp_path: Path) -> None:
-    """With a folder of one's own, a run is a folder in it, as TensorBoard compares runs."""
+    """In a folder that the user names, each run has a subfolder, so that TensorBoard can compare the runs."""
     run = TensorBoardRun(TensorBoard(folder=str(tmp_path / "all")))
     run.open(build_experiment(tmp_path))
     assert [path.name for path in (tmp_path / "all").iterdir()] == ["mine-a1b2c3d4"]

@@ -1,4 +1,4 @@
-"""The facts about every tracker: it fulfils the protocol, and a resumed run is the same run."""
+"""Every tracker implements the protocol."""
 
 import inspect
 

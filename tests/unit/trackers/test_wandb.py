@@ -25,7 +25,9 @@ def read_records(path: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
     record = getattr(wandb_internal_pb2, "Record")  # noqa: B009 - its types depend on the installed protobuf
-    data, offset, records = path.read_bytes()[: 1 << 15], _FILE_HEAD_BYTES, []
+    data = path.read_bytes()[: 1 << 15]
+    offset = _FILE_HEAD_BYTES
+    records = []
     while offset + _RECORD_HEAD.size < len(data):
         _, length, kind = _RECORD_HEAD.unpack_from(data, offset)
         offset += _RECORD_HEAD.size
@@ -36,7 +38,7 @@ def read_records(path: Path) -> list[Any]:
 
 
 def test_offline_run_has_curve_profile_and_end(tmp_path: Path) -> None:
-    """The run has our id and name, and no later process gets the connection of this one from the environment."""
+    """The run has torchyard's id and name, and a later process does not inherit this one's connection."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     run = WandbRun(Wandb(project="ours"))
     run.open(build_experiment(tmp_path))

@@ -1,4 +1,4 @@
-"""The thread between a run and a tracker: each row arrives once, and a tracker that fails delays nothing."""
+"""The thread between a run and a tracker: each row is written once, and a failing tracker does not delay the run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ def start_worker(tmp_path: Path, tracker: FakeTracker, attempt: int, *steps: int
 
 
 def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
-    """Rows are written while the run lives, the remaining rows and the end at its end."""
+    """Rows are written while the run is open, the remaining rows and the end when it ends."""
     tracker = FakeTracker()
     worker = start_worker(tmp_path, tracker, 1, 1, 2)
     wait_until(lambda: tracker.steps == [1, 2])
@@ -60,7 +60,7 @@ def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
 
 
 def test_process_that_takes_over_repeats_no_row(tmp_path: Path) -> None:
-    """It reads the job's log from its beginning, and writes only the rows that the lost process has not written."""
+    """A new process reads the job's log from its beginning, and writes only the rows that were not written."""
     start_worker(tmp_path, FakeTracker(), 2, 1, 2)
     wait_until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"rows": 2' in path.read_text()])
     successor = FakeTracker()
@@ -70,7 +70,7 @@ def test_process_that_takes_over_repeats_no_row(tmp_path: Path) -> None:
 
 
 def test_next_attempt_starts_with_its_first_row(tmp_path: Path) -> None:
-    """The rows of another attempt are others, although there are as many of them."""
+    """Rows of another attempt are written, also if there are as many of them."""
     tracker = FakeTracker()
     worker = start_worker(tmp_path, tracker, 1, 1, 2)
     for point in build_points(1, 2, 3):
@@ -80,7 +80,7 @@ def test_next_attempt_starts_with_its_first_row(tmp_path: Path) -> None:
 
 
 def test_tracker_that_was_down_gets_every_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The first failure is a warning, and the rows wait."""
+    """The first failure is logged as a warning, and the rows are written later."""
     caplog.set_level("INFO")
     failures = iter(["open", "open", "write"])
 
@@ -100,7 +100,7 @@ def test_tracker_that_was_down_gets_every_row(tmp_path: Path, caplog: pytest.Log
 
 @pytest.mark.parametrize(("hangs", "reason"), [(True, "no answer for 0 s"), (False, "ConnectionError: no server")])
 def test_rows_that_were_not_written_are_reported(tmp_path: Path, hangs: bool, reason: str) -> None:
-    """A tracker that never answers costs the run a moment at its end, and a sentence."""
+    """A tracker that hangs delays the end of the run only by the timeout, and is reported."""
     stop_event = Event()
     failed = Event()
 
@@ -119,7 +119,7 @@ def test_rows_that_were_not_written_are_reported(tmp_path: Path, hangs: bool, re
 
 
 def test_rows_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that prints faster than a tracker takes its rows costs no memory, and the loss is reported."""
+    """Rows above the limit are dropped, so that memory is bounded, and the loss is reported."""
     monkeypatch.setattr(worker_module, "_MAX_WAITING", 2)
     stop_event = Event()
     worker = start_worker(tmp_path, FakeTracker(lambda _: stop_event.wait(60)), 1, 1, 2, 3, 4, 5)
