@@ -96,6 +96,7 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
     first_task = tasks[0]
     job_path = job_kind.find_job_path(main)
     namespaces = _list_namespaces(profile)
+    has_tee = "--tee" in str(first_task.template)  # torchrun then prefixes each line with its local rank
     return ManifestPlan(
         launcher=job_kind.launcher,
         cluster=profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None}),
@@ -107,9 +108,7 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
         template_path=(*job_path, *first_task.pod_set.template_path),
         wrapped_path=job_path,
         watch=job_kind.watch,
-        ranks="teed"
-        if "--tee" in str(first_task.template)
-        else "logged",  # --tee prefixes each line with its local rank
+        ranks="teed" if has_tee else "logged",
         requires=(
             *job_kind.requires,
             *_list_companion_permissions(companions),

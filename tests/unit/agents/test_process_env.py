@@ -67,18 +67,13 @@ def test_each_node_has_one_place(profile: Profile, run: Run) -> None:
     """The node numbers or ranks are distinct, and exactly one node is the first."""
     plan = build_plan(profile, run)
     if isinstance(plan, ManifestPlan):
-        variable_name = (
-            process_env.NODE_VARIABLE if profile.rendezvous in WITH_AGENT or profile.launcher not in MASTERS else "RANK"
-        )
-        node_numbers = [variables[variable_name] for variables in list_pod_variables(plan)]
-        ranks = [
-            re.findall(r"--node_rank=(\d+)", " ".join(expand_command(plan, variables)))
-            for variables in list_pod_variables(plan)
-        ]
-        hosts = [
-            re.findall(r'\[ "\$\{(\w+)\}" = 0 \]', " ".join(expand_command(plan, variables)))
-            for variables in list_pod_variables(plan)
-        ]
+        has_node_variable = profile.rendezvous in WITH_AGENT or profile.launcher not in MASTERS
+        variable_name = process_env.NODE_VARIABLE if has_node_variable else "RANK"
+        pods = list_pod_variables(plan)
+        node_numbers = [variables[variable_name] for variables in pods]
+        commands = [" ".join(expand_command(plan, variables)) for variables in pods]
+        ranks = [re.findall(r"--node_rank=(\d+)", command) for command in commands]
+        hosts = [re.findall(r'\[ "\$\{(\w+)\}" = 0 \]', command) for command in commands]
         assert all(host_variables in ([], [process_env.NODE_VARIABLE]) for host_variables in hosts)
     else:
         node_numbers = [str(node) for node in range(len(plan.processes))]

@@ -104,11 +104,10 @@ def test_agents_get_the_same_job(profile: Profile, run: Run) -> None:
     """Every agent gets the number of nodes and of processes."""
     assume(profile.resolved_agent != "none")
     plan = build_plan(profile, run)
-    argvs = (
-        [expand_command(plan, variables) for variables in list_pod_variables(plan)[:3]]
-        if isinstance(plan, ManifestPlan)
-        else list_argvs(plan)
-    )
+    if isinstance(plan, ManifestPlan):
+        argvs = [expand_command(plan, variables) for variables in list_pod_variables(plan)[:3]]
+    else:
+        argvs = list_argvs(plan)
     for argv in argvs:
         assert [arg for arg in argv if arg.startswith(("--nnodes=", "--nproc_per_node="))][:2] == [
             f"--nnodes={profile.nodes}",

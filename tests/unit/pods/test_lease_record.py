@@ -133,11 +133,10 @@ def test_outcome_is_short_enough_for_an_annotation() -> None:
     hang = Hang(kind="unknown", ranks=(), nodes=(), sentence="it hangs", evidence=("x" * 5000,) * 50)
     text = lease_record.seal_outcome(RUN, "1", long_outcome.model_copy(update={"hang": hang}), KEY)
     assert len(text) < 1000
-    assert (outcome := lease_record.read_outcome(build_annotated_lease("outcome", text), KEY))
-    assert (outcome.status.failure and outcome.status.failure.cause, outcome.exit_codes) == (
-        "program-error",
-        DONE.exit_codes,
-    )
+    outcome = lease_record.read_outcome(build_annotated_lease("outcome", text), KEY)
+    assert outcome
+    assert outcome.status.failure
+    assert (outcome.status.failure.cause, outcome.exit_codes) == ("program-error", DONE.exit_codes)
 
 
 def test_seal_of_another_attempt_counts_for_that_attempt_alone() -> None:

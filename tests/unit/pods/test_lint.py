@@ -1,6 +1,7 @@
 """The traps of a manifest that another user wrote."""
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,16 @@ READABLE_MANIFESTS = [load_guide_manifest(row) for row in GUIDE_WARNINGS] + [
 
 
 def list_paths(value: Any, parent_path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value inside."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [parent_path, *(path for key, child in items for path in list_paths(child, (*parent_path, key)))]
+    """The path of a value, and those of every value inside."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    paths = [parent_path]
+    for key, child in items:
+        paths += list_paths(child, (*parent_path, key))
+    return paths
 
 
 @given(st.data())

@@ -38,10 +38,13 @@ def build_wrapper(**changes: Any) -> list[dict[str, Any]]:
     """The good wrapper, with its annotations (None: left out) and its job's policy changed."""
     (wrapper,) = parse(WRAPPED)
     annotations = wrapper["metadata"]["annotations"]
-    annotations.update({PREFIX + name: value for name, value in changes.items() if name.endswith("Duration")})
-    wrapper["metadata"]["annotations"] = {key: value for key, value in annotations.items() if value is not None}
-    if policy := changes.get("cleanPodPolicy"):
-        wrapper["spec"]["components"][0]["template"]["spec"]["runPolicy"] = {"cleanPodPolicy": policy}
+    for name, value in changes.items():
+        if name == "cleanPodPolicy":
+            wrapper["spec"]["components"][0]["template"]["spec"]["runPolicy"] = {"cleanPodPolicy": value}
+        elif value is None:
+            del annotations[PREFIX + name]
+        else:
+            annotations[PREFIX + name] = value
     return [wrapper]
 
 

@@ -148,7 +148,8 @@ POD_VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("key", Pod.model_fields)
 def test_no_key_of_the_pod_is_dropped_silently(write: Write, key: str) -> None:
     """Each key of `pod` changes the command line, or is refused by its name."""
-    message, argv = "", list[str]()
+    message = ""
+    argv: list[str] = []
     try:
         argv = get_submit_argv(load_runai_profile(write, pod={key: POD_VALUES[key]}))
     except ProfileError as error:

@@ -261,8 +261,11 @@ def test_containers_before_the_job(planned: Planned) -> None:
 
 def has_empty_value(value: Any) -> bool:
     """Whether a value is or contains null, or an empty list or mapping."""
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return value is None or value in ([], {}) or any(map(has_empty_value, children))
+    if isinstance(value, dict):
+        return not value or any(map(has_empty_value, value.values()))
+    if isinstance(value, list):
+        return not value or any(map(has_empty_value, value))
+    return value is None
 
 
 @pytest.mark.parametrize("keys", [{}, HOST, {"nodes": 2}, {"pod": {"avoid": {"health": []}, "limits": {"cpu": 0}}}])
