@@ -25,7 +25,10 @@ Process = subprocess.Popen[str]
 
 
 class S3:
-    """moto's server on a port of its own; it forgets everything when it is stopped."""
+    """moto's server on a free port; all its data are lost when it is stopped.
+
+    `start` may be called again after `stop`, and creates the empty bucket again on the same port.
+    """
 
     def __init__(self) -> None:
         with socket.socket() as free_socket:
@@ -56,7 +59,7 @@ class S3:
 
 @pytest.fixture
 def s3() -> Iterator[S3]:
-    """An S3 API on loopback; TORCHYARD_ARCHIVE names a bucket in it."""
+    """An S3 API on loopback; TORCHYARD_ARCHIVE names its bucket."""
     s3_server = S3()
     os.environ |= {
         ARCHIVE_VARIABLE: URL,
@@ -75,30 +78,39 @@ def start_command(*args: str) -> Process:
 
 
 def run_command(*args: str) -> tuple[int | None, str]:
-    """Run the command; returns its exit code and all that it printed."""
+    """Run the command; return its exit code, and its stdout and stderr together."""
     process = start_command(*args)
     stdout, stderr = process.communicate(timeout=120)
     return process.returncode, stdout + stderr
 
 
 def start_waiting(write: Write, go_file: Path) -> tuple[Process, RunFolder]:
-    """Start a run whose program ends once the file `go` exists; returns it once its job was submitted."""
-    code = (
-        f"import pathlib, time\nwhile not pathlib.Path({str(go_file)!r}).exists():\n    time.sleep(0.05)\nprint('gone')"
-    )
+    """Start a run whose program ends once `go_file` exists; return it once it waits for its job."""
+    code = f"""
+import pathlib, time
+while not pathlib.Path({str(go_file)!r}).exists():
+    time.sleep(0.05)
+print('done')
+"""
     process = start_command("run", str(write(code=code, **SINGLE_PROCESS)))
-    folder = wait_until(
-        lambda: next((folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"), None)
-    )
-    return process, folder
+    return process, wait_until(find_waiting_run)
 
 
-def test_run_outlives_its_folder(s3: S3) -> None:
-    """Logs and trend of an ended run come from the archive, and whoever asks for it again gets its end, no training."""
+def find_waiting_run() -> RunFolder | None:
+    """A run that is in its wait step; None if there is none yet."""
+    for folder in list_run_folders():
+        if folder.last("step").get("name") == "wait":
+            return folder
+    return None
+
+
+def test_archived_run_is_readable_without_its_folder(s3: S3) -> None:
+    """Logs and trend of an ended run come from the archive, and `attach` restores the run without training again."""
     code, output = run_command("run", "digits-local", "--set", "args=[--epochs=1]", "--set", "nodes=1")
     assert code == 0, output
     (folder,) = list_run_folders()
-    report, journal = folder.report(), folder.events()
+    report = folder.report()
+    journal = folder.events()
     assert report is not None
     assert report.archive == f"{URL}/{folder.name}"
     rmtree(runs_folder())
@@ -115,7 +127,7 @@ def test_run_outlives_its_folder(s3: S3) -> None:
 
 
 def test_unreachable_store_does_not_end_the_run(s3: S3, write: Write, tmp_path: Path) -> None:
-    """The run succeeds, its report says what is missing, and the next process of the run completes the archive."""
+    """Without its store the run succeeds, its report has the archive as incomplete, and `attach` completes it."""
     process, folder = start_waiting(write, tmp_path / "go")
     wait_until(lambda: "journal" in Store(URL).list_files(folder.name))
     s3.stop()
@@ -134,7 +146,7 @@ def test_unreachable_store_does_not_end_the_run(s3: S3, write: Write, tmp_path: 
 
 
 def test_lost_run_is_resumed_from_the_archive(s3: S3, write: Write, tmp_path: Path) -> None:
-    """A process that finds the journal only in the archive attaches to the job and knows which process was lost."""
+    """`attach` with the journal only in the archive attaches to the job and reports the lost process."""
     process, folder = start_waiting(write, tmp_path / "go")
     wait_until(lambda: b'"wait"' in Store(URL).read(f"{folder.name}/journal"))
     process.send_signal(signal.SIGKILL)

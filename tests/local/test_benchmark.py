@@ -1,4 +1,4 @@
-"""A benchmark in Prefect: a run of `train` for each fabric, in a process of its own, and one page."""
+"""A benchmark in Prefect: a run of `train` for each fabric, in a separate process, and one page."""
 
 import os
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ fabrics:
 
 @pytest.fixture
 def profile(write: Write, tmp_path: Path) -> Path:
-    """A profile whose program prints the speed of its fabric, and its deployment."""
+    """A profile with a deployment, whose program prints the speed of its fabric."""
     shape = tmp_path / "hardware" / "lab" / "two.yaml"
     shape.parent.mkdir(parents=True)
     shape.write_text(SHAPE)
@@ -48,13 +48,13 @@ def profile(write: Write, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started_runs(profile: Path) -> Iterator[list[str]]:
-    """Starts a process for each scheduled run of the deployment, as a worker does; yields the ids of the runs."""
+    """Start a process for each scheduled run of the deployment, as a worker does; yields the ids of the runs."""
     with serving_runs(profile.stem) as started:
         yield started
 
 
 def test_fabrics_are_measured_one_after_the_other(profile: Path, started_runs: list[str]) -> None:
-    """Each fabric is a run of its own, the state names both bandwidths, and the page has table and plot."""
+    """Each fabric is a separate run, the state has both bandwidths, and the page has a table and a plot."""
     state = benchmark(str(profile), ["fast", "slow"], return_state=True)
     assert (state.name, state.message) == ("Completed", "fast: 6 GB/s, slow: 2 GB/s")
     assert len(started_runs) == 2
@@ -73,11 +73,12 @@ def test_fabrics_are_measured_one_after_the_other(profile: Path, started_runs: l
 def test_benchmark_that_is_started_again_repeats_only_what_failed(
     profile: Path, started_runs: list[str], tmp_path: Path
 ) -> None:
-    """Started again, a benchmark takes the runs that have succeeded as they are, and starts a failed one anew."""
+    """A benchmark that is started again keeps the runs that have succeeded, and repeats those that have failed."""
     (tmp_path / "broken").touch()
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(benchmark, parameters={"profile": str(profile), "fabrics": ["fast", "slow"]})
-        state_names, messages = list[str](), list[str]()
+        state_names: list[str] = []
+        messages: list[str] = []
         for count in (2, 4, 4):
             if client.read_flow_run(run.id).run_count:
                 client.set_flow_run_state(run.id, Scheduled(), force=True)

@@ -151,7 +151,7 @@ def test_scattered_sums_differ_between_ranks(n: int) -> None:
 
 
 def test_collective_that_the_backend_lacks_is_refused() -> None:
-    """A collective that torch's backend does not support ends the program with exit code 2 and a line, before any row."""
+    """A collective without support in torch ends the program with exit code 2 and one line, before any row."""
     code = """
 from torch import distributed
 from programs import allreduce

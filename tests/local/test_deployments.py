@@ -1,9 +1,8 @@
-"""prefect.yaml and the automations, on a real Prefect server behind a password."""
+"""prefect.yaml and the automations, on a real Prefect server with a password."""
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from scripts.api import YardError
 from scripts.deployments import _DIRECTORY_STEP, deploy_flows
 from scripts.server import choose_server
 from tests.prefect_servers import prefect_server, use_prefect_server
+from tests.waiting import wait_until
 from torchyard.common.pool import DEFAULT_POOL
 from torchyard.common.project_root import ROOT
 
@@ -42,7 +42,7 @@ def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
 
 
 def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
-    """`make up` registers what prefect.yaml names, with its schedules and limits."""
+    """`make up` registers the deployments of prefect.yaml, with their schedules and limits."""
     deployments = {deployment.name: deployment for deployment in client.read_deployments()}
     assert sorted(deployments) == sorted(deployment["name"] for deployment in DEPLOYMENTS)
     lost = deployments["lost"]
@@ -53,12 +53,13 @@ def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
 
 
 def test_nightly_runs_start_only_on_request(client: SyncPrefectClient) -> None:
-    """`make up` leaves nightly schedules as they are, at first paused; NIGHTLY=1 starts those of this machine."""
+    """Nightly schedules are paused at first; NIGHTLY=1 starts those of this machine, and `make up` keeps that."""
 
     def list_active_schedules(name: str) -> list[bool]:
         return [schedule.active for schedule in read_deployment(client, name).schedules]
 
-    local, cluster = "train/nightly-digits-local", "train/nightly-yolov5-volcano"
+    local = "train/nightly-digits-local"
+    cluster = "train/nightly-yolov5-volcano"
     assert (list_active_schedules(local), list_active_schedules(cluster)) == ([False], [False])
     for nightly in (True, False):
         deploy_flows(nightly=nightly)
@@ -70,20 +71,17 @@ def test_nightly_runs_start_only_on_request(client: SyncPrefectClient) -> None:
 
 
 def test_schedules_fire(client: SyncPrefectClient) -> None:
-    """The sweep's cron schedules runs: with a newer SQLAlchemy it creates none, and everything else looks fine."""
+    """The sweep's cron schedule creates runs; an incompatible SQLAlchemy creates none, without any error."""
     scheduled = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
-    deadline = time.monotonic() + 60
-    while not (runs := client.read_flow_runs(flow_run_filter=scheduled)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert runs
+    assert wait_until(lambda: client.read_flow_runs(flow_run_filter=scheduled), 60)
 
 
 def test_automations_are_created_once(client: SyncPrefectClient, server: dict[str, str]) -> None:
-    """Creating the automations again keeps the first ones: new ones would not know the runs already lost."""
+    """A second call keeps the existing automations, because new ones would miss the runs that are already lost."""
     ids_by_name = []
     for _ in range(2):
         command = [sys.executable, "-m", "scripts.automations"]
-        subprocess.run(command, env={**os.environ, **server}, cwd=ROOT, check=True)
+        subprocess.run(command, env=os.environ | server, cwd=ROOT, check=True)
         automations = client.request("POST", "/automations/filter", json={}).json()
         ids_by_name.append({automation["name"]: automation["id"] for automation in automations})
     assert ids_by_name[0] == ids_by_name[1]
@@ -91,8 +89,9 @@ def test_automations_are_created_once(client: SyncPrefectClient, server: dict[st
 
 
 def test_user_settings_are_kept(client: SyncPrefectClient) -> None:
-    """A user's limits, pauses and schedules survive `make up`, which resets only what the code decides."""
-    lost, digits = read_deployment(client, "sweep/lost"), read_deployment(client, "train/digits-local")
+    """`make up` keeps a user's limits, pauses and schedules, and resets only the tags, which the code defines."""
+    lost = read_deployment(client, "sweep/lost")
+    digits = read_deployment(client, "train/digits-local")
     client.update_work_pool(DEFAULT_POOL, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
     hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
     client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
@@ -106,13 +105,14 @@ def test_user_settings_are_kept(client: SyncPrefectClient) -> None:
         read_deployment(client, "sweep/lost").schedules,
         read_deployment(client, "train/digits-local").global_concurrency_limit,
     ] == user_settings
-    pool, redeployed = client.read_work_pool(DEFAULT_POOL), read_deployment(client, "train/digits-local")
+    pool = client.read_work_pool(DEFAULT_POOL)
+    redeployed = read_deployment(client, "train/digits-local")
     assert (pool.concurrency_limit, pool.is_paused, redeployed.paused) == (3, True, True)
     assert redeployed.tags == digits.tags
 
 
 def test_second_deploy_writes_nothing(client: SyncPrefectClient) -> None:
-    """A correct deployment is left alone: every write makes Prefect drop its scheduled runs."""
+    """A correct deployment is not written again, because every write makes Prefect drop its scheduled runs."""
     deploy_flows()
     updated_at = {deployment.name: deployment.updated for deployment in client.read_deployments()}
     deploy_flows()
@@ -120,7 +120,7 @@ def test_second_deploy_writes_nothing(client: SyncPrefectClient) -> None:
 
 
 def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) -> None:
-    """A second clone changes no deployment of the first one unless it is told to take them over."""
+    """A second clone changes the deployments of the first one only with TAKE_OVER=1."""
     steps = [{_DIRECTORY_STEP: {"directory": "/home/ada/torchyard"}}]
     digits = read_deployment(client, "train/digits-local")
     client.update_deployment(digits.id, DeploymentUpdate(pull_steps=steps))
@@ -132,9 +132,10 @@ def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) ->
 
 
 def test_refused_credentials_are_reported_in_one_sentence(server: dict[str, str]) -> None:
-    """If the server at PREFECT_API_URL has another password, the error says what to set, without a traceback."""
+    """If the server at PREFECT_API_URL has another password, the error names the variables to set."""
     refusal = r"rejects the credentials \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
-    with use_prefect_server({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=refusal):
+    wrong_password = server | {"PREFECT_API_AUTH_STRING": "another"}
+    with use_prefect_server(wrong_password), pytest.raises(YardError, match=refusal):
         choose_server()
 
 
@@ -143,7 +144,7 @@ def read_deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse:
 
 
 def test_pool_of_another_type_is_refused(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that need processes of this machine are not sent to a pool that starts pods."""
+    """Runs on this machine are not deployed to a work pool that starts pods."""
     client.create_work_pool(WorkPoolCreate(name="in-the-cluster", type="kubernetes"))
     monkeypatch.setenv("TORCHYARD_POOL", "in-the-cluster")
     with pytest.raises(YardError, match=r"in-the-cluster of this server is of type kubernetes.*make up POOL="):

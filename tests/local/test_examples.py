@@ -1,4 +1,4 @@
-"""The examples of docs/reuse.md, as they are, on this machine."""
+"""The unchanged examples of docs/reuse.md, on this machine."""
 
 import json
 from pathlib import Path
@@ -17,20 +17,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 def count_runs() -> int:
-    """How many runs of a report there are; each has left nothing behind."""
+    """Check that each run has a report without leftovers; return the number of runs."""
     reports = [folder.report() for folder in list_run_folders()]
     assert [report.leftovers if report else None for report in reports] == [()] * len(reports)
     return len(reports)
 
 
 def test_one_training_follows_another() -> None:
-    """The second training uses what the first one returned, and both are runs of their own."""
+    """The second training uses the result of the first one, and each is a separate run."""
     result = one_after_the_other(epochs=1)
     assert (result.end, result.metrics["epoch"], count_runs()) == ("succeeded", 1, 2)
 
 
 def test_trainings_run_at_the_same_time() -> None:
-    """Each seed is a run of its own, and all of them run before one has ended."""
+    """Each seed is a separate run, and all of them run before one has ended."""
     results = in_parallel(epochs=1)
     assert [result.end for result in results] == ["succeeded"] * 3
     assert len({result.run for result in results}) == count_runs() == 3
@@ -48,20 +48,20 @@ def test_optuna_searches_for_the_learning_rate() -> None:
 
 
 def test_steps_are_used_alone_on_machines() -> None:
-    """From preflight to teardown without a runner, with a step of one's own between; no process is left."""
+    """A flow calls the steps from preflight to teardown with its own step in between, and no process remains."""
     assert own_step(epochs=2) > 0.5
     (folder,) = runs_folder().glob("digits-local-*")
     assert find_labelled(f"{folder.name}/") == []
 
 
 def test_two_steps_are_used_alone() -> None:
-    """A flow that only plans and checks gets an answer, and starts no run."""
+    """A flow that only plans and checks returns a result and starts no run."""
     assert can_it_run()
     assert count_runs() == 0
 
 
 def test_model_is_registered_if_it_is_good_enough(tmp_path: Path) -> None:
-    """The checkpoint that the result names is registered."""
+    """The checkpoint that the result names is registered under the name of its run."""
     model = train_and_register(epochs=1, enough=0.1, models=tmp_path / "models")
     assert model
     assert model.stat().st_size > 1000

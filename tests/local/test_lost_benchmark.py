@@ -1,4 +1,4 @@
-"""A benchmark loses its process, or is cancelled: a real server, a real worker, and a benchmark in the middle."""
+"""A benchmark whose process is killed or that is cancelled, with a real server and a real worker."""
 
 import os
 import signal
@@ -49,7 +49,10 @@ print(json.dumps({"size": 1024, "algbw": float(os.environ["SPEED"]), "busbw": fl
 
 
 class StartedBenchmark(NamedTuple):
-    """A benchmark of two fabrics whose program waits for the file `go`."""
+    """A benchmark of two fabrics whose program waits for the file `go`.
+
+    truth: the folder with that file, and one file for each fabric in which the program counts its starts.
+    """
 
     client: SyncPrefectClient
     id: UUID
@@ -63,7 +66,7 @@ class StartedBenchmark(NamedTuple):
         return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=child_filter))
 
     def kill(self) -> None:
-        """Kill the benchmark's own process; its lock names it."""
+        """Kill the benchmark's own process, whose id is in its lock file."""
         (folder,) = list_benchmark_folders()
         os.kill(int((folder.path / "lock").read_text().split()[-1]), signal.SIGKILL)
 
@@ -71,14 +74,13 @@ class StartedBenchmark(NamedTuple):
         wait_until((self.truth / "3").exists, 240)
 
     def programs(self) -> dict[str, int]:
-        """How often the program was started over each fabric."""
+        """How often the program was started, by the speed of its fabric."""
         return {starts_file.name: len(starts_file.read_text()) for starts_file in self.truth.glob("[13]")}
 
 
 def _start_worker(tmp_path: Path) -> "subprocess.Popen[bytes]":
     argv = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
-    environment = {
-        **os.environ,
+    environment = os.environ | {
         "PREFECT_API_URL": PREFECT_API_URL.value() or "",
         "PREFECT_HOME": str(tmp_path / "home"),
         "PYTHONPATH": str(ROOT),
@@ -96,7 +98,7 @@ def _deploy(client: SyncPrefectClient, flow: Any, name: str, entrypoint: str) ->
 
 @pytest.fixture
 def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark]:
-    """A benchmark that a real worker has started, measuring its first fabric."""
+    """A benchmark that a real worker has started, while it measures its first fabric."""
     shape = tmp_path / "hardware" / "lab" / "two.yaml"
     shape.parent.mkdir(parents=True)
     shape.write_text(SHAPE)
@@ -125,8 +127,8 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
                 sweep_run(folder, "test", "the test is over", lambda *_: None)
 
 
-def test_lost_benchmark_comes_back(started_benchmark: StartedBenchmark) -> None:
-    """A benchmark whose process is killed is scheduled again, keeps the run that it has started, and completes."""
+def test_lost_benchmark_is_resumed(started_benchmark: StartedBenchmark) -> None:
+    """A benchmark whose process was killed is scheduled again, keeps the run that it has started, and completes."""
     started_benchmark.kill()
     wait_until(lambda: started_benchmark.now().state_name == "Crashed")
     assert recover_lost_runs().resumed == (started_benchmark.now().name,)
@@ -145,7 +147,7 @@ def test_lost_benchmark_comes_back(started_benchmark: StartedBenchmark) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_cancelled_benchmark_leaves_no_run(started_benchmark: StartedBenchmark, is_killed: bool) -> None:
-    """A cancel ends the run that is being measured too, also if the benchmark's process dies before it does that."""
+    """A cancel ends the run of the current fabric too, even if the benchmark's process is killed before that."""
     started_benchmark.client.set_flow_run_state(started_benchmark.id, Cancelling())
     if is_killed:
         started_benchmark.kill()
@@ -159,6 +161,6 @@ def test_cancelled_benchmark_leaves_no_run(started_benchmark: StartedBenchmark, 
 
     wait_until(are_cancelled)
     assert started_benchmark.programs() == {"3": 1}
-    # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has finished it.
+    # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has completed the teardown.
     wait_until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))
     assert recover_lost_runs().resumed == ()

@@ -1,4 +1,4 @@
-"""The launcher is lost: real flow processes, killed, on a real Prefect API."""
+"""Lost launchers: real flow processes that are killed, with a real Prefect API."""
 
 import signal
 import time
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("api")
 
 
 def test_lost_run_is_attached_to(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """After a SIGKILL the restarted run finds its job, starts nothing twice and keeps every line."""
+    """After a SIGKILL the restarted run attaches to its job, starts no agent again and has every line once."""
     run = create_run()
     run.kill_when(lambda: have_ranks_ticked(tmp_path))
     agents = run.read_agent_pids()
@@ -29,7 +29,7 @@ def test_lost_run_is_attached_to(create_run: Callable[..., FlowRunProcesses], tm
 def test_second_process_leaves_the_run_to_its_owner(
     create_run: Callable[..., FlowRunProcesses], tmp_path: Path
 ) -> None:
-    """If a run is started twice at once, the second process names the owner and exits; the first finishes the run."""
+    """If two processes start one run, the second one names the owner and exits, and the first one completes the run."""
     run = create_run(ticks=150)
     owner = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
@@ -42,7 +42,7 @@ def test_second_process_leaves_the_run_to_its_owner(
 
 
 def test_run_lost_three_times_is_given_up(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """Three losses in a row at the same step end as GaveUp, of type Crashed, with a sentence."""
+    """Three losses in a row at the same step end as GaveUp, of type Crashed, with the reason as the message."""
     run = create_run(ticks=600)
     for losses in (1, 2, 3):
         run.kill_when(lambda: have_ranks_ticked(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
@@ -57,18 +57,16 @@ def list_steps(run: FlowRunProcesses, name: str) -> list[Any]:
     return [event for event in run.folder.events() if event.get("name") == name]
 
 
-def test_job_dies_with_its_launcher_where_the_profile_says_so(
-    create_run: Callable[..., FlowRunProcesses], tmp_path: Path
-) -> None:
-    """With on_launcher_lost: stop the watchdog removes the job at once, and reports that to Prefect."""
+def test_on_launcher_lost_stop_ends_the_job(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+    """With `on_launcher_lost: stop` the watchdog removes the job immediately, and reports that to Prefect."""
     run = create_run(on_launcher_lost="stop")
     run.kill_when(lambda: have_ranks_ticked(tmp_path))
     wait_until(lambda: run.read_state().name == "Swept")
     assert run.list_running_pids() == []
 
 
-def test_cancel_without_a_signal_is_heeded(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """A run whose worker is gone can still be cancelled: it polls Prefect for that."""
+def test_run_can_be_cancelled_without_a_signal(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+    """A run without a worker can be cancelled, because it polls Prefect for its state."""
     run = create_run(ticks=600)
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
@@ -77,8 +75,8 @@ def test_cancel_without_a_signal_is_heeded(create_run: Callable[..., FlowRunProc
     assert (run.read_state().name, run.list_running_pids()) == ("Cancelled", [])
 
 
-def test_cancelled_run_does_not_come_back(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """If a launcher dies while its run is being cancelled, its watchdog finishes the cancel."""
+def test_cancelled_run_is_not_resumed(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+    """If a launcher is killed while its run is being cancelled, its watchdog completes the cancel."""
     run = create_run(ticks=600)
 
     def cancel_once_ticking() -> bool:
@@ -89,8 +87,8 @@ def test_cancelled_run_does_not_come_back(create_run: Callable[..., FlowRunProce
     assert run.list_running_pids() == []
 
 
-def test_sweep_takes_what_nobody_carries(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
-    """A job is left alone while its lease lasts or its launcher lives, and removed once both are over."""
+def test_sweep_removes_only_abandoned_jobs(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+    """A sweep removes a job once its launcher is dead and its lease has expired, and not before."""
     run = create_run(ticks=300, deadlines={"lease": "8s"})
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))

@@ -1,4 +1,4 @@
-"""`make down` ends the runs of this folder's worker, and nothing else."""
+"""`make down` ends only the runs of this folder's worker."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def empty() -> None:
 
 
 def open_run(name: str, worker: str) -> RunFolder:
-    """An unfinished run that a worker of this name has taken; with an empty name, Prefect does not know it."""
+    """Create an unfinished run that a worker of this name has taken; if the name is empty, Prefect has no such run."""
     run_id = UUID("0190c7f0-0000-7000-8000-0000a1b2c3d4")
     if worker:
         with get_client(sync_client=True) as client:
@@ -42,13 +42,12 @@ def open_run(name: str, worker: str) -> RunFolder:
 
 
 def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs of another worker, runs started by hand, and runs that a living process owns are left alone."""
+    """Runs of another worker, runs without Prefect, and runs that a living process owns are not ended."""
     with use_prefect_server(prefect_api):
-        own_run, owned_run = (
-            open_run("ours", processes.get_worker_name()),
-            open_run("carried", processes.FORMER_WORKER_NAME),
-        )
-        foreign_run, manual_run = open_run("others", "torchyard of another folder"), open_run("by-hand", "")
+        own_run = open_run("ours", processes.get_worker_name())
+        owned_run = open_run("carried", processes.FORMER_WORKER_NAME)
+        foreign_run = open_run("others", "torchyard of another folder")
+        manual_run = open_run("by-hand", "")
         with owned_run.owned():
             tear_down_open_runs()
     ends = [folder.last("end").get("by") for folder in (own_run, owned_run, foreign_run, manual_run)]
@@ -57,7 +56,7 @@ def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: 
 
 
 def test_down_ends_processes_whose_folder_was_removed(prefect_api: dict[str, str]) -> None:
-    """If the folders of two runs were removed, only the processes of the run that our worker took are ended."""
+    """If the folders of two runs were removed, only the processes of the run that this worker took are ended."""
     with use_prefect_server(prefect_api):
         folders = [open_run("ours", processes.get_worker_name()), open_run("others", "torchyard of another folder")]
         stray_processes = [start_stray_process(str(folder.last("start")["run"])) for folder in folders]
@@ -76,4 +75,4 @@ def start_stray_process(flow_run: str) -> subprocess.Popen[bytes]:
     name = f"sample-{UUID(flow_run).hex[-8:]}"
     process_folder = Path(os.environ["TORCHYARD_RUNS"]) / name / "attempt-1" / "node-0"
     label = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(process_folder)}
-    return subprocess.Popen(["sleep", "300"], env={**os.environ, **label})
+    return subprocess.Popen(["sleep", "300"], env=os.environ | label)

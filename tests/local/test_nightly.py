@@ -1,4 +1,4 @@
-"""Nights on this machine: whole runs of a program that prints a number, until one prints a worse one."""
+"""Nightly runs on this machine: whole runs of a program that prints a number, until one prints a worse number."""
 
 import json
 import os
@@ -15,7 +15,7 @@ print(json.dumps({"step": 1, "busbw": float(os.environ["BUSBW"])}))
 
 
 def test_regression_fails_the_nightly_run(write: Write) -> None:
-    """After six usual nights a worse one ends as failed with a sentence, is torn down, and is not tried again."""
+    """After six typical nights a worse run fails with the comparison as its sentence, and is not tried again."""
     path = write(
         code=PROGRAM,
         agent="none",

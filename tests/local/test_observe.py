@@ -60,7 +60,7 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
     first = start_command(
         "run", str(write(code=COUNTS, args=["--wait", str(tmp_path / "go")], **SINGLE_PROCESS, **keys))
     )
-    written = wait_until(lambda: next(iter(runs_folder().glob("*/metrics-to-mlflow.json")), None), 120)
+    (written,) = wait_until(lambda: list(runs_folder().glob("*/metrics-to-mlflow.json")), 120)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     (folder,) = list_run_folders()

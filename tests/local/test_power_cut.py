@@ -1,5 +1,6 @@
-"""A power cut kills server, worker, flow, watchdog, supervisors and agents; then server and worker restart."""
+"""A power cut kills server, worker, flow, watchdog, supervisors and agents; then server and worker are restarted."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def cut_power(world: World) -> None:
-    """Kill everything, supervisors before agents, whose end they could record; nothing is left to restart it."""
+    """Disable all restarts, and kill every process of the world until none remains."""
     world.closing.set()
     environ_prefixes = (f"PREFECT_HOME={world.folder}/", f"TORCHYARD_RUNS={world.runs_folders['worker']}")
     while find_processes(*environ_prefixes):
@@ -35,7 +36,7 @@ def cut_power(world: World) -> None:
 
 
 def start_again(world: World) -> str:
-    """Start server and worker again as `make up` does; return what it says about lost runs."""
+    """Start server and worker again as `make up` does; return the message about lost runs."""
     world.start("server")
     wait_until("server", world.is_healthy, TIMEOUT_S)
     environment = world.env | {"TORCHYARD_RUNS": str(world.runs_folders["worker"])}
@@ -46,7 +47,7 @@ def start_again(world: World) -> str:
 
 
 def read_printed_lines(truth: Path, attempt: int) -> list[str]:
-    return [line for path in truth.glob(f"{attempt}-*") for line in path.read_text().splitlines()]
+    return list(itertools.chain(*(path.read_text().splitlines() for path in truth.glob(f"{attempt}-*"))))
 
 
 def test_run_continues_after_a_power_cut(world: World, tmp_path: Path) -> None:
@@ -64,11 +65,12 @@ def test_run_continues_after_a_power_cut(world: World, tmp_path: Path) -> None:
     assert start_again(world).startswith("resumed 1")
     wait_until("training again", lambda: read_printed_lines(truth, 2), TIMEOUT_S)
     print(f"\ntraining again {time.monotonic() - restarted_at:.0f} s after the start of the server")
-    state = wait_until(
-        "the end",
-        lambda: (state := world.get(f"/flow_runs/{run_id}")["state"])["name"] == "Completed" and state,
-        TIMEOUT_S,
-    )
+
+    def read_completed_state() -> dict[str, Any] | None:
+        state: dict[str, Any] = world.get(f"/flow_runs/{run_id}")["state"]
+        return state if state["name"] == "Completed" else None
+
+    state = wait_until("the end", read_completed_state, TIMEOUT_S)
     (folder,) = [RunFolder(path.parent) for path in world.runs_folders["worker"].glob("*/journal")]
     report = folder.report()
     assert report
@@ -80,4 +82,4 @@ def test_run_continues_after_a_power_cut(world: World, tmp_path: Path) -> None:
     failure = report.attempts[0].collected.failure
     assert failure
     assert (failure.cause, failure.retry) == ("supervisor-killed", True)
-    assert '"step": 1,' not in "".join(read_printed_lines(truth, 2))  # it went on from its checkpoint
+    assert '"step": 1,' not in "".join(read_printed_lines(truth, 2))  # it continued from its checkpoint

@@ -1,4 +1,4 @@
-"""Only the user can read what a run writes; what its program writes has the mode that the user chose."""
+"""Only the user can read the files of a run; the files of its program have the mode that the user's umask gives."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders, runs_folder
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
-# It leaves a file, prints its environment in an escape and in Markdown, and fails.
+# It writes a checkpoint, and fails with a secret after an escape sequence and Markdown.
 PROGRAM = """
 import os, pathlib
 pathlib.Path(os.environ["TORCHYARD_CHECKPOINTS"]).mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ raise ValueError("\\x1b[2J<b>bad</b> ``` key " + os.environ["WANDB_API_KEY"])
 
 @pytest.fixture(autouse=True)
 def common_umask() -> Iterator[None]:
-    """The umask of most machines, with which all users may read new files."""
+    """Set the umask of most machines, with which all users may read new files."""
     previous_umask = os.umask(0o022)
     secrets._known_secrets.clear()
     yield
@@ -47,8 +47,8 @@ def failed_run(write: Write, api: None) -> tuple[Report, str]:
     return report, str(folder.last("start")["run"])
 
 
-def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, str]) -> None:
-    """A run's files are private, except for the program's; only plan, spec and log contain its secret."""
+def test_files_are_private_and_prefect_gets_no_secret(failed_run: tuple[Report, str]) -> None:
+    """A run's files are private except for the program's, and only plan, spec and log contain its secret."""
     report, run = failed_run
     folder = Path(report.folder)
     assert list_accessible_to_others(runs_folder()) == [
@@ -66,7 +66,7 @@ def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, 
 
 
 def read_prefect_texts(run: str) -> str:
-    """The log and the artifacts of a flow run; empty until its last line is there, which Prefect sends late."""
+    """The log and the artifacts of a flow run; "" until Prefect has its last line, which it sends late."""
     with get_client(sync_client=True) as client:
         logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run]}}), limit=200)
         pages = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"flow_run_id": {"any_": [run]}}))

@@ -1,6 +1,7 @@
-"""The programs of a job, really started: by torchrun on loopback, or alone if one process is enough."""
+"""The programs of a job in real processes: under torchrun on loopback, or alone if one process is enough."""
 
 import io
+import itertools
 import os
 import socket
 import subprocess
@@ -20,7 +21,7 @@ HELD_OUT = 359
 
 @pytest.fixture(scope="module")
 def full_output() -> str:
-    """The output of an uninterrupted training on two ranks."""
+    """The stdout of an uninterrupted training on two ranks."""
     return run(build_command(2, "programs/digits.py")).stdout
 
 
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped_rows(folder: Path) -> Rows:
-    """The rows of a training on one rank that gets SIGTERM in the pause after its first epoch."""
+    """The rows of a training on one rank that receives SIGTERM in the pause after its first epoch."""
     command = build_command(1, "programs/digits.py", "--pause=2", f"--checkpoint-dir={folder}")
     rows = []
     with subprocess.Popen(command, cwd=ROOT, env=build_env(), stdout=subprocess.PIPE, text=True) as training:
@@ -45,21 +46,21 @@ def stopped_rows(folder: Path) -> Rows:
 
 @pytest.fixture(scope="module")
 def resumed_output(folder: Path, stopped_rows: Rows) -> str:
-    """The output of the stopped training when it is restarted on two ranks, for four epochs in all."""
+    """The stdout of the stopped training, resumed on two ranks for four epochs in total."""
     assert stopped_rows
     return run(build_command(2, "programs/digits.py", "--epochs=4", f"--checkpoint-dir={folder}")).stdout
 
 
 @pytest.fixture(scope="module")
 def third_run(folder: Path, resumed_output: str) -> Finished:
-    """A third start, with nothing left to do, which prints the names of its threads after the training."""
+    """A third start after the last epoch, which prints the names of its threads after the training."""
     assert resumed_output
     program = f"from programs import digits; digits.main(); {PRINT_THREADS}"
     return run(build_command(1, "-c", program, "--epochs=4"), TORCHYARD_CHECKPOINTS=str(folder))
 
 
 def test_two_ranks_train_together(full_output: str) -> None:
-    """Both ranks say where they run, and their network recognizes at least 95 % of the held-out digits."""
+    """Both ranks print their host, and their network recognizes at least 95 % of the held-out digits."""
     host = socket.gethostname()
     for rank in (0, 1):
         assert f"rank {rank} of 2 on {host} (local rank {rank}), backend gloo" in full_output.splitlines()
@@ -70,7 +71,7 @@ def test_two_ranks_train_together(full_output: str) -> None:
 
 
 def test_accuracy_counts_each_held_out_sample_once(full_output: str) -> None:
-    """Two ranks share an odd number of samples, and each accuracy is a fraction of exactly that number."""
+    """Two ranks share an odd number of samples, and each accuracy is a multiple of 1 / that number."""
     for row in read_rows(full_output):
         correct = row["accuracy"] * HELD_OUT
         assert correct == pytest.approx(round(correct), abs=0.001)
@@ -79,7 +80,7 @@ def test_accuracy_counts_each_held_out_sample_once(full_output: str) -> None:
 def test_shards_cover_all_samples_once() -> None:
     """The shards of three ranks are disjoint and together contain all samples."""
     shards = [digits.shard(HELD_OUT, rank, 3) for rank in range(3)]
-    assert sorted(sample for shard in shards for sample in shard) == list(range(HELD_OUT))
+    assert sorted(itertools.chain(*shards)) == list(range(HELD_OUT))
 
 
 def test_resume_continues_after_the_last_epoch(stopped_rows: Rows, resumed_output: str) -> None:
@@ -90,8 +91,9 @@ def test_resume_continues_after_the_last_epoch(stopped_rows: Rows, resumed_outpu
 
 
 def test_resume_changes_nothing_in_the_result(full_output: str, resumed_output: str) -> None:
-    """A training that is stopped on one rank and resumed on two learns the same as an uninterrupted one."""
-    expected, actual = read_rows(full_output)[3], read_rows(resumed_output)[-1]
+    """A training that is stopped on one rank and resumed on two has the loss and accuracy of an uninterrupted one."""
+    expected = read_rows(full_output)[3]
+    actual = read_rows(resumed_output)[-1]
     assert actual["accuracy"] == pytest.approx(expected["accuracy"], abs=0.006)
     assert actual["loss"] == pytest.approx(expected["loss"], rel=0.01)
 
@@ -103,7 +105,7 @@ def test_finished_training_prints_its_last_row_again(third_run: Finished, resume
 
 
 def test_no_gloo_thread_outlives_the_group(third_run: Finished) -> None:
-    """After the training gloo's threads are gone: a remaining one would sometimes abort the exit."""
+    """No thread of gloo remains after the training, because it would sometimes abort the exit."""
     threads = third_run.stdout.splitlines()[-1]
     assert "python" in threads
     assert "gloo_" not in threads
@@ -130,7 +132,7 @@ def test_batch_that_cannot_be_shared_is_refused() -> None:
 
 
 def test_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even unbuffered, a line and its newline are one write, so that no other process can write in between."""
+    """A line and its newline are one write, even unbuffered, so that no other process can write in between."""
     receiver, sender = socket.socketpair(type=socket.SOCK_DGRAM)  # keeps writes apart, unlike a pipe
     with receiver, sender, open(receiver.fileno(), "wb", buffering=0, closefd=False) as raw:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))
@@ -140,7 +142,7 @@ def test_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_pi_is_correct(world_size: int) -> None:
-    """Any number of processes computes pi to nine digits in each trial, even if it does not divide the intervals."""
+    """Each trial computes pi to nine digits, even if the number of processes does not divide the intervals."""
     rows = read_rows(run(build_command(world_size, "programs/pi.py", "--trials=2")).stdout)
     assert [row.get("trial") for row in rows] == [1, 2, None]
     assert all(row["error"] <= 1e-9 for row in rows)
@@ -159,7 +161,7 @@ def start_digits(*args: str, **env: str) -> subprocess.Popen[str]:
 
 
 def test_digits_stands_in_under_torch_distributed_launch() -> None:
-    """The program takes the --local-rank that this agent gives it."""
+    """digits.py accepts the --local-rank that torch.distributed.launch passes."""
     agent = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={_find_free_port()}")
     process = start_digits(*agent, "programs/digits.py", "--epochs=1")
     output = process.communicate(timeout=60)[0]
@@ -167,7 +169,7 @@ def test_digits_stands_in_under_torch_distributed_launch() -> None:
 
 
 def test_digits_stands_in_for_a_program_that_meets_in_a_file(tmp_path: Path) -> None:
-    """Two processes without an agent find each other in a file."""
+    """Two processes without an agent use a file as their rendezvous."""
     args = ("programs/digits.py", "--epochs=1", f"--init-method=file://{tmp_path}/meeting")
     processes = [start_digits(*args, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]

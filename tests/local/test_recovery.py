@@ -1,6 +1,7 @@
-"""Lost runs are resumed, ended ones are not: the states of real flow runs on a real Prefect API."""
+"""Lost runs are resumed and ended ones are not: the states of real flow runs in a real Prefect API."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import threading
@@ -47,7 +48,7 @@ def client(api: None) -> Iterator[SyncPrefectClient]:
 
 
 class Run(NamedTuple):
-    """A flow run of a deployment in our pool, and the folder that a process on this machine has left behind."""
+    """A flow run of a deployment in the default pool, and the folder of its lost process on this machine."""
 
     client: SyncPrefectClient
     id: UUID
@@ -57,7 +58,7 @@ class Run(NamedTuple):
         return self.client.read_flow_run(self.id)
 
     def left(self, *events: dict[str, Any]) -> None:
-        """Write the journal of the process that Prefect knows."""
+        """Write the journal of the launch that Prefect has counted, with these events after its start."""
         self.folder.path.mkdir(parents=True)
         self.folder.record_event("start", run=str(self.id), count=self.now().run_count)
         for event in events:
@@ -78,7 +79,7 @@ def create_run(client: SyncPrefectClient) -> Callable[[State[Any]], Run]:
 
 
 def test_lost_run_that_prefect_calls_running_is_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
-    """A run that Prefect calls Running after a power cut is rescheduled if its lock is free, and its lease renewed."""
+    """A run that is Running in Prefect, but whose lock is free, is rescheduled, and its lease is renewed."""
     lost_run = create_run(RUNNING)
     lost_run.left()
     (lost_run.folder.path / "lease").write_text("600")
@@ -87,7 +88,7 @@ def test_lost_run_that_prefect_calls_running_is_rescheduled(create_run: Callable
 
 
 def test_owned_run_is_not_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
-    """A run whose process is alive is neither reported as lost nor scheduled."""
+    """A run whose process is alive is neither reported as lost nor rescheduled."""
     owned_run = create_run(RUNNING)
     owned_run.left()
     code = "import sys; from pathlib import Path; from torchyard.run.folder import RunFolder\n"
@@ -103,7 +104,7 @@ def test_owned_run_is_not_rescheduled(create_run: Callable[[State[Any]], Run]) -
 
 
 def test_end_that_prefect_has_not_received_is_reported(create_run: Callable[[State[Any]], Run]) -> None:
-    """The end of a run is reported to Prefect, whatever state it has there, and the run is not trained again."""
+    """The end of a run that is Crashed in Prefect is reported to Prefect, and the run is not resumed."""
     ended_run = create_run(RUNNING)
     ended_run.left({"event": "end", "end": "failed", "by": "flow", "sentence": "it broke"})
     ended_run.client.set_flow_run_state(ended_run.id, CRASHED, force=True)
@@ -114,14 +115,14 @@ def test_end_that_prefect_has_not_received_is_reported(create_run: Callable[[Sta
 
 
 def test_crashed_run_of_another_machine_is_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
-    """The automation's check reschedules the runs that no machine has resumed, and names them."""
+    """The automation's check reschedules a crashed run without a folder on this machine, and names it."""
     lost_run = create_run(CRASHED)
     message = comeback(return_state=True).message
     assert (message, lost_run.now().state_type) == (f"resumed 1: {lost_run.now().name}", StateType.SCHEDULED)
 
 
 def test_run_of_another_installation_is_not_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
-    """A check looks only at its own work pool: the runs of another installation on the server are that one's."""
+    """A check reschedules only runs of its own work pool, because another installation resumes its runs itself."""
     lost_run = create_run(CRASHED)
     os.environ["TORCHYARD_POOL"] = "team-b"
     assert (recover_lost_runs().resumed, reschedule_run(str(lost_run.id)), lost_run.now().state_name) == (
@@ -134,7 +135,7 @@ def test_run_of_another_installation_is_not_rescheduled(create_run: Callable[[St
 
 
 def test_broken_run_does_not_hide_the_others(create_run: Callable[[State[Any]], Run]) -> None:
-    """An unreadable journal is a fault of that run alone; the next run is still resumed."""
+    """An unreadable journal is reported as a fault, and the other runs are resumed nevertheless."""
     lost_run = create_run(CRASHED)
     (runs_folder() / "a-broken-one" / "journal").mkdir(parents=True)
     check = recover_lost_runs()
@@ -143,7 +144,7 @@ def test_broken_run_does_not_hide_the_others(create_run: Callable[[State[Any]], 
 
 
 def test_sweep_reports_a_lost_run(create_run: Callable[[State[Any]], Run]) -> None:
-    """A run that was swept does not keep the state name Crashed: another machine would resume it."""
+    """A swept run gets the state name Swept, because another machine would resume a run that is Crashed."""
     lost_run = create_run(CRASHED)
     lost_run.left()
     sweep_run(lost_run.folder, "sweep", "its lease has ended", report_end)
@@ -151,7 +152,7 @@ def test_sweep_reports_a_lost_run(create_run: Callable[[State[Any]], Run]) -> No
 
 
 def test_end_of_an_earlier_launch_is_not_the_end_of_a_retry(create_run: Callable[[State[Any]], Run]) -> None:
-    """A retry that is swept ends as swept, although the launch before it ended as cancelled."""
+    """A retry that is swept ends as swept, although an earlier launch ended as cancelled."""
     retried = create_run(RUNNING)
     retried.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
     retried.folder.record_event("start", run=str(retried.id), count=2)
@@ -160,7 +161,7 @@ def test_end_of_an_earlier_launch_is_not_the_end_of_a_retry(create_run: Callable
 
 
 def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -> None:
-    """If no worker reports that a flow died, its watchdog does, and keeps checking until another process starts."""
+    """If no worker reports the death of a flow process, its watchdog does, and checks until another process starts."""
     lost_run = create_run(RUNNING)
     lost_run.left()
     watchdog = threading.Thread(target=copy_context().run, args=(_report_lost_run, lost_run.folder))
@@ -180,7 +181,7 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
 
 @pytest.fixture
 def failed_run(write: Write) -> FlowRunProcesses:
-    """A run that has failed."""
+    """A flow run that has failed."""
     failed_run = FlowRunProcesses(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
     failed_run.start_process().wait()
     assert failed_run.read_state().name == "Failed"
@@ -188,7 +189,7 @@ def failed_run(write: Write) -> FlowRunProcesses:
 
 
 def test_late_reschedule_does_not_train_again(failed_run: FlowRunProcesses, client: SyncPrefectClient) -> None:
-    """A run that an automation of the previous version schedules after its end reports that end again."""
+    """A run that a retired automation schedules after its end reports that end again and does not train."""
     message = failed_run.read_state().message
     client.set_flow_run_state(failed_run.id, Scheduled(message=LOST_MESSAGE), force=True)
     failed_run.start_process().wait()
@@ -201,7 +202,7 @@ def test_late_reschedule_does_not_train_again(failed_run: FlowRunProcesses, clie
 
 @pytest.mark.parametrize("end", ["failed", "swept"])
 def test_retry_by_a_user_trains_again(failed_run: FlowRunProcesses, client: SyncPrefectClient, end: str) -> None:
-    """A retry by a person starts a new attempt at once, even of a run that was swept."""
+    """A retry by a user starts a new attempt, even of a run that was swept."""
     if end == "swept":
         failed_run.folder.record_event("end", end="swept", by="sweep", sentence="its lease has ended")
     retry = State[Any](type=StateType.SCHEDULED, name="AwaitingRetry", message="Retry from the UI")
@@ -215,30 +216,30 @@ def test_retry_by_a_user_trains_again(failed_run: FlowRunProcesses, client: Sync
 
 @pytest.fixture
 def check_deployment(client: SyncPrefectClient) -> UUID:
-    """The deployment that the automations call."""
+    """The id of the deployment that the automations call."""
     return client.create_deployment(client.create_flow(comeback), name=_RECOVERY_DEPLOYMENT.partition("/")[2])
 
 
 def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment: UUID) -> None:
-    """However late an automation fires, it only sets a run to Crashed or has the current state of all runs checked."""
+    """An automation only sets a run to Crashed or starts the check of all runs, so that a late one does no harm."""
     create_automations()
-    actions = [action for automation in client.read_automations() for action in automation.actions]
+    actions = list(itertools.chain(*(automation.actions for automation in client.read_automations())))
     states = [action.state for action in actions if isinstance(action, ChangeFlowRunState)]
     called_ids = [action.deployment_id for action in actions if isinstance(action, RunDeployment)]
     assert (states, called_ids) == ([StateType.CRASHED], [check_deployment, check_deployment])
 
 
 def test_retired_automations_are_removed(client: SyncPrefectClient, check_deployment: UUID) -> None:
-    """An upgrade removes the old automations that scheduled runs by themselves."""
+    """An upgrade removes the retired automations, which scheduled runs by themselves."""
     automation_names = [_format_automation_name(retired_name) for retired_name in _RETIRED_NAMES]
     for name in automation_names:
         client.create_automation(_build_heartbeat_automation().model_copy(update={"name": name}))
     create_automations()
-    assert [automation for name in automation_names for automation in client.read_automations_by_name(name)] == []
+    assert [name for name in automation_names if client.read_automations_by_name(name)] == []
 
 
-def test_ended_run_is_never_called_crashed(create_run: Callable[[State[Any]], Run]) -> None:
-    """Prefect refuses the state Crashed from the heartbeat automation for a run that has ended."""
+def test_ended_run_cannot_become_crashed(create_run: Callable[[State[Any]], Run]) -> None:
+    """Prefect rejects the state Crashed of the heartbeat automation for a run that has ended."""
     ended_run = create_run(State(type=StateType.FAILED))
     ended_run.client.set_flow_run_state(ended_run.id, CRASHED)
     assert ended_run.now().state_type == StateType.FAILED
@@ -254,13 +255,13 @@ def test_ended_run_is_never_called_crashed(create_run: Callable[[State[Any]], Ru
 def test_crashed_run_is_scheduled(
     state_type: str, name: str | None, is_rescheduled: bool, create_run: Callable[..., Run]
 ) -> None:
-    """Only a run whose state has type and name Crashed is scheduled again."""
+    """A run is rescheduled only if its state has the type and the name Crashed."""
     crashed_run = create_run(State(type=StateType(state_type), name=name))
     assert reschedule_run(str(crashed_run.id)) is is_rescheduled
     assert (crashed_run.now().state_type == StateType.SCHEDULED) is is_rescheduled
 
 
 def test_run_without_a_worker_is_not_scheduled(client: SyncPrefectClient) -> None:
-    """A run without a deployment is not rescheduled: it would wait for ever."""
+    """A run without a deployment is not rescheduled, because no worker would ever take it."""
     run_id = client.create_flow_run(train, state=CRASHED).id
     assert not reschedule_run(str(run_id))

@@ -1,4 +1,4 @@
-"""Trainings inside flows of a user's own: their results, retries, and what a stop of the flow does to them."""
+"""Trainings inside a user's own flows: their results, their retries, and the effect of a stop of the flow."""
 
 import contextlib
 import os
@@ -36,24 +36,25 @@ from torchyard.tasks import train_profile
 
 @flow
 def outer():
-    started = [train_profile.submit(sys.argv[1], name=name) for name in "ab"]
-    for each in started:
+    futures = [train_profile.submit(sys.argv[1], name=name) for name in "ab"]
+    for future in futures:
         try:
-            each.result()
+            future.result()
         except Exception:
-            print("WENT ON")
+            print("CONTINUED")
 
 outer()
 """
 
 
 def read_ends() -> set[str]:
-    """How the runs have ended, by their reports."""
-    return {report.end for folder in list_run_folders() if (report := folder.report())}
+    """The ends of all runs that have a report."""
+    reports = [folder.report() for folder in list_run_folders()]
+    return {report.end for report in reports if report}
 
 
 def are_waiting(count: int) -> bool:
-    """Whether that many runs wait for their jobs."""
+    """Whether exactly `count` runs are in their wait step."""
     waiting = [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"]
     return len(waiting) == count
 
@@ -63,14 +64,14 @@ def has_processes() -> bool:
 
 
 def cancel_when_waiting(run: Any, count: int) -> None:
-    """What `prefect flow-run cancel` does, once that many trainings wait for their jobs."""
+    """Cancel a flow run as `prefect flow-run cancel` does, once `count` trainings are in their wait step."""
     wait_until(lambda: are_waiting(count))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run, State(type=StateType.CANCELLING))
 
 
 def test_subflow_returns_the_result(write: Write) -> None:
-    """`train` in another flow returns a typed result, and so does its state for a caller that asks Prefect for it."""
+    """`train` in another flow returns a typed result, and Prefect's state of the subflow has the same one."""
     path = str(write(code=ROW, metrics="json-lines"))
     run_names: list[str] = []
 
@@ -89,7 +90,7 @@ def test_subflow_returns_the_result(write: Write) -> None:
 
 
 def test_failed_subflow_raises_its_sentence(write: Write) -> None:
-    """FailedRun says why, as it did before there were results; a training as a task has its result in the error."""
+    """A failed subflow raises FailedRun with the cause, and a failed task TrainingError with the result."""
     path = str(write(code="raise ValueError('no such data')"))
 
     @flow
@@ -104,7 +105,7 @@ def test_failed_subflow_raises_its_sentence(write: Write) -> None:
 
 
 def test_retried_flow_repeats_no_training(write: Write) -> None:
-    """A flow that fails after its trainings and is retried gets their results again, without a new run."""
+    """A flow that fails after its trainings and is retried gets their results again, without new runs."""
     path = str(write(code=ROW, metrics="json-lines"))
     attempts: list[list[str]] = []
 
@@ -119,8 +120,8 @@ def test_retried_flow_repeats_no_training(write: Write) -> None:
     assert len(set(attempts[0])) == len(list_run_folders()) == 2
 
 
-def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
-    """A cancel through Prefect reaches trainings in other threads, where no signal arrives."""
+def test_cancel_of_the_flow_ends_its_trainings(write: Write) -> None:
+    """A cancel through Prefect ends trainings in other threads, where no signal arrives."""
     path = str(write(code=SLEEP))
 
     @flow
@@ -136,8 +137,9 @@ def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
 
 
 def test_cancel_of_the_flow_ends_its_subflow(write: Write) -> None:
-    """`train` as a subflow asks for the state of the flow around it as well, and lets nothing follow."""
-    path, continued = str(write(code=SLEEP)), list[bool]()
+    """`train` as a subflow polls the state of its parent flow too, and the parent does not continue after it."""
+    path = str(write(code=SLEEP))
+    continued: list[bool] = []
 
     @flow
     def outer() -> None:
@@ -152,11 +154,9 @@ def test_cancel_of_the_flow_ends_its_subflow(write: Write) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-def test_stop_of_the_flow_ends_what_it_has_submitted(
-    write: Write, tmp_path: Path, signal_number: signal.Signals
-) -> None:
-    """SIGTERM and Ctrl-C, which only the main thread gets, tear down every training, and the flow does not go on."""
-    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
+def test_stop_of_the_flow_ends_its_trainings(write: Write, tmp_path: Path, signal_number: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C, which reach only the main thread, tear every training down and end the flow."""
+    environment = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
     script = tmp_path / "outer.py"
     script.write_text(TWO_AT_ONCE)
     command = [sys.executable, str(script), str(write(code=SLEEP))]
@@ -165,5 +165,5 @@ def test_stop_of_the_flow_ends_what_it_has_submitted(
         process.send_signal(signal_number)
         stdout, _ = process.communicate(timeout=90)
     assert process.returncode == -signal_number
-    assert "WENT ON" not in stdout
+    assert "CONTINUED" not in stdout
     assert (read_ends(), has_processes()) == ({"stopped"}, False)

@@ -1,4 +1,4 @@
-"""`torchyard run` and `attach`: a whole run of the command line, without any server."""
+"""`torchyard run` and `attach`: whole runs of the command line, without a Prefect server."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def only_run() -> RunFolder:
     ("code", "exit_code", "end"), [("print(1)", 0, "succeeded"), ("raise ValueError", 1, "failed")]
 )
 def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) -> None:
-    """The report is printed and kept, the exit code shows how the run ended, and Prefect is never imported."""
+    """The report is printed and stored, the exit code follows from the end, and Prefect is not imported."""
     path = str(write(code=code, **SINGLE_PROCESS))
     check = f"import sys; from torchyard.cli.main import main; code = main(['run', {path!r}]); "
     check += "print('prefect' in sys.modules); sys.exit(code)"
@@ -53,9 +53,9 @@ def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) 
 
 
 def test_killed_run_is_attached_to(write: Write) -> None:
-    """The job goes on training, `attach` follows it to its end, and each of its lines is in the log once."""
+    """`attach` follows the job of a killed run to its end, and each of its lines is in the log once."""
     first = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
-    log = wait_until(lambda: next(iter(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")), None))
+    (log,) = wait_until(lambda: list(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")))
     wait_until(lambda: '"step": 3' in log.read_text())
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -72,7 +72,7 @@ def test_killed_run_is_attached_to(write: Write) -> None:
 
 
 def test_termination_ends_the_run(write: Write) -> None:
-    """SIGTERM tears the job down, and the report says who stopped it."""
+    """SIGTERM tears the job down, and the report names the signal."""
     process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
     wait_until(lambda: [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"])
     process.terminate()

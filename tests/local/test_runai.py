@@ -1,9 +1,9 @@
-"""Run:ai through its CLI: a fake of both generations (tests/programs/runai.py), with pods that are real processes."""
+"""Run:ai through a fake of both generations of its CLI (tests/programs/runai.py), with pods that are real processes."""
 
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torchyard.run.folder import list_run_folders
 
 
 def run_flow(path: Path, **keys: Any) -> tuple[State[Any], Report]:
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | keys))
     state = train(str(path), return_state=True)
     (folder,) = list_run_folders()
     report = folder.report()
@@ -38,7 +38,7 @@ def run_flow(path: Path, **keys: Any) -> tuple[State[Any], Report]:
 @pytest.mark.usefixtures("api")
 @pytest.mark.parametrize("cli_forms", [("v1", "joined", "pods"), ("v2", "exec", "processes")])
 def test_pi_is_computed(cli: Cli, write: Write, cli_forms: tuple[str, str, str]) -> None:
-    """The first app of guide 001 runs on two pods of two processes, however the CLI passes its command on."""
+    """The first app of guide 001 runs on two pods with two processes each, under both generations of the CLI."""
     keys = {"processes": 2, "args": ["--trials=2", "--intervals=9999"], "metrics": "json-lines"}
     state, report = run_flow(
         write("pi", **build_profile_keys(cli(*cli_forms), **keys)), program=str(ROOT / "programs" / "pi.py")
@@ -59,7 +59,7 @@ time.sleep(60)
 
 @pytest.mark.usefixtures("api")
 def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: Path) -> None:
-    """A pod that fails ends the run at once, with the exception that its own log shows."""
+    """A pod that fails ends the run immediately, with the exception from the log of that pod."""
     path = write("fails", code=FAILS, **build_profile_keys(cli(), agent="none", rendezvous="env"))
     state, report = run_flow(path, program=str(tmp_path / "fails.py"))
     assert state.is_failed()
@@ -68,8 +68,8 @@ def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: P
 
 
 @pytest.mark.usefixtures("api")
-def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_path: Path) -> None:
-    """A job whose launcher was killed runs on in Run:ai until a sweep here deletes it; its log is fetched first."""
+def test_sweep_deletes_the_job_of_a_killed_launcher(cli: Cli, write: Write, tmp_path: Path) -> None:
+    """A job whose launcher was killed keeps running in Run:ai until a sweep deletes it, after fetching its log."""
     keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", "echo up; sleep 60"]}
     run = FlowRunProcesses(write(**build_profile_keys(cli(), **keys)))
     run.kill_when(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
@@ -79,14 +79,17 @@ def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_p
     assert (run.folder.attempt(1) / "node-1" / "log").read_text().endswith("| up\n")
 
 
-# --- the verbs
+# --- start, watch, delete
+
+TIMEOUT_S = 15.0
 
 
-def until(plan: CommandPlan, is_reached: Callable[[Mapping[str, Any], Status], bool], seconds: float = 15.0) -> Status:
-    """Watch the job until a condition on its state holds; return its status then."""
+def wait_for_status(plan: CommandPlan, is_reached: Callable[[Status], bool]) -> Status:
+    """Poll the job until a condition on its status holds; return that status. Fails after TIMEOUT_S."""
     with MachinesBackend(plan).watch(list) as watch:
-        deadline, status = time.monotonic() + seconds, Status(state="pending", reason="")
-        while not is_reached(watch.states, status):
+        deadline = time.monotonic() + TIMEOUT_S
+        status = Status(state="pending", reason="")
+        while not is_reached(status):
             assert time.monotonic() < deadline, status
             watch.poll(timeout_s=0.2)
             status = runai.read_status(Observation(watch.states, frozenset(), time.time()))
@@ -95,29 +98,31 @@ def until(plan: CommandPlan, is_reached: Callable[[Mapping[str, Any], Status], b
         return status
 
 
-def has_ended(_: Mapping[str, Any], status: Status) -> bool:
+def has_ended(status: Status) -> bool:
     return status.state in ENDED_STATES
 
 
 def read_log(plan: CommandPlan, node: int) -> list[str]:
-    return [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
+    """The lines of a node's log without their timestamps; empty while there is no log."""
+    path = Path(plan.processes[node].log)
+    return [line.partition(" | ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2"])
-def test_job_ends_and_its_logs_are_here(runai_planned: Planned, generation: str) -> None:
-    """All lines of each pod, including the last one, are in its own log."""
+def test_logs_of_an_ended_job_are_complete(runai_planned: Planned, generation: str) -> None:
+    """Each node's log has every line of its pod, including the last one."""
     plan = runai_planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
     start_agents(plan)
-    assert until(plan, has_ended).state == "succeeded"
+    assert wait_for_status(plan, has_ended).state == "succeeded"
     _remove_job(plan)
     assert (read_log(plan, 0), read_log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
 
 
-def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_path: Path) -> None:
-    """A running job is deleted with its pods, its output is kept here, and cancelling again succeeds."""
+def test_cancel_deletes_the_job_and_keeps_the_log(runai_planned: Planned, tmp_path: Path) -> None:
+    """A cancel deletes a running job with its pods and keeps its output; a second cancel succeeds."""
     plan = runai_planned("echo up; sleep 60")
     start_agents(plan)
-    until(plan, lambda seen, status: status.state == "running")
+    wait_for_status(plan, lambda status: status.state == "running")
     with MachinesBackend(plan).watch(list) as watch:
         assert _remove_job(plan) == []
         watch.drain_logs(idle_timeout_s=5.0)
@@ -126,48 +131,50 @@ def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_pat
     assert not list((tmp_path / "cloud").iterdir())
 
 
-def test_deleted_job_is_gone(runai_planned: Planned, tmp_path: Path) -> None:
-    """A job that another user deletes is reported as gone."""
+def test_deletion_by_another_user_is_reported(runai_planned: Planned, tmp_path: Path) -> None:
+    """A job that another user deletes ends with that reason."""
     plan = runai_planned("sleep 60")
     start_agents(plan)
-    until(plan, lambda seen, status: status.state == "running")
+    wait_for_status(plan, lambda status: status.state == "running")
     argv = ("training", "pytorch", "delete", plan.job, "--project", "mlo")
     subprocess.run([tmp_path / "runai", *argv], check=True)
-    assert until(plan, has_ended).reason == "the job was deleted from Run:ai by somebody else"
+    assert wait_for_status(plan, has_ended).reason == "the job was deleted from Run:ai by somebody else"
 
 
-def test_silent_cli_ends_nothing(runai_planned: Planned, tmp_path: Path) -> None:
-    """While the login is expired the job keeps its last known state, and the reason says why."""
-    plan, broken = runai_planned("sleep 60"), tmp_path / "cloud" / "broken"
+def test_expired_login_does_not_end_the_job(runai_planned: Planned, tmp_path: Path) -> None:
+    """While the login is expired the job keeps its last state, and the reason quotes the CLI."""
+    plan = runai_planned("sleep 60")
+    broken = tmp_path / "cloud" / "broken"
     start_agents(plan)
-    until(plan, lambda seen, status: status.state == "running")
+    wait_for_status(plan, lambda status: status.state == "running")
     broken.write_text("your token is expired, please log in")
-    status = until(plan, lambda seen, status: "runai does not answer" in status.reason)
+    status = wait_for_status(plan, lambda status: "runai does not answer" in status.reason)
     assert (status.state, "your token is expired" in status.reason) == ("running", True)
     assert "your token is expired" in _remove_job(plan)[0]
     broken.unlink()
-    until(plan, lambda seen, status: status.reason == "2 of 2 pods run")
+    wait_for_status(plan, lambda status: status.reason == "2 of 2 pods run")
     assert _remove_job(plan) == []
 
 
 def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: Path) -> None:
-    """A job that Run:ai preempts has failed with a cause that is worth another attempt."""
+    """A job that Run:ai preempts fails with a cause that allows another attempt."""
     plan = runai_planned("sleep 60")
     start_agents(plan)
     (tmp_path / "cloud" / plan.job / "words").write_text(json.dumps({"": "Preempted"}))
-    failure = until(plan, has_ended).failure
+    failure = wait_for_status(plan, has_ended).failure
     assert failure
     assert (failure.cause, failure.retry) == ("preempted", True)
     _remove_job(plan)
 
 
-def test_log_is_served_from_a_byte(runai_planned: Planned) -> None:
-    """The log can be read from any byte on, however often, and no line is in it twice."""
+def test_log_is_served_from_an_offset(runai_planned: Planned) -> None:
+    """The log can be read from any offset, and has each line once."""
     plan = runai_planned("for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.4; done")
     start_agents(plan)
-    until(plan, lambda seen, status: any(read_log(plan, 0) if Path(plan.processes[0].log).exists() else ()))
-    assert until(plan, has_ended).state == "succeeded"
-    log_bytes, follow = Path(plan.processes[0].log).read_bytes(), plan.processes[0].follow
+    wait_for_status(plan, lambda _: any(read_log(plan, 0)))
+    assert wait_for_status(plan, has_ended).state == "succeeded"
+    log_bytes = Path(plan.processes[0].log).read_bytes()
+    follow = plan.processes[0].follow
     assert follow
     assert read_log(plan, 0) == [f"line {number}" for number in range(1, 9)]
     assert subprocess.run([*follow.argv, "40"], capture_output=True, check=True).stdout == log_bytes[40:]

@@ -1,4 +1,4 @@
-"""Two machines share a work pool: one loses its launcher, and the other one's worker takes the run."""
+"""Two machines share a work pool: one machine loses its launcher, and the other one's worker takes the run."""
 
 import os
 import signal
@@ -38,23 +38,27 @@ SILENT = State[None](type=StateType.CRASHED, name="Crashed", message="no heartbe
 
 
 class Machine(NamedTuple):
-    """A machine is a runs folder of its own, and the processes that use it; one that is apart sees no others."""
+    """A machine: a runs folder, and the processes that use it.
+
+    is_apart: its processes are in a separate PID namespace, so that they cannot find those of the other machine.
+    """
 
     runs: Path
     is_apart: bool = False
 
     @property
-    def mark(self) -> str:
+    def runs_variable(self) -> str:
+        """The variable in the environment of all processes of this machine."""
         return f"TORCHYARD_RUNS={self.runs}"
 
     def start_worker(self) -> None:
         worker = f"{Path(sys.executable).parent / 'prefect'} worker start --pool {POOL} --type process"
-        # `make up` tends its worker too: a server whose SQLite is locked may refuse it.
+        # Restarted as `make up` does, because a server whose SQLite is locked may refuse it.
         command = ["sh", "-c", f"while :; do {worker}; sleep 1; done"]
         if self.is_apart and not os.getuid():  # else it would find the other machine's processes in /proc
             command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *command]
         overrides = {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "TORCHYARD_RUNS": str(self.runs)}
-        environment = {**os.environ, **overrides, "PREFECT_HOME": f"{self.runs}-home", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | overrides | {"PREFECT_HOME": f"{self.runs}-home", "PYTHONPATH": str(ROOT)}
         self.runs.mkdir(exist_ok=True)
         with (self.runs.parent / f"{self.runs.name}.log").open("ab") as log:
             subprocess.Popen(
@@ -62,9 +66,9 @@ class Machine(NamedTuple):
             )
 
     def lose_launcher(self) -> None:
-        """Kill everything but the supervisors and what they supervise: those train on under their lease."""
+        """Kill all processes but the supervisors and their agents, which keep training under their lease."""
         kept_pids = {*find_processes("TORCHYARD_JOB="), *find_processes("host/supervisor.py")}
-        for pid in set(find_processes(self.mark)) - kept_pids - {os.getpid()}:
+        for pid in set(find_processes(self.runs_variable)) - kept_pids - {os.getpid()}:
             os.kill(pid, signal.SIGKILL)
 
     def folder(self) -> RunFolder:
@@ -73,7 +77,10 @@ class Machine(NamedTuple):
 
 
 class LostRun(NamedTuple):
-    """A run that one of two machines has taken, and that has lost its launcher there."""
+    """A run whose launcher on the first of two machines was killed, and that the second one's worker takes.
+
+    truth: the folder in which the program counts its starts, and waits for the file `go`.
+    """
 
     client: SyncPrefectClient
     id: UUID
@@ -81,23 +88,24 @@ class LostRun(NamedTuple):
     truth: Path
 
     def state(self) -> State[None]:
+        """The state of the flow run in Prefect."""
         state = self.client.read_flow_run(self.id).state
         assert state
         return state
 
     def starts(self) -> int:
-        """How often the program was started, on whichever machine."""
+        """How often the program was started, on both machines together."""
         starts_file = self.truth / "starts"
         return len(starts_file.read_text()) if starts_file.exists() else 0
 
     def is_handed_back(self) -> bool:
-        """Whether the second machine has given the run back; a run that was lost on the way there is recovered."""
+        """Whether the second machine has given the run back; recover the run if it was lost in between."""
         if self.state().name == "Crashed":
             recover_lost_runs()
         return str(self.state().message).startswith("its processes are on ")
 
     def take_elsewhere(self) -> None:
-        """Let the first machine lose its launcher, and the second one's worker take the run."""
+        """Kill the first machine's launcher, report the run as lost, and start the second machine's worker."""
         first, second = self.machines
         first.lose_launcher()
         self.client.set_flow_run_state(self.id, SILENT, force=True)
@@ -130,15 +138,15 @@ def lost_run(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> It
             lost_run.take_elsewhere()
             yield lost_run
         finally:
-            kill_all(*(machine.mark for machine in machines), str(truth))
+            kill_all(*(machine.runs_variable for machine in machines), str(truth))
 
 
 @pytest.mark.parametrize("lost_run", ["3m"], indirect=True)
-def test_run_goes_back_to_the_machine_that_holds_it(lost_run: LostRun) -> None:
-    """A machine that knows nothing of the run's processes gives it back, and the run ends where it has begun."""
+def test_run_returns_to_the_machine_that_holds_it(lost_run: LostRun) -> None:
+    """A machine without the run's processes gives the run back, and it completes on the machine that started it."""
     wait_until(lost_run.is_handed_back, 120)
     assert not list(lost_run.machines[1].runs.glob("*/journal"))
-    kill_all(lost_run.machines[1].mark)
+    kill_all(lost_run.machines[1].runs_variable)
     (lost_run.truth / "go").touch()
     lost_run.machines[0].start_worker()
     wait_until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
@@ -146,8 +154,8 @@ def test_run_goes_back_to_the_machine_that_holds_it(lost_run: LostRun) -> None:
 
 
 @pytest.mark.parametrize("lost_run", ["15s"], indirect=True)
-def test_machine_that_is_gone_holds_a_run_no_longer_than_its_lease(lost_run: LostRun) -> None:
-    """After the lease the run fails with a sentence: only a person can know that the silent machine is gone."""
+def test_lost_machine_holds_a_run_until_its_lease_expires(lost_run: LostRun) -> None:
+    """After its lease the run fails, because only a user can check that the machine is lost; a retry starts anew."""
     wait_until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
     assert (lost_run.state().name, lost_run.starts()) == ("Failed", 1)
     assert "retry this run" in str(lost_run.state().message)

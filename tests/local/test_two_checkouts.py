@@ -1,4 +1,4 @@
-"""Two checkouts, as on two machines, share one Prefect server, each under a name of its own."""
+"""Two checkouts, as on two machines, share one Prefect server, each under its own name."""
 
 import os
 import re
@@ -20,12 +20,12 @@ from tests.prefect_servers import prefect_server, use_prefect_server
 from torchyard.common.project_root import ROOT
 
 COPIED_NAMES = ("flows", "tasks", "torchyard", "profiles", "programs", "scripts", "prefect.yaml", "prefect.toml")
-# prefect.yaml has a form for each profile: a few deployments are enough, and three times as fast to write.
+# prefect.yaml has a form for each profile; these few are sufficient, and deployed three times as fast.
 KEPT_DEPLOYMENTS = ("digits-local", "any-profile", "lost", "crashed")
 
 
 class Checkout(NamedTuple):
-    """A folder with the project's code, run folders of its own, and the name of its installation."""
+    """A folder with a copy of the project's code, its own runs folder, and the name of its installation (`pool`)."""
 
     path: Path
     pool: str
@@ -36,10 +36,10 @@ class Checkout(NamedTuple):
         return self.path.parent / f"{self.path.name}-runs"
 
     def yard(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """Do what `make up`, `make train` or `make down` does here."""
+        """Run scripts/yard.py as `make up`, `make train` or `make down` does in this checkout."""
         overrides = {"TORCHYARD_RUNS": str(self.runs), "TORCHYARD_POOL": self.pool, "PYTHONPATH": str(self.path)}
         command = [sys.executable, str(self.path / "scripts" / "yard.py"), *args]
-        environment = {**os.environ, **self.server, **overrides}
+        environment = os.environ | self.server | overrides
         return subprocess.run(
             command, env=environment, cwd=self.path, capture_output=True, text=True, check=False, timeout=240
         )
@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) -> Iterator[list[Checkout]]:
-    """Two checkouts: one with the default name, one that is called `team-b`."""
+    """Two checkouts: one with the default name, and one with the name `team-b`."""
     base = tmp_path_factory.mktemp("checkouts")
     checkouts = [Checkout(base / name, pool, server) for name, pool in (("ada", "torchyard"), ("ben", "team-b"))]
     for checkout in checkouts:
@@ -95,7 +95,7 @@ def prefect_client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
 
 
 def test_each_checkout_runs_its_own_runs(checkouts: list[Checkout], prefect_client: SyncPrefectClient) -> None:
-    """Each checkout's run is taken by its own worker, with its own code; one `make down` leaves the other one alone."""
+    """Each checkout's worker takes that checkout's run, with its code; `make down` in one does not affect the other."""
     ada, ben = checkouts
     with ThreadPoolExecutor() as executor:
         processes = list(executor.map(lambda checkout: checkout.yard("train", "digits-local"), checkouts))
@@ -125,37 +125,43 @@ def _read_deployment(prefect_client: SyncPrefectClient, run: FlowRun) -> str:
 
 
 def _check_automations(prefect_client: SyncPrefectClient) -> None:
-    """Each installation has three automations of its own, which watch its work pool alone."""
-    automations = set[tuple[str, ...]]()
+    """Check that each installation has three automations, which watch only its work pool."""
+    pools = []
     for automation in prefect_client.read_automations():
         trigger: Any = automation.trigger
-        automations.add((*automation.name.split(": "), *trigger.match_related[1]["prefect.resource.name"]))
-    pools = [(pool, watched_pool) for pool, _, watched_pool in automations]
+        installation, _ = automation.name.split(": ")
+        (watched_pool,) = trigger.match_related[1]["prefect.resource.name"]
+        pools.append((installation, watched_pool))
     assert sorted(pools) == [("team-b", "team-b")] * 3 + [("torchyard", "torchyard")] * 3
 
 
 def _finish_run(prefect_client: SyncPrefectClient, deployment: str) -> Any:
-    """Create a run with a dry run's parameters, and wait for its end."""
+    """Create a dry run of a deployment, and return its final state."""
     entry = prefect_client.read_deployment_by_name(deployment)
-    run = prefect_client.create_flow_run_from_deployment(entry.id, parameters={**entry.parameters, "dry_run": True})
-    return wait_until(lambda: (state := prefect_client.read_flow_run(run.id).state) and state.is_final() and state)
+    run = prefect_client.create_flow_run_from_deployment(entry.id, parameters=entry.parameters | {"dry_run": True})
+
+    def read_final_state() -> Any:
+        state = prefect_client.read_flow_run(run.id).state
+        return state if state and state.is_final() else None
+
+    return wait_until(read_final_state)
 
 
-def test_checkout_without_a_name_of_its_own_is_refused(
-    checkouts: list[Checkout], prefect_client: SyncPrefectClient
-) -> None:
-    """A third checkout that uses a taken name starts nothing, and the error says how to get a name of its own."""
-    taken = Checkout(checkouts[0].path.parent / "eve", "team-b", checkouts[0].server)
-    shutil.copytree(checkouts[1].path, taken.path, ignore=shutil.ignore_patterns(".prefect"))
-    completed = taken.yard("up")
+def test_checkout_with_a_used_name_is_refused(checkouts: list[Checkout], prefect_client: SyncPrefectClient) -> None:
+    """A third checkout with a name in use starts nothing, and the error contains the option for another name."""
+    third_checkout = Checkout(checkouts[0].path.parent / "eve", "team-b", checkouts[0].server)
+    shutil.copytree(checkouts[1].path, third_checkout.path, ignore=shutil.ignore_patterns(".prefect"))
+    completed = third_checkout.yard("up")
     assert completed.returncode == 1
     assert f"belong to {checkouts[1].path}" in completed.stderr
     assert "make up POOL=" in completed.stderr
-    assert not taken.has_worker()
+    assert not third_checkout.has_worker()
 
 
-def test_name_of_a_running_worker_is_kept(checkouts: list[Checkout], prefect_client: SyncPrefectClient) -> None:
-    """`make up` under another name than that of the running worker is refused, before anything is deployed."""
+def test_name_of_a_running_worker_cannot_be_changed(
+    checkouts: list[Checkout], prefect_client: SyncPrefectClient
+) -> None:
+    """`make up` with another name than that of the running worker is refused before anything is deployed."""
     completed = checkouts[1]._replace(pool="team-c").yard("up")
     assert (completed.returncode, "serves the work pool team-b, not team-c: add POOL=team-b" in completed.stderr) == (
         1,

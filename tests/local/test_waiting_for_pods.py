@@ -1,4 +1,4 @@
-"""Waiting for a job of pods, on a fake API server, for as long as slow logs, outages and missing threads take."""
+"""Waiting for a job of pods on a fake API server: slow logs, outages, and threads that cannot start."""
 
 import threading
 
@@ -22,22 +22,22 @@ def job(fake_api: FakeApi, planned: Planned) -> Job:
 # --- attaching late
 
 
-def test_old_job_with_a_backlog_is_attached_to_and_lives(job: Job) -> None:
-    """An attached run older than its deadlines, whose log takes seconds to arrive, is neither late nor silent."""
+def test_attached_job_with_a_slow_log_is_not_ended(job: Job) -> None:
+    """An attached job that is older than its deadlines, and whose log arrives slowly, is neither late nor silent."""
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
     run_later(2.5, job.end)
     assert job.wait(age=5000, start=60, silence=1).status.state == "succeeded"
 
 
-def test_log_that_cannot_be_asked_for_is_not_silent(job: Job) -> None:
-    """While a kubelet does not serve a pod's log, the silence clock stops."""
+def test_job_whose_log_cannot_be_read_is_not_silent(job: Job) -> None:
+    """While a kubelet does not serve a pod's log, the silence deadline does not expire."""
     job.fake_api.fail("GET", "/log", 500)
     run_later(3, job.fake_api.heal, job.end)
     assert job.wait(silence=1).status.state == "succeeded"
 
 
-def test_job_that_ended_while_nobody_looked_is_not_late(job: Job) -> None:
-    """A job that ended unobserved is not late, even if its end is seen after the run deadline and an outage."""
+def test_job_that_ended_unobserved_is_not_late(job: Job) -> None:
+    """A job that ended unobserved is not late, even if its end is read after the run deadline and an outage."""
     job.end()
     job.fake_api.fail("GET", "/pods", 0)
     run_later(1.5, job.fake_api.heal)
@@ -45,7 +45,7 @@ def test_job_that_ended_while_nobody_looked_is_not_late(job: Job) -> None:
 
 
 def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is fully seen and heard but prints nothing is ended for silence."""
+    """A job whose states and logs are current is ended for silence if it prints nothing."""
     monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.5)
     for node in NODES:
         job.fake_api.logs[job.get_pod_name(node)] = slow_log(10_000, 60, first_lines=build_lines(1))
@@ -56,19 +56,19 @@ def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
 # --- slow logs at the end
 
 
-def test_log_is_waited_for_while_it_comes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that comes slowly is read to its end, and meanwhile the wait keeps calling back."""
+def test_slow_log_is_read_to_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow log is read to its end, and meanwhile the wait calls `on_poll`."""
     monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.8)
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
     job.end()
-    polls = list[list[str]]()
+    polls: list[list[str]] = []
     outcome = job.wait(on_poll=polls.append)
     assert (outcome.lost, len(job.read_log())) == ({}, 20)
     assert len(polls) > 10
 
 
-def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that is unavailable during an outage is read when the API server is back, however long that takes."""
+def test_log_is_read_after_an_outage_at_the_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that is unavailable during an outage is read once the API server responds again."""
     monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.3)
     job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5))
     job.fake_api.fail("GET", "/log", 0)
@@ -86,15 +86,16 @@ def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch:
         assert (watch.drain_logs(idle_timeout_s=1.0), watch.lost_logs(), len(job.read_log())) == (True, {}, 5)
 
 
-# --- the launcher's own trouble
+# --- faults of the launcher itself
 
 
 def test_thread_that_cannot_start_is_started_later(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If no thread can be started for a log, the job is still watched, and the log is read later."""
+    """If no thread can be started for a log, the job is watched nevertheless, and the log is read later."""
     job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
-    original_start, seen_running = LogFollower.start, threading.Event()
+    original_start = LogFollower.start
+    seen_running = threading.Event()
 
     def start_late(self: LogFollower) -> None:
         if not seen_running.is_set():
@@ -102,7 +103,7 @@ def test_thread_that_cannot_start_is_started_later(
         original_start(self)
 
     def note_running(_: list[str]) -> None:
-        if "after" in caplog.text:  # the wait has said that the job runs
+        if "after" in caplog.text:  # the wait has logged that the job runs
             seen_running.set()
 
     caplog.set_level("INFO")

@@ -1,4 +1,4 @@
-"""Waiting for a job of local processes whose log comes late, or whose progress cannot be reported."""
+"""Waiting for a job of local processes whose log arrives late, or whose progress cannot be reported."""
 
 from pathlib import Path
 
@@ -11,19 +11,19 @@ from torchyard.model.errors import FolderError
 
 @pytest.fixture
 def job(write: Write, tmp_path: Path) -> Make:
-    """A job of one node that runs for some tenths of a second; its log is local, or copied by a script."""
+    """Plan a job of one node that runs for some tenths of a second; its log is local, or copied by a script."""
     return scripted_job(write, tmp_path)
 
 
-def test_log_that_comes_late_has_not_failed_to_start(job: Make) -> None:
-    """Over a slow connection neither start nor silence is judged before the log has arrived."""
+def test_job_with_a_late_log_is_not_late_for_its_start(job: Make) -> None:
+    """Over a slow connection neither `start` nor `silence` expires before the log has arrived."""
     plan = job(tenths=25, follow="sleep 2; tail -c +$(($1 + 1)) there; sleep 9", size=', "log_size": 66')
     assert wait_briefly(plan, age_s=5000).status.state == "succeeded"
 
 
 @pytest.mark.parametrize("error", [FolderError("x", "gone"), OSError(28, "No space left on device"), ValueError("x")])
 def test_callback_that_fails_does_not_end_the_wait(job: Make, error: Exception) -> None:
-    """If the wait's callback fails, the job goes on and its end is seen."""
+    """If the callback of the wait raises an error, the wait continues to the end of the job."""
 
     def on_poll(_: list[str]) -> None:
         raise error

@@ -1,5 +1,6 @@
-"""The built wheel, used by a project that has `tasks` and `flows` of its own."""
+"""The built wheel in a project that has its own packages `tasks` and `flows`."""
 
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,8 @@ MAIN = "from torchyard.cli.console import main; main()"
 STEPS = "load_profile, plan, preflight, ensure_rendezvous, submit, wait, collect, teardown, train_profile"
 ONE_IMPORT = f"""
 from torchyard.tasks import {STEPS}
-print(*[each.__module__ for each in ({STEPS})], sep="\\n")
+print(*[step.__module__ for step in ({STEPS})], sep="\
+")
 """
 PRINT_ORIGINS = """
 import json, tasks, flows, tasks.load, torchyard
@@ -40,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with packages of its own names, beside the unpacked wheel in `site`."""
+    """A project with its own packages `tasks` and `flows`, and the unpacked wheel in `site`."""
     folder = tmp_path_factory.mktemp("project")
     zipfile.ZipFile(wheel).extractall(folder / "site")
     for name in ("tasks", "flows"):
@@ -52,7 +54,7 @@ def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def example(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """examples/project, copied out of this checkout, beside the unpacked wheel."""
+    """A copy of examples/project outside of this checkout, and the unpacked wheel in `site`."""
     folder = tmp_path_factory.mktemp("example") / "project"
     shutil.copytree(ROOT / "examples" / "project", folder, ignore=shutil.ignore_patterns("__pycache__", "best.json"))
     zipfile.ZipFile(wheel).extractall(folder / "site")
@@ -60,7 +62,7 @@ def example(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_python(project: Path, code: str, *args: str) -> "subprocess.CompletedProcess[str]":
-    """Run code in the project; the wheel precedes this checkout."""
+    """Run code in the project's folder; on its path the wheel precedes this checkout."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHYARD_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(project), str(project / "site")])
     command = [sys.executable, "-c", code, *args]
@@ -68,58 +70,58 @@ def run_python(project: Path, code: str, *args: str) -> "subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    ("args", "expected"),
+    ("args", "end", "text"),
     [
-        (["--without-torch"], ("succeeded", "3.141592654")),
-        (["--fail"], ("failed", "node-1 did not find a file")),
-        pytest.param([], ("succeeded", "epoch 10: "), marks=pytest.mark.slow),
+        pytest.param(["--without-torch"], "succeeded", "3.141592654", id="without torch"),
+        pytest.param(["--fail"], "failed", "node-1 did not find a file", id="fail"),
+        pytest.param([], "succeeded", "epoch 10: ", id="digits", marks=pytest.mark.slow),
     ],
-    ids=["without torch", "fail", "digits"],
 )
-def test_demo_of_the_wheel(project: Path, tmp_path: Path, args: list[str], expected: tuple[str, str]) -> None:
-    """The demo really runs two agents in a folder that holds nothing, with the wheel alone, and keeps its run there."""
+def test_demo_of_the_wheel(project: Path, tmp_path: Path, args: list[str], end: str, text: str) -> None:
+    """The demo runs two agents in an empty folder with only the wheel, and stores its run there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHYARD_")}
     completed = subprocess.run(
         [sys.executable, "-c", MAIN, "demo", *args],
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(project / "site")},
+        env=environment | {"PYTHONPATH": str(project / "site")},
         capture_output=True,
         text=True,
         check=False,
     )
     (report,) = tmp_path.glob("runs/*/report.json")
-    assert (completed.returncode, json.loads(report.read_text())["end"]) == (0, expected[0]), (
+    assert (completed.returncode, json.loads(report.read_text())["end"]) == (0, end), (
         completed.stdout + completed.stderr
     )
-    assert expected[1] in completed.stdout
+    assert text in completed.stdout
 
 
 def list_pythons() -> list[Path]:
-    """Every other interpreter of this machine that the package allows: on PATH, and of pyenv."""
-    paths = [Path(folder) / f"python3.{minor}" for folder in os.get_exec_path() for minor in range(11, 30)]
+    """One interpreter of each other supported minor version of Python, from PATH and from pyenv."""
+    names = [f"python3.{minor}" for minor in range(11, 30)]
+    paths = [Path(folder, name) for folder, name in itertools.product(os.get_exec_path(), names)]
     paths += (Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3")
     print_minor = "import sys; print(sys.version_info.minor if sys.version_info >= (3, 11, 4) else 0)"
     interpreters: dict[int, Path] = {}
     for path in filter(Path.exists, paths):
         minor_text = subprocess.run([path, "-c", print_minor], capture_output=True, text=True, check=False).stdout
-        interpreters.setdefault(int(minor_text or 0), path)  # pyenv's shim of a version that is not chosen says nothing
+        interpreters.setdefault(int(minor_text or 0), path)  # pyenv's shim of an inactive version prints nothing
     return [path for minor, path in sorted(interpreters.items()) if minor not in (0, sys.version_info.minor)]
 
 
 @pytest.mark.parametrize("path", list_pythons(), ids=lambda path: str(path.parent.parent.name))
 def test_other_pythons_can_read_the_wheel(project: Path, path: Path) -> None:
-    """Each newer Python compiles every module without a warning: `.ci/installed` runs them, with all packages."""
+    """Every other Python compiles every module without a warning; `.ci/installed` runs them, with all packages."""
     compile_all = ["-W", "error", "-m", "compileall", "-q", "-f", str(project / "site" / "torchyard")]
     completed = subprocess.run([path, *compile_all], capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    """What an installer builds from the sdist has the files of the wheel, and the version of pyproject.toml."""
+    """The wheel that is built from the sdist has the same files, and the sdist has the version of pyproject.toml."""
     pip_command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip_command, "install", "--target", str(tmp_path / "tools"), "hatchling"], check=True)
     build_sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(build_sdist, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path / "tools")})
+    subprocess.run(build_sdist, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path / "tools")})
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     sdist = tmp_path / f"torchyard-{version}.tar.gz"
     subprocess.run([*pip_command, "wheel", "--no-deps", "-w", str(tmp_path), str(sdist)], check=True)
@@ -128,13 +130,13 @@ def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_wheel_adds_one_name(wheel: Path) -> None:
-    """Nothing but `torchyard` appears at the top of site-packages."""
+    """The wheel adds only `torchyard` to the top of site-packages."""
     names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"torchyard"}
 
 
 def test_projects_own_tasks_and_flows_are_found(project: Path) -> None:
-    """`tasks` and `flows` are the project's, the steps are `torchyard.tasks`, and so is the watchdog's module."""
+    """`tasks` and `flows` are the project's; the steps and the watchdog's module are those of `torchyard.tasks`."""
     completed = run_python(project, PRINT_ORIGINS)
     assert completed.returncode == 0, completed.stderr
     expected = [str(project / name / "__init__.py") for name in ("tasks", "flows")]
@@ -143,8 +145,8 @@ def test_projects_own_tasks_and_flows_are_found(project: Path) -> None:
 
 
 def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> None:
-    """A run of the command line finds shipped profiles and leaves its folder under ./runs, not in site-packages."""
-    profile: dict[str, Any] = {"about": "says one", "launcher": "baremetal", "program": "one.py", "nodes": 1}
+    """The command line stores its run under ./runs, not in site-packages, and finds the shipped profiles."""
+    profile: dict[str, Any] = {"about": "prints one", "launcher": "baremetal", "program": "one.py", "nodes": 1}
     profile |= {"agent": "none", "rendezvous": "env", "metrics": "none"}
     (project / "one.yaml").write_text(yaml.safe_dump(profile))
     (project / "one.py").write_text("print('one')")
@@ -158,7 +160,7 @@ def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> 
 
 
 def test_one_import_brings_every_step(project: Path) -> None:
-    """One import brings every step, from a wheel beside a project's own `tasks` and from a checkout alike."""
+    """One import provides every step, both from a wheel beside a project's own `tasks` and from a checkout."""
     completed = run_python(project, ONE_IMPORT)
     assert completed.returncode == 0, completed.stderr
     from_checkout = subprocess.run(
@@ -168,11 +170,11 @@ def test_one_import_brings_every_step(project: Path) -> None:
 
 
 def test_checkout_leaves_a_project_its_own_tasks(tmp_path: Path) -> None:
-    """An editable install puts the checkout on sys.path: a project's folder `tasks` is still its own."""
+    """A project's folder `tasks` precedes the namespace of an editable install, which puts the checkout on sys.path."""
     print_origin = "import tasks.mine, torchyard.tasks; print(tasks.mine.__file__)"
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "mine.py").touch()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     completed = subprocess.run(
         [sys.executable, "-c", print_origin], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
@@ -180,14 +182,14 @@ def test_checkout_leaves_a_project_its_own_tasks(tmp_path: Path) -> None:
 
 
 def test_wheel_is_typed(wheel: Path) -> None:
-    """A type checker believes the wheel's annotations."""
+    """The wheel has the marker py.typed, so that type checkers use its annotations."""
     assert "torchyard/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("api")
 def test_example_project_runs_with_only_the_wheel(example: Path) -> None:
-    """The example's flow trains twice with its own profile, program, tasks and flows, and notes the better run."""
+    """The example's flow trains twice with its own profile, program, tasks and flows, and records the better run."""
     url = {"PREFECT_API_URL": PREFECT_API_URL.value() or ""}
     completed = run_python(example, f"import os; os.environ.update({url}); import flows; print(flows.nightly().run)")
     assert completed.returncode == 0, completed.stderr

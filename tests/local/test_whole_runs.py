@@ -1,5 +1,6 @@
-"""Whole runs: all steps in a flow on a real Prefect API, with real torchrun agents."""
+"""Whole runs: all steps of a flow with a real Prefect API and real torchrun agents."""
 
+import itertools
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("api")
 
 
 def run_flow(path: Path, **overrides: Any) -> tuple[State[Any], Report]:
-    """Run the flow to its end; return its state and its report."""
+    """Run the flow of a profile to its end; return its state and its report."""
     state = train(str(path), overrides, return_state=True)
     (folder,) = list_run_folders()
     report = folder.report()
@@ -42,7 +43,7 @@ def list_remaining_processes(report: Report) -> list[str]:
 
 
 def list_labelled_processes(run: str) -> list[str]:
-    """The living processes that have a label of the run."""
+    """The ids of the living processes with the label of a run."""
     label = f"TORCHYARD_JOB={run}/".encode()
     living = [pid for pid in os.listdir("/proc") if pid.isdigit()]
     return [pid for pid in living if b"".join(read_environ(pid).partition(label)[1:2])]
@@ -68,7 +69,7 @@ if os.environ["RANK"] == "0":
 
 
 def test_two_agents_run_and_are_reported(write: Write) -> None:
-    """A run of two agents ends Completed, with complete logs and metrics, and leaves nothing behind."""
+    """A run of two agents ends Completed, with complete logs and metrics, and no process remains."""
     state, report = run_flow(write(code=ROWS, nodes=2, metrics="json-lines"))
     assert state.is_completed()
     assert report.collected
@@ -85,8 +86,8 @@ time.sleep(60)
 """
 
 
-def test_first_rank_that_dies_ends_the_others(write: Write) -> None:
-    """If rank 1 exits with 7 while rank 0 sleeps, the run fails at once and names the rank and the exit code."""
+def test_first_rank_that_fails_ends_the_others(write: Write) -> None:
+    """If rank 1 exits with 7 while rank 0 sleeps, the run fails immediately and names the rank and the exit code."""
     state, report = run_flow(write(code=FIRST, nodes=2))
     assert report.collected
     failure = report.collected.failure
@@ -107,7 +108,7 @@ def test_first_rank_that_dies_ends_the_others(write: Write) -> None:
     ],
 )
 def test_expired_deadline_ends_a_run(write: Write, code: str, deadlines: dict[str, str], cause: str) -> None:
-    """A job that hangs, takes too long or does not start is stopped, and the report says why."""
+    """A job that hangs, takes too long or does not start is stopped, and the report has the deadline as the cause."""
     state, report = run_flow(write(code=code, deadlines=deadlines, attempts=3))
     assert report.collected
     assert report.collected.failure
@@ -126,7 +127,7 @@ print("second attempt", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
 
 
 def test_killed_agent_leads_to_a_new_attempt(write: Write) -> None:
-    """A killed agent leads to another attempt, with another rendezvous id."""
+    """A killed agent leads to another attempt with a new rendezvous id."""
     state, report = run_flow(write(code=AGAIN, attempts=2))
     assert state.is_completed()
     assert [attempt.outcome.status.state for attempt in report.attempts] == ["failed", "succeeded"]
@@ -143,7 +144,7 @@ def test_program_error_is_not_retried(write: Write) -> None:
 def test_bad_profile_fails_with_a_sentence_and_nothing_else(
     write: Write, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """A mistake in a profile gives a Failed run with a message, but no traceback and no folder."""
+    """A mistake in a profile makes the run Failed with a message, without a traceback and without a folder."""
     state = train(str(write(nodez=2)), return_state=True)
     assert "unknown key nodez: did you mean nodes?" in str(state.message)
     assert "Traceback" not in caplog.text
@@ -161,7 +162,7 @@ def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCapture
 
 @pytest.fixture
 def terminal() -> Iterator[None]:
-    """Ctrl-C arrives even if a shell has started the tests in the background, which would ignore it."""
+    """Handle SIGINT even if a shell has started the tests in the background, where it is ignored."""
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, old_handler)
@@ -169,7 +170,7 @@ def terminal() -> Iterator[None]:
 
 @pytest.mark.usefixtures("terminal")
 def test_ctrl_c_tears_down(write: Write) -> None:
-    """Ctrl-C in the middle ends every process of the job, and the run is reported as stopped."""
+    """Ctrl-C during the job ends every process of it, and the run is reported as stopped."""
     path = write(code="import time; print('up', flush=True); time.sleep(60)")
     threading.Thread(target=interrupt_once_running, daemon=True).start()
     state, report = run_flow(path)
@@ -178,18 +179,19 @@ def test_ctrl_c_tears_down(write: Write) -> None:
 
 
 def interrupt_once_running() -> None:
-    """Press Ctrl-C once the program has printed something."""
-    while not any(
-        "[default0]:up" in path.read_text()
-        for folder in list_run_folders()
-        for path in folder.path.glob("*/node-0/log")
-    ):
+    """Send SIGINT to this process once rank 0 has printed a line."""
+    while not has_printed():
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def has_printed() -> bool:
+    logs = itertools.chain(*(folder.path.glob("*/node-0/log") for folder in list_run_folders()))
+    return any("[default0]:up" in log.read_text() for log in logs)
+
+
 def test_unwritable_run_folder_is_reported_in_one_sentence(write: Write, tmp_path: Path) -> None:
-    """If the runs folder cannot be written, the error names the variable that chooses another one."""
+    """If the runs folder cannot be written, the message names the variable for another one."""
     (tmp_path / "file").write_text("")
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "file")
     state = train(str(write()), return_state=True)
@@ -198,7 +200,7 @@ def test_unwritable_run_folder_is_reported_in_one_sentence(write: Write, tmp_pat
 
 
 def test_journal_has_the_steps_in_order(write: Write) -> None:
-    """The journal has each step in order, and then the end."""
+    """The journal has each step in order, followed by the end."""
     _, report = run_flow(write(code=""))
     events = RunFolder(Path(report.folder)).events()
     assert [event["name"] for event in events if event["event"] == "step"] == [
@@ -212,7 +214,7 @@ def test_journal_has_the_steps_in_order(write: Write) -> None:
 
 
 def test_full_disk_fails_the_run_and_still_tears_it_down(write: Write, tmp_path: Path) -> None:
-    """A run fails if there is no room for its output; it says so, and leaves no process running."""
+    """A run without disk space for its output fails with a message about that, and no process remains."""
     disk = tmp_path / "runs"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], check=False).returncode:
@@ -229,7 +231,7 @@ def test_full_disk_fails_the_run_and_still_tears_it_down(write: Write, tmp_path:
 
 
 def test_error_in_the_wait_does_not_end_the_job(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run's state is named Crashed, so that it is resumed; its agents run on, and its journal says why."""
+    """The run's state is Crashed, so that it is resumed, its agents keep running, and its journal has the error."""
 
     def raise_error(*_: object) -> Any:
         raise ValueError("a fault of ours")
@@ -251,13 +253,13 @@ def read_mtime(folder: RunFolder) -> int:
 
 
 def age_lease(folder: RunFolder) -> int:
-    """Make the lease look old; return its new time."""
+    """Set the lease's time of renewal to the distant past; return that time in ns."""
     os.utime(folder.path / "lease", (1, 1))
     return read_mtime(folder)
 
 
-def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lease is renewed while the logs are read, however long that takes, and no more once the run has ended."""
+def test_lease_is_renewed_during_collect(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is renewed while the logs are read, and no longer once the run has ended."""
     monkeypatch.setattr(folder_lease, "_RENEW_INTERVAL_S", 0.05)
 
     def collect_slowly(*args: Any) -> Any:

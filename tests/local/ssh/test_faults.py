@@ -35,7 +35,7 @@ def test_unreachable_host_is_reported_in_one_sentence(build_plan: Planned, name:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"supervisor_python": "python9"}, "found choose another interpreter with options.python, or options.supervisor_python"),
+    ({"supervisor_python": "python9"}, "choose another interpreter with options.python, or options.supervisor_python"),
     ({"python": "/no/python"}, "/no/python: No such file or directory choose another"),
     ({"folder": "/proc/none"}, "run folder /proc/none/sample-a1b2c3d4-1 on host-a: No such file or directory"),
     ({"hosts": [{"host": "host-a", "address": "gpu-x"}, "host-b"]}, "route from host-b to gpu-x: "),

@@ -171,7 +171,8 @@ def test_every_rendezvous_works_between_hosts(plan_job: Planned, tmp_path: Path,
     shared_file = {"shared_file": str(tmp_path / "disk" / "meet")} if keys["rendezvous"] == "file" else {}
     plan = plan_job(code=SUM_RANKS, **({"args": []} | keys), **shared_file)
     outcome, _ = run_steps(plan)
-    sums = [text for node in (0, 1) for text in read_log_texts(plan, node) if "the sum is" in text]
+    texts = read_log_texts(plan, 0) + read_log_texts(plan, 1)
+    sums = [text for text in texts if "the sum is" in text]
     assert (outcome.status.state, len(sums), teardown(plan)) == ("succeeded", 2, ())
     assert all(text.endswith("the sum is 3.0") for text in sums)
     assert list((tmp_path / "disk").iterdir()) == []

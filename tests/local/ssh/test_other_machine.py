@@ -34,7 +34,7 @@ while not os.path.exists(sys.argv[1]):
 def test_run_continues_from_another_machine(
     plan_job: Planned, build_plan: Planned, hosts: Hosts, tmp_path: Path
 ) -> None:
-    """Once no launcher renews a job, another machine accepts its used port, attaches to it and gets its complete log."""
+    """Once no launcher renews a job, another machine accepts its used port, attaches and gets the complete log."""
     keys = {"code": SERVE, "args": [str(tmp_path / "enough")]}
     first = plan_job(**keys)
     second = build_plan(**keys, run="elsewhere")
