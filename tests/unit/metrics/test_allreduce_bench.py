@@ -9,7 +9,7 @@ TABLE = "The average bandwidth of all_reduce over 4 ranks (5 warmups / 20 trials
 
 
 def test_allreduce_of_2024() -> None:
-    """The payload gives one row, with its decimal size as printed, whatever the order of the lines around it."""
+    """The payload gives one row, with its decimal size as printed, for any order of the lines around it."""
     metrics = read_allreduce_bench(load_posted_log("allreduce-2024"))
     assert metrics.rows == ({"size": 4_000_000_000, "algbw": 1.939, "busbw": 3.635},)
     assert metrics.summary == {"trials": 10, "ranks": 16, "max_busbw": 3.635}
@@ -18,7 +18,9 @@ def test_allreduce_of_2024() -> None:
 def test_allreduce_of_2021() -> None:
     """There is one row per trial and rank, in bytes instead of bits; the ranks come in any order."""
     rows = read_allreduce_bench(load_posted_log("allreduce-2021")).rows
-    assert [(trial, rank, round(busbw, 4)) for trial, rank, busbw in select_columns(rows, "trial", "rank", "busbw")] == [
+    assert [
+        (trial, rank, round(busbw, 4)) for trial, rank, busbw in select_columns(rows, "trial", "rank", "busbw")
+    ] == [
         *[(1, 0, 9.0458), (1, 1, 13.3132), (1, 2, 14.2757), (1, 3, 14.2022)],
         *[(2, 3, 125.3117), (2, 1, 124.2206), (2, 0, 124.1179), (2, 2, 124.1726)],
     ]
@@ -52,7 +54,10 @@ def test_allreduce_single_payload() -> None:
     title = "The 0.5GiB payload bandwidth of all_reduce over 8 ranks (5 warmups / 20 trials):"
     lines = [title, "|    busbw   |    algbw   |", "| 400.10GBps | 228.63GBps |", "|    infGBps | 229.20GBps |"]
     rows = read_allreduce_bench(lines).rows
-    assert select_columns(rows, "trial", "size", "busbw", "algbw") == [(1, 2**29, 400.1, 228.63), (2, 2**29, None, 229.2)]
+    assert select_columns(rows, "trial", "size", "busbw", "algbw") == [
+        (1, 2**29, 400.1, 228.63),
+        (2, 2**29, None, 229.2),
+    ]
 
 
 def test_allreduce_versions() -> None:

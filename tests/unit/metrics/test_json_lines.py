@@ -1,4 +1,4 @@
-"""One JSON object per line: rows, and what is about the whole run."""
+"""One JSON object per line: rows, and the summary of the run."""
 
 import json
 
@@ -9,7 +9,7 @@ LINES = ["rank 0 of 2", *(json.dumps(row) for row in ROWS), "{torn", '{"best": 0
 
 
 def test_object_with_an_epoch_is_a_row_and_others_are_the_summary() -> None:
-    """An object with an epoch is a row; one without is about the whole run."""
+    """An object with an epoch is a row; one without belongs to the summary."""
     metrics = read_json_lines(LINES)
     assert [row["epoch"] for row in metrics.rows] == [1, 2, 3]
     assert metrics.summary == {"best": 0.8}

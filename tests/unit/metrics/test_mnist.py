@@ -18,8 +18,12 @@ def test_mnist_epochs_are_rows() -> None:
 def test_mnist_summary() -> None:
     """The summary has the run's arguments, its world size and its times."""
     assert read_mnist(MNIST).summary == {
-        **{"batch_size": 256, "epochs": 2, "world_size": 8},
-        **{"prepare_seconds": 3.25, "training_seconds": 30.5, "best_acc": 87.12},
+        "batch_size": 256,
+        "epochs": 2,
+        "world_size": 8,
+        "prepare_seconds": 3.25,
+        "training_seconds": 30.5,
+        "best_acc": 87.12,
     }
 
 
@@ -33,11 +37,13 @@ def test_mnist_summary() -> None:
 def test_mnist_of_pytorch_and_kubeflow(loss: str, test: str) -> None:
     """Both examples count samples and give the accuracy as 0 to 1."""
     lines = [f"Train Epoch: 3 [{sample}/60000 ({sample // 600}%)]\t{loss}" for sample in (0, 59520)]
-    assert select_columns(read_mnist([*lines, "", test, ""]).rows, "epoch", "loss", "accuracy") == [(3, 0.033435, 0.9842)]
+    assert select_columns(read_mnist([*lines, "", test, ""]).rows, "epoch", "loss", "accuracy") == [
+        (3, 0.033435, 0.9842)
+    ]
 
 
 def test_quickstart_of_pytorch() -> None:
-    """The epoch that a line of its own names is that of the batches and the test below it."""
+    """A line `Epoch 2` names the epoch of the batches and the test below it."""
     lines = []
     for epoch, loss, right, test in ((1, 2.148, 51.0, 2.147386), (2, 1.9, 56.5, 1.877)):
         lines += [f"Epoch {epoch}", "-" * 31, "loss: 2.303494  [   64/60000]", f"loss: {loss}  [57664/60000]"]
@@ -50,12 +56,12 @@ def test_quickstart_of_pytorch() -> None:
 
 
 def test_batches_without_an_epoch_are_not_rows() -> None:
-    """Batches that no epoch is named for are not read: every epoch's would be in one row."""
+    """Batches without an epoch are not read, because the batches of all epochs would be in one row."""
     assert read_mnist(["loss: 2.303494  [   64/60000]"]).rows == ()
 
 
 def test_mnist_scores_without_an_epoch() -> None:
-    """Scores before any epoch are about the whole run."""
+    """Scores before any epoch belong to the summary."""
     metrics = read_mnist(["test acc: 87.12, best acc: 88.5"])
     assert (metrics.rows, metrics.summary) == ((), {"acc": 87.12, "best_acc": 88.5})
 

@@ -1,4 +1,4 @@
-"""The tables of nccl-tests, old and new, whole and torn."""
+"""The tables of nccl-tests, old and new, complete and incomplete."""
 
 from typing import Any
 
@@ -39,9 +39,17 @@ def test_nccl_tests_row() -> None:
     """A row has time in microseconds, bandwidths in GB/s and wrong elements, out of place and in place."""
     (row,) = read_nccl_tests([HEADER, ROW]).rows
     assert row == {
-        **{"size": 536870912, "time_us": 2984.6, "algbw": 179.88, "busbw": 356.01, "wrong": 0},
-        **{"in_place_time_us": 2979.7, "in_place_algbw": 180.18, "in_place_busbw": 356.6, "in_place_wrong": 0},
-        **{"type": "float", "redop": "sum"},
+        "size": 536870912,
+        "time_us": 2984.6,
+        "algbw": 179.88,
+        "busbw": 356.01,
+        "wrong": 0,
+        "in_place_time_us": 2979.7,
+        "in_place_algbw": 180.18,
+        "in_place_busbw": 356.6,
+        "in_place_wrong": 0,
+        "type": "float",
+        "redop": "sum",
     }
 
 
@@ -94,16 +102,17 @@ def test_nccl_tests_without_a_number(row: str) -> None:
     "end", [ROW[:-10], ROW[:60], "   536870912     134217728     float     sum      -1   ...     ...     ..."]
 )
 def test_nccl_tests_torn_row_is_counted(end: str) -> None:
-    """A torn row is left out, and the summary counts such rows."""
+    """An incomplete row is left out, and the summary counts such rows."""
     metrics = read_nccl_tests([HEADER, ROW, end])
     assert (len(metrics.rows), metrics.summary["incomplete_rows"]) == (1, 1)
 
 
 def test_nccl_tests_row_truncated_in_its_last_cell() -> None:
-    """If an error of 5e-07 is cut to 5, it is not taken for the number of wrong elements."""
-    head, row = HEADER.replace("#wrong", "error").replace("root", ""), load_posted_log("nccl-tests-old")[-4]
-    assert len(read_nccl_tests([head, row]).rows) == 1
-    assert read_nccl_tests([head, row[: row.rindex("e-")]]).rows == ()
+    """If an error of 5e-07 is truncated to 5, it is not read as the number of wrong elements."""
+    header = HEADER.replace("#wrong", "error").replace("root", "")
+    row = load_posted_log("nccl-tests-old")[-4]
+    assert len(read_nccl_tests([header, row]).rows) == 1
+    assert read_nccl_tests([header, row[: row.rindex("e-")]]).rows == ()
 
 
 def test_nccl_tests_row_that_is_never_completed() -> None:
@@ -171,6 +180,12 @@ def test_nccl_tests_of_several_tables() -> None:
     metrics = read_nccl_tests(lines)
     assert select_columns(metrics.rows, "table", "op", "size") == [(1, "all_reduce", 2**29), (2, "all_gather", 2**29)]
     assert metrics.summary == {
-        **{"tables": 2, "op_1": "all_reduce", "op_2": "all_gather", "out_of_bounds": 0, "failed": False},
-        **{"avg_busbw_1": 356.3, "avg_busbw_2": 99.5, "max_busbw": 356.6},
+        "tables": 2,
+        "op_1": "all_reduce",
+        "op_2": "all_gather",
+        "out_of_bounds": 0,
+        "failed": False,
+        "avg_busbw_1": 356.3,
+        "avg_busbw_2": 99.5,
+        "max_busbw": 356.6,
     }

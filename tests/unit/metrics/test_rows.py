@@ -46,7 +46,7 @@ def test_memory_does_not_grow_with_the_steps() -> None:
 
 
 def test_resumed_run_does_not_start_a_second_curve() -> None:
-    """Steps that are repeated after a resume replace the kept ones; dropped ones stay dropped."""
+    """Steps that are repeated after a resume replace the kept ones; dropped steps are not added again."""
     steps = [*range(3 * MAX_ROWS), *range(MAX_ROWS, 3 * MAX_ROWS + 5)]
     metrics = READERS["json-lines"](f'{{"step": {step}, "at": {position}}}' for position, step in enumerate(steps))
     steps_kept = [int(row["step"] or 0) for row in metrics.rows]
@@ -65,7 +65,7 @@ def test_best_of_a_long_run_is_not_lost() -> None:
 
 @given(st.lists(st.integers(0, 60), max_size=200), st.sampled_from([2, 5, 9]))
 def test_kept_row_is_the_last_of_its_key(values: list[int], max_rows: int) -> None:
-    """In any order of keys, a kept row is the last one of its key, the first key stays, and memory is bounded."""
+    """In any order of keys, a kept row is the last one of its key, the first key is kept, and memory is bounded."""
     last: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchyard.metrics.rows.MAX_ROWS", max_rows)

@@ -1,4 +1,4 @@
-"""Text as a terminal shows it: what launchers write before a line, and numbers that JSON cannot hold."""
+"""Text as a terminal shows it: the prefixes of launchers, and numbers that JSON cannot contain."""
 
 import pytest
 
@@ -21,7 +21,7 @@ PREFIXES = (
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_prefix_of_a_launcher_does_not_hide_a_line(prefix: str) -> None:
-    """What a launcher writes before each line does not hide it."""
+    """The prefix that a launcher writes does not hide a line."""
     assert read_mnist([prefix + line for line in MNIST]) == read_mnist(MNIST)
     assert len(read_nccl_tests([prefix + HEADER, prefix + ROW]).rows) == 1
     rates = [" algbw: 1.939 GBps (15.5 Gbps)", " busbw: 3.635 GBps (29.1 Gbps)"]
@@ -30,7 +30,7 @@ def test_prefix_of_a_launcher_does_not_hide_a_line(prefix: str) -> None:
 
 
 def test_terminal_shows_each_state_of_a_line() -> None:
-    """A carriage return begins a new line, as it redraws a bar; colours are removed."""
+    """A carriage return starts a new line, as it redraws a progress bar; colours are removed."""
     lines = ["plain", "\r 1/2\r 2/2", "\x1b[34m\x1b[1mtrain: \x1b[0mdone"]
     assert list(split_terminal_lines(lines)) == ["plain", "", " 1/2", " 2/2", "train: done"]
 
@@ -46,7 +46,7 @@ def test_terminal_shows_each_state_of_a_line() -> None:
     ],
 )
 def test_prefixes_of_launchers_are_stripped(line: str, text: str) -> None:
-    """Any number of prefixes goes; brackets and numbers that the program printed stay."""
+    """All prefixes are removed; brackets and numbers that the program printed are kept."""
     assert strip_prefixes(line) == text
 
 
@@ -54,5 +54,5 @@ def test_prefixes_of_launchers_are_stripped(line: str, text: str) -> None:
     ("text", "value"), [("1e-07", 1e-07), ("-3", -3.0), ("nan", None), ("inf", None), ("1e999", None)]
 )
 def test_number_that_json_cannot_hold_is_none(text: str, value: float | None) -> None:
-    """A loss that went astray is stored as null."""
+    """A number that JSON cannot contain is stored as null."""
     assert parse_finite(text) == value

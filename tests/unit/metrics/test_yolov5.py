@@ -1,4 +1,4 @@
-"""The log of YOLOv5's train.py, as posted and torn."""
+"""The log of YOLOv5's train.py, complete and incomplete."""
 
 import pytest
 
@@ -28,9 +28,17 @@ def test_yolov5_epochs_are_rows() -> None:
 def test_yolov5_summary() -> None:
     """The best epoch has the highest fitness; the scores after the last epoch are those of the best weights."""
     assert read_yolov5(YOLOV5).summary == {
-        **{"epochs": 300, "hours": 1.865, "results": "runs/train/exp3"},
-        **{"best_epoch": 299, "best_mAP50": 0.832, "best_mAP50_95": 0.473, "best_fitness": 0.5089},
-        **{"final_P": 0.855, "final_R": 0.753, "final_mAP50": 0.832, "final_mAP50_95": 0.471},
+        "epochs": 300,
+        "hours": 1.865,
+        "results": "runs/train/exp3",
+        "best_epoch": 299,
+        "best_mAP50": 0.832,
+        "best_mAP50_95": 0.473,
+        "best_fitness": 0.5089,
+        "final_P": 0.855,
+        "final_R": 0.753,
+        "final_mAP50": 0.832,
+        "final_mAP50_95": 0.471,
     }
 
 
@@ -72,7 +80,7 @@ def test_yolov5_epoch_completed_again_after_a_restart_counts() -> None:
 
 @pytest.mark.parametrize("before", ["", "[0:0]: ", "\x1b[34m\x1b[1mtrain: \x1b[0m", "2026-11-21T08:00:47Z "])
 def test_yolov5_prefix_of_a_launcher_does_not_hide_a_line(before: str) -> None:
-    """Colours and what a launcher writes before a line do not hide it."""
+    """Colours and the prefix of a launcher do not hide a line."""
     lines = [before + BAR.strip(), before + VALIDATED, before + "10 epochs completed in 0.210 hours."]
     metrics = read_yolov5(lines)
     assert [(row["epoch"], row["size"], row["mAP50_95"]) for row in metrics.rows] == [(3, 640, 0.45)]
@@ -142,7 +150,7 @@ def test_bar_with_other_columns_than_its_header_is_not_a_row() -> None:
 
 
 def test_first_validation_is_not_the_final_one() -> None:
-    """A validation before the first epoch is that of the weights at the beginning, not of the best ones."""
+    """A validation before the first epoch is that of the initial weights, not of the best ones."""
     first = VALIDATED.replace("0.45", "0.01")
     metrics = read_yolov5([first, BAR, VALIDATED])
     assert (metrics.summary.get("final_mAP50_95"), metrics.rows[0]["mAP50_95"]) == (None, 0.45)

@@ -1,4 +1,4 @@
-"""One run beside those before it: its record, its verdict, and the sentence."""
+"""One run compared with earlier ones: its record, its verdict, and the sentence."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ STEADY = [200.0, 201.0, 199.0, 200.5, 199.5, 200.0]
 
 
 def compare_all(runs: Path, *records: Record) -> TrendVerdict | None:
-    """Compare some runs, one after the other; the verdict of the last one."""
+    """Compare some runs, one after the other; return the verdict on the last one."""
     return [compare_run(runs, record) for record in records][-1]
 
 
 def test_worse_run_is_reported_with_its_band(tmp_path: Path) -> None:
-    """The sentence has the value, the median, by how much it is lower, and what would be usual."""
+    """The sentence contains the value, the median, the difference, and the usual range."""
     assert compare_all(tmp_path, *build_records([*STEADY, 150.0])) == TrendVerdict(
         verdict="worse",
         sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 191.6 to 208.4 would be usual",
@@ -37,7 +37,7 @@ def test_planted_drop_is_reported_in_its_night(tmp_path: Path) -> None:
 
 
 def test_usual_and_first_runs_are_reported(tmp_path: Path) -> None:
-    """A usual run is told with its band, and one of the first five with how many there are."""
+    """The sentence of a usual run contains its band, that of one of the first five runs their number."""
     verdicts = [compare_all(tmp_path, record) for record in build_records(STEADY[:3])]
     assert [verdict.sentence for verdict in verdicts if verdict] == [
         "busbw is 200; 0 earlier runs have this number, and a comparison needs 5",
@@ -50,7 +50,7 @@ def test_usual_and_first_runs_are_reported(tmp_path: Path) -> None:
 
 
 def test_failed_runs_are_kept_and_not_compared_with(tmp_path: Path) -> None:
-    """A job that failed is in the history and has no verdict; its number is no earlier night's."""
+    """A failed job is in the history and has no verdict; later runs are not compared with its number."""
     failed = build_records([1.0] * 6, end="failed")
     assert compare_all(tmp_path, *failed) is None
     last = compare_all(tmp_path, build_records([0.0] * 6 + [200.0])[-1])
@@ -66,13 +66,13 @@ def test_nothing_is_compared_without_a_trend(tmp_path: Path) -> None:
 
 
 def test_missing_number_is_reported_with_those_that_exist(tmp_path: Path) -> None:
-    """A name that no number has is no regression, and the sentence lists the names."""
+    """A missing number is not a regression, and the sentence lists the available ones."""
     verdict = compare_all(tmp_path, *build_records(STEADY, trend=Trend(value="bw", on_regression="fail")))
     assert verdict == TrendVerdict(verdict="unknown", sentence="the run has no number bw; its numbers: busbw, step")
 
 
 def test_seconds_are_the_runs_own(tmp_path: Path) -> None:
-    """A trend of `seconds` compares how long runs took, if the program has no number of that name."""
+    """A trend of `seconds` compares the durations of runs, if the program prints no number of that name."""
     *_, last = build_records([*STEADY, 1.0], trend=Trend(value="seconds", better="lower"))
     compare_all(tmp_path, *build_records(STEADY))
     verdict = compare_all(tmp_path, last.model_copy(update={"seconds": 90.0}))
@@ -92,7 +92,7 @@ def test_run_that_ends_twice_gets_the_same_verdict(tmp_path: Path) -> None:
 def test_unusable_history_is_not_a_fact_about_the_job(
     tmp_path: Path, obstacle: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A history that can be neither written nor read is told in the verdict and in the log."""
+    """A history that can be neither written nor read is reported in the verdict and in the log."""
     path = history_path(tmp_path, KEY)
     path.mkdir(parents=True) if obstacle == "file" else path.parent.write_text("")
     verdict = compare_all(tmp_path, build_records([1.0])[0])
@@ -102,7 +102,7 @@ def test_unusable_history_is_not_a_fact_about_the_job(
 
 
 def test_unreadable_lines_are_reported(tmp_path: Path) -> None:
-    """How many lines could not be read is part of the sentence."""
+    """The sentence contains the number of lines that cannot be read."""
     compare_all(tmp_path, *build_records(STEADY))
     with history_path(tmp_path, KEY).open("a") as file:
         file.write("torn\n")

@@ -10,7 +10,7 @@ from torchyard.trend.records import History, history_path, store_record
 
 
 def test_table_shows_each_run_beside_its_band() -> None:
-    """A row has when, which run, how its job ended, its number, the band and the verdict."""
+    """A row has the time, the run, the end of its job, its number, the band and the verdict."""
     header, rows = build_table(build_history([100.0] * 6 + [50.0]), TREND)
     assert header == ["when (UTC)", "run", "job", "seconds", "busbw", "usual", "verdict"]
     assert rows[0] == ["1970-01-02 00:00", "sample-00000001", "succeeded", "60.0", "100", "", "unknown"]
@@ -24,7 +24,7 @@ def test_table_without_a_trend_shows_the_numbers() -> None:
 
 
 def test_failed_run_has_a_row_without_a_verdict() -> None:
-    """A job that failed is in the table, and is not judged."""
+    """A failed job is in the table, without a verdict."""
     assert build_table(History(tuple(build_records([1.0], end="failed"))), TREND).rows[0][2:] == [
         "failed",
         "60.0",
@@ -35,14 +35,14 @@ def test_failed_run_has_a_row_without_a_verdict() -> None:
 
 
 def test_last_trend_counts() -> None:
-    """The number that was compared last is the one that is shown."""
+    """The page shows the number that was compared last."""
     other = TREND.model_copy(update={"value": "step"})
     assert find_trend(History((*build_records([1.0]), *build_records([1.0], trend=other)))) == other
     assert find_trend(History((*build_records([1.0]), *build_records([1.0], trend=None)))) == TREND
 
 
 def test_page_has_the_plot_and_the_newest_run_first() -> None:
-    """The page shows what the runs have in common, the plot, and the last 30 runs."""
+    """The page shows the key of the history, the plot, and the last 30 runs."""
     page = render_page(build_history(draw_noisy_values(1, 0.01, 60)), TREND)
     assert "![busbw](data:image/svg+xml;base64," in page
     rows = [line for line in page.splitlines() if line.startswith("| 19")]
@@ -51,7 +51,7 @@ def test_page_has_the_plot_and_the_newest_run_first() -> None:
 
 
 def test_nothing_in_a_history_is_markup() -> None:
-    """What a line of the history says is text on the page."""
+    """Text of a history is not markup on the page."""
     hostile = build_records([1.0, 2.0])[0].model_copy(update={"run": "[x](http://y)<script>\n# x | y"})
     page = render_page(History((hostile,)), TREND)
     assert "<script>" not in page.replace("\\<script>", "")
@@ -59,7 +59,7 @@ def test_nothing_in_a_history_is_markup() -> None:
 
 
 def test_page_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file without numbers has no page; one that cannot be read has none either, and the log says so."""
+    """A file without numbers has no page; a file that cannot be read has none either, and a warning is logged."""
     path = history_path(tmp_path, KEY)
     assert render_history(str(path)) is None
     store_record(path, build_records([1.0])[0])

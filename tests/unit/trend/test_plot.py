@@ -1,4 +1,4 @@
-"""The picture of a history: the values, the band, and the nights outside it."""
+"""The plot of a history: the values, the band, and the nights outside it."""
 
 import pytest
 
@@ -22,12 +22,12 @@ def test_regression_is_marked() -> None:
 
 
 def test_band_is_drawn_once_there_is_one() -> None:
-    """The band is an area of its own; five nights have none yet."""
+    """The band is a separate area; five nights have none yet."""
     assert ["fill-opacity: 0.2" in draw(draw_noisy_values(1, 0.01, count)) for count in (5, 7)] == [False, True]
 
 
 def test_long_history_stays_small() -> None:
-    """A history of years makes a picture that fits on a page."""
+    """The plot of a history of years fits on a page."""
     assert len(draw(draw_noisy_values(1, 0.01, 400))) < 100_000
 
 
@@ -38,5 +38,5 @@ def test_one_night_is_not_a_trend() -> None:
 
 @pytest.mark.parametrize("name", ["$\\frac$", "<script>", "x" * 500])
 def test_any_name_can_be_drawn(name: str) -> None:
-    """The name of a number is text, whatever is in it."""
+    """Any name of a number is shown as text."""
     assert "<script" not in draw([1.0, 2.0], name)

@@ -1,4 +1,4 @@
-"""The history on disk: one line per run, whoever else writes to it."""
+"""The history on disk: one line per run, also with several writers."""
 
 import os
 import threading
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_records_are_read_as_they_were_stored(path: Path) -> None:
-    """Every record comes back in order, in files that only the user can read."""
+    """Every record is read in order, from files that only the user can read."""
     expected = build_records([1.0, 2.0, 3.0])
     assert [store_record(path, record) for record in expected] == expected
     assert read_history(path) == (tuple(expected), 0)
@@ -47,7 +47,7 @@ def test_run_is_recorded_once(path: Path) -> None:
 
 @pytest.mark.parametrize("line", FOREIGN)
 def test_foreign_line_is_skipped_and_counted(path: Path, line: bytes) -> None:
-    """A line that is no record costs no other one, not even if it was torn in the middle."""
+    """A line that is not a record is skipped and counted; the other lines are read."""
     first, second = build_records([1.0, 2.0])
     store_record(path, first)
     with path.open("ab") as file:
@@ -65,7 +65,7 @@ def test_line_of_a_later_version_is_read(path: Path) -> None:
 
 
 def test_long_history_is_read_from_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file that is too large, the last whole lines are read."""
+    """Of a file that is too large, the last complete lines are read."""
     all_records = build_records(list(range(200)))
     path.parent.mkdir()
     path.write_text("".join(f"{record.model_dump_json()}\n" for record in all_records))

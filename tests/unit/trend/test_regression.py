@@ -67,7 +67,7 @@ def test_earlier_bad_night_hides_no_drop(bad_night: int) -> None:
 
 @pytest.mark.parametrize("drift", [-0.002, 0.002])
 def test_drift_hides_no_drop(drift: float) -> None:
-    """A drop is found in a history that drifts slowly, up or down, and the drift itself is no alarm."""
+    """A drop is found in a history that drifts slowly, up or down, and the drift itself gives no alarm."""
     drifting = [
         [value * (1 + drift) ** number for number, value in enumerate(draw_noisy_values(seed, 0.01, 40))]
         for seed in HISTORIES
@@ -110,7 +110,7 @@ def test_zeros_are_a_level_like_any_other() -> None:
 
 @given(st.lists(st.floats(-1e300, 1e300), max_size=60))
 def test_any_numbers_get_verdicts(values: list[float]) -> None:
-    """Whatever the numbers are, each night gets a verdict."""
+    """For any numbers, each night gets a verdict."""
     assert len(evaluate_nights(values, "higher")) == len(values)
 
 
