@@ -22,7 +22,7 @@ from tests.conftest import plan_of
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan, Plan, get_nested
-from torchyard.pods.workload import ManifestContainer, read_workloads
+from torchyard.pods.workload import ManifestContainer, list_workloads
 
 GUIDES = ROOT / "tests" / "guides"
 PAGE = ROOT / "docs" / "guides.md"
@@ -79,7 +79,7 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def read_job(job: Mapping[str, Any]) -> Fields:
     """The fields of a job object: its own, those of its pods, of their main container, and of torchrun in it."""
-    (workload,) = read_workloads(job)
+    (workload,) = list_workloads(job)
     group = workload.groups[0]
     container = group.containers[0]
     fields = dict(_read_own_keys(job["kind"], workload.spec))

@@ -14,7 +14,7 @@ from torchyard.pods.workload import (
     ReplicaGroup,
     Workload,
     YamlNode,
-    read_workloads,
+    list_workloads,
     yaml_list,
     yaml_mapping,
     yaml_number,
@@ -40,7 +40,7 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
     Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; skips other objects.
     Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
     """
-    jobs = [job for obj in objects for job in read_workloads(obj)]
+    jobs = [job for obj in objects for job in list_workloads(obj)]
     findings: list[tuple[str, LintFinding]] = []
     for rule in _RULES:
         for job in jobs:

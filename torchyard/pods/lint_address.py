@@ -63,7 +63,7 @@ class _Address(NamedTuple):
     port: str
 
 
-def _read_addresses(job: Workload) -> Iterator[_Address]:
+def _list_addresses(job: Workload) -> Iterator[_Address]:
     """Yield the rendezvous addresses that are written out; one that a shell computes is known only in the pod."""
     policy = job.elastic_policy
     rendezvous_host = yaml_text(yaml_value(policy, "rdzvHost"))
@@ -74,15 +74,15 @@ def _read_addresses(job: Workload) -> Iterator[_Address]:
         for name in ("rdzv-endpoint", "master-addr"):
             host, _, port = (container.find_option(name) or "").partition(":")
             yield _Address(container.script_path, host, port or container.find_option("master-port") or "")
-        master_host = _read_variable(container, "MASTER_ADDR")
-        master_port = _read_variable(container, "MASTER_PORT")
+        master_host = _get_variable(container, "MASTER_ADDR")
+        master_port = _get_variable(container, "MASTER_PORT")
         yield _Address(f"{container.key_path}.env", master_host, master_port)
         for address in _list_init_methods(container, "tcp"):
             host, _, port = address.partition(":")
             yield _Address(container.script_path, host, port)
 
 
-def _read_variable(container: ManifestContainer, name: str) -> str:
+def _get_variable(container: ManifestContainer, name: str) -> str:
     """The value of a variable; empty if it is not written as text."""
     return yaml_text(yaml_value(container.env.get(name), "value"))
 
@@ -91,7 +91,7 @@ def _list_init_methods(container: ManifestContainer, scheme: str) -> list[str]:
     """What follows `tcp://` or `file://` in the arguments and variables that set torch's init_method."""
     texts = list(container.argv)
     for name in _INIT_VARIABLES:
-        texts.append(f"{name}={_read_variable(container, name)}")
+        texts.append(f"{name}={_get_variable(container, name)}")
     matches = _INIT_PATTERN.findall(" ".join(texts))
     return [location.partition("?")[0] for url_scheme, location in matches if url_scheme.lower() == scheme]
 
@@ -107,7 +107,7 @@ def _is_machine_address(host: str) -> bool:
 def _find_fixed_address(job: Workload) -> Iterator[LintFinding]:
     if job.kind == "pod" or job.uses_etcd:
         return
-    for key_path, host, port in _read_addresses(job):
+    for key_path, host, port in _list_addresses(job):
         if _is_machine_address(host):
             problem = f"{host} is one machine's address: the pods meet only if the first one is placed there"
             if port.isdecimal():
@@ -118,7 +118,7 @@ def _find_fixed_address(job: Workload) -> Iterator[LintFinding]:
 def _find_name_of_other_run(job: Workload) -> Iterator[LintFinding]:
     if job.kind not in _FIRST_POD_FIXES:
         return
-    for key_path, host, _ in _read_addresses(job):
+    for key_path, host, _ in _list_addresses(job):
         if _is_own_name(job, host):
             problem = f"a run gives the job another name, so no pod has the name {host}"
             yield LintFinding(key_path, problem, _FIRST_POD_FIXES[job.kind])
@@ -192,7 +192,7 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[LintFin
                     "pods do not resolve"
                 )
                 yield LintFinding(f"{group.pod_path}.subdomain", problem, _ADD_SERVICE_FIX)
-    for key_path, host, _ in _read_addresses(job):
+    for key_path, host, _ in _list_addresses(job):
         service = host.partition(".")[0]
         if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):
             problem = (

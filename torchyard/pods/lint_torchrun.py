@@ -49,7 +49,7 @@ class _MinNodes(NamedTuple):
 
 
 def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
-    minimum = _read_min_nodes(job)
+    minimum = _get_min_nodes(job)
     max_nodes = yaml_number(yaml_value(job.elastic_policy, "maxReplicas")) or 0
     is_scaled = yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None
     if minimum.nodes > job.pod_count > 0:
@@ -63,7 +63,7 @@ def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
         yield LintFinding(f"{job.groups[0].key_path}.replicas", problem, "write the number of nodes")
 
 
-def _read_min_nodes(job: Workload) -> _MinNodes:
+def _get_min_nodes(job: Workload) -> _MinNodes:
     """The number of nodes that start a training; 0 if the manifest does not set it, or a shell computes it."""
     for container in job.containers:
         match = re.fullmatch(r"(\d{1,9})(?::\d{1,9})?", container.find_option("nnodes") or "")

@@ -125,7 +125,7 @@ def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, job_kind: JobKi
     for obj in (main, job):
         _add_labels(obj, labels)
         obj["metadata"]["name"] = run.job(profile)
-    tasks = _read_tasks(job, job_kind)
+    tasks = _list_tasks(job, job_kind)
     for task in tasks:
         _add_labels(task.template, labels)
     elastic_policy = job["spec"].get("elasticPolicy")  # without an id, all jobs would meet under the id `none`
@@ -158,7 +158,7 @@ def _list_manifest_requirements(
     return (
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
-        _required_capacity(job, _read_tasks(job, job_kind), job_kind),
+        _required_capacity(job, _list_tasks(job, job_kind), job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *(Advice(topic="manifest", detail=finding) for finding in lint_manifest(profile.manifest)),
@@ -193,7 +193,7 @@ def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> 
     """Why the job cannot be launched as it is; empty if it can."""
     try:
         job = get_nested(main, job_kind.find_job_path(main))
-        tasks = _read_tasks(job, job_kind)
+        tasks = _list_tasks(job, job_kind)
         _required_capacity(job, tasks, job_kind)
         for obj in (job, *(task.template for task in tasks)):
             _add_labels(dict(obj), {})  # raises if the metadata has another shape
@@ -230,7 +230,7 @@ def _list_namespaces(profile: Profile) -> list[str]:
     return list(dict.fromkeys(namespace for namespace in namespaces if namespace))
 
 
-def _read_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
+def _list_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
     """The sets of pods of a job with their templates; the main container is the operator's own, else the first.
 
     Raises KeyError, IndexError, TypeError, AttributeError or ValueError if the job has another shape.
@@ -267,7 +267,7 @@ def _name_resource(document: dict[str, Any]) -> str:
 def _required_capacity(job: dict[str, Any], tasks: list[_PodTask], job_kind: JobKind) -> Capacity:
     """The capacity that the first task's pods need. Under the host's network a port allows one pod per node.
 
-    The number of pods is Volcano's minAvailable, or else all. Raises as `_read_tasks` does.
+    The number of pods is Volcano's minAvailable, or else all. Raises as `_list_tasks` does.
     """
     spec = tasks[0].template["spec"]
     container = spec["containers"][0]

@@ -310,7 +310,7 @@ class Workload(NamedTuple):
                 yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{index}"
 
 
-def read_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]:
+def list_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]:
     """Yield the workload that an object is, or those that an AppWrapper wraps; nothing for any other kind.
 
     `parent_location`: of the AppWrapper around the object, with a comma after it.
@@ -321,11 +321,11 @@ def read_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]
     location = f"{parent_location}{obj_kind} {name}".strip()
     if obj_kind == APPWRAPPER_KIND:
         for wrapped in list_wrapped_objects(obj):
-            yield from read_workloads(wrapped, f"{location}, ")
+            yield from list_workloads(wrapped, f"{location}, ")
     workload_kind = _find_workload_kind(yaml_text(yaml_value(obj, "apiVersion")), obj_kind)
     if workload_kind:
         spec = yaml_mapping(yaml_value(obj, "spec"))
-        yield Workload(workload_kind, location, name, namespace, spec, tuple(_read_groups(workload_kind, spec)))
+        yield Workload(workload_kind, location, name, namespace, spec, tuple(_list_groups(workload_kind, spec)))
 
 
 def _find_workload_kind(api_version: str, obj_kind: str) -> WorkloadKind | None:
@@ -347,13 +347,13 @@ def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
                 yield obj
 
 
-def _read_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
+def _list_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
     """Yield the groups of a workload; replicas that are left out are 0 in Volcano and 1 elsewhere."""
     if kind == "pod":
         yield ReplicaGroup("", 1, "spec", spec, "spec", spec)
     elif kind == "volcano":
         for key_path, task in yaml_entries("spec.tasks", spec.get("tasks")):
-            yield _read_group(yaml_text(task.get("name")), key_path, task, default_replicas=0)
+            yield _build_group(yaml_text(task.get("name")), key_path, task, default_replicas=0)
     elif kind == "jobset":
         for key_path, job in yaml_entries("spec.replicatedJobs", spec.get("replicatedJobs")):
             job_spec = yaml_value(job, "template", "spec")
@@ -361,11 +361,11 @@ def _read_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
             if isinstance(job_spec, Mapping):
                 pod_count = _count_or_one(job.get("replicas")) * _count_or_one(job_spec.get("parallelism"))
                 group_spec = dict(job_spec) | {"replicas": pod_count}
-            yield _read_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec)
+            yield _build_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec)
     else:
         for name, group_spec in yaml_mapping(spec.get("pytorchReplicaSpecs")).items():
             if isinstance(group_spec, Mapping):
-                yield _read_group(str(name), f"spec.pytorchReplicaSpecs.{name}", group_spec)
+                yield _build_group(str(name), f"spec.pytorchReplicaSpecs.{name}", group_spec)
 
 
 def _count_or_one(value: object) -> int:
@@ -374,7 +374,7 @@ def _count_or_one(value: object) -> int:
     return 1 if count is None else count
 
 
-def _read_group(name: str, key_path: str, spec: YamlNode, default_replicas: int = 1) -> ReplicaGroup:
+def _build_group(name: str, key_path: str, spec: YamlNode, default_replicas: int = 1) -> ReplicaGroup:
     replicas = yaml_number(spec.get("replicas"))
     if replicas is None:
         replicas = default_replicas

@@ -4,7 +4,7 @@ import pytest
 
 from tests.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
 from torchyard.pods.lint import lint_manifest
-from torchyard.pods.workload import _parse_options, _split_script, is_floating_image, is_new_etcd, read_workloads
+from torchyard.pods.workload import _parse_options, _split_script, is_floating_image, is_new_etcd, list_workloads
 
 
 def test_words_after_a_script_are_read() -> None:
@@ -33,7 +33,7 @@ def test_options_are_torchruns_own() -> None:
 )
 def test_pods_have_the_names_that_their_controller_gives(manifest: str, pod_names: list[list[str]]) -> None:
     """The names of a job's pods are known before they exist; an unsupported kind creates none."""
-    assert [list(job.pod_names) for obj in parse(manifest) for job in read_workloads(obj)] == pod_names
+    assert [list(job.pod_names) for obj in parse(manifest) for job in list_workloads(obj)] == pod_names
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ spec: {replicatedJobs: [{name: w, template: {spec: {template: {spec: {containers
 )
 def test_replicas_of_a_jobset_are_counted(changed: str, pod_count: int) -> None:
     """Replicas of a JobSet that are left out count as 1, and 0 as 0."""
-    (job,) = read_workloads(parse(JOBSET.replace("name: w,", changed))[0])
+    (job,) = list_workloads(parse(JOBSET.replace("name: w,", changed))[0])
     assert job.pod_count == pod_count
 
 
 def test_parallelism_of_zero_in_a_jobset_is_no_pod() -> None:
     """A Job of a JobSet with a parallelism of 0 has no pods."""
-    (job,) = read_workloads(parse(JOBSET.replace("spec: {template", "spec: {parallelism: 0, template"))[0])
+    (job,) = list_workloads(parse(JOBSET.replace("spec: {template", "spec: {parallelism: 0, template"))[0])
     assert job.pod_count == 0
