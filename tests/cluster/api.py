@@ -25,7 +25,7 @@ class ApiError(Exception):
         self.message = message
 
     def __str__(self) -> str:
-        return f"the API server answered {self.status}: {self.message}"
+        return f"the API server responded with {self.status}: {self.message}"
 
 
 class Api:

@@ -239,11 +239,11 @@ def print_access(plane: Plane) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["up", "down", "status"])
+    parser.add_argument("command", choices=["up", "down", "status"])
     parser.add_argument("--mcad", action="store_true", help="the archived dispatcher (v1beta1) instead of AppWrapper")
     args = parser.parse_args()
     try:
-        match args.what:
+        match args.command:
             case "up":
                 print_access(up(build.DISPATCHERS[args.mcad]))
             case "down":
