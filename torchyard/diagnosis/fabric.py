@@ -159,8 +159,8 @@ def _compare_with_expected(
     if messages:
         return "degraded", f"{transports}; but {'; '.join(messages)}"
     if len(nodes) < node_count:
-        others = _format_node_count(node_count - len(nodes))
-        return "unknown", f"{transports}; the logs of {others} have no line about a channel"
+        missing_nodes = _format_node_count(node_count - len(nodes))
+        return "unknown", f"{transports}; the logs of {missing_nodes} have no line about a channel"
     return "as-promised", transports
 
 
@@ -210,11 +210,11 @@ def _format_expected(expected: Expect) -> str:
     return " or ".join(expected.plugins) if expected.transport == "plugin" else expected.transport
 
 
-# --- what is less than promised; None if nothing is
+# --- problems: what is less than expected
 
 
 def _find_other_transports(nodes: Sequence[NodeFabric], expected: Expect) -> str | None:
-    """Networks that are neither promised nor TCP."""
+    """The problem of networks that are neither expected nor TCP; None if there are none."""
     expected_names = list(expected.plugins)
     if expected.transport != "plugin":
         expected_names += _VERBS_TRANSPORTS
@@ -230,7 +230,7 @@ def _find_other_transports(nodes: Sequence[NodeFabric], expected: Expect) -> str
 
 
 def _find_missing_devices(nodes: Sequence[NodeFabric], expected: Expect) -> str | None:
-    """Nodes with fewer HCAs than promised."""
+    """The problem of nodes with fewer HCAs than expected; None if there are none."""
     expected_hcas = expected.hcas or 0
     incomplete = [node for node in nodes if node.is_hca_list_complete and len(node.hcas) < expected_hcas]
     if not incomplete:
@@ -243,7 +243,7 @@ def _find_missing_devices(nodes: Sequence[NodeFabric], expected: Expect) -> str 
 
 
 def _find_missing_gdr(nodes: Sequence[NodeFabric], expected: Expect) -> str | None:
-    """Nodes without the promised GPUDirect."""
+    """The problem of nodes without GPUDirect, on some or all channels; None if none is expected or none is missing."""
     node_names = [node.node for node in nodes if node.gdr in ("no", "mixed")]
     if not expected.gdr or not node_names:
         return None
@@ -252,7 +252,7 @@ def _find_missing_gdr(nodes: Sequence[NodeFabric], expected: Expect) -> str | No
 
 
 def _find_other_links(nodes: Sequence[NodeFabric], expected: Expect) -> str | None:
-    """Nodes whose devices have another link layer than promised."""
+    """The problem of nodes whose devices have another link layer than expected; None if there are none."""
     link_layer = _LINK_LAYERS.get(expected.transport)
     other_nodes = [node for node in nodes if node.links and link_layer not in node.links]
     if link_layer is None or not other_nodes:

@@ -135,23 +135,23 @@ def _count_reported_successes(job: Mapping[str, Any]) -> int:
     return to_number(status.get("succeeded")) + sum(to_number(get_mapping(role).get("succeeded")) for role in roles)
 
 
-def find_condition_status(observed: Observation, terms: JobKindTerms, gang: Gang) -> Status | None:
+def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: Gang) -> Status | None:
     """The status that the conditions of a job show, if they show its end or suspension; None while it continues.
 
     A job that had ended counts as ended also while it is being deleted, as it is after its TTL.
     """
-    job = find_job_object(observed, terms.kind)
+    job = find_job_object(observed, job_kind.kind)
     if job is None:
-        return build_deleted_status(terms.kind)
+        return build_deleted_status(job_kind.kind)
     failed_condition = find_condition(job, "Failed")
     if failed_condition:
-        return build_failed_status(observed, f"the {terms.kind} failed: {failed_condition.get('message', '')}")
-    if find_condition(job, terms.success_condition):
+        return build_failed_status(observed, f"the {job_kind.kind} failed: {failed_condition.get('message', '')}")
+    if find_condition(job, job_kind.success_condition):
         return build_succeeded_status(observed, job, gang.pod_count)
     if is_being_deleted(job):
-        return build_deleted_status(terms.kind)
+        return build_deleted_status(job_kind.kind)
     if find_condition(job, "Suspended"):
-        return Status(state="pending", reason=f"the {terms.kind} is suspended ({terms.suspend_key})")
+        return Status(state="pending", reason=f"the {job_kind.kind} is suspended ({job_kind.suspend_key})")
     return None
 
 

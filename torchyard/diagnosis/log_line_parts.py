@@ -119,8 +119,8 @@ def find_exceptions(lines: Iterable[LogLinePart]) -> list[list[LogLinePart]]:
     for line in lines:
         text = line.text.removeprefix(indent)
         if _TRACEBACK_HEADER in line.text or _FRAME.match(line.text):
-            if header := _INDENTED_HEADER.match(line.text):
-                indent = header[1]
+            if match := _INDENTED_HEADER.match(line.text):
+                indent = match[1]
             if not in_traceback and not is_chained:
                 chain = []
                 if not is_ignored:

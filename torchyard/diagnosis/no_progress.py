@@ -81,7 +81,7 @@ def explain_no_progress(plan: ManifestPlan, observed: Observation, cluster: Clus
 
 
 def _explain_by_pod(context: _Context) -> Diagnosis | None:
-    """The cause in a pod's own status, however recent."""
+    """The cause in a pod's own status, however recent; None if no pod reports one."""
     failure = find_pod_failure(context.pods, math.inf)
     return Diagnosis(failure) if failure else None
 
@@ -114,7 +114,7 @@ def _count_spare_pods(plan: ManifestPlan) -> int:
 
 
 def _explain_by_silent_node(context: _Context) -> Diagnosis | None:
-    """A pod that seems to run, on a node that does not answer: it takes minutes until the pod is evicted."""
+    """The silent node of a pod that seems to run, because its eviction takes minutes; None if all nodes answer."""
     silent_since: dict[str, float] = {}
     for name, pod in context.pods.items():
         started_at = find_silence_start(pod)
@@ -130,7 +130,7 @@ def _explain_by_silent_node(context: _Context) -> Diagnosis | None:
 
 
 def _explain_by_event(context: _Context) -> Diagnosis | None:
-    """The cause of the first rule that an event of the job's objects matches."""
+    """The cause of the first rule that an event of the job's objects matches; None if none matches."""
     own_events = []
     for event in context.cluster.events:
         # The rules first: they rule out most events, for less than the look at their pods.
@@ -191,7 +191,7 @@ def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
 
 
 def _explain_by_closed_queue(context: _Context) -> Diagnosis | None:
-    """A queue that no longer accepts jobs."""
+    """The job's queue, if it no longer accepts jobs; else None."""
     queue = context.cluster.queue
     is_waiting = context.unscheduled or not context.pods
     if queue is None or queue.verdict != "failed" or not is_waiting:
@@ -211,7 +211,10 @@ def find_unscheduled_pods(pods: Pods) -> dict[str, PodReason]:
 
 
 def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
-    """A pod that the scheduler has no node for. One that could be placed only waits for the others of its gang."""
+    """The scheduler's reason for a pod without a node; None if there is no such pod.
+
+    A pod that could be placed only waits for the others of its gang, so that another pod's reason comes first.
+    """
     plan = context.plan
     unscheduled = context.unscheduled
     capacity = context.cluster.capacity
@@ -263,7 +266,7 @@ def _list_host_ports(pod: Any) -> Iterator[int]:
 
 
 def _explain_by_admission(context: _Context) -> Diagnosis | None:
-    """A job without pods, because its queue or the whole cluster has too little for it; only events show that."""
+    """Why a job has no pods: its queue or the cluster has too little room, as only events show; else None."""
     plan = context.plan
     capacity = context.cluster.capacity
     if context.pods:
@@ -291,7 +294,7 @@ def _find_quota_message(plan: ManifestPlan, events: Sequence[Any]) -> str | None
 
 
 def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation) -> Diagnosis | None:
-    """A job that no controller has given a status, or whose admitted gang has no pods: a controller can miss a job."""
+    """The controller of a job without a status, or of an admitted gang without pods; None if it did its work."""
     kind = plan.main["kind"]
     job = observed.states.get(f"{kind}/{plan.job}")
     if not isinstance(job, Mapping):

@@ -44,7 +44,7 @@ def _build_lost_supervisor_status(name: str, state: Mapping[str, Any]) -> Status
         cause = "host-rebooted"
         message = f"the host of {name} was restarted, and no process of the job is left there"
     else:
-        cause = "keeper-killed"
+        cause = "supervisor-killed"
         message = f"the supervisor of {name} was killed"
     failure = Failure(cause=cause, sentence=message, node=name, retry=True)
     return Status(state="failed", reason=message, failure=failure)
@@ -56,7 +56,7 @@ def _find_final_status(name: str, state: Mapping[str, Any]) -> Status | None:
     exit_code = state.get("exit")
     if phase == "absent":
         return Status(state="gone", reason=f"the folder of {name} was removed by somebody else")
-    if phase == "unkept":
+    if phase == "unsupervised":
         return _build_lost_supervisor_status(name, state)
     if phase != "exited":
         return None

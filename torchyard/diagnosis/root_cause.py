@@ -118,7 +118,10 @@ def diagnose_failure(
 
 
 def _parse_lines(lines: Iterable[LogLine]) -> list[LogLinePart]:
-    return [part for line in lines for part in parse_line(line)]
+    parts: list[LogLinePart] = []
+    for line in lines:
+        parts += parse_line(line)
+    return parts
 
 
 def _normalize_exit_code(exit_code: int | None) -> int | None:
@@ -341,8 +344,11 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
     if finding.cause.distance == Distance.OWN:
         return finding
 
-    others = [_diagnose_suspect(suspect) for suspect in suspects if suspect not in first_suspects]
-    candidates = [other for other in (store_finding, *others) if other and _can_explain(other, finding)]
+    candidates: list[_Finding] = []
+    other_findings = [_diagnose_suspect(suspect) for suspect in suspects if suspect not in first_suspects]
+    for candidate in (store_finding, *other_findings):
+        if candidate and _can_explain(candidate, finding):
+            candidates.append(candidate)
     return min(candidates, key=_finding_priority, default=finding)
 
 

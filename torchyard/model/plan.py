@@ -199,8 +199,12 @@ class ManifestPlan(FrozenModel):
     @property
     def nodes(self) -> dict[str, str]:
         """The path of each node's log."""
-        names = (f"{task}-{index}" for task, count in self.tasks.items() for index in range(count))
-        return {name: f"{self.folder}/{name}/log" for name in names}
+        paths: dict[str, str] = {}
+        for task, count in self.tasks.items():
+            for index in range(count):
+                name = f"{task}-{index}"
+                paths[name] = f"{self.folder}/{name}/log"
+        return paths
 
     @property
     def logs(self) -> dict[str, str]:

@@ -294,7 +294,9 @@ class Profile(FrozenModel):
 
     def _check_placeholders(self) -> None:
         """Raise ValueError for a misspelled placeholder in `args`. Other words in braces are the program's own."""
-        names = {name for arg in self.args for name in re.findall(r"\{(\w+)\}", arg)}
+        names: set[str] = set()
+        for arg in self.args:
+            names.update(re.findall(r"\{(\w+)\}", arg))
         for name in names - set(PLACEHOLDERS):
             close = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.75)
             if close:

@@ -44,7 +44,8 @@ def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
 def test_event_ends_the_job_after_the_patience_of_its_cause(plan: ManifestPlan) -> None:
     """A missing Secret may still be created: it ends the job after 90 s, not at once."""
     diagnoses = [
-        explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=build_pod()) for ago in (30, 100)
+        explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=build_pod())
+        for ago in (30, 100)
     ]
     assert [diagnosis.is_final for diagnosis in diagnoses if diagnosis] == [False, True]
 

@@ -74,7 +74,9 @@ def test_missing_rdma_of_the_pod_is_the_reason(setting: str, phrase: str) -> Non
 
 def test_nodes_with_different_networks_are_named() -> None:
     """Nodes that use TCP over different interfaces are listed separately, and the others are counted."""
-    verdict = evaluate([*list_socket_lines("a"), *list_socket_lines("b", 8, nics=("ens3",)), *list_rdma_lines("c", 16)], node_count=3)
+    verdict = evaluate(
+        [*list_socket_lines("a"), *list_socket_lines("b", 8, nics=("ens3",)), *list_rdma_lines("c", 16)], node_count=3
+    )
     assert "TCP over eth0 on a, not roce: " in verdict.sentence
     assert "; TCP over ens3 on b, not roce: " in verdict.sentence
     assert verdict.sentence.endswith("; 1 node uses NET/IB")
@@ -85,7 +87,8 @@ def test_one_line_over_tcp_is_found(index: int) -> None:
     """A single channel over TCP, on a node that uses RDMA besides, breaks the promise."""
     lines = [line for node_index in range(16) for line in list_rdma_lines(f"n-{node_index:02d}", node_index)]
     verdict = evaluate(
-        [*lines, format_line(f"n-{index:02d}", 9, "Channel 03/0 : 9[1] -> 17[1] [send] via NET/Socket/0")], node_count=16
+        [*lines, format_line(f"n-{index:02d}", 9, "Channel 03/0 : 9[1] -> 17[1] [send] via NET/Socket/0")],
+        node_count=16,
     )
     assert (verdict.verdict, verdict.sentence.partition(",")[0]) == ("not-rdma", f"TCP on n-{index:02d}")
     assert "via NET/Socket/0" in verdict.proof
@@ -190,7 +193,10 @@ def test_plugin_is_the_promised_one(expected: Expect, transport: str, flags: str
 def test_either_link_layer_is_rdma() -> None:
     """Where RDMA is promised and no more, RoCE and InfiniBand are both right."""
     for link in ("IB", "RoCE"):
-        assert evaluate([*list_rdma_lines("a", link=link), *list_rdma_lines("b", 8, link=link)], VERBS).verdict == "as-promised"
+        assert (
+            evaluate([*list_rdma_lines("a", link=link), *list_rdma_lines("b", 8, link=link)], VERBS).verdict
+            == "as-promised"
+        )
 
 
 def test_missing_plugin_is_named() -> None:

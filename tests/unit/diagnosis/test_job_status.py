@@ -166,14 +166,14 @@ def test_pod_that_has_failed_does_not_run() -> None:
 @pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
 def test_job_that_its_ttl_deletes_has_ended(kind: str) -> None:
     """A finished job that is being deleted, as it is after its TTL, has the end that its conditions report."""
-    terms = job_status.JobKindTerms(kind, "Done", "")
+    job_kind = job_status.JobKindTerms(kind, "Done", "")
     metadata = {"name": "x", "deletionTimestamp": "2023-11-14T22:13:28Z"}
     finished_job = {"metadata": metadata, "status": {"conditions": [{"type": "Done", "status": "True"}]}}
     states = {f"{kind}/x": finished_job, "Pod/worker-0": DONE}
-    status = job_status.find_condition_status(Observation(states, frozenset()), terms, job_status.Gang(1, 1))
+    status = job_status.find_condition_status(Observation(states, frozenset()), job_kind, job_status.Gang(1, 1))
     assert status
     assert status.state == "succeeded"
     states = {f"{kind}/x": {"metadata": metadata, "status": {}}, "Pod/worker-0": DONE}
-    status = job_status.find_condition_status(Observation(states, frozenset()), terms, job_status.Gang(1, 1))
+    status = job_status.find_condition_status(Observation(states, frozenset()), job_kind, job_status.Gang(1, 1))
     assert status
     assert status.state == "gone"

@@ -12,14 +12,21 @@ from torchyard.model.run import LogLine
 def test_last_exception_counts() -> None:
     """An exception that the program caught and logged is not why it failed."""
     caught_error = build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    failure = diagnose_lines({"node_0": 1}, node_0=[*caught_error, *build_traceback(0, "KeyError: 'label'"), *build_summary_entry(0, 0, 1, 10)])
+    failure = diagnose_lines(
+        {"node_0": 1},
+        node_0=[*caught_error, *build_traceback(0, "KeyError: 'label'"), *build_summary_entry(0, 0, 1, 10)],
+    )
     assert (failure.cause, failure.line) == ("program-error", "[default0]:KeyError: 'label'")
 
 
 def test_chain_of_exceptions_is_one() -> None:
     """The cause of a failure may be in the exception that led to the last one."""
     link = "[default0]:The above exception was the direct cause of the following exception:"
-    chain = [*build_traceback(0, "OSError: [Errno 28] No space left on device"), link, *build_traceback(0, "RuntimeError: not saved")]
+    chain = [
+        *build_traceback(0, "OSError: [Errno 28] No space left on device"),
+        link,
+        *build_traceback(0, "RuntimeError: not saved"),
+    ]
     assert diagnose_lines({"node_0": 1}, node_0=[*chain, *build_summary_entry(0, 0, 1, 10)]).cause == "disk-full"
 
 
@@ -31,7 +38,10 @@ def test_source_and_ignored_exceptions_prove_nothing() -> None:
         "[default0]:Exception ignored in: <function f>",
         *build_traceback(0, "OSError: [Errno 28] No space left"),
     ]
-    assert diagnose_lines({"node_0": 1}, node_0=[*rows, *ignored_exception, *build_summary_entry(0, 0, 1, 10)]).cause == "peer-lost"
+    assert (
+        diagnose_lines({"node_0": 1}, node_0=[*rows, *ignored_exception, *build_summary_entry(0, 0, 1, 10)]).cause
+        == "peer-lost"
+    )
 
 
 def test_prefixes_escapes_and_returns_are_stripped() -> None:
@@ -105,7 +115,11 @@ def test_exceptions_are_found_with_what_caused_them() -> None:
     """Each traceback is one exception; a chain is one as well, and wrappers that only report a child are left out."""
     link = "The above exception was the direct cause of the following exception:"
     chain = [*build_traceback(0, "OSError: full"), f"[default0]:{link}", *build_traceback(0, "RuntimeError: not saved")]
-    rows = [*build_traceback(0, "KeyError: 'x'"), *chain, *build_traceback(0, "torch.distributed.ChildFailedError: train.py")]
+    rows = [
+        *build_traceback(0, "KeyError: 'x'"),
+        *chain,
+        *build_traceback(0, "torch.distributed.ChildFailedError: train.py"),
+    ]
     exceptions = [[line.text for line in exception] for exception in find_exceptions(parse(*rows))]
     assert exceptions == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
 
@@ -121,7 +135,10 @@ def test_exception_without_a_traceback_counts_if_there_is_none_with_one() -> Non
 @pytest.mark.parametrize("indent", ["    ", "  | ", "\t"])
 def test_indented_traceback_is_one(indent: str) -> None:
     """A traceback that a logger or an exception group indents is read like any other."""
-    rows = [f"{indent}{line.partition(':')[2]}" for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")]
+    rows = [
+        f"{indent}{line.partition(':')[2]}"
+        for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")
+    ]
     assert diagnose_lines({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
     assert [[line.text for line in exception] for exception in find_exceptions(parse(*rows))] == [
         ["torch.OutOfMemoryError: CUDA out of memory."]

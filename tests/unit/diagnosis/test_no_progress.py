@@ -42,7 +42,12 @@ CLOSED = failed_check("queue default", "is Closed; open queues: none", "")
 def test_elastic_job_continues_without_one_pod(planned: Planned, min_pods: int) -> None:
     """A pod that will never start ends only a job that needs it."""
     plan = planned(nodes={"min": min_pods, "max": 2})
-    diagnosis = explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=build_pod(), worker_1=build_pod())
+    diagnosis = explain(
+        plan,
+        ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND, 100)]),
+        worker_0=build_pod(),
+        worker_1=build_pod(),
+    )
     assert diagnosis
     assert diagnosis.is_final == (min_pods == 2)
 
@@ -59,7 +64,10 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_unrelated_event_explains_nothing(plan: ManifestPlan, case: str) -> None:
     """An event counts only if it is recent and about this pod, and the pod has not started."""
     override, seen_pod = OTHERS[case]
-    assert explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND) | override]), worker_0=seen_pod) is None
+    assert (
+        explain(plan, ClusterContext([build_pod_event(plan, "FailedMount", NOT_FOUND) | override]), worker_0=seen_pod)
+        is None
+    )
 
 
 def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
@@ -96,7 +104,14 @@ ROOMS: dict[str, tuple[Check | None, str, str]] = {
 def test_gang_without_room_is_explained(plan: ManifestPlan, case: str) -> None:
     """The explanation names the gang's request, and whether its nodes are too small, tainted, or only busy."""
     capacity, cause, part = ROOMS[case]
-    explanation = summarize(explain(plan, ClusterContext(capacity=capacity), worker_0=build_unschedulable_pod(), worker_1=build_unschedulable_pod()))
+    explanation = summarize(
+        explain(
+            plan,
+            ClusterContext(capacity=capacity),
+            worker_0=build_unschedulable_pod(),
+            worker_1=build_unschedulable_pod(),
+        )
+    )
     assert explanation[1].startswith("waits for the gang: it needs 2 pods x 8 nvidia.com/gpu")
     assert (explanation[0], part in explanation[1], explanation[2]) == (cause, True, False)
 
@@ -173,7 +188,11 @@ def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
 def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
     """A damaged observation, with damaged events and pods around it."""
     event_body: dict[str, Any] = {"involvedObject": {"kind": "Pod", "name": "job-worker-0"}, "reason": "FailedMount"}
-    event_body |= {"message": "not found", "firstTimestamp": format_time(9), "series": {"lastObservedTime": format_time(1)}}
+    event_body |= {
+        "message": "not found",
+        "firstTimestamp": format_time(9),
+        "series": {"lastObservedTime": format_time(1)},
+    }
     other_pod = {"metadata": {"labels": {"torchyard/run": "a"}}, "spec": {"containers": [{"ports": [{"hostPort": 1}]}]}}
     objects = [
         copy.deepcopy(event_body),

@@ -40,7 +40,9 @@ def test_invalid_time_is_zero(timestamp: Any, seconds: float) -> None:
 
 def test_deletion_was_requested_before_its_grace() -> None:
     """The stamp of a deletion marks the end of the grace period, so the request came that much earlier."""
-    deleted_pod = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:50Z", deletionGracePeriodSeconds=30)
+    deleted_pod = build_ended_pod(
+        "Running", 0, 0, deletionTimestamp="2023-11-14T22:13:50Z", deletionGracePeriodSeconds=30
+    )
     assert pod_facts.get_deletion_time(deleted_pod) == 1_700_000_000.0
     assert pod_facts.get_deletion_time(build_ended_pod("Running", 0, 0)) == 0.0
 

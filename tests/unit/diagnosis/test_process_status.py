@@ -12,14 +12,14 @@ from torchyard.model.run import Observation
     ("rebooted", "cause", "sentence"),
     [
         (True, "host-rebooted", "the host of node-1 was restarted, and no process of the job is left there"),
-        (False, "keeper-killed", "the supervisor of node-1 was killed"),
+        (False, "supervisor-killed", "the supervisor of node-1 was killed"),
     ],
 )
 def test_lost_supervisor_is_worth_another_attempt(rebooted: bool, cause: str, sentence: str) -> None:
     """Neither a restart nor a killed supervisor is the program's fault, so another attempt is worthwhile."""
     states: dict[str, dict[str, Any]] = {
         "node-0": {"phase": "running"},
-        "node-1": {"phase": "unkept", "exit": None, "rebooted": rebooted},
+        "node-1": {"phase": "unsupervised", "exit": None, "rebooted": rebooted},
     }
     failure = read_status(Observation(states, frozenset(states))).failure
     assert failure
@@ -48,7 +48,12 @@ BOTH = frozenset({"node-0", "node-1"})
         ),
         ({"node-0": RUNNING, "node-1": {"phase": "exited", "exit": -9}}, BOTH, "failed", "killed by signal 9"),
         ({"node-0": RUNNING, "node-1": {"phase": "exited"}}, BOTH, "failed", "exit code None"),
-        ({"node-0": RUNNING, "node-1": {"phase": "unkept"}}, BOTH, "failed", "the supervisor of node-1 was killed"),
+        (
+            {"node-0": RUNNING, "node-1": {"phase": "unsupervised"}},
+            BOTH,
+            "failed",
+            "the supervisor of node-1 was killed",
+        ),
         ({"node-0": RUNNING, "node-1": {"phase": "absent"}}, BOTH, "gone", "removed by somebody else"),
         ({"node-0": RUNNING, "etcd": DONE}, BOTH, "failed", "the rendezvous store ended before the job"),
         ({"node-0": {"phase": "no such phase"}}, frozenset(), "pending", "waits for node-0"),

@@ -28,7 +28,12 @@ def test_rank_that_received_sigterm_is_not_the_first_failure() -> None:
 
 def test_root_cause_wins_within_a_second() -> None:
     """If ranks fail in the same second and no line is marked, torchrun's root cause, its last entry, comes first."""
-    rows = ["Failures:", *build_summary_entry(0, 0, 1, 10), "Root Cause (first observed failure):", *build_summary_entry(1, 1, 3, 10)]
+    rows = [
+        "Failures:",
+        *build_summary_entry(0, 0, 1, 10),
+        "Root Cause (first observed failure):",
+        *build_summary_entry(1, 1, 3, 10),
+    ]
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.rank, failure.exit_code) == (1, 3)
 
@@ -65,13 +70,18 @@ def test_fabric_error_explains_timeouts_elsewhere() -> None:
 def test_lost_process_explains_fabric_error() -> None:
     """RDMA requests to a killed process fail too, so the kill is the cause."""
     node_1 = [f"[default1]:{RETRY_EXCEEDED}", *build_traceback(1, "RuntimeError: NCCL communicator was aborted")]
-    failure = diagnose_lines({"node_0": -9, "node_1": 1}, node_0=["hello"], node_1=[*node_1, *build_summary_entry(3, 1, 1, 12)])
+    failure = diagnose_lines(
+        {"node_0": -9, "node_1": 1}, node_0=["hello"], node_1=[*node_1, *build_summary_entry(3, 1, 1, 12)]
+    )
     assert (failure.cause, failure.node, failure.exit_code) == ("agent-killed", "node-0", -9)
 
 
 def test_killed_rank_that_is_reported_late_is_the_first() -> None:
     """torchrun reports a killed worker only after it has stopped the others; it still failed first."""
-    node_0 = [*build_traceback(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"), *build_summary_entry(0, 0, 1, 10)]
+    node_0 = [
+        *build_traceback(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"),
+        *build_summary_entry(0, 0, 1, 10),
+    ]
     node_1 = ["[default1]:hello", *["[default0]:waiting"] * 40, *build_summary_entry(3, 1, -9, 41)]
     failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
@@ -103,7 +113,9 @@ def test_sigkill_alone_is_not_out_of_memory() -> None:
     """SIGKILL does not name its sender, a line of the OOM killer does; MemoryError is not a signal."""
     oom = "Memory cgroup out of memory: Killed process 4242 (python)"
     assert diagnose_lines({"node_0": 1}, node_0=[oom, *build_summary_entry(0, 0, -9, 10)]).cause == "oom-host"
-    failure = diagnose_lines({"node_0": 1}, node_0=[*build_traceback(0, "MemoryError"), *build_summary_entry(0, 0, 1, 10)])
+    failure = diagnose_lines(
+        {"node_0": 1}, node_0=[*build_traceback(0, "MemoryError"), *build_summary_entry(0, 0, 1, 10)]
+    )
     assert (failure.cause, "SIGKILL" in failure.sentence) == ("oom-host", False)
 
 

@@ -18,11 +18,11 @@ from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-NIGHTLY = [each for each in DEPLOYMENTS if "nightly" in each["tags"]]
-over_nightly = pytest.mark.parametrize("deployment", NIGHTLY, ids=lambda each: str(each["name"]))
+NIGHTLY = [deployment for deployment in DEPLOYMENTS if "nightly" in deployment["tags"]]
+over_nightly = pytest.mark.parametrize("deployment", NIGHTLY, ids=lambda deployment: str(deployment["name"]))
 
 
-@pytest.mark.parametrize("entrypoint", sorted({each["entrypoint"] for each in DEPLOYMENTS}))
+@pytest.mark.parametrize("entrypoint", sorted({deployment["entrypoint"] for deployment in DEPLOYMENTS}))
 def test_entrypoints_import(entrypoint: str) -> None:
     """A flow has the name of the function in its entrypoint: deployments are found by that name."""
     path, _, name = entrypoint.partition(":")

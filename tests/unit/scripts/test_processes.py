@@ -21,19 +21,21 @@ def test_started_processes_are_found_without_a_file(
         scripts.append(tmp_path / name / "yard.py")
         scripts[-1].parent.mkdir()
         scripts[-1].write_text(IDLE)
-    own, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in scripts)
+    worker, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in scripts)
     try:
         monkeypatch.setattr(processes, "YARD_SCRIPT", scripts[0])
         # A process's command line appears a moment after its id.
         processes.wait_for_result("no process was found", processes.find_yard_processes, timeout_s=30)
-        assert {name: process.pid for name, process in processes.find_yard_processes().items()} == {"worker": own.pid}
-        reaper = threading.Thread(target=own.wait)  # a zombie keeps its process group alive
+        assert {name: process.pid for name, process in processes.find_yard_processes().items()} == {
+            "worker": worker.pid
+        }
+        reaper = threading.Thread(target=worker.wait)  # a zombie keeps its process group alive
         reaper.start()
         processes.stop_yard_process("worker")
         reaper.join()
         assert (processes.find_yard_processes(), other.poll()) == ({}, None)
     finally:
-        for process in (own, other):
+        for process in (worker, other):
             process.kill()
             process.wait()
 

@@ -43,7 +43,7 @@ def find_call_groups(collective: PendingCollective, records: Mapping[int, RankRe
     """
     calls: dict[int, Collective] = {}
     for rank in sorted(collective.waiting):
-        call = records[rank].waits
+        call = records[rank].pending
         if call and not clean_operation(call.operation).startswith(_ONE_SIDED):
             calls[rank] = call
     has_sizes = all(clean_operation(call.operation) in _SAME_SIZE and call.sizes for call in calls.values())
@@ -62,12 +62,14 @@ def find_completed_ranks(collective: PendingCollective, records: Mapping[int, Ra
 
     Empty if the operation can be complete in one rank before all ranks have called it, such as a broadcast.
     """
-    pending_calls = [records[rank].waits for rank in collective.waiting]
+    pending_calls = [records[rank].pending for rank in collective.waiting]
     operations = {clean_operation(call.operation) for call in pending_calls if call}
     if not operations or not operations <= _SYMMETRIC:
         return frozenset()
-    others = collective.members - collective.waiting
-    return frozenset(rank for rank in others if _count_completed(records.get(rank), collective) >= collective.sequence)
+    other_ranks = collective.members - collective.waiting
+    return frozenset(
+        rank for rank in other_ranks if _count_completed(records.get(rank), collective) >= collective.sequence
+    )
 
 
 def _count_completed(record: RankRecord | None, collective: PendingCollective) -> int:

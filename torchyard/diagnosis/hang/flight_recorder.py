@@ -19,12 +19,13 @@ _MAX_FRAMES = 64
 _MAX_TEXT_CHARS = 300
 _UNKNOWN_STATE = "?"  # of the process: a dump does not contain it
 _DEFAULT_TIMEOUT_MS = 600_000
-_PLAIN_OPCODES = {
-    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
-    *("BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1"),
-    *("TUPLE2", "TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
-    *("MEMOIZE", "INT", "LONG", "FLOAT", "UNICODE", "DICT", "LIST", "PUT", "GET", "POP", "DUP"),
-}
+_OPCODE_NAMES = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1
+    BINFLOAT BINUNICODE SHORT_BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1
+    TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET
+    MEMOIZE INT LONG FLOAT UNICODE DICT LIST PUT GET POP DUP
+"""
+_PLAIN_OPCODES = frozenset(_OPCODE_NAMES.split())  # those that build values, and call nothing
 
 
 class DumpError(ValueError):
@@ -34,11 +35,11 @@ class DumpError(ValueError):
 class Dump(NamedTuple):
     """What one rank's flight recorder holds.
 
-    waits, stack, timeout_s: of the oldest call that is not complete; None, () and torch's default if all are.
+    pending, stack, timeout_s: of the oldest call that is not complete; None, () and torch's default if all are.
     """
 
     groups: dict[str, GroupProgress]
-    waits: Collective | None
+    pending: Collective | None
     stack: tuple[Frame, ...]
     timeout_s: float
 
@@ -47,14 +48,14 @@ def build_record(dump: Dump, rank: int, world: int) -> RankRecord:
     """Return a dump as a stall that the rank's recorder could have printed; the process's state is unknown."""
     return RankRecord(
         kind="stall",
-        at=0.0,
+        timestamp=0.0,
         rank=rank,
         world=world,
         pid=0,
         stalled_s=dump.timeout_s,
-        usual_s=0.0,
+        typical_pause_s=0.0,
         groups=dump.groups,
-        waits=dump.waits,
+        pending=dump.pending,
         stack=dump.stack,
         state=_UNKNOWN_STATE,
     )
@@ -74,7 +75,7 @@ def parse_dump(data: bytes) -> Dump:
     timeout_ms = _to_int((oldest or {}).get("timeout_ms")) or _DEFAULT_TIMEOUT_MS
     return Dump(
         groups=_parse_groups(dump, entries),
-        waits=_parse_collective(oldest) if oldest else None,
+        pending=_parse_collective(oldest) if oldest else None,
         stack=_parse_frames(oldest) if oldest else (),
         timeout_s=timeout_ms / 1000,
     )
@@ -122,15 +123,15 @@ def _parse_groups(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     groups = {}
     for name, group_entries in calls.items():
         counters = _to_dict(status.get(str(group_entries[-1].get("pg_id"))))
-        called = max(*map(_get_sequence, group_entries), _to_int(counters.get("last_enqueued_collective")), 0)
+        enqueued = max(*map(_get_sequence, group_entries), _to_int(counters.get("last_enqueued_collective")), 0)
         pending_sequences = [
             _get_sequence(group_entry) for group_entry in group_entries if not _is_complete(group_entry)
         ]
-        completed = max(min(pending_sequences) - 1, 0) if pending_sequences else called
-        groups[name] = GroupProgress(ranks=ranks.get(name, ()), called=called, completed=completed)
+        completed = max(min(pending_sequences) - 1, 0) if pending_sequences else enqueued
+        groups[name] = GroupProgress(ranks=ranks.get(name, ()), enqueued=enqueued, completed=completed)
     for name, members in ranks.items():
         if members:
-            groups.setdefault(name, GroupProgress(ranks=members, called=0, completed=0))
+            groups.setdefault(name, GroupProgress(ranks=members, enqueued=0, completed=0))
     return groups
 
 

@@ -72,8 +72,8 @@ def detect_hang(
     if not records:
         return None
     if record_ages is None:
-        newest = max(record.at for record in records.values())
-        ages = {rank: newest - record.at for rank, record in records.items()}
+        newest = max(record.timestamp for record in records.values())
+        ages = {rank: newest - record.timestamp for rank, record in records.items()}
     else:
         ages = {rank: record_ages.get(rank, 0.0) for rank in records}
 
@@ -94,7 +94,7 @@ def detect_hang(
 
 
 def _detect_missing_ranks(snapshot: _JobSnapshot) -> Hang | None:
-    """The hang of ranks that others wait for in a collective, and that wait in no collective themselves; or None."""
+    """The hang of ranks that others wait for in a collective, and that wait in none themselves; None without such."""
     waiting_ranks = frozenset(rank for collective in snapshot.collectives for rank in collective.waiting)
     candidates: list[tuple[PendingCollective, dict[int, Fault]]] = []
     for collective in sorted(snapshot.collectives, key=_count_waiting_ranks, reverse=True):
@@ -129,7 +129,7 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
     if collective.group == UNCOUNTED_CALL and len(suspects) > 1:
         return {}  # without torch's counters, no record shows which of them is expected
     waited_s = min(snapshot.records[rank].stalled_s for rank in collective.waiting)
-    typical_pause_s = max(snapshot.records[rank].usual_s for rank in collective.waiting)
+    typical_pause_s = max(snapshot.records[rank].typical_pause_s for rank in collective.waiting)
     faults = {rank: diagnose_missing_rank(snapshot.records.get(rank), typical_pause_s) for rank in sorted(suspects)}
     expired = {rank: fault for rank, fault in faults.items() if _has_exceeded_limit(snapshot, rank, fault, waited_s)}
     certain = {rank: fault for rank, fault in expired.items() if fault.is_certain}
@@ -147,7 +147,7 @@ def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_
         return waited_s >= fault.limit_s
     stalled_s = record.stalled_s
     if fault.kind == "gil":
-        stalled_s = min(stalled_s, record.blind_s)
+        stalled_s = min(stalled_s, record.frozen_s)
     return rank in snapshot.stalled and min(waited_s, stalled_s) >= fault.limit_s
 
 
@@ -222,7 +222,7 @@ def _have_all_stalled(
     snapshot: _JobSnapshot, ranks: frozenset[int], floor_s: float, factor: float = PAUSE_FACTOR
 ) -> bool:
     """Whether all of `ranks` have stalled for `floor_s` seconds, and for `factor` times the longest normal pause."""
-    typical_pause_s = max(snapshot.records[rank].usual_s for rank in ranks)
+    typical_pause_s = max(snapshot.records[rank].typical_pause_s for rank in ranks)
     return min(snapshot.records[rank].stalled_s for rank in ranks) >= max(floor_s, factor * typical_pause_s)
 
 
@@ -239,6 +239,6 @@ def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
         return messages.describe_idle_job("stopped", records) if has_stalled else None
     if not any(record.groups for record in records.values()):
         return None  # a program without process groups may pause for any time
-    have_started = all(record.usual_s > 0 or has_completed_collective(record) for record in records.values())
+    have_started = all(record.typical_pause_s > 0 or has_completed_collective(record) for record in records.values())
     has_stalled = _have_all_stalled(snapshot, snapshot.stalled, IDLE_FLOOR_S if have_started else ACTIVE_FLOOR_S)
     return messages.describe_idle_job("all-waiting-outside", records) if has_stalled else None

@@ -13,7 +13,7 @@ from torchyard.diagnosis.hang.pending_collectives import (
     UNCOUNTED_CALL,
     PendingCollective,
     clean_operation,
-    count_called,
+    count_enqueued,
 )
 from torchyard.diagnosis.hang.stack_locations import (
     choose_verb,
@@ -290,7 +290,7 @@ def _find_location(records: _Records, ranks: Iterable[int]) -> str:
 def _find_call(collective: PendingCollective, records: _Records, ranks: Iterable[int] = ()) -> Collective | None:
     """The call of the first of `ranks` that reports one; by default of the waiting ranks. None if none reports one."""
     for rank in tuple(ranks) or sorted(collective.waiting):
-        call = records[rank].waits if rank in records else None
+        call = records[rank].pending if rank in records else None
         if call:
             return call
     return None
@@ -303,7 +303,7 @@ def _describe_counts(collective: PendingCollective, ranks: Iterable[int], record
     ranks_by_count: dict[int, list[int]] = {}
     for rank in ranks:
         if rank in records:
-            ranks_by_count.setdefault(count_called(records[rank], collective.group), []).append(rank)
+            ranks_by_count.setdefault(count_enqueued(records[rank], collective.group), []).append(rank)
     lines = []
     for count, callers in sorted(ranks_by_count.items())[:_MAX_CALLS]:
         verb = choose_verb(callers, "has", "have")
@@ -324,14 +324,14 @@ def _describe_processes(ranks: Iterable[int], records: _Records) -> tuple[str, .
             continue
         if record.state == "?":
             continue  # from a dump of the flight recorder, which has no data about the process
-        details = [f"no progress for {record.stalled_s:,.0f} s, usually {record.usual_s:,.1f} s at most"]
+        details = [f"no progress for {record.stalled_s:,.0f} s, usually {record.typical_pause_s:,.1f} s at most"]
         if record.state:
             details.append(f"process {record.pid} in state {record.state}")
-        if record.blind_s > 1:
-            details.append(f"its Python threads have not run for {record.blind_s:,.0f} s")
+        if record.frozen_s > 1:
+            details.append(f"its Python threads have not run for {record.frozen_s:,.0f} s")
         if record.wchan:
             details.append(f"asleep in the kernel's {record.wchan}")
-        if record.full:
-            details.append(f"the file system at {record.full} has become full")
+        if record.full_mount:
+            details.append(f"the file system at {record.full_mount} has become full")
         lines.append(f"rank {rank}: {', '.join(details)}")
     return tuple(lines)

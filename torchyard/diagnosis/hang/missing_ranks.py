@@ -17,7 +17,7 @@ START_FLOOR_S = 20.0  # before the first collective is complete
 ACTIVE_FLOOR_S = 300.0  # a rank that computes, compiles, evaluates or writes; or of which nothing is known
 PAUSE_FACTOR = 3.0  # times the longest pause so far
 ACTIVE_PAUSE_FACTOR = 20.0
-MIN_BLIND_S = 3.0  # without a run of the recorder's thread: shorter gaps are normal on a loaded machine
+MIN_FROZEN_S = 3.0  # without a run of the recorder's thread: shorter gaps are normal on a loaded machine
 
 _FILE_CODE = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/(?:shutil|pathlib|zipfile|tarfile|gzip|bz2|lzma)\.py$"
@@ -66,15 +66,15 @@ def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float) -> F
     """
     if record is None:
         return Fault("missing-rank", _get_active_limit(others_pause_s), predicate=IS_SILENT)
-    typical_pause_s = max(others_pause_s, record.usual_s)
+    typical_pause_s = max(others_pause_s, record.typical_pause_s)
     slow_job_limit_s = PAUSE_FACTOR * typical_pause_s
     if record.kind == "end" or record.state in ("", "Z", "X"):
         return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, predicate=HAS_ENDED)
     if is_stopped(record):
         return Fault("stopped", max(STOPPED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate="is stopped")
-    has_started = record.usual_s > 0 or has_completed_collective(record)
-    if record.full and has_started and (is_busy(record) or _is_in_storage(record)):
-        predicate = f"is out of disk space at {record.full}"
+    has_started = record.typical_pause_s > 0 or has_completed_collective(record)
+    if record.full_mount and has_started and (is_busy(record) or _is_in_storage(record)):
+        predicate = f"is out of disk space at {record.full_mount}"
         return Fault("storage", max(BLOCKED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate=predicate)
     kind, floor_s = _classify_fault(record)
     if is_busy(record) and kind != "gil":
@@ -86,7 +86,7 @@ def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float) -> F
 
 def is_busy(record: RankRecord) -> bool:
     """Whether the rank, or a child process that it waits for, may be doing work."""
-    return record.writes or record.is_active or any(_CHILD_CODE.search(frame.file) for frame in record.stack)
+    return record.uses_files or record.is_active or any(_CHILD_CODE.search(frame.file) for frame in record.stack)
 
 
 def has_completed_collective(record: RankRecord) -> bool:
@@ -100,7 +100,7 @@ def _get_active_limit(typical_pause_s: float) -> float:
 
 def _classify_fault(record: RankRecord) -> tuple[HangClass, float]:
     """The class of a rank that does nothing, by the strongest evidence, and its limit in seconds."""
-    if record.blind_s > MIN_BLIND_S and record.state != "D" and not record.writes:
+    if record.frozen_s > MIN_FROZEN_S and record.state != "D" and not record.uses_files:
         return "gil", BLOCKED_FLOOR_S
     if _is_in_storage(record):
         floor_s = FLUSH_FLOOR_S if _is_flushing(record) else BLOCKED_FLOOR_S

@@ -129,7 +129,7 @@ def _iterate_successors(
 
 def _find_collective_key(record: RankRecord) -> _CollectiveKey | None:
     """What a rank waits in: the oldest call that is not complete, by its counters or its stack; None if in nothing."""
-    call = record.waits
+    call = record.pending
     if call and call.peer is not None:
         return _CollectiveKey(f"{PAIR_PREFIX}{call.group}", tuple(sorted((record.rank, call.peer))), 0)
     if call and is_point_to_point(call.operation):
@@ -138,7 +138,7 @@ def _find_collective_key(record: RankRecord) -> _CollectiveKey | None:
         progress = record.groups.get(call.group)
         return _CollectiveKey(call.group, progress.ranks if progress else (), call.sequence)
     for name, progress in sorted(record.groups.items()):
-        if progress.called > progress.completed:
+        if progress.enqueued > progress.completed:
             return _CollectiveKey(name, progress.ranks, progress.completed + 1)
     functions = [frame.function for frame in record.stack if _COLLECTIVE_FILE in frame.file]
     if _SETUP_CALLS.intersection(functions):
@@ -195,17 +195,17 @@ def is_stopped(record: RankRecord) -> bool:
 
 def _has_joined(record: RankRecord | None, group: str, sequence: int) -> bool:
     """Whether a rank takes part in a call: one that is stopped does not, even if it has called."""
-    return count_called(record, group) >= sequence and not (record and is_stopped(record))
+    return count_enqueued(record, group) >= sequence and not (record and is_stopped(record))
 
 
-def count_called(record: RankRecord | None, group: str) -> int:
+def count_enqueued(record: RankRecord | None, group: str) -> int:
     """How many collectives of a group a rank has called, as far as its record shows; 0 without a record."""
     if record is None:
         return 0
     progress = record.groups.get(group)
-    called = progress.called if progress else 0
-    pending_sequence = record.waits.sequence if record.waits and record.waits.group == group else 0
-    return max(called, pending_sequence)
+    enqueued = progress.enqueued if progress else 0
+    pending_sequence = record.pending.sequence if record.pending and record.pending.group == group else 0
+    return max(enqueued, pending_sequence)
 
 
 def _find_finished_ranks(

@@ -100,11 +100,11 @@ class BlackBox:
         if record.world != self.world or (previous and previous.pid != record.pid):
             self._forget_previous_workers(record.world)
         self.latest[record.rank] = record.model_copy(update={"node": node})
-        delay_s = self._delays.setdefault(node, _LogDelay()).measure(record.at, arrived_at)
+        delay_s = self._delays.setdefault(node, _LogDelay()).measure(record.timestamp, arrived_at)
         self._record_times[record.rank] = arrived_at - delay_s
         if record.kind == "pulse":
             windows = self.windows.setdefault(record.rank, deque(maxlen=MAX_WINDOWS))
-            windows.append(Window(arrived_at, record.waited))
+            windows.append(Window(arrived_at, record.waiting_share))
         return record.kind != "pulse" or previous is None or previous.kind != "pulse"
 
     def _forget_previous_workers(self, world: int) -> None:
@@ -146,5 +146,5 @@ def _has_valid_numbers(record: RankRecord) -> bool:
     """Whether the rank is in its job, and all durations are finite: JSON's reader accepts NaN and Infinity."""
     if not 0 <= record.rank < record.world <= MAX_RANKS:
         return False
-    numbers = (record.at, record.stalled_s, record.usual_s, record.blind_s, record.waited)
+    numbers = (record.timestamp, record.stalled_s, record.typical_pause_s, record.frozen_s, record.waiting_share)
     return all(math.isfinite(number) and number >= 0 for number in numbers)

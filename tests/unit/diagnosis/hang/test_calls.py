@@ -40,10 +40,10 @@ def test_calls_of_different_sizes(operation: str) -> None:
 
 def test_completed_alone() -> None:
     """A rank that has completed an all_reduce in which others wait is found; a broadcast's root may be ahead."""
-    done = build_record(3, groups={"0": GroupProgress(enqueued=6, completed=6)})
-    some = ALL._replace(waiting=frozenset({0, 1, 2}))
-    assert find_completed_ranks(some, {**in_calls(*[build_collective()] * 3), 3: done}) == {3}
-    assert find_completed_ranks(some, {**in_calls(*[build_collective("broadcast")] * 3), 3: done}) == frozenset()
+    completed = {3: build_record(3, groups={"0": GroupProgress(enqueued=6, completed=6)})}
+    collective = ALL._replace(waiting=frozenset({0, 1, 2}))
+    assert find_completed_ranks(collective, in_calls(*[build_collective()] * 3) | completed) == {3}
+    assert find_completed_ranks(collective, in_calls(*[build_collective("broadcast")] * 3) | completed) == frozenset()
 
 
 def test_call_in_words() -> None:
@@ -51,32 +51,38 @@ def test_call_in_words() -> None:
     assert describe_call(build_collective("gloo:all_reduce")) == "all_reduce of 1,000 float"
 
 
-def test_connections_without_loss_are_no_cut() -> None:
-    """A connection that has delivered everything in the end is sound."""
+def test_connections_without_loss_are_not_a_fault() -> None:
+    """A connection that has delivered everything is not a network fault."""
     links = (Link(peer="10.0.0.2:7", retransmits=9, queued=0),)
     assert find_network_fault(ALL, index_by_rank(build_waiting_record(0, links=links))) is None
 
 
 def test_all_lost_connections_lead_to_one_node() -> None:
-    """If several nodes lose what they send to one node, that one is at fault."""
+    """If several nodes lose what they send to one node, that node is at fault."""
     links = (Link(peer="node-7:4000", retransmits=9, queued=10),)
-    records = index_by_rank(build_waiting_record(0, links=links), build_waiting_record(2, links=links), build_waiting_record(3, node="node-7"))
-    cut = find_network_fault(ALL, records)
-    assert cut is not None
-    assert (cut.nodes, cut.is_shared) == (("node-7",), True)
+    records = index_by_rank(
+        build_waiting_record(0, links=links),
+        build_waiting_record(2, links=links),
+        build_waiting_record(3, node="node-7"),
+    )
+    fault = find_network_fault(ALL, records)
+    assert fault is not None
+    assert (fault.nodes, fault.is_shared) == (("node-7",), True)
 
 
 @pytest.mark.parametrize("reports", [(0, 2, 3), (0, 2)], ids=["itself too", "the others alone"])
 def test_lost_node_is_found_by_its_address(reports: tuple[int, ...]) -> None:
-    """Peers are addresses; what all lost connections have in common is the node whose own address that is."""
+    """Peers are addresses, and the shared node is the one that has the address common to all lost connections."""
     nodes = {0: ("node-0", "10.0.0.1"), 2: ("node-1", "10.0.0.2"), 3: ("node-2", "10.0.0.3")}
 
     def links(rank: int) -> tuple[Link, ...]:
-        others = [0, 2] if rank == 3 else [3]
-        lost = [Link(peer=nodes[other][1], local=nodes[rank][1], retransmits=9, queued=10) for other in others]
-        return tuple(lost) if rank in reports else tuple(each.model_copy(update={"queued": 0}) for each in lost)
+        queued = 10 if rank in reports else 0
+        peers = [0, 2] if rank == 3 else [3]
+        return tuple(Link(peer=nodes[peer][1], local=nodes[rank][1], retransmits=9, queued=queued) for peer in peers)
 
-    records = index_by_rank(*(build_waiting_record(rank, node=node, links=links(rank)) for rank, (node, _) in nodes.items()))
-    cut = find_network_fault(ALL, records)
-    assert cut is not None
-    assert (cut.nodes, cut.is_shared) == (("node-2",), True)
+    records = index_by_rank(
+        *(build_waiting_record(rank, node=node, links=links(rank)) for rank, (node, _) in nodes.items())
+    )
+    fault = find_network_fault(ALL, records)
+    assert fault is not None
+    assert (fault.nodes, fault.is_shared) == (("node-2",), True)

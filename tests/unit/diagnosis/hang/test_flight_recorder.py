@@ -60,32 +60,32 @@ def test_frames_of_the_open_call() -> None:
 def test_nccl_retires_what_has_timed_out() -> None:
     """A retired call of NCCL that is not completed has timed out: the rank waits in it."""
     parsed = parse_dump(dump(entry(1), entry(2, "started")))
-    assert parsed.waits is not None
-    assert (parsed.waits.sequence, parsed.waits.operation, parsed.waits.sizes) == (2, "all_reduce", ((3, 4),))
-    assert (parsed.groups["0"].called, parsed.groups["0"].completed, parsed.groups["0"].ranks) == (2, 1, (0, 1))
+    assert parsed.pending is not None
+    assert (parsed.pending.sequence, parsed.pending.operation, parsed.pending.sizes) == (2, "all_reduce", ((3, 4),))
+    assert (parsed.groups["0"].enqueued, parsed.groups["0"].completed, parsed.groups["0"].ranks) == (2, 1, (0, 1))
 
 
 def test_old_dumps_have_one_sequence() -> None:
     """Version 1.5 has `seq_id`, and no counters of groups."""
-    old = {**entry(7, "scheduled"), "seq_id": 7}
-    del old["collective_seq_id"], old["p2p_seq_id"]
-    parsed = parse_dump(dump(old, version="1.5"))
-    assert parsed.groups["0"].called == 7
+    old_entry = entry(7, "scheduled") | {"seq_id": 7}
+    del old_entry["collective_seq_id"], old_entry["p2p_seq_id"]
+    parsed = parse_dump(dump(old_entry, version="1.5"))
+    assert parsed.groups["0"].enqueued == 7
 
 
 def test_calls_that_the_buffer_has_lost_count() -> None:
     """The group's counter shows calls that are no longer among the entries."""
     status = {"0": {"last_enqueued_collective": 9, "last_completed_collective": 9}}
-    assert parse_dump(dump(entry(3), pg_status=status)).groups["0"].called == 9
+    assert parse_dump(dump(entry(3), pg_status=status)).groups["0"].enqueued == 9
 
 
 def test_sends_do_not_count_as_collectives() -> None:
     """Sends and receives have numbers of their own."""
     send = entry(1, "started", profiling_name="nccl:send 0->1", p2p_seq_id=40, is_p2p=True, record_id=5)
     parsed = parse_dump(dump(entry(1), send))
-    assert parsed.groups["0"].called == 1
-    assert parsed.waits is not None
-    assert parsed.waits.operation == "send 0->1"
+    assert parsed.groups["0"].enqueued == 1
+    assert parsed.pending is not None
+    assert parsed.pending.operation == "send 0->1"
 
 
 class Evil:
@@ -96,7 +96,7 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (pickle.dumps({"version": Evil()}), "more than plain values"),
         (dump(entry(1))[:-9], "not a complete pickle"),
@@ -108,9 +108,9 @@ class Evil:
         (b"\x80\x02r\xff\xff\xff\x7f.", "refused"),
     ],
 )
-def test_what_is_no_dump_is_one_clear_error(data: bytes, words: str) -> None:
-    """A file that is not a dump, or whose pickle runs code, is refused in one sentence."""
-    with pytest.raises(DumpError, match=words):
+def test_file_that_is_not_a_dump_is_refused(data: bytes, message: str) -> None:
+    """A file that is not a dump, or whose pickle runs code, is refused with a message."""
+    with pytest.raises(DumpError, match=message):
         parse_dump(data)
 
 

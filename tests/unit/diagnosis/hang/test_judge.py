@@ -56,12 +56,13 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "facts"), KINDS, ids=lambda value: str(value)[:60])
-def test_class_of_missing_rank(kind: str, facts: dict[str, Any]) -> None:
-    """A rank that others wait for has the class that its own facts show."""
-    records = build_missing_rank_records(**facts)
-    long = {rank: its.model_copy(update={"stalled_s": 320.0}) for rank, its in records.items() if rank < 3}
-    hang = judge({**records, **long})
+@pytest.mark.parametrize(("kind", "fields"), KINDS, ids=lambda value: str(value)[:60])
+def test_class_of_missing_rank(kind: str, fields: dict[str, Any]) -> None:
+    """A rank that others wait for has the class that its own record shows."""
+    records = build_missing_rank_records(**fields)
+    for rank in range(3):
+        records[rank] = records[rank].model_copy(update={"stalled_s": 320.0})
+    hang = judge(records)
     assert (hang.kind, hang.ranks, hang.waiting) == (kind, (3,), (0, 1, 2))
 
 
@@ -79,24 +80,29 @@ NO_HANG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("facts", [facts for _, facts in NO_HANG], ids=[name for name, _ in NO_HANG])
-def test_patience(facts: dict[str, Any]) -> None:
-    """A rank that may still come is no hang."""
-    stalled_s = 9.0 if facts.get("kind") == "end" else float(facts.get("stalled_s", 12.0)) or 12.0
-    records = build_missing_rank_records(**facts)
-    others = {rank: record.model_copy(update={"stalled_s": stalled_s}) for rank, record in records.items() if rank < 3}
-    assert detect_hang({**records, **others}, 4) is None
+@pytest.mark.parametrize("fields", [fields for _, fields in NO_HANG], ids=[name for name, _ in NO_HANG])
+def test_rank_that_may_still_come_does_not_hang(fields: dict[str, Any]) -> None:
+    """A rank that may still call the collective does not hang."""
+    stalled_s = 9.0 if fields.get("kind") == "end" else float(fields.get("stalled_s", 12.0)) or 12.0
+    records = build_missing_rank_records(**fields)
+    for rank in range(3):
+        records[rank] = records[rank].model_copy(update={"stalled_s": stalled_s})
+    assert detect_hang(records, 4) is None
 
 
 def test_waiting_for_one_busy_rank_excuses_an_idle_one() -> None:
     """An idle rank may wait for the busy one in a way that no record shows."""
-    records = index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3))
+    records = index_by_rank(
+        build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3)
+    )
     assert detect_hang(records, 4) is None
 
 
 def test_a_stopped_rank_is_not_excused() -> None:
     """A stopped rank hangs, whatever another one does."""
-    records = index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3, state="T"))
+    records = index_by_rank(
+        build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3, state="T")
+    )
     assert judge(records).ranks == (3,)
 
 
@@ -126,8 +132,15 @@ def pair(enqueued: int, completed: int) -> GroupProgress:
 def test_chain_ends_at_the_first_cause() -> None:
     """A rank that is itself kept waiting is not blamed: the one that it waits for is."""
     default = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=5)
-    dependent = build_record(2, groups={"0": default, "7": pair(3, 2)}, pending=build_collective(sequence=3, group="7"), stack=STEP)
-    records = index_by_rank(build_waiting_record(0), build_waiting_record(1), dependent, build_record(3, groups={"0": default, "7": pair(2, 2)}))
+    dependent = build_record(
+        2, groups={"0": default, "7": pair(3, 2)}, pending=build_collective(sequence=3, group="7"), stack=STEP
+    )
+    records = index_by_rank(
+        build_waiting_record(0),
+        build_waiting_record(1),
+        dependent,
+        build_record(3, groups={"0": default, "7": pair(2, 2)}),
+    )
     hang = judge(records)
     assert (hang.ranks, hang.waiting) == ((3,), (0, 1, 2))
 
@@ -136,8 +149,12 @@ def test_ring_is_a_deadlock() -> None:
     """Ranks that wait for each other in two groups are all named, with both groups."""
     one, two = (GroupProgress(ranks=(0, 1), enqueued=enqueued, completed=2) for enqueued in (3, 2))
     records = index_by_rank(
-        build_record(0, world=2, groups={"a": one, "b": two}, pending=build_collective(sequence=3, group="a"), stack=STEP),
-        build_record(1, world=2, groups={"a": two, "b": one}, pending=build_collective("barrier", 3, group="b"), stack=LOAD),
+        build_record(
+            0, world=2, groups={"a": one, "b": two}, pending=build_collective(sequence=3, group="a"), stack=STEP
+        ),
+        build_record(
+            1, world=2, groups={"a": two, "b": one}, pending=build_collective("barrier", 3, group="b"), stack=LOAD
+        ),
     )
     hang = detect_hang(records, 2)
     assert hang is not None
@@ -166,7 +183,9 @@ def test_minority_of_a_mismatch_is_to_blame() -> None:
 
 def test_sizes_of_all_to_all_may_differ() -> None:
     """An all_to_all of different sizes is no mismatch."""
-    records = index_by_rank(*(build_waiting_record(rank, pending=build_collective("all_to_all", size=rank)) for rank in range(4)))
+    records = index_by_rank(
+        *(build_waiting_record(rank, pending=build_collective("all_to_all", size=rank)) for rank in range(4))
+    )
     assert detect_hang(records, 4) is None
 
 
@@ -185,7 +204,12 @@ def test_all_inside_is_unknown() -> None:
 
 def test_all_inside_and_active_is_patient() -> None:
     """A collective that may still move data is no hang."""
-    assert detect_hang(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0, is_active=True) for rank in range(4))), 4) is None
+    assert (
+        detect_hang(
+            index_by_rank(*(build_waiting_record(rank, stalled_s=30.0, is_active=True) for rank in range(4))), 4
+        )
+        is None
+    )
 
 
 def test_network_of_the_node_that_all_lost_connections_share() -> None:
@@ -206,32 +230,36 @@ def test_all_idle_outside_collectives() -> None:
     """If nobody waits in a collective and nobody does anything, the clusters say where the ranks are."""
     hang = judge(index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(4))))
     assert hang.kind == "all-waiting-outside"
-    assert [(each.ranks, each.location) for each in hang.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
+    assert [(group.ranks, group.location) for group in hang.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
 @pytest.mark.parametrize("busy", [{"is_active": True}, {"uses_files": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
 def test_one_busy_rank_is_no_idle_job(busy: dict[str, Any]) -> None:
     """A job of which one rank does something is not idle."""
-    records = index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(3)), build_record(3, **{"stalled_s": 70.0, **busy}))
+    busy_record = build_record(3, **({"stalled_s": 70.0} | busy))
+    records = index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(3)), busy_record)
     assert detect_hang(records, 4) is None
 
 
 def test_a_job_without_process_groups_has_no_rhythm() -> None:
     """Programs that never join a process group are not judged."""
-    assert detect_hang(index_by_rank(build_record(0, world=1, groups={}, typical_pause_s=0.0, stalled_s=900.0)), 1) is None
+    assert (
+        detect_hang(index_by_rank(build_record(0, world=1, groups={}, typical_pause_s=0.0, stalled_s=900.0)), 1) is None
+    )
 
 
 def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
     """In the set-up of a process group there are no counters: the stacks show who has not come."""
     setup = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
-    facts: dict[str, Any] = {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 25.0}
-    records = index_by_rank(*(build_record(rank, stack=setup, **facts) for rank in range(3)), build_record(3, **facts))
+    fields: dict[str, Any] = {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 25.0}
+    waiting_records = [build_record(rank, stack=setup, **fields) for rank in range(3)]
+    records = index_by_rank(*waiting_records, build_record(3, **fields))
     hang = judge(records)
     assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
     assert "the set-up of a process group" in hang.sentence
 
 
-def test_late_completion_is_no_wait() -> None:
+def test_late_completion_is_not_a_wait() -> None:
     """A rank that hangs outside, and has not yet seen that its last call is complete, is still the culprit."""
     lag = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=4)
     hang = judge(build_missing_rank_records(groups={"0": lag}, pending=build_collective(sequence=5), stack=LOADER))
@@ -241,7 +269,9 @@ def test_late_completion_is_no_wait() -> None:
 def test_asynchronous_calls_ahead() -> None:
     """With NCCL, ranks call ahead by different numbers: the rank before the first open call is the culprit."""
     ahead = [GroupProgress(ranks=(0, 1, 2, 3), enqueued=enqueued, completed=5) for enqueued in (50, 48, 6)]
-    records = index_by_rank(*(build_waiting_record(rank, groups={"0": its}) for rank, its in enumerate(ahead)), build_record(3))
+    records = index_by_rank(
+        *(build_waiting_record(rank, groups={"0": progress}) for rank, progress in enumerate(ahead)), build_record(3)
+    )
     assert judge(records).ranks == (3,)
 
 
@@ -271,14 +301,14 @@ _RECORD = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.integers(0, 4), _RECORD))
-def test_no_records_break_the_judge(facts: dict[int, dict[str, Any]]) -> None:
+def test_any_records_give_a_verdict_or_none(fields_by_rank: dict[int, dict[str, Any]]) -> None:
     """Any records give a verdict or none, and no rank is missing from a collective that it waits in."""
-    records = {rank: build_record(rank, **its) for rank, its in facts.items()}
+    records = {rank: build_record(rank, **fields) for rank, fields in fields_by_rank.items()}
     hang = detect_hang(records, 4)
     if hang is None:
         return
     assert hang.sentence
     assert not set(hang.ranks) & set(hang.waiting)
     if hang.kind not in ("collective-mismatch", "network", "deadlock-between-groups") and hang.collective:
-        waits = [records[rank].pending for rank in hang.ranks if rank in records and records[rank].kind == "stall"]
-        assert hang.collective not in waits
+        stalled_ranks = [rank for rank in hang.ranks if rank in records and records[rank].kind == "stall"]
+        assert hang.collective not in [records[rank].pending for rank in stalled_ranks]

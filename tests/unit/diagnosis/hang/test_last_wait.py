@@ -12,14 +12,18 @@ def died(rank: int = 0, **facts: object) -> RankRecord:
 
 
 def test_rank_that_waited_names_the_absent_one() -> None:
-    """A watchdog ends a rank that waited: the one that had not come is the one to look at."""
-    said = describe_last_wait(0, index_by_rank(died(0), died(1), died(2), build_record(3, kind="end")))
-    assert said == "it had waited 12 s for rank 3 in collective number 6 of the default group"
+    """The last wait of a rank that a watchdog ended names the rank that had not called the collective."""
+    last_wait = describe_last_wait(0, index_by_rank(died(0), died(1), died(2), build_record(3, kind="end")))
+    assert last_wait == "it had waited 12 s for rank 3 in collective number 6 of the default group"
 
 
 @pytest.mark.parametrize(
     "first",
-    [build_record(0, kind="end"), died(0, stalled_s=0.6), died(0, groups={"0": GroupProgress(enqueued=5, completed=5)})],
+    [
+        build_record(0, kind="end"),
+        died(0, stalled_s=0.6),
+        died(0, groups={"0": GroupProgress(enqueued=5, completed=5)}),
+    ],
     ids=["outside", "just now", "complete"],
 )
 def test_rank_that_was_working_waited_for_nobody(first: RankRecord) -> None:

@@ -9,7 +9,7 @@ from torchyard.diagnosis.hang.judge import detect_hang
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    ("fields", "text"),
     [
         ({"state": "T"}, "rank 3 on node-1 is stopped in load (train.py:88): ranks 0-2 wait for it in "),
         (
@@ -22,16 +22,18 @@ from torchyard.diagnosis.hang.judge import detect_hang
         ({"stack": ()}, "rank 3 on node-1 does not come: "),
     ],
 )
-def test_sentence_by_kind(facts: dict[str, Any], words: str) -> None:
-    """The sentence says what is known of the culprit."""
-    hang = detect_hang(build_missing_rank_records(**facts), 4)
+def test_sentence_by_kind(fields: dict[str, Any], text: str) -> None:
+    """The sentence describes the state of the missing rank."""
+    hang = detect_hang(build_missing_rank_records(**fields), 4)
     assert hang is not None
-    assert words in hang.sentence
+    assert text in hang.sentence
 
 
 def test_two_culprits_in_one_sentence() -> None:
     """Two ranks of the same fault are named together."""
-    hang = detect_hang(index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2), build_record(3)), 4)
+    hang = detect_hang(
+        index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2), build_record(3)), 4
+    )
     assert hang is not None
     assert hang.sentence.startswith("ranks 2-3 on node-1 hang in load (train.py:88): ranks 0-1 wait for them in ")
 

@@ -14,7 +14,7 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "limit_s"),
+    ("fields", "limit_s"),
     [
         ({}, 3.0),
         ({"typical_pause_s": 4.0}, 12.0),
@@ -28,13 +28,13 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
         ({"full_mount": "/data", "uses_files": True}, 8.0),
     ],
 )
-def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
-    """How long a rank may stay away depends on what it does, and on what is usual in this run."""
-    assert diagnose_missing_rank(build_record(0, **facts), 0.0).limit_s == limit_s
+def test_limit_by_record(fields: dict[str, Any], limit_s: float) -> None:
+    """The time that a rank may be missing depends on its activity, and on the usual pause in this run."""
+    assert diagnose_missing_rank(build_record(0, **fields), 0.0).limit_s == limit_s
 
 
 @pytest.mark.parametrize(
-    ("facts", "kind"),
+    ("fields", "kind"),
     [
         ({"stack": frame("load", "/v/site-packages/torch/serialization.py")}, "storage"),
         ({"wchan": "pipe_read"}, "storage"),
@@ -52,9 +52,9 @@ def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
         ({"frozen_s": 5.0, "state": "T"}, "stopped"),
     ],
 )
-def test_kind_by_facts(facts: dict[str, Any], kind: str) -> None:
-    """The strongest fact decides."""
-    assert diagnose_missing_rank(build_record(0, **facts), 0.0).kind == kind
+def test_kind_by_record(fields: dict[str, Any], kind: str) -> None:
+    """The strongest evidence in the record decides the kind."""
+    assert diagnose_missing_rank(build_record(0, **fields), 0.0).kind == kind
 
 
 def test_nothing_known_is_patient() -> None:

@@ -35,7 +35,9 @@ def test_ranks_outside_the_group_do_not_miss() -> None:
 
 def test_group_without_ranks_has_those_that_know_it() -> None:
     """Gloo does not say who is in a group: its members are the ranks that have it."""
-    waiting = build_record(0, groups={"7": GroupProgress(enqueued=3, completed=2)}, pending=build_collective(sequence=3, group="7"))
+    waiting = build_record(
+        0, groups={"7": GroupProgress(enqueued=3, completed=2)}, pending=build_collective(sequence=3, group="7")
+    )
     other = build_record(1, groups={"7": GroupProgress(enqueued=2, completed=2)})
     (collective,) = find_pending_collectives(index_by_rank(waiting, other, build_record(2)), {0}, 4)
     assert collective.missing == {1}
@@ -44,7 +46,9 @@ def test_group_without_ranks_has_those_that_know_it() -> None:
 def test_stopped_rank_has_not_come() -> None:
     """The counters of a stopped rank are old, and what it has called it does not do: it waits in nothing."""
     stopped = build_waiting_record(3, state="T")
-    (collective,) = find_pending_collectives(index_by_rank(*map(build_waiting_record, range(3)), stopped), {0, 1, 2, 3}, 4)
+    (collective,) = find_pending_collectives(
+        index_by_rank(*map(build_waiting_record, range(3)), stopped), {0, 1, 2, 3}, 4
+    )
     assert (set(collective.waiting), set(collective.missing)) == ({0, 1, 2}, {3})
 
 
@@ -57,7 +61,9 @@ def test_receiver_waits_for_its_sender() -> None:
 
 def test_stack_shows_a_wait_that_no_counter_shows() -> None:
     """Without counters, a rank in a call of torch.distributed waits for those that are in none."""
-    records = index_by_rank(*(build_record(rank, groups={}, stack=STEP) for rank in range(3)), build_record(3, groups={}))
+    records = index_by_rank(
+        *(build_record(rank, groups={}, stack=STEP) for rank in range(3)), build_record(3, groups={})
+    )
     (collective,) = find_pending_collectives(records, set(range(4)), 4)
     assert collective.missing == {3}
 

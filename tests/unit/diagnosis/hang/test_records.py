@@ -21,8 +21,8 @@ class Clock:
         return self.now
 
 
-def line(rank: int = 0, **facts: Any) -> str:
-    return RECORD_PREFIX + build_record(rank, **{"node": "", **facts}).model_dump_json()
+def line(rank: int = 0, **fields: Any) -> str:
+    return RECORD_PREFIX + build_record(rank, **({"node": ""} | fields)).model_dump_json()
 
 
 @pytest.mark.parametrize("prefix", ["", "[default0]:", "[1,0]<stdout>:", "\x1b[32m[rank3]: ", "2026-01-01T00:00:00Z "])
@@ -89,7 +89,8 @@ def test_healthy_pulses_are_no_news() -> None:
 
 def test_a_line_in_two_pieces() -> None:
     """A line that was read in two pieces is one record."""
-    box, text = BlackBox(Clock()), line(1)
+    box = BlackBox(Clock())
+    text = line(1)
     assert not box.process_text("n", text[:200])
     assert box.process_text("n", text[200:] + "\n")
 
@@ -145,4 +146,4 @@ def test_memory_is_bounded_by_ranks() -> None:
     for turn in range(20):
         box.process_text("n", "".join(line(rank, kind="pulse", waiting_share=turn / 100) + "\n" for rank in range(4)))
     assert len(box.latest) == 4
-    assert [each.waited_share for each in box.windows[3]] == [round(0.08 + turn / 100, 2) for turn in range(12)]
+    assert [window.waited_share for window in box.windows[3]] == [round(0.08 + turn / 100, 2) for turn in range(12)]

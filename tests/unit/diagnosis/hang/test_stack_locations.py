@@ -13,7 +13,7 @@ SOCKET = Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=
 
 
 @pytest.mark.parametrize(
-    ("stack", "place"),
+    ("stack", "location"),
     [
         (LOAD, "load (train.py:88)"),
         (LOADER, "load (train.py:88), in DataLoader.__next__"),
@@ -24,13 +24,13 @@ SOCKET = Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=
         ((), "unknown"),
     ],
 )
-def test_place(stack: tuple[Frame, ...], place: str) -> None:
-    """The user's innermost line, and what it calls."""
-    assert describe_location(build_record(0, stack=stack)) == place
+def test_location(stack: tuple[Frame, ...], location: str) -> None:
+    """The location is the user's innermost line, and the call in it."""
+    assert describe_location(build_record(0, stack=stack)) == location
 
 
-def test_state_where_no_stack_is_known() -> None:
-    """Without a stack, the process's state is the place."""
+def test_location_without_a_stack() -> None:
+    """Without a stack, the location is the state of the process."""
     assert describe_location(build_record(0, stack=(), state="T")) == "is stopped"
 
 
@@ -38,24 +38,24 @@ def test_state_where_no_stack_is_known() -> None:
     "file", [f"{TORCH}/x.py", "/v/site-packages/a.py", "/usr/lib/python3.11/os.py", "<frozen importlib._bootstrap>"]
 )
 def test_library_frames_are_not_the_users(file: str) -> None:
-    """Frames of torch, packages and Python itself are passed over."""
+    """Frames of torch, packages and Python itself are skipped."""
     assert find_user_frame((Frame(function="f", file=file, line=1), LOOP)) == LOOP
 
 
-def test_the_fewest_ranks_come_first() -> None:
-    """Ranks at the same place are one cluster; the odd one comes first."""
+def test_smallest_group_comes_first() -> None:
+    """Ranks at the same location are one group, and the smallest group comes first."""
     clusters = group_ranks(index_by_rank(build_record(0, stack=STEP), build_record(1, stack=STEP), build_record(2)))
-    assert [each.ranks for each in clusters] == [(2,), (0, 1)]
+    assert [cluster.ranks for cluster in clusters] == [(2,), (0, 1)]
 
 
 def test_folder_of_the_user_may_be_called_torch() -> None:
-    """Only what looks like torch's own tree is torch's."""
+    """A user's folder that is called torch is not part of torch."""
     frame = Frame(function="load", file="/home/me/torch/train.py", line=88)
     assert find_user_frame((GET, frame)) == frame
 
 
-def test_rank_that_has_ended_is_nowhere() -> None:
-    """The stack of a process that is gone says nothing."""
+def test_rank_that_has_ended_has_no_location() -> None:
+    """The stack of a process that has ended is not shown."""
     assert describe_location(build_record(0, kind="end")) == "has ended"
 
 

@@ -10,9 +10,9 @@ from torchyard.model.hang import Straggler
 def find(*turns: tuple[float, ...], late_s: float = 0.0) -> Straggler | None:
     """The straggler among ranks whose shares of waiting are given for each window of 60 s."""
     ranks = range(len(turns[0]))
-    windows = {
-        rank: [Window(60.0 * turn + late_s * rank, its[rank]) for turn, its in enumerate(turns)] for rank in ranks
-    }
+    windows: dict[int, list[Window]] = {}
+    for rank in ranks:
+        windows[rank] = [Window(60.0 * turn + late_s * rank, shares[rank]) for turn, shares in enumerate(turns)]
     return find_straggler(windows, {rank: f"node-{rank}" for rank in ranks})
 
 
