@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.leases import RUN, format_time
 from torchyard.cluster.backend import ClusterBackend
 from torchyard.cluster.lease import acquire_lease
@@ -15,7 +16,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster, Deadlines
 from torchyard.model.requirements import WritableFolder
 
-LEASE_KEY = ("coordination.k8s.io/v1/leases", "default", RUN)
+LEASE_KEY = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_age_of_a_job_is_counted_from_its_submit(fake_api: FakeApi, plan: Manife
     backend = ClusterBackend(plan)
     new_handle = backend.submit(Deadlines(), None)
     assert (new_handle.created, new_handle.age_s) == (True, 0.0)
-    key = ("batch.volcano.sh/v1alpha1/jobs", "default", plan.job)
+    key = ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", plan.job)
     fake_api.objects.patch(key, {"metadata": {"creationTimestamp": format_time(500)[:19] + "Z"}})
     handle = backend.submit(Deadlines(), time.time() - 400)
     undated_handle = backend.submit(Deadlines(), None)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.pod_jobs import build_lines, run_later
 from torchyard.cluster import create, lease
 from torchyard.cluster.checks.admission import check_admission
@@ -123,7 +124,7 @@ def test_deleted_job_is_not_created_again(fake_api: FakeApi, job_plan: ManifestP
     """A submitted job that is gone was deleted by another user: a resumed run creates nothing."""
     create.create_job(job_plan)
     dry_runs = list_dry_runs(fake_api, job_plan)
-    fake_api.objects.delete(("batch.volcano.sh/v1alpha1/jobs", "default", job_plan.job), {})
+    fake_api.objects.delete(ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", job_plan.job), {})
     assert create.create_job(job_plan) == (job_plan.main, False)
     assert list_dry_runs(fake_api, job_plan) == dry_runs
     assert fake_api.find("batch.volcano.sh/v1alpha1", "Job", job_plan.job) is None
@@ -153,7 +154,7 @@ def test_name_of_another_owner_is_refused_immediately(fake_api: FakeApi, job_pla
 def test_store_is_awaited_until_it_is_ready(fake_api: FakeApi, plan: ManifestPlan) -> None:
     """The rendezvous store is awaited until its pod is Ready, and an existing one is used."""
     pod = next(obj for obj in plan.store if obj["kind"] == "Pod")
-    key = ("v1/pods", "default", pod["metadata"]["name"])
+    key = ObjectKey("v1/pods", "default", pod["metadata"]["name"])
     statuses = [
         {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]},
         {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]},

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.pod_jobs import Job, build_lines, run_later, slow_log
 from tests.waiting import wait_until
 from torchyard.cluster import log_follower
@@ -167,7 +168,7 @@ def test_late_deletion_of_a_pod_does_not_remove_its_successor(
     wait_until(lambda: read_name_suffixes(watch) == {f"Pod/{node}": "old11"})
     put_pod(fake_api, plan, f"{node}-new22")
     wait_until(lambda: read_name_suffixes(watch) == {f"Pod/{node}": "new22"})
-    fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{node}-old11"), {})
+    fake_api.objects.delete(ObjectKey("v1/pods", "default", f"{plan.job}-{node}-old11"), {})
     put_pod(fake_api, plan, f"{other_node}-new33")
     wait_until(lambda: f"Pod/{other_node}" in read_name_suffixes(watch))
     assert read_name_suffixes(watch) == {f"Pod/{node}": "new22", f"Pod/{other_node}": "new33"}
@@ -180,7 +181,7 @@ def test_first_removed_pod_is_kept(fake_api: FakeApi, suffixed_job: tuple[Manife
     for name in ("old11", "new22"):
         put_pod(fake_api, plan, f"{node}-{name}", "Failed")
         wait_until(lambda: f"Pod/{node}" in read_name_suffixes(watch))
-        fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{node}-{name}"), {})
+        fake_api.objects.delete(ObjectKey("v1/pods", "default", f"{plan.job}-{node}-{name}"), {})
         wait_until(lambda: f"Pod/{node}" not in read_name_suffixes(watch))
     assert read_name_suffixes(watch) == {f"Removed/{node}": "old11"}
     assert watch.states[f"Removed/{node}"]["status"]["phase"] == "Failed"
@@ -200,7 +201,7 @@ def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed_job: tuple[Man
         metadata = {"name": name, "labels": plan.labels, "uid": f"uid-{second}"}
         fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
         wait_until(lambda: f"Pod/{node}" in read_name_suffixes(watch))
-        fake_api.objects.delete(("v1/pods", "default", name), {})
+        fake_api.objects.delete(ObjectKey("v1/pods", "default", name), {})
         wait_until(lambda: f"Pod/{node}" not in read_name_suffixes(watch))
     assert [(failure.node, failure.exit_code) for failure in watch.container_failures()] == [(node, 7), (node, 1)]
     assert count_retries(Observation(watch.states, frozenset())) == 1

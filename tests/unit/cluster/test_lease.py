@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import Planned, Write, load, manifest_plan_of
 from tests.fake_api import FakeApi, Handler
+from tests.fake_objects import ObjectKey
 from tests.leases import ID, RUN, build_lease, format_time
 from torchyard.cluster import lease as lease_module
 from torchyard.cluster.lease import (
@@ -37,7 +38,7 @@ from torchyard.run.folder import runs_folder
 
 RUN_KEY = "a" * 64
 OUTCOME = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
-LEASE_KEY = ("coordination.k8s.io/v1/leases", "default", RUN)
+LEASE_KEY = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
 
 
 @pytest.fixture

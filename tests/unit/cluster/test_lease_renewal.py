@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.leases import RUN
 from tests.waiting import wait_until
 from torchyard.backend import backend_of
@@ -17,7 +18,7 @@ from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
 
-LEASE_KEY = ("coordination.k8s.io/v1/leases", "default", RUN)
+LEASE_KEY = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
 
 
 @pytest.fixture

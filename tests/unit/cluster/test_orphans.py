@@ -6,6 +6,7 @@ from email.utils import formatdate
 import pytest
 
 from tests.fake_api import FakeApi, Handler
+from tests.fake_objects import ObjectKey
 from tests.leases import ID, NO_RUN_ALIVE, RUN, Make, find_kept_reasons, find_removable, format_time, sweep
 from torchyard.cluster import orphans
 from torchyard.cluster.orphans import SweepScope
@@ -61,7 +62,7 @@ def test_renewed_lease_stops_the_removal(cast: Make, fake_api: FakeApi) -> None:
     run = cast()
     (orphan,) = find_removable()
     fake_api.objects.patch(
-        (f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": format_time(0)}}
+        ObjectKey(f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": format_time(0)}}
     )
     assert orphans.remove_orphan(orphan) is None
     assert run.remaining_kinds == ["Lease", "Job", "Pod"]

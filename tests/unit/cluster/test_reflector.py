@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.waiting import wait_until
 from torchyard.cluster import reflector
 from torchyard.cluster.reflector import ObjectChange, Reflector
@@ -92,7 +93,7 @@ def test_changes_come_over_the_watch(
     assert start_reflector().has_listed.wait(TIMEOUT_S)
     fake_api.put(build_pod(plan, "worker-0"))
     fake_api.put(build_pod(plan, "worker-0", changed="yes"))
-    fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-worker-0"), {})
+    fake_api.objects.delete(ObjectKey("v1/pods", "default", f"{plan.job}-worker-0"), {})
     assert [read_next_change(plan, changes) for _ in range(3)] == [
         ("worker-0", True),
         ("worker-0", True),
@@ -109,7 +110,7 @@ def test_forgotten_version_causes_a_new_list(
     fake_api.put(build_pod(plan, "worker-0"))
     assert start_reflector().has_listed.wait(TIMEOUT_S)
     assert read_next_change(plan, changes) == ("worker-0", True)
-    key = ("v1/pods", "default", f"{plan.job}-worker-0")
+    key = ObjectKey("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, and forgotten before any watch could report it
         del fake_api.objects._objects[key]
         fake_api.objects.forget_changes()
@@ -124,7 +125,7 @@ def test_list_finds_a_change_that_the_watch_missed(
     fake_api.put(build_pod(plan, "worker-0"))
     assert start_reflector().has_listed.wait(TIMEOUT_S)
     assert read_next_change(plan, changes) == ("worker-0", True)
-    key = ("v1/pods", "default", f"{plan.job}-worker-0")
+    key = ObjectKey("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, without an event
         del fake_api.objects._objects[key]
     assert read_next_other_change(plan, changes) == ("worker-0", False)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
-from tests.fake_objects import Object
+from tests.fake_objects import Object, ObjectKey
 from tests.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.waiting import wait_until
 from torchyard.cluster import stop
@@ -32,7 +32,7 @@ def hold(job: Job, pod: Object) -> None:
 
 def end_grace_period(job: Job, node: str) -> None:
     """End a pod's grace period."""
-    key = ("v1/pods", "default", job.get_pod_name(node))
+    key = ObjectKey("v1/pods", "default", job.get_pod_name(node))
     wait_until(lambda: "deletionTimestamp" in job.fake_api.objects.get(key)["metadata"])
     job.fake_api.objects.patch(key, {"metadata": {"finalizers": None}})
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import Write
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.leases import JOBS, RUN, build_object, format_time
 from tests.lost_machines import KEY, OUTCOME, adopt_folder, put_lease, seal_ending, seal_outcome
 from torchyard.loading.profile import load_profile
@@ -36,7 +37,7 @@ def test_own_folder_decides_the_attempt(profile: Profile, fake_api: FakeApi) -> 
     """If the run's folder is here, a malformed attempt on the Lease does not matter."""
     put_lease(fake_api, attempt="2")
     folder = adopt_folder(profile)
-    key = ("coordination.k8s.io/v1/leases", "default", RUN)
+    key = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
     fake_api.objects.patch(key, {"metadata": {"annotations": {"torchyard/attempt": "banana"}}})
     assert adopt_folder(profile).attempts() == folder.attempts() == [2]
 
@@ -75,7 +76,7 @@ def test_outcome_of_a_job_that_is_being_deleted_is_believed(profile: Profile, fa
     put_lease(fake_api, attempt="2", outcome=seal_outcome(KEY))
     job = build_object(JOBS, "Job", f"{RUN}-2")
     job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}
-    fake_api.objects._objects["batch.volcano.sh/v1alpha1/jobs", "default", f"{RUN}-2"] = job
+    fake_api.objects._objects[ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", f"{RUN}-2")] = job
     recorded = adopt_folder(profile).outcome(2)
     assert recorded
     assert (recorded.status, list(recorded.lost)) == (OUTCOME.status, ["worker-0", "worker-1"])
@@ -84,7 +85,7 @@ def test_outcome_of_a_job_that_is_being_deleted_is_believed(profile: Profile, fa
 def test_living_holder_keeps_the_run(profile: Profile, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose holder renews its Lease is not taken over."""
     put_lease(fake_api, ago=20, attempt="2")
-    key = ("coordination.k8s.io/v1/leases", "default", RUN)
+    key = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
     monkeypatch.setattr(time, "sleep", lambda _: fake_api.objects.patch(key, {"spec": {"renewTime": format_time(0)}}))
     with pytest.raises(RunInUseError, match="elsewhere:/runs"):
         adopt_folder(profile)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from torchyard.cluster.checks.cluster import (
     _check_controller,
     _check_crd_served,
@@ -70,7 +71,7 @@ def test_missing_namespace_is_one_finding(fake_api: FakeApi, planned: Planned) -
 
 def test_terminating_namespace_fails_the_check(fake_api: FakeApi, plan: ManifestPlan) -> None:
     """A namespace that is being deleted accepts no new objects."""
-    key = ("v1/namespaces", "", "default")
+    key = ObjectKey("v1/namespaces", "", "default")
     fake_api.objects.patch(key, {"status": {"phase": "Terminating"}})
     assert check_cluster(plan)[0].detail == "is being deleted"
 
