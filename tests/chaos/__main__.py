@@ -3,7 +3,7 @@
     python -m tests.chaos [--only TEXT] [--skip TEXT] [--jobs N] [--keep]
 
 A cell starts a run through Prefect's API, waits for its step, injects its fault, and then touches nothing more. It
-passes if the run ends as `cells.right` says, nothing was submitted twice, nothing is left over and no line is lost. A
+passes if the run ends as `cells.get_expected_end` defines, nothing was submitted twice, nothing remains, no line is lost. A
 fault that hits more than one run (of a worker, a machine, the API server) hits all its cells at once.
 """
 
@@ -37,15 +37,22 @@ WIDTH = 2  # parallel runs per world
 
 
 class Matrix:
-    """The worlds, the cluster, and the results so far."""
+    """Plays cells in worlds and in the cluster's namespace, and collects their results.
+
+    Each lane is a thread with one world, which takes the next wave from a queue until it is empty; each cell of a wave
+    has its own thread. `_results_lock` guards `results` and stdout. `namespace` is None if no cell needs the cluster.
+    An error in a cell makes that cell wrong, and does not end the others.
+    """
 
     def __init__(self, worlds: list[World], namespace: ChaosNamespace | None, total: int) -> None:
-        self.worlds, self.namespace, self.total = worlds, namespace, total
+        self.worlds = worlds
+        self.namespace = namespace
+        self.total = total
         self.results: list[Result] = []
         self._results_lock = threading.Lock()
 
     def play(self, group_waves: Iterable[Wave], lanes: int) -> None:
-        """Play all waves, this many in parallel."""
+        """Play all waves, `lanes` of them in parallel."""
         pending_waves: queue.Queue[Wave] = queue.Queue()
         for wave in group_waves:
             pending_waves.put(wave)
@@ -106,7 +113,7 @@ class Matrix:
         self._run_guarded(trial.cell, trial.clean_up)
 
     def _run_guarded(self, cell: Cell, operation: Callable[[], object]) -> bool:
-        """Do part of a cell; if it raises, the cell is wrong, and the others go on. True if it did not."""
+        """Run an operation of a cell; if it raises an error, report the cell as wrong and return False."""
         try:
             operation()
         except Exception as error:
@@ -115,7 +122,7 @@ class Matrix:
         return True
 
     def list_correct_cells(self) -> set[Cell]:
-        """The cells that were played without a wrong result."""
+        """The cells that have results, all of them without a problem."""
         return {result.cell for result in self.results} - {result.cell for result in self.results if result.problems}
 
     def report(self, result: Result) -> None:
@@ -125,7 +132,7 @@ class Matrix:
 
 
 def run_all(operations: Sequence[Callable[[], object]]) -> None:
-    """Run all functions in parallel, wait until they end, and raise what one of them has raised."""
+    """Run all functions in parallel, wait until they end, and raise the first error of any of them."""
     errors: list[BaseException] = []
 
     def run(operation: Callable[[], object]) -> None:
@@ -144,7 +151,11 @@ def run_all(operations: Sequence[Callable[[], object]]) -> None:
 
 
 def group_waves(cells: list[Cell], scope: str) -> Iterator[Wave]:
-    """The cells that are hit together: all of one launcher and fault, or each alone if its step cannot be held."""
+    """Group the cells whose fault has this scope into those that are hit together.
+
+    A fault of a run hits one cell. Another fault hits all cells of one launcher, except on plain machines, where a step
+    cannot be held until the other runs have reached theirs.
+    """
     struck_cells = [cell for cell in cells if FAULTS[cell.fault].scope == scope]
     if scope == "run":
         yield from ((cell,) for cell in struck_cells)

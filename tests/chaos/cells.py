@@ -1,5 +1,6 @@
 """The cells of the matrix: which fault can strike at which step of which launcher, and how the run must end then."""
 
+import itertools
 from typing import Literal, NamedTuple
 
 Step = Literal["preflight", "etcd", "submit", "pending", "running", "collect", "teardown"]
@@ -13,7 +14,11 @@ BRIEF_STEPS: tuple[Step, ...] = ("etcd", "submit")
 
 
 class Fault(NamedTuple):
-    """A fault: the launchers and steps it applies to, what it hits at once, and why it skips the other steps."""
+    """A fault and the cells that it has.
+
+    scope: whether it hits one run, all runs of a world, or all runs of the cluster.
+    reason: why it does not apply to the other steps.
+    """
 
     launchers: tuple[Launcher, ...] = CLUSTER_LAUNCHERS
     steps: tuple[Step, ...] = STEPS
@@ -72,21 +77,21 @@ class Cell(NamedTuple):
 
 
 class ExpectedEnd(NamedTuple):
-    """A right end: the names of the state, text in its message, and the allowed numbers of attempts."""
+    """A correct end: the allowed names of the state, a text in its message, and the allowed numbers of attempts."""
 
     names: tuple[str, ...]
     text: str = ""
     attempts: tuple[int, ...] = (1,)
 
 
-def explain_absence(cell: Cell) -> str:
-    """Why the matrix has no such cell; "" if it has."""
+def explain_absence(cell: Cell) -> str | None:
+    """Why the matrix does not have this cell; None if it has."""
     fault = FAULTS[cell.fault]
     if cell.launcher not in fault.launchers:
         return "the fault does not apply to this launcher"
     if cell.launcher == "baremetal" and cell.step in BRIEF_STEPS:
         return "the step is over within milliseconds on one machine"
-    return "" if cell.step in fault.steps else fault.reason
+    return None if cell.step in fault.steps else fault.reason
 
 
 def get_expected_end(cell: Cell) -> ExpectedEnd:
@@ -117,8 +122,9 @@ def get_expected_end(cell: Cell) -> ExpectedEnd:
 
 
 def list_cells() -> list[Cell]:
-    """Every cell of the matrix, grouped by fault."""
-    candidates = (Cell(launcher, step, fault) for launcher in LAUNCHERS for fault in FAULTS for step in STEPS)
+    """Every cell of the matrix, grouped by launcher and fault."""
+    product = itertools.product(LAUNCHERS, FAULTS, STEPS)
+    candidates = [Cell(launcher, step, fault) for launcher, fault, step in product]
     return [cell for cell in candidates if not explain_absence(cell)]
 
 
@@ -136,12 +142,12 @@ class Result(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is wrong with the result."""
-        counts = [f"{self.double_submits} double submits"] * bool(self.double_submits) + [
-            f"left: {', '.join(self.leftovers)}"
-        ] * bool(self.leftovers)
-        return [
-            *self.other_problems,
-            *counts,
-            *([f"{self.lost_lines} lines lost or doubled"] if self.lost_lines else []),
-        ]
+        """Every deviation from a correct result, as text."""
+        problems = list(self.other_problems)
+        if self.double_submits:
+            problems.append(f"{self.double_submits} double submits")
+        if self.leftovers:
+            problems.append(f"left: {', '.join(self.leftovers)}")
+        if self.lost_lines:
+            problems.append(f"{self.lost_lines} lines lost or doubled")
+        return problems

@@ -19,6 +19,7 @@ FINAL_LINE_COUNT = 300  # lines of 10 kB: half a minute at that rate
 OLD_RUN_AGE_S = 25.0  # how long an old run runs before its fault: longer than the deadlines in BRIEF
 BRIEF_DEADLINES = {"start": "15s", "silence": "15s"}
 BLACK_HOLE_S = 20.0  # seconds that new connections stall; connections open before stay dead
+FAULT_DURATIONS_S = {"black hole": BLACK_HOLE_S, "reset": BURST_S / 2}  # of faults that are not bursts
 RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted")  # faults that end a run for good
 ATTEMPT_ENDING_FAULTS = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
 MIN_LOG_LINES = 5  # lines of each pod on disk that show that the job runs
@@ -36,8 +37,9 @@ class ClusterTrial(Trial):
         self.program: Program | None = None
 
     def build_profile(self) -> dict[str, Any]:
-        waiting_annotation = {WAITING_ANNOTATION: "ContainerCreating"} if self.cell.step == "pending" else {}
-        annotations = {"torchyard.test/log": str(self.truth_folder / "{pod}"), **waiting_annotation}
+        annotations = {"torchyard.test/log": str(self.truth_folder / "{pod}")}
+        if self.cell.step == "pending":
+            annotations[WAITING_ANNOTATION] = "ContainerCreating"
         return {
             "about": str(self.cell),
             "launcher": self.cell.launcher,
@@ -47,7 +49,7 @@ class ClusterTrial(Trial):
             "rendezvous": "etcd-v2" if self.cell.needs_etcd else "c10d",
             "pod": {"node_selector": {"type": "kwok"}, "annotations": annotations},
             "cluster": {"context": self.context, "namespace": self.namespace.name},
-            "deadlines": {**DEADLINES, **(BRIEF_DEADLINES if self.is_old else {})},
+            "deadlines": DEADLINES | BRIEF_DEADLINES if self.is_old else DEADLINES,
             "attempts": 2,
         }
 
@@ -64,8 +66,9 @@ class ClusterTrial(Trial):
         super().start_run()
 
     def is_held_request(self, request: str) -> bool:
-        """Whether a request is the central one of its step, after which the client does not know what has happened."""
-        plural, is_dry_run = JOB_KINDS[self.launcher][1], "dryRun" in request
+        """Whether a request is the central one of its step; without its response the client cannot infer the result."""
+        _, plural = JOB_KINDS[self.launcher]
+        is_dry_run = "dryRun" in request
         match self.cell.step:
             case "preflight":
                 return self.is_in_step("preflight")
@@ -91,7 +94,7 @@ class ClusterTrial(Trial):
         return self.cell.launcher
 
     def may_end(self, pod: Object) -> bool:
-        """Whether a pod may start or end: not before a fault that must hit it, nor after one that ends its attempt."""
+        """Whether a pod may start or end: not before its fault is injected, nor after one that ends its attempt."""
         if self.cell.step in ("collect", "teardown"):
             return True
         is_attempt_ended = self.cell.fault in RUN_ENDING_FAULTS or (
@@ -129,18 +132,17 @@ class ClusterTrial(Trial):
         return [pod for pod in self.namespace.list_worker_pods(self.name) if pod["spec"].get("nodeName")]
 
     def count_log_lines(self) -> int:
-        """How many lines are on disk of the pod that has fewest."""
+        """The number of lines in the shorter log of both pods; 0 until both exist."""
         paths = list(self.folder.path.glob("attempt-1/worker-*/log"))
         return min(len(path.read_text().splitlines()) for path in paths) if len(paths) == 2 else 0
 
     # --- injecting the fault
 
     def inject_launcher_fault(self) -> None:
-        kind, is_burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
+        kind = self.cell.fault.removesuffix(" burst")
         if kind in get_args(Fault):
-            self.gate.fail(
-                cast(Fault, kind), duration_s=BURST_S if is_burst else BLACK_HOLE_S if kind == "black hole" else BURST_S / 2
-            )
+            duration_s = FAULT_DURATIONS_S.get(kind, BURST_S)
+            self.gate.fail(cast(Fault, kind), duration_s=duration_s)
         elif self.cell.fault == "slow log" and self.program:
             self.gate.slow("/log?", SLOW_LOG_BYTES_PER_S)
             self.program.print_at_once(FINAL_LINE_COUNT)
@@ -161,7 +163,7 @@ class ClusterTrial(Trial):
             (self.namespace.evict if self.cell.fault == "pod evicted" else self.namespace.lose_node)(pod)
 
     def handle_outage(self, is_response_lost: bool) -> None:
-        """React to a fault of the cluster: a held answer is lost with its API server (`cut`), or is delivered now."""
+        """React to a fault of the cluster: a held response is lost with its API server, or is delivered now."""
         self.is_fault_injected.set()
         if is_response_lost:
             self.gate.cut()
@@ -185,7 +187,7 @@ class ClusterTrial(Trial):
         return self.namespace.list_leftovers(self.name)
 
     def count_lost_lines(self) -> int:
-        """How many lines of pods are missing or duplicated in the logs of the last machine, without being reported."""
+        """The number of lines that are missing or duplicated in the last machine's logs, without being reported."""
         printed = self.program.printed if self.program else {}
         return (
             0
@@ -194,22 +196,26 @@ class ClusterTrial(Trial):
         )
 
     def are_logs_on_lost_machine(self) -> bool:
-        """Whether the report says that the logs are on the lost machine, because their pods were gone by then."""
+        """Whether the report states that the logs are on the lost machine, because their pods were deleted by then."""
         report = self.folder.report()
         logs = report.collected.logs if report and report.collected else ()
         is_reported = bool(logs) and all("what was read of it" in log.lost for log in logs)
         return is_reported and self.cell.fault == "machine lost"
 
     def count_missing_lines(self, pod: str, lines: list[str]) -> int:
-        path = next((path for path in self.list_logs() if pod.startswith(path[0])), None)
-        logged_lines = [line.partition(" | ")[2] for line in path[1].read_text().splitlines()] if path else []
+        path = self.find_log(pod)
+        logged_lines = [line.partition(" | ")[2] for line in path.read_text().splitlines()] if path else []
         return sum(logged_lines.count(line) != 1 for line in lines)
 
-    def list_logs(self) -> list[tuple[str, Path]]:
-        """The beginning of each pod's name, and the path of its log."""
-        plans = [plan for plan in self.folder.plans() if isinstance(plan, ManifestPlan)]
-        log_paths = [(f"{plan.job}-{node}", Path(path)) for plan in plans for node, path in plan.nodes.items()]
-        return [entry for entry in log_paths if entry[1].exists()]
+    def find_log(self, pod: str) -> Path | None:
+        """The path of a pod's log; None if it was not written."""
+        for plan in self.folder.plans():
+            if not isinstance(plan, ManifestPlan):
+                continue
+            for node, path in plan.nodes.items():
+                if pod.startswith(f"{plan.job}-{node}") and Path(path).exists():
+                    return Path(path)
+        return None
 
     def close(self) -> None:
         self.gate.close()

@@ -1,5 +1,6 @@
-"""The cells of runs on this machine: real agents, ranks and etcd, as processes."""
+"""The cells of runs on this machine, with real agents, ranks and etcd as processes."""
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ TICK = ROOT / "tests" / "programs" / "tick.py"
 
 
 class MachineTrial(Trial):
-    """Two agents with one rank each; a slow interpreter makes preflight long enough to be hit."""
+    """Two agents with one rank each; a slow interpreter makes preflight long enough for a fault."""
 
     def build_profile(self) -> dict[str, Any]:
         stubborn = ["--stubborn"] if self.cell.step == "teardown" else []
@@ -55,7 +56,7 @@ class MachineTrial(Trial):
             wait_until("teardown", lambda: self.folder.last("ending"), ARRIVAL_TIMEOUT_S)
 
     def count_printed_lines(self) -> dict[str, int]:
-        """How many lines each rank has printed."""
+        """The number of lines that each process of a rank has printed, by the name of its truth file."""
         return {path.name: len(path.read_text().splitlines()) for path in self.list_truth_files()}
 
     def list_truth_files(self) -> list[Path]:
@@ -88,8 +89,8 @@ class MachineTrial(Trial):
     def count_lost_lines(self) -> int:
         logs = "".join(path.read_text() for path in self.folder.path.glob("attempt-*/node-*/log"))
         logged_lines = [line.partition("]:")[2] for line in logs.splitlines()]
-        printed = [line for path in self.list_truth_files() for line in path.read_text().splitlines()]
+        printed = list(itertools.chain(*(path.read_text().splitlines() for path in self.list_truth_files())))
         return len(set(printed) - set(logged_lines)) + sum(logged_lines.count(line) > 1 for line in set(printed))
 
     def close(self) -> None:
-        """Nothing to do: such a run has only processes."""
+        """Do nothing: such a run has only processes."""

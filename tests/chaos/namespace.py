@@ -21,7 +21,9 @@ from tests.cluster.api import ApiError
 from tests.cluster.plane import Plane
 from torchyard.common.project_root import ROOT
 
-RUN_LABEL, ATTEMPT_LABEL, ROLE_LABEL = "torchyard/run", "torchyard/attempt", "torchyard/role"
+RUN_LABEL = "torchyard/run"
+ATTEMPT_LABEL = "torchyard/attempt"
+ROLE_LABEL = "torchyard/role"
 JOB_KINDS: dict[Launcher, tuple[str, str]] = {
     "volcano": ("batch.volcano.sh/v1alpha1", "jobs"),
     "pytorchjob": ("kubeflow.org/v1", "pytorchjobs"),
@@ -45,10 +47,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 class ObjectTracker:
-    """One kind of object in a namespace: the current objects, and every uid that ever existed."""
+    """Follow one kind of object in a namespace by list and watch, from its own thread, for the life of the process.
+
+    current: the existing objects by name. created: run and attempt of every object that was ever seen, by uid.
+    """
 
     def __init__(self, plane: Plane, path: str) -> None:
-        self._api, self._path = plane.api(), path
+        self._api = plane.api()
+        self._path = path
         self.current: dict[str, Object] = {}
         self.created: dict[str, tuple[str, str]] = {}
         threading.Thread(target=self._follow, daemon=True).start()
@@ -64,7 +70,7 @@ class ObjectTracker:
                 for obj in listing["items"]:
                     self._record(obj)
                 self._watch(listing["metadata"]["resourceVersion"])
-            except (ApiError, OSError, ValueError, HTTPException):  # broken off; the next list shows what was missed
+            except (ApiError, OSError, ValueError, HTTPException):  # the next list has the missed objects
                 time.sleep(0.2)
 
     def _watch(self, version: str) -> None:
@@ -115,7 +121,7 @@ class ChaosNamespace:
         return f"{root}/namespaces/{self.name}/{plural}{f'/{name}' if name else ''}"
 
     def call(self, method: str, path: str, body: Object | None = None, patch: str = "") -> Any:
-        """Send one request, again if the connection is closed, or the server has only just started (429)."""
+        """Send one request; repeat it if the connection is closed, or if the server has only just started (429)."""
         for pause in (0.0, 1.0, 2.0, 4.0):
             try:
                 return self.api.call(method, path, body, patch)
@@ -130,7 +136,7 @@ class ChaosNamespace:
     # --- reading
 
     def list_worker_pods(self, run: str) -> list[Object]:
-        """The run's pods without the store."""
+        """The run's pods without those of its store."""
         return [pod for pod in self.pods.list_of_run(run) if ROLE_LABEL not in get_labels(pod)]
 
     def list_store_pods(self, run: str) -> list[Object]:
@@ -166,7 +172,7 @@ class ChaosNamespace:
     # --- faults
 
     def sweep(self, folder: Path) -> None:
-        """Sweep as two other users, whose clocks are a day ahead and whose Prefect knows none of these runs.
+        """Sweep as two other users, whose clocks are a day ahead and whose Prefect has none of these runs.
 
         One has all rights in the cluster, the other only those that a run needs, without listing Leases.
         """
@@ -180,7 +186,7 @@ class ChaosNamespace:
             with (folder / "sweep.log").open("ab") as log:
                 subprocess.run(
                     command,
-                    env={**environment, "KUBECONFIG": str(config)},
+                    env=environment | {"KUBECONFIG": str(config)},
                     cwd=ROOT,
                     check=False,
                     stdout=log,
@@ -210,7 +216,7 @@ class ChaosNamespace:
 
     def evict(self, pod: Object) -> None:
         """Evict a pod, as a kubelet with a full disk does."""
-        self.patch(pod, {"status": {**EVICTED_STATUS, "containerStatuses": None}}, "/status")
+        self.patch(pod, {"status": EVICTED_STATUS | {"containerStatuses": None}}, "/status")
 
     def lose_node(self, pod: Object) -> None:
         """Delete a pod, as the control plane does when its node no longer answers."""
@@ -236,7 +242,7 @@ def read_current_context(config: Path) -> str:
 
 @contextlib.contextmanager
 def ignore_not_found() -> Iterator[None]:
-    """Ignore a 404: the object is gone already."""
+    """Ignore a 404: the object was deleted already."""
     try:
         yield
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""Faults of the whole cluster: its API server is killed and restarted, or a controller is down for a while."""
+"""Faults of the whole cluster: its API server is killed and restarted, or a controller is down for some seconds."""
 
 import time
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the fake pods of a run do: each prints a line every tenth of a second, and then succeeds."""
+"""The program of a run's fake pods: each prints a line every tenth of a second, and then succeeds."""
 
 import contextlib
 import threading
@@ -17,14 +17,18 @@ LONG_TEXT = "x" * 10_000
 class Program(threading.Thread):
     """The program in the pods of all attempts of one run; a pod's lines are in the file with its name.
 
-    Once `may_end` allows it, held pods start, and pods that have printed enough end.
+    Once `may_end` allows it, held pods start, and pods that have printed LINE_COUNT lines end. The thread runs until
+    `stop`; `_lock` guards the set of silent pods against a step at the same time.
     """
 
     def __init__(
         self, namespace: ChaosNamespace, truth_folder: Path, run: str, may_end: Callable[[Object], bool]
     ) -> None:
         super().__init__(daemon=True, name=f"program-{run}")
-        self._namespace, self._truth_folder, self._run, self._may_end = namespace, truth_folder, run, may_end
+        self._namespace = namespace
+        self._truth_folder = truth_folder
+        self._run = run
+        self._may_end = may_end
         self._stop_event = threading.Event()
         self._silent: set[str] = set()
         self._final_line_count = 0
@@ -41,12 +45,12 @@ class Program(threading.Thread):
         self._stop_event.set()
 
     def silence(self, pod: Object) -> None:
-        """Let a pod print nothing more: no log needs to have the lines that it prints while the fault hits it."""
+        """Stop a pod's output, because no log must contain the lines that it prints while the fault hits it."""
         with self._lock:
             self._silent.add(pod["metadata"]["uid"])
 
     def print_at_once(self, lines: int) -> None:
-        """Let each pod print this many long lines at once and end, as at the end of a real job."""
+        """Let each pod print `lines` long lines at once and end, as at the end of a real job."""
         self._final_line_count = lines
 
     def _step(self, pod: Object) -> None:

@@ -1,5 +1,6 @@
-"""The matrix for readers: one line per cell, and one table per launcher, also published in Prefect."""
+"""The matrix as text: one line per cell, and one table per launcher, which is also published in Prefect."""
 
+import itertools
 import os
 
 from scripts.api import YardError, open_prefect_client
@@ -15,12 +16,12 @@ def format_row(result: Result) -> str:
 
 
 def flatten(text: str, max_length: int) -> str:
-    """A text on one line, without the bars that would end a table cell."""
+    """A text on one line of at most `max_length` characters, without the bars that would end a table cell."""
     return " ".join(text.replace("|", "/").split())[:max_length]
 
 
 def render_table(results: list[Result]) -> str:
-    """A table for each launcher, with a row per fault and a column per step; cells show the end and what is wrong."""
+    """A table for each launcher, with a row per fault and a column per step; cells show the end and the problems."""
     by_cell = {result.cell: result for result in results}
     tables = []
     for launcher in LAUNCHERS:
@@ -44,12 +45,8 @@ def format_cell(cell: Cell, by_cell: dict[Cell, Result]) -> str:
 
 
 def render_legend() -> str:
-    reasons = {
-        explain_absence(Cell(launcher, step, fault)): None
-        for launcher in LAUNCHERS
-        for fault in FAULTS
-        for step in STEPS
-    }
+    cells = itertools.product(LAUNCHERS, FAULTS, STEPS)
+    reasons = dict.fromkeys(explain_absence(Cell(launcher, step, fault)) for launcher, fault, step in cells)
     return "`-` means: " + "; ".join(reason for reason in reasons if reason)
 
 

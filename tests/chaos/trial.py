@@ -1,4 +1,4 @@
-"""One cell, played: a run that is brought to a step, gets a fault there, and is then left alone until its end."""
+"""One cell: a run that is brought to a step, gets a fault there, and continues without interventions to its end."""
 
 import contextlib
 import os
@@ -23,10 +23,15 @@ DEADLINES = {"start": "3m", "run": "8m", "silence": "4m", "lease": "6m", "grace"
 
 
 class Trial(ABC):
-    """One cell, without what depends on its launcher."""
+    """One cell; subclasses add the parts that depend on its launcher.
+
+    The matrix calls, each once and in this order: `start_run`, `inject_fault` (or, for a fault of the world,
+    `move_to_other_machine`), `watch_end`, and always `clean_up`. TimeoutError if the step or the end is not reached.
+    """
 
     def __init__(self, world: World, cell: Cell) -> None:
-        self.world, self.cell = world, cell
+        self.world = world
+        self.cell = cell
         self.truth_folder = (
             world.folder / "truth" / "-".join((cell.launcher, cell.step, *cell.fault.replace(",", "").split())).lower()
         )
@@ -60,21 +65,21 @@ class Trial(ABC):
 
     @abstractmethod
     def count_doubles(self) -> int:
-        """How often something was started twice."""
+        """The number of jobs or ranks that were started twice."""
 
     @abstractmethod
     def list_leftovers(self) -> list[str]:
-        """What is left over of the run after its end."""
+        """Objects and ports of the run that remain, as text."""
 
     @abstractmethod
     def count_lost_lines(self) -> int:
-        """How many printed lines are missing or duplicated in the logs."""
+        """The number of printed lines that are missing or duplicated in the logs."""
 
     @abstractmethod
     def close(self) -> None:
         """Remove everything of the trial, whatever its result."""
 
-    # --- the play
+    # --- playing the cell
 
     def start_run(self) -> None:
         """Start the run, and wait for the step."""
@@ -101,7 +106,7 @@ class Trial(ABC):
         self.world.set_state(self.run_id, "CRASHED", name="Crashed", message="no heartbeat for 120 s")
 
     def watch_end(self) -> Result:
-        """Release what was held, wait for the end and judge it."""
+        """Release all held requests and files, wait for the end, and return the result."""
         started_at = time.monotonic()
         self.is_fault_injected.set()
         self.release()
@@ -116,7 +121,7 @@ class Trial(ABC):
         return Result(self.cell, state["name"], state["message"] or "", seconds, *counts, self.list_problems(state))
 
     def release(self) -> None:
-        """Release what is held, after the flow process has noticed the fault if that hits a process."""
+        """Release all held requests and files; first wait until the flow process has noticed a fault that hits it."""
         if self.cell.fault == "cancel" or self.cell.fault.startswith(("flow", "worker")):
             with contextlib.suppress(TimeoutError):
                 wait_until("the fault is felt", self.is_fault_noticed, NOTICE_TIMEOUT_S)
@@ -134,23 +139,24 @@ class Trial(ABC):
         self.world.set_state(self.run_id, "CANCELLING")
 
     def wait_for(self, description: str, condition: Callable[[], object]) -> None:
-        """Wait for a sign of the step; raises RuntimeError if the run ends before it."""
+        """Wait until a condition holds; raises RuntimeError if the run ends before that."""
 
         def is_reached() -> object:
             if condition():
                 return True
-            if report := self.folder.report():
+            report = self.folder.report()
+            if report:
                 raise RuntimeError(f"no {description}, the run ended: {report.sentence}")
             return False
 
         wait_until(description, is_reached, ARRIVAL_TIMEOUT_S)
 
     def is_in_step(self, step: str) -> bool:
-        """Whether the run's journal says that it is in this step."""
+        """Whether this step is the last entry of the run's journal."""
         events = self.folder.events()
         return bool(events) and events[-1].get("name") == step
 
-    # --- collect sends no request to hold: a pipe blocks its last action, recording how the attempt ended
+    # --- collect sends no request that can be held: a pipe blocks its last action, the record of the attempt's end
 
     @property
     def pipe(self) -> Path:
@@ -175,7 +181,7 @@ class Trial(ABC):
     # --- judging the end
 
     def get_final_state(self) -> Any:
-        """The run's state if it is final, else None: a run named Crashed will be resumed."""
+        """The run's state if it is final; None if not, as a run named Crashed is resumed."""
         state = self.world.get(f"/flow_runs/{self.run_id}")["state"]
         is_final = state["type"] in ("COMPLETED", "FAILED", "CANCELLED") or (
             state["type"] == "CRASHED" and state["name"] != "Crashed"
@@ -183,8 +189,9 @@ class Trial(ABC):
         return state if is_final else None
 
     def list_problems(self, state: dict[str, Any]) -> tuple[str, ...]:
-        """How the end differs from the right one."""
-        expected, report = get_expected_end(self.cell), self.folder.report()
+        """The differences between the end and the expected one, as text."""
+        expected = get_expected_end(self.cell)
+        report = self.folder.report()
         problems = [*self.problems]
         if state["name"] not in expected.names or expected.text not in (state["message"] or ""):
             problems.append(f"ended {state['name']}, not {' or '.join(expected.names)} {expected.text}".strip())
@@ -192,21 +199,21 @@ class Trial(ABC):
         if report and len(attempts) not in expected.attempts and report.end == "succeeded":
             problems.append(f"{len(report.attempts)} attempts")
         if report and report.leftovers:
-            problems.append(f"the report says left: {', '.join(report.leftovers)}")
+            problems.append(f"leftovers in the report: {', '.join(report.leftovers)}")
         return tuple(problems)
 
     def is_overlooked(self, attempt: Attempt) -> bool:
-        """Whether the job's controller overlooked an attempt when its API server restarted, and the run says so."""
+        """Whether the run reports that the job's controller overlooked an attempt when its API server restarted."""
         failure = attempt.outcome.status.failure
         return self.cell.fault == "API server restart" and failure is not None and failure.cause == "controller-silent"
 
     def list_remains(self) -> list[str]:
-        """Processes with the run's label or folder, and whatever else is left over."""
+        """Processes with the run's label or folder, and the other leftovers, as text."""
         marks = (f"TORCHYARD_JOB={self.name}/", f"/{self.name}")
         return [f"process {pid}" for pid in find_processes(*marks)] + self.list_leftovers()
 
     def clean_up(self) -> None:
-        """End everything that a wrong cell may have left running, so that it does not disturb the others."""
+        """End all processes and objects of the run, so that a wrong cell does not disturb the others."""
         try:
             if self.run_id and not wait_until("the state", lambda: [self.get_final_state()], 240)[0]:
                 self.world.set_state(self.run_id, "FAILED", message="given up by the matrix", name="Failed")

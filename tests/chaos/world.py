@@ -24,11 +24,15 @@ SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
 def wait_until(description: str, condition: Callable[[], Any], timeout_s: float, interval_s: float = 0.05) -> Any:
-    """Poll until the function returns something true, and return that."""
+    """Poll until the condition returns a true value; return that value.
+
+    Errors of HTTP and the operating system count as false. Raises TimeoutError after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
-            if result := condition():
+            result = condition()
+            if result:
                 return result
         time.sleep(interval_s)
     raise TimeoutError(f"{description}: not within {timeout_s:.0f} s")
@@ -56,18 +60,24 @@ def kill_all(*texts: str) -> None:
 
 
 class World:
-    """A place for runs: `worker` is on this machine; `other` acts as another machine, with its own runs folder."""
+    """A Prefect server with a work pool, and two machines as runs folders: `worker`, and `other` after `lose_machine`.
+
+    As a context manager it starts the server, deploys, and starts the worker. A daemon thread (`supervise`) restarts
+    server and worker whenever they exit, until `closing` is set on exit. `_lock` guards `processes` and the kubeconfig.
+    """
 
     def __init__(self, folder: Path, database: str = "") -> None:
         # A new port: a worker left over from an earlier, killed matrix must not find this server and take its runs.
         folder.mkdir(parents=True)
-        self.folder, self.port = folder, _find_free_port()
+        self.folder = folder
+        self.port = _find_free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.runs_folders = {"worker": folder / "runs", "other": folder / "elsewhere"}
         self.kubeconfig = folder / "gates.yaml"
-        self.env = {
-            **{name: value for name, value in os.environ.items() if name not in SERVER},
-            **({"PREFECT_SERVER_DATABASE_CONNECTION_URL": database} if database else {}),
+        self.env = {name: value for name, value in os.environ.items() if name not in SERVER}
+        if database:
+            self.env["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
+        self.env |= {
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_API_URL": self.api,
             "KUBECONFIG": os.pathsep.join(filter(None, (os.environ.get("KUBECONFIG"), str(self.kubeconfig)))),
@@ -110,7 +120,7 @@ class World:
         with self._lock, (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [BIN / "prefect", *(worker_args if name in self.runs_folders else server_args)],
-                env={**self.env, **runs_env},
+                env=self.env | runs_env,
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -131,13 +141,13 @@ class World:
             os.kill(self.processes[name].pid, SIGNALS[signal_name])
 
     def hang(self, name: str) -> None:
-        """Stop a process group for a while: connections are accepted, but get no answer."""
+        """Stop a process group for HANG_S: connections are accepted without a response."""
         process_group = self.processes[name].pid
         os.killpg(process_group, signal.SIGSTOP)
         threading.Timer(HANG_S, os.killpg, (process_group, signal.SIGCONT)).start()
 
     def cut_power(self) -> None:
-        """Kill everything on this machine, with agents and supervisors; then start it again as `make up` does."""
+        """Kill all processes of this machine, with agents and supervisors; then recover runs as `make up` does."""
         with self._lock:
             for process in self.processes.values():
                 process.kill()
@@ -147,20 +157,20 @@ class World:
     def _recover_runs(self) -> None:
         """Do what `make up` does once the server answers; `supervise` restarts server and worker."""
         wait_until("the server", self.is_healthy, 180, 0.5)
-        environment = {**self.env, "TORCHYARD_RUNS": str(self.runs_folders["worker"])}
+        environment = self.env | {"TORCHYARD_RUNS": str(self.runs_folders["worker"])}
         subprocess.run(
             [sys.executable, "-m", "torchyard.tasks.recovery", "back"], env=environment, check=False, cwd=ROOT
         )
 
     def lose_machine(self) -> None:
-        """Kill everything on the worker's machine; from now on another machine's worker takes the runs."""
+        """Kill all processes of the worker's machine; from now on another machine's worker takes the runs."""
         with self._lock:
             self.processes.pop("worker").kill()
             kill_all(f"TORCHYARD_RUNS={self.runs_folders['worker']}")
             self.start("other")
 
     def restore_machine(self) -> None:
-        """Bring the worker's machine back, and stop the other one at once: a worker that ends slowly takes runs."""
+        """Restore the worker's machine, and kill the other one, because a worker that stops slowly would take runs."""
         with self._lock:
             self.processes.pop("other").kill()
             kill_all(f"TORCHYARD_RUNS={self.runs_folders['other']}")
@@ -183,7 +193,7 @@ class World:
         return str(wait_until("a run", lambda: self.post(path, body), 180, 0.5)["id"])
 
     def set_state(self, run_id: str, state_type: str, **fields: Any) -> None:
-        body = {"state": {"type": state_type, **fields}, "force": bool(fields)}
+        body = {"state": {"type": state_type} | fields, "force": bool(fields)}
         wait_until(f"state {state_type}", lambda: self.post(f"/flow_runs/{run_id}/set_state", body), 180, 0.5)
 
     # --- access to the cluster

@@ -26,7 +26,7 @@ def test_attached_job_with_a_slow_log_is_not_ended(job: Job) -> None:
     """An attached job that is older than its deadlines, and whose log arrives slowly, is neither late nor silent."""
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
     run_later(2.5, job.end)
-    assert job.wait(age=5000, start=60, silence=1).status.state == "succeeded"
+    assert job.wait(age_s=5000, start=60, silence=1).status.state == "succeeded"
 
 
 def test_job_whose_log_cannot_be_read_is_not_silent(job: Job) -> None:
@@ -41,7 +41,7 @@ def test_job_that_ended_unobserved_is_not_late(job: Job) -> None:
     job.end()
     job.fake_api.fail("GET", "/pods", 0)
     run_later(1.5, job.fake_api.heal)
-    assert job.wait(age=5000, run=100).status.state == "succeeded"
+    assert job.wait(age_s=5000, run=100).status.state == "succeeded"
 
 
 def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
