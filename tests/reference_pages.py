@@ -69,7 +69,7 @@ MODEL_TITLES = {
 }
 PLAIN_TYPES = {
     "string": "text",
-    "integer": "whole number",
+    "integer": "integer",
     "number": "number",
     "boolean": "`true`, `false`",
     "object": "mapping",

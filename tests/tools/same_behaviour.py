@@ -1,13 +1,13 @@
-"""`python -m tests.tools.same_behaviour OLD NEW`: compares the plans and statuses that two checkouts make of one input.
+"""`python -m tests.tools.same_behaviour OLD NEW`: compares the plans and statuses of two checkouts for one input.
 
     plans       each shipped profile, as it is and with twenty changes, for two attempts, refusals included
     statuses    each recorded moment of tests/observed, and three copies of each with random damage
     manifests   each golden job and tests/manifests, whole and damaged, under four launchers
 
-A refactoring changes none of them. OLD and NEW are folders of two checkouts; each is imported in a process of its own,
-by the Python that runs this module. `--renames FILE` is for names that a change replaces on purpose: a JSON object
-`{"/path/of/keys": "new name"}`, applied to what OLD makes. Differences are grouped by their path and values, with the
-number of cases. Exit code 1 if any case differs.
+A refactoring changes none of them. OLD and NEW are folders of two checkouts; each is imported in a separate process by
+the Python that runs this module. `--renames FILE` is for names that a change replaces on purpose: a JSON object
+`{"/path/of/keys": "new name"}`, applied to the output of OLD. Differences are grouped by their path and values, with
+the number of cases. Exit code 1 if any case differs.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Difference(NamedTuple):
     new: str
 
 
-# --- what one checkout makes of the input, in a process of its own -------------------------------------------------
+# --- the cases of one checkout, in a separate process --------------------------------------------------------------
 
 
 def damage(value: dict[str, Any], chance: random.Random) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def damage(value: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 
 
 def make_cases(root: str) -> dict[str, str]:
-    """The JSON, or the error, that the checkout at `root` makes of each case, by the case's name."""
+    """The JSON or the error of each case in the checkout at `root`, by the case's name."""
     sys.path.insert(0, root)
     results: dict[str, str] = {}
 
@@ -118,28 +118,40 @@ def _list_plans() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _list_statuses() -> Iterator[tuple[str, Callable[[], str]]]:
-    from tests.recording import OBSERVED, load_moments
+    from tests.recording import EPOCH, OBSERVED
     from torchyard.launchers import registry
     from torchyard.model.run import Observation
 
     chance = random.Random(_SEED)
-    states_field = Observation._fields[0]
     for path in sorted(OBSERVED.glob("*.json")):
-        for moment in load_moments(path.stem, json.loads(path.read_text())):
-            launcher = registry.load_launcher(moment.case.partition("-")[0])
-            states: Mapping[str, Any] = getattr(moment.observed, states_field)
-            observations = [moment.observed]
+        launcher = registry.load_launcher(path.stem.partition("-")[0])
+        for moment, (seconds, states) in enumerate(_read_moments(path)):
+            observed_states = [states]
             for _ in range(_DAMAGED_COPIES):
-                damaged = damage(dict(states), chance)
-                damaged = {key: value if isinstance(value, dict) else {} for key, value in damaged.items()}
-                changes: dict[str, Any] = {states_field: damaged}
-                observations.append(moment.observed._replace(**changes))
-            for number, observation in enumerate(observations):
+                damaged = damage(states, chance)
+                observed_states.append({key: obj if isinstance(obj, dict) else {} for key, obj in damaged.items()})
+            for number, case_states in enumerate(observed_states):
+                observation = Observation(case_states, frozenset(), EPOCH + seconds)
 
                 def make(launcher: Any = launcher, observation: Any = observation) -> str:
                     return str(launcher.read_status(observation).model_dump_json())
 
-                yield f"status {moment.case} {moment.number} {number}", make
+                yield f"status {path.stem} {moment} {number}", make
+
+
+def _read_moments(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Each moment of a recording: its seconds after the job's creation, and its objects.
+
+    Recordings are read here, because the names in tests/recording.py may differ between the two checkouts.
+    """
+    objects: dict[str, Any] = {}
+    for moment in json.loads(path.read_text())["moments"]:
+        for key, changes in moment["news"].items():
+            if changes is None:
+                objects.pop(key, None)
+            else:
+                objects[key] = objects.get(key, {}) | changes
+        yield moment["after"], dict(objects)
 
 
 def _list_manifests(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -215,7 +227,7 @@ def list_differences(before: Any, after: Any, path: str = "") -> Iterator[Differ
 
 
 def _dump(root: Path) -> dict[str, str]:
-    """Run this module in a process of its own for one checkout."""
+    """Run this module in a separate process for one checkout; return its cases."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         argv = [sys.executable, __file__, "--dump", file.name, str(root.resolve())]
         subprocess.run(argv, check=True, cwd=root)
@@ -244,8 +256,8 @@ def main(argv: list[str] | None = None) -> int:
     examples: dict[Difference, str] = {}
     for name in names:
         before = rename_keys(json.loads(old_cases.get(name, '"ABSENT"')), renames)
-        new = json.loads(new_cases.get(name, '"ABSENT"'))
-        differences = set(list_differences(before, new))
+        after = json.loads(new_cases.get(name, '"ABSENT"'))
+        differences = set(list_differences(before, after))
         differing += bool(differences)
         groups.update(differences)
         for difference in differences:

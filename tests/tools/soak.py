@@ -1,7 +1,7 @@
 """`make soak`: runs a suite of tests many times, some of them beside a load, and counts the failures of each test.
 
 A test that fails sometimes is a defect of the test or of the program. One round shows neither, so a suite is trusted
-only after many rounds, on a quiet and on a busy machine. A failed test is not repeated here, as tests/rerun_alone.py does.
+only after many rounds, on a quiet and on a busy machine. A failed test is not repeated, unlike in tests/rerun_alone.py.
 
     python -m tests.tools.soak unit --rounds 20 --loaded 5
 """
@@ -56,15 +56,15 @@ def parse_junit(path: Path, seconds: float) -> Round:
 
 
 def play_round(suite: str, folder: Path) -> Round:
-    """Run the suite once; the output and the JUnit file go to `folder`. Raises CalledProcessError if pytest breaks."""
+    """Run the suite once; its output and JUnit file go to `folder`. CalledProcessError if pytest itself fails."""
     folder.mkdir(parents=True, exist_ok=True)
     junit = folder / "junit.xml"
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--junit-xml", str(junit), *SUITES[suite]]
     started_at = time.monotonic()
     with (folder / "output").open("wb") as output:
-        done = subprocess.run(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
-    if done.returncode > _PYTEST_FAILED:
-        raise subprocess.CalledProcessError(done.returncode, argv)
+        completed = subprocess.run(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if completed.returncode > _PYTEST_FAILED:
+        raise subprocess.CalledProcessError(completed.returncode, argv)
     return parse_junit(junit, time.monotonic() - started_at)
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of several rooms: a real supervised process whose run folder is removed while it runs."""
+"""Fixtures of several folders: a real supervised process whose run folder is removed while it runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,6 @@ def node(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a process and remove its run's folder; nothing outlives the test."""
-    with starter(tmp_path) as begin:
-        yield begin
+    """A function that starts a process and removes its run's folder; the processes are ended after the test."""
+    with starter(tmp_path) as start:
+        yield start

@@ -1,4 +1,4 @@
-"""Backends: which one a plan gets, and which modules that imports."""
+"""Backends: which one a plan gets, and which modules are imported for it."""
 
 import subprocess
 import sys
@@ -26,6 +26,6 @@ def test_plan_of_objects_is_for_a_cluster(planned: Planned) -> None:
 
 
 def test_run_on_this_machine_loads_no_kubernetes_client() -> None:
-    """The backend of a plan of processes is found without importing a Kubernetes client, which takes 0.4 s."""
+    """The backend of a plan of processes is chosen without the import of a Kubernetes client, which takes 0.4 s."""
     process = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
     assert process.stdout.split() == ["MachinesBackend"]

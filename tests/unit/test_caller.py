@@ -1,4 +1,4 @@
-"""Tests see nothing of their caller's environment, and are not skipped silently."""
+"""Tests do not use their caller's cluster or Prefect server, and are not skipped silently."""
 
 import os
 import subprocess
@@ -14,26 +14,26 @@ from torchyard.cluster.orphans import has_cluster
 from torchyard.common.project_root import ROOT
 
 
-def test_nothing_of_the_caller_is_seen() -> None:
-    """A test sees no cluster and no Prefect server unless it has started them."""
+def test_environment_names_no_cluster_or_server() -> None:
+    """A test has no cluster and no Prefect server unless it starts them."""
     assert not has_cluster(None)
     assert [name for name in SERVER if name in os.environ] == []
 
 
-def test_cluster_of_the_caller_is_not_seen(fake_api: FakeApi) -> None:
-    """A test does not see the cluster and server that the caller's KUBECONFIG and PREFECT_API_URL name."""
+def test_cluster_of_the_caller_is_hidden(fake_api: FakeApi) -> None:
+    """The cluster and server in the caller's KUBECONFIG and PREFECT_API_URL are hidden from tests."""
     variables = {"KUBECONFIG": str(fake_api.kubeconfig), "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
-    done = run_pytest(f"{__file__}::test_nothing_of_the_caller_is_seen", **variables)
-    assert done.returncode == 0, done.stdout
+    completed = run_pytest(f"{__file__}::test_environment_names_no_cluster_or_server", **variables)
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize(
     ("allowed", "outcome"), [(None, "skipped"), ("", "failed"), ("sshd", "failed"), ("sshd,no dash", "skipped")]
 )
-def test_skip_that_nobody_allowed_is_a_failure(
+def test_skip_that_is_not_allowed_is_a_failure(
     allowed: str | None, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With TORCHYARD_MAY_SKIP set, a skip that it does not name is a failure."""
+    """With TORCHYARD_MAY_SKIP set, a skip for a reason that it does not contain is a failure."""
     monkeypatch.delenv(MAY_SKIP, raising=False)
     if allowed is not None:
         monkeypatch.setenv(MAY_SKIP, allowed)
@@ -44,6 +44,8 @@ def test_skip_that_nobody_allowed_is_a_failure(
 
 
 def test_list_for_this_machine_needs_no_library() -> None:
-    """CI asks what may be skipped before it has installed anything; the list is never empty, which allows nothing."""
-    done = subprocess.run([sys.executable, "-I", "-S", "tests/skips.py"], cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.startswith(b"none")
+    """CI reads the list before it installs anything; it is never empty, because an empty list forbids all skips."""
+    completed = subprocess.run(
+        [sys.executable, "-I", "-S", "tests/skips.py"], cwd=ROOT, capture_output=True, check=True
+    )
+    assert completed.stdout.startswith(b"none")

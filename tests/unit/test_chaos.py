@@ -1,4 +1,4 @@
-"""The matrix of `make chaos`: what it plays, and what it counts as wrong."""
+"""The matrix of `make chaos`: its cells, and the results that are wrong."""
 
 import pytest
 
@@ -8,15 +8,15 @@ from tests.chaos.table import format_row, render_table
 HIT = Cell("volcano", "submit", "reset")
 
 
-def test_every_cell_is_played_or_has_a_reason() -> None:
-    """No cell is left out without a reason."""
+def test_every_cell_is_run_or_has_a_reason() -> None:
+    """A cell that is left out has a reason."""
     expected_cells = {Cell(launcher, step, fault) for launcher in LAUNCHERS for step in STEPS for fault in FAULTS}
     assert {cell for cell in expected_cells if not explain_absence(cell)} == set(list_cells())
 
 
 @pytest.mark.parametrize("fault", ["flow KILL", "worker TERM", "500 burst", "401 burst", "black hole"])
-def test_what_nobody_meant_costs_no_attempt(fault: str) -> None:
-    """A run with a fault between launcher and job ends Completed, in the same attempt."""
+def test_accidental_fault_costs_no_attempt(fault: str) -> None:
+    """A run with an accidental fault between launcher and job ends Completed, in the same attempt."""
     for step in STEPS:
         assert get_expected_end(Cell("volcano", step, fault)) == get_expected_end(HIT)
 
@@ -25,14 +25,14 @@ def test_what_nobody_meant_costs_no_attempt(fault: str) -> None:
     "changes",
     [{"double_submits": 1}, {"leftovers": ("pods a",)}, {"lost_lines": 2}, {"other_problems": ("2 attempts",)}],
 )
-def test_what_should_not_be_makes_a_cell_wrong(changes: dict[str, object]) -> None:
-    """A double submit, a leftover or a lost line is wrong, however well the run ended."""
+def test_double_submit_leftover_or_lost_line_is_wrong(changes: dict[str, object]) -> None:
+    """A double submit, a leftover or a lost line makes a cell wrong, even if the run succeeded."""
     result = Result(HIT, "Completed", "2 of 2 pods succeeded")
     assert "ok" in format_row(result)
     assert "WRONG" in format_row(result._replace(**changes))  # type: ignore[arg-type]
 
 
 def test_table_shows_end_and_fault() -> None:
-    """A launcher's table has a row for each fault that was played, with the end at its step."""
+    """A launcher's table has a row for each injected fault, with the end of the run in the column of its step."""
     (line,) = (line for line in render_table([Result(HIT, "Completed", "")]).splitlines() if line.startswith("| reset"))
     assert line.split("|")[4].strip() == "Completed"

@@ -1,4 +1,4 @@
-"""The moving picture of README: docs/pictures/demo.svg."""
+"""The animation in README.md: docs/pictures/demo.svg."""
 
 import re
 from pathlib import Path
@@ -30,13 +30,13 @@ def _list_texts() -> list[str]:
         "touch torchyard-demo/shard-1.bin .* what was missing",
     ],
 )
-def test_it_shows_a_success_and_a_failure(line: str) -> None:
+def test_picture_shows_a_success_and_a_failure(line: str) -> None:
     """The lines of both reports are in the picture."""
     assert any(re.fullmatch(line, text) for text in _list_texts())
 
 
-def test_it_plays_in_an_image_and_names_no_machine() -> None:
-    """No script and nothing from elsewhere, no path of the machine that recorded it, and not too large."""
+def test_picture_is_self_contained_and_names_no_machine() -> None:
+    """The picture has no script, link or path of the machine that recorded it, and less than 200 kB."""
     text = PICTURE.read_text(encoding="utf-8")
     assert not re.search(r"<script|\bon\w+=|href|url\(|@import|<foreignObject", text)
     assert not re.search(r"(?<!\w)/(tmp|home|root|work|usr|var|opt)\b", text)
@@ -44,25 +44,25 @@ def test_it_plays_in_an_image_and_names_no_machine() -> None:
     assert "@keyframes" in text
 
 
-def test_it_has_a_short_loop() -> None:
-    """Two runs fit into twelve seconds, and no row is longer than the terminal is wide."""
+def test_loop_is_short() -> None:
+    """Two runs take at most twelve seconds, and no row is longer than the terminal is wide."""
     assert {float(seconds) <= 12 for seconds in re.findall(r"([\d.]+)s step-end", PICTURE.read_text())} == {True}
     assert max(map(len, _list_texts())) <= COLUMNS
 
 
-def test_readme_shows_it() -> None:
+def test_readme_shows_the_picture() -> None:
     assert f"({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_waits_are_shortened_and_the_folder_is_left_out(tmp_path: Path) -> None:
-    """A minute of waiting takes less than a second, and the paths are those from the folder."""
+def test_pauses_are_shortened_and_the_folder_is_left_out(tmp_path: Path) -> None:
+    """A pause of a minute takes less than a second, and paths are relative to the folder."""
     lines, length = play({"torchyard demo": [(60.0, f"log {tmp_path}/runs/a\r\n")]}, tmp_path)
     assert [line.text for line in lines] == ["$ torchyard demo", "log runs/a"]
     assert length < 6
     assert "log runs/a<" in draw(lines, length)
 
 
-def test_a_long_line_breaks_at_the_edge() -> None:
+def test_long_line_breaks_at_the_edge() -> None:
     assert wrap("x" * (COLUMNS + 1) + "\r\n\r\n") == ["x" * COLUMNS, "x", ""]
 
 

@@ -1,4 +1,4 @@
-"""The guides' jobs, field by field: what differs in ours has a reason that docs/guides.md gives."""
+"""The guides' jobs, field by field: each difference in ours has a reason in docs/guides.md."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.guide_fields import HEADING, PAGE, compare, load_reasons, load_rows, 
 
 @pytest.mark.parametrize("row", load_rows())
 def test_every_difference_has_one_reason(row: str) -> None:
-    """A field is as in the guide, or one reason in tests/guides/reasons.yaml says why not."""
+    """A field is the same as in the guide, or one reason in tests/guides/reasons.yaml explains the difference."""
     reasons = load_reasons()
     for difference in compare(row)[1]:
         explanations = [reason.text for reason in reasons if reason.covers(difference.row, difference.field)]
@@ -15,13 +15,17 @@ def test_every_difference_has_one_reason(row: str) -> None:
 
 
 def test_every_reason_is_needed() -> None:
-    """A reason without a difference is removed."""
+    """Every reason explains at least one difference."""
     differences = [difference for row in load_rows() for difference in compare(row)[1]]
-    idle = [reason for reason in load_reasons() if not any(reason.covers(one.row, one.field) for one in differences)]
-    assert idle == []
+    unused = [
+        reason
+        for reason in load_reasons()
+        if not any(reason.covers(difference.row, difference.field) for difference in differences)
+    ]
+    assert unused == []
 
 
 def test_page_has_the_table() -> None:
-    """docs/guides.md shows all reasons; `python -m tests.guide_fields` writes them."""
+    """docs/guides.md contains the table that `python -m tests.guide_fields` writes."""
     _, heading, rest = PAGE.read_text().partition(HEADING)
     assert (heading + rest).startswith(render())

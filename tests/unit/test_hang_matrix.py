@@ -1,4 +1,4 @@
-"""The matrix of `make hang`: what must be told of its cells, and the figures of its rows."""
+"""The matrix of `make hang`: the verdicts that its cells must get, and the figures of its rows."""
 
 import math
 
@@ -18,7 +18,7 @@ TRUTH = Truth(10.0, (53, 54))
 REPORTED = Verdict(13.0, "missing-rank", (SLEEP.culprit,), "sleep (faults.py:53)", "rank 2 hangs")
 
 
-def record_fault(*verdicts: Verdict) -> VerdictRecorder:
+def build_recorder(*verdicts: Verdict) -> VerdictRecorder:
     recorder = VerdictRecorder()
     recorder.verdicts = list(verdicts)
     return recorder
@@ -30,8 +30,8 @@ def test_every_class_has_a_program() -> None:
     assert set(NAMES) - set(HANGS) - set(STRAGGLERS) == set(STYLES)
 
 
-def test_last_line_of_a_recording_is_judged() -> None:
-    """A verdict on the last line, after which nothing more came, is told in a replay as well."""
+def test_last_line_of_a_recording_is_evaluated() -> None:
+    """A replay also reports the verdict on the last line of a recording."""
     lines = [
         f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in build_missing_rank_records().values()
     ]
@@ -39,14 +39,14 @@ def test_last_line_of_a_recording_is_judged() -> None:
     assert (verdict.kind, verdict.ranks) == ("missing-rank", (3,))
 
 
-def test_every_cell_has_whole_nodes() -> None:
+def test_every_cell_has_full_nodes() -> None:
     """Each node of each cell has the same number of ranks."""
     assert all(cell.ranks % cell.nodes == 0 for cell in list_cells(NAMES, range(9), RANKS))
 
 
 def test_right_verdict_is_right() -> None:
-    """A verdict with the right class, rank and line is right in all of them, and late by its distance to the fault."""
-    assert evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)) == Row(SLEEP, 3.0, "rank 2 hangs", True, True, True)
+    """A verdict with the right class, rank and line is right in all three; its delay is the time since the fault."""
+    assert evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED)) == Row(SLEEP, 3.0, "rank 2 hangs", True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -55,31 +55,31 @@ def test_right_verdict_is_right() -> None:
     ids=["class", "rank", "too early"],
 )
 def test_wrong_verdict_is_wrong(change: dict[str, object]) -> None:
-    """A wrong class or rank, or a verdict before the fault, is wrong, even if a right one came first."""
-    assert evaluate_row(SLEEP, TRUTH, record_fault(REPORTED, REPORTED._replace(**change))).problem  # type: ignore[arg-type]
+    """A verdict with a wrong class or rank, or before the fault, is wrong, even after a right one."""
+    assert evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED, REPORTED._replace(**change))).problem  # type: ignore[arg-type]
 
 
-def test_unknown_is_not_wrong() -> None:
+def test_unknown_class_is_not_wrong() -> None:
     """A verdict of unknown class, without ranks, is neither right nor wrong."""
-    row = evaluate_row(SLEEP, TRUTH, record_fault(REPORTED._replace(kind="unknown", ranks=(), location="")))
+    row = evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED._replace(kind="unknown", ranks=(), location="")))
     assert (row.has_class, row.has_ranks, row.has_line, row.problem) == (False, False, False, "")
 
 
-def test_line_of_another_place_is_no_right_line() -> None:
-    """Only a line that the program has named counts."""
+def test_line_of_another_location_is_not_right() -> None:
+    """Only a line at which the program injects the fault is right."""
     assert (
-        evaluate_row(SLEEP, TRUTH, record_fault(REPORTED._replace(location="sleep (faults.py:55)"))).has_line is False
+        evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED._replace(location="sleep (faults.py:55)"))).has_line is False
     )
 
 
-def test_healthy_job_may_not_be_called_hanging() -> None:
+def test_verdict_on_a_healthy_job_is_wrong() -> None:
     """Any verdict on a job without a hang is wrong."""
-    assert evaluate_row(PLAIN, None, record_fault(REPORTED)).problem
-    assert not evaluate_row(PLAIN, None, record_fault()).problem
+    assert evaluate_row(PLAIN, None, build_recorder(REPORTED)).problem
+    assert not evaluate_row(PLAIN, None, build_recorder()).problem
 
 
 def test_one_of_two_ranks_in_a_deadlock_is_enough() -> None:
-    """Both ranks that call two groups in opposite orders are culprits, and so is each of them; a third rank is not."""
+    """A verdict may name one or both of the ranks that call two groups in opposite orders, and no third rank."""
     cell = Cell("groups", 4, 1, 0)
     first = cell.culprit
     second = (cell.culprit + 1) % 4
@@ -90,32 +90,32 @@ def test_one_of_two_ranks_in_a_deadlock_is_enough() -> None:
     assert not get_expected_verdict(cell).allows_ranks([])
 
 
-def test_nobody_is_to_blame_where_all_do_the_same() -> None:
+def test_job_without_a_difference_between_ranks_has_no_culprit() -> None:
     """A job whose ranks are all outside of collectives has no culprit."""
     cell = Cell("outside", 4, 1, 0)
     assert get_expected_verdict(cell).allows_ranks([])
     assert not get_expected_verdict(cell).allows_ranks([cell.culprit])
 
 
-def test_stragglers_have_a_share_of_their_own() -> None:
-    """A slow rank that is not named is missed; another one that is named is wrong."""
+def test_stragglers_are_counted_separately() -> None:
+    """A verdict without the slow rank is a miss; a verdict with another rank is wrong."""
     cell = Cell("slow", 4, 1, 0)
-    get_expected_verdict = record_fault()
-    other = record_fault()
-    unnamed = record_fault()
-    get_expected_verdict.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
-    other.straggler = get_expected_verdict.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
-    rows = [evaluate_row(cell, None, recorder) for recorder in (get_expected_verdict, other, unnamed)]
+    right_rank = build_recorder()
+    wrong_rank = build_recorder()
+    no_rank = build_recorder()
+    right_rank.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
+    wrong_rank.straggler = right_rank.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
+    rows = [evaluate_row(cell, None, recorder) for recorder in (right_rank, wrong_rank, no_rank)]
     assert [(row.has_ranks, bool(row.problem)) for row in rows] == [(True, False), (False, True), (False, False)]
     assert "stragglers named >= 90 %" in summarize(rows).list_misses()
 
 
-def test_hang_that_is_not_told_counts() -> None:
-    """A hang that is not told has no right rank, and makes the last quantile infinite; a healthy job has no share."""
+def test_unreported_hang_counts() -> None:
+    """A hang without a verdict counts as not right, and makes the last quantile infinite; healthy jobs do not count."""
     figures = summarize(
         [
-            evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)),
-            evaluate_row(SLEEP, TRUTH, record_fault()),
+            evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED)),
+            evaluate_row(SLEEP, TRUTH, build_recorder()),
             Row(PLAIN, math.inf),
         ]
     )
@@ -124,20 +124,20 @@ def test_hang_that_is_not_told_counts() -> None:
     assert "told, p95 <= 15 s" in figures.list_misses()
 
 
-def test_each_class_has_a_line_of_its_own() -> None:
-    """Its cells, the median and the longest time, and what was right; a job that does not hang has none."""
-    second = record_fault(REPORTED._replace(time_s=15.0, location="x (a.py:1)"))
+def test_each_class_of_hang_has_its_own_line() -> None:
+    """The line shows the cells, the median and the longest time, and the shares of right verdicts."""
+    second = build_recorder(REPORTED._replace(time_s=15.0, location="x (a.py:1)"))
     rows = [
-        evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)),
+        evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED)),
         evaluate_row(SLEEP, TRUTH, second),
         Row(PLAIN, math.inf),
     ]
     assert [line.split() for line in tabulate_kinds(rows)[1:]] == [["sleep", "2", "3.0", "5.0", "100%", "100%", "50%"]]
 
 
-def test_good_rows_miss_nothing() -> None:
-    """Right verdicts after three seconds, and silence on healthy jobs, are as good as wanted."""
-    assert summarize([evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)), Row(PLAIN, math.inf)]).list_misses() == []
+def test_right_rows_reach_all_targets() -> None:
+    """Right verdicts after three seconds, and none on healthy jobs, reach all targets."""
+    assert summarize([evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED)), Row(PLAIN, math.inf)]).list_misses() == []
 
 
 def test_quantile_is_a_value_of_the_list() -> None:

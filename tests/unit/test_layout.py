@@ -19,45 +19,46 @@ def list_modules() -> list[Path]:
     return sorted(path for path in paths if path.stem != "__init__")
 
 
-def mirror(module: Path) -> Path:
+def get_test_file(module: Path) -> Path:
     """The test file of a module: that of torchyard/kube/http.py is tests/unit/kube/test_http.py."""
-    room = module.parent.relative_to("torchyard") if module.parts[0] == "torchyard" else module.parent
-    return Path("tests", "unit", room, f"test_{module.name}")
+    folder = module.parent.relative_to("torchyard") if module.parts[0] == "torchyard" else module.parent
+    return Path("tests", "unit", folder, f"test_{module.name}")
 
 
 def test_every_module_has_its_test_file() -> None:
-    """Each module is tested in a file of its own, in the same place under tests/unit."""
-    missing = [f"{module} has no {mirror(module)}" for module in list_modules() if not (ROOT / mirror(module)).exists()]
+    """Each module has its own test file, in the same folder under tests/unit."""
+    test_files = {module: get_test_file(module) for module in list_modules()}
+    missing = [f"{module} has no {path}" for module, path in test_files.items() if not (ROOT / path).exists()]
     assert not missing, "\n".join(missing)
 
 
 def test_every_test_file_has_its_module() -> None:
-    """A test file in a room of tests/unit has a module's name, and perhaps more; none lies directly in tests/."""
-    rooms = [path for path in (ROOT / "tests" / "unit").rglob("test_*.py") if path.parent.name != "unit"]
-    mirrors = [ROOT / mirror(module) for module in list_modules()]
-    matching = {
-        path
-        for path in rooms
-        for test_file in mirrors
-        if path.parent == test_file.parent and _is_named(path, test_file)
-    }
-    strays = sorted({*rooms, *(ROOT / "tests").glob("test_*.py")} - matching)
-    assert not strays, "\n".join(f"{path.relative_to(ROOT)} belongs to no module" for path in strays)
+    """A test file in a folder of tests/unit starts with a module's name; no test file lies directly in tests/."""
+    paths = [path for path in (ROOT / "tests" / "unit").rglob("test_*.py") if path.parent.name != "unit"]
+    test_files = [ROOT / get_test_file(module) for module in list_modules()]
+    strays = [path for path in paths if not _has_module(path, test_files)]
+    strays += (ROOT / "tests").glob("test_*.py")
+    assert not strays, "\n".join(f"{path.relative_to(ROOT)} belongs to no module" for path in sorted(strays))
 
 
-def _is_named(path: Path, module: Path) -> bool:
-    return path == module or path.stem.startswith(f"{module.stem}_")
+def _has_module(path: Path, test_files: list[Path]) -> bool:
+    """Whether a path is one of the modules' test files, or has the name of one and a suffix."""
+    for test_file in test_files:
+        has_name = path.stem == test_file.stem or path.stem.startswith(f"{test_file.stem}_")
+        if path.parent == test_file.parent and has_name:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("folder", ["flows", "tasks"])
 def test_packages_are_namespaces(folder: str) -> None:
-    """Our `tasks` can be imported beside another project's only without an __init__.py."""
+    """Without an __init__.py, our `tasks` can be imported beside another project's package of that name."""
     assert not (ROOT / folder / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("name", ["preflight", "rendezvous", "submit", "wait", "collect", "teardown", "train"])
 def test_tasks_are_the_packages(name: str) -> None:
-    """tasks/ has the names of torchyard.tasks, and no second copy of a task."""
+    """tasks/ exports the tasks of torchyard.tasks, and no second copy of one."""
     shim = importlib.import_module(f"tasks.{name}")
     package = importlib.import_module("torchyard.tasks")
     task = {"rendezvous": "ensure_rendezvous", "train": "train_profile"}.get(name, name)
@@ -71,15 +72,15 @@ def test_no_flow_shadows_a_library(path: Path) -> None:
     assert spec is None or str(spec.origin).startswith(str(ROOT))
 
 
-def test_no_noun_passes_for_a_mapping() -> None:
+def test_no_model_is_a_mapping_for_dict() -> None:
     """No model has a field named `keys`: Prefect copies a step's arguments by `dict(model)`, which would call it."""
     for name in list_launchers():
         load_launcher(name)
-    nouns = [FrozenModel]
-    for model in nouns:
-        nouns += model.__subclasses__()
-    assert len(nouns) > 50
-    assert [model for model in nouns if "keys" in model.model_fields] == []
+    models = [FrozenModel]
+    for model in models:
+        models += model.__subclasses__()
+    assert len(models) > 50
+    assert [model for model in models if "keys" in model.model_fields] == []
 
 
 def test_design_names_every_module() -> None:
@@ -92,9 +93,10 @@ def test_design_names_every_module() -> None:
     assert sorted(name for name in names - schedulers - readers - {"keep.py"} if name not in text) == []
 
 
-def test_no_room_is_overfull() -> None:
-    """No folder holds more than 16 modules, and no module's name begins with an underscore."""
-    rooms = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
-    names = {room: [path.stem for path in room.glob("*.py") if path.stem != "__init__"] for room in rooms}
-    assert {room.name: len(modules) for room, modules in names.items() if len(modules) > 16} == {}
-    assert [name for modules in names.values() for name in modules if name.startswith("_")] == []
+def test_no_folder_has_too_many_modules() -> None:
+    """A folder contains at most 16 modules, and no module's name starts with an underscore."""
+    folders = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    for folder in folders:
+        modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+        assert len(modules) <= 16, folder
+        assert [module for module in modules if module.startswith("_")] == []

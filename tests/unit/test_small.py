@@ -1,4 +1,4 @@
-"""Small versions of the profiles, which run on a cluster without any of the guides' own objects."""
+"""Small versions of the profiles, which run on a cluster without the guides' own objects."""
 
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.requirements import ReferencedObject
 
 NAMES = tuple(list_pod_profiles())
-OF_MACHINES = {name for name in list_profiles() if load_profile(name).launcher == "baremetal"}
-over_all = pytest.mark.parametrize("name", NAMES)
+MACHINE_PROFILES = {name for name in list_profiles() if load_profile(name).launcher == "baremetal"}
+for_each_profile = pytest.mark.parametrize("name", NAMES)
 
 
-def test_every_profile_has_its_place() -> None:
-    """A profile is for machines, runs small in pods, or is listed with why the test cluster cannot run it."""
-    assert {*NAMES, *NEEDS_MCAD, *OF_MACHINES} == set(list_profiles())
+def test_every_profile_is_covered() -> None:
+    """A profile is for machines, has a small version in pods, or needs MCAD, which the test cluster lacks."""
+    assert {*NAMES, *NEEDS_MCAD, *MACHINE_PROFILES} == set(list_profiles())
 
 
-@over_all
-def test_small_needs_nothing_of_the_guides_cluster(name: str, tmp_path: Path) -> None:
+@for_each_profile
+def test_small_version_needs_no_object_of_a_guide(name: str, tmp_path: Path) -> None:
     """A small profile needs no claim, network, queue or secret, and no device except for fake GPUs."""
     plan = manifest_plan_of(load_profile(name, build_small_overrides(name)), tmp_path)
     assert not [requirement for requirement in plan.requires if isinstance(requirement, ReferencedObject)]
@@ -29,16 +29,16 @@ def test_small_needs_nothing_of_the_guides_cluster(name: str, tmp_path: Path) ->
     assert requests.keys() - {"nvidia.com/gpu"} == {"cpu", "memory", "ephemeral-storage"}
 
 
-@over_all
-def test_small_runs_a_program_of_ours(name: str) -> None:
+@for_each_profile
+def test_small_version_runs_a_program_of_the_image(name: str) -> None:
     """A small profile runs a program in the test cluster's image; one without a Python file keeps its own."""
     program = Path(str(load_profile(name, build_small_overrides(name)).program))
     assert (ROOT / "programs" / program.name).exists() or load_profile(name).program == str(program)
 
 
-@over_all
-def test_small_keeps_what_a_profile_is_about(name: str) -> None:
-    """A small profile keeps launcher, rendezvous and agent, and more than one node if the profile has that."""
+@for_each_profile
+def test_small_version_keeps_the_launch(name: str) -> None:
+    """A small profile keeps launcher, rendezvous and agent, and has several nodes if the profile has several."""
     full_profile = load_profile(name)
     small_profile = load_profile(name, build_small_overrides(name))
     assert (small_profile.launcher, small_profile.rendezvous, small_profile.resolved_agent) == (
@@ -49,7 +49,7 @@ def test_small_keeps_what_a_profile_is_about(name: str) -> None:
     assert (small_profile.nodes.max > 1) == (full_profile.nodes.max > 1)
 
 
-def test_small_goes_where_it_is_told() -> None:
+def test_small_version_uses_the_given_nodes() -> None:
     """On fake nodes a small profile keeps no label of the real ones."""
     assert load_profile("mnist-2x4", build_small_overrides("mnist-2x4", {"type": "kwok"})).pod.node_selector == {
         "type": "kwok"

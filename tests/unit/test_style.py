@@ -1,4 +1,4 @@
-"""The rules of style that a count can hold (CONTRIBUTING.md); tests/tools/style.py measures and explains them."""
+"""The measurable rules of style (CONTRIBUTING.md); tests/tools/style.py measures and explains them."""
 
 from pathlib import Path
 
