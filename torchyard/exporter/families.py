@@ -61,7 +61,9 @@ def _build_job_families(runs: Sequence[RunSummary]) -> Iterator[Metric]:
 
 
 def _build_history_families(histories: Sequence[History]) -> Iterator[Metric]:
-    records = [record for history in histories for record in history.records]
+    records: list[Record] = []
+    for history in histories:
+        records += history.records
     records.sort(key=lambda record: record.at)
     ended = [record for record in records if record.end in _RATED_ENDS]
     last = {record.key.profile: record for record in ended}

@@ -155,7 +155,10 @@ def _parse_rank(line: str) -> Row:
 
 
 def _parse_values(line: str) -> Iterator[tuple[str, float | None]]:
-    """Values such as `algbw: 1.939 GBps (15.5 Gbps)`; one that is truncated before its unit is left out."""
+    """Values such as `algbw: 1.939 GBps (15.5 Gbps)` by name; None for nan and inf.
+
+    A value that is truncated before its unit is left out.
+    """
     for match in _VALUE_PATTERN.finditer(line):
         rest = line[match.end() :]
         name = _COLUMN_NAMES.get(match[1], match[1])

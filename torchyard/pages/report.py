@@ -251,8 +251,13 @@ def _describe_log(log: LogFile) -> str:
 
 def _list_varying_columns(rows: Sequence[Row]) -> list[str]:
     """The keys whose values differ between rows, in order of appearance, without totals (`epochs` beside `epoch`)."""
-    keys = dict.fromkeys(key for row in rows for key in row if key not in _TOTAL_KEYS)
-    return [key for key in keys if len(rows) < 2 or len({row.get(key) for row in rows}) > 1]
+    keys: dict[str, None] = {}  # ordered
+    for row in rows:
+        keys |= dict.fromkeys(row)
+    columns = [key for key in keys if key not in _TOTAL_KEYS]
+    if len(rows) < 2:
+        return columns
+    return [key for key in columns if len({row.get(key) for row in rows}) > 1]
 
 
 def _list_summary_values(metrics: Metrics) -> list[_Entry]:

@@ -56,8 +56,10 @@ class TensorBoardRun:
         from tensorboard.plugins.text.metadata import create_summary_metadata
         from tensorboard.util.tensor_util import make_tensor_proto
 
-        rows = [f"| {name} | {value} |" for table in tables for name, value in table.items()]
-        text = "\n".join(["| key | value |", "|---|---|", *rows])
+        lines = ["| key | value |", "|---|---|"]
+        for table in tables:
+            lines += [f"| {name} | {value} |" for name, value in table.items()]
+        text = "\n".join(lines)
         metadata = create_summary_metadata(display_name=tag, description="")
         value = Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=make_tensor_proto([text]))
         self._writer.add_event(Event(step=0, summary=Summary(value=[value])))

@@ -160,7 +160,7 @@ def _parse_record(line: bytes) -> Record | None:
 
 @contextlib.contextmanager
 def _lock_history(path: Path) -> Iterator[None]:
-    """Hold the file's lock: two processes may record the same run at once.
+    """Hold the file's lock, because two processes may record the same run at once.
 
     OSError if another process holds it for longer than _LOCK_TIMEOUT_S.
     """

@@ -36,7 +36,7 @@ TORN_DOWN = (*RUNNING, ("step", {"name": "teardown"}), ("step-end", {"name": "te
         (SUBMIT[:1], "preparing", 0),
         (SUBMIT, "waiting", 0),
         (RUNNING, "running", 16),
-        ((*RUNNING, ("start", {**START, "entry": "attach"})), "running", 16),
+        ((*RUNNING, ("start", START | {"entry": "attach"})), "running", 16),
         (TORN_DOWN, "preparing", 0),
         ((*TORN_DOWN, *SUBMIT[1:]), "waiting", 0),
         ((*RUNNING, ("ending", {"end": "failed"})), "ending", 16),

@@ -1,4 +1,4 @@
-"""What shows every profile: the deployments and the page of the guides; docs/profiles.md is a reference page."""
+"""Every profile has a deployment and is listed in the guides; docs/profiles.md is a reference page."""
 
 import re
 
@@ -43,7 +43,7 @@ def test_guides_list_every_profile() -> None:
 
 @pytest.mark.parametrize(("name", "changes"), COMMANDS)
 def test_other_rows_of_a_guide_can_be_planned(name: str, changes: str) -> None:
-    """A row without a profile of its own is another profile with changes, and the page's command can plan it."""
+    """A row of a guide that has no profile is another profile with changes, and the page's command can plan it."""
     profile = load_profile(name, read_overrides(re.findall(r"--set '([^']+)'", changes)))
     assert plan_of(profile, ROOT / "runs")
 

@@ -1,4 +1,4 @@
-"""The form of a run: what Prefect asks for, and what its API refuses before there is a run."""
+"""The form of a run: its fields, and the parameters that Prefect's API refuses before a run exists."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from torchyard.loading.profile import list_profiles, load_profile
 
 
 def list_refusals(parameters: dict[str, Any], profile: str | None = "yolov5-volcano") -> list[str]:
-    """What Prefect's server says of parameters."""
+    """The errors of Prefect's server about parameters."""
     form = build_form(load_profile(profile) if profile else None)
     return [error.message for error in validate(parameters, form)]
 
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_form_of_every_profile_accepts_no_changes_and_its_own_values(name: str) -> None:
-    """A run without changes is accepted, and so are the values that the profile has."""
+    """A run without changes is accepted, and a run with the profile's own values."""
     profile = load_profile(name)
     unchanged = {"nodes": profile.nodes.model_dump(), "processes": profile.processes, "attempts": profile.attempts}
     for changes in ({}, unchanged, {"args": list(profile.args), "deadlines": profile.deadlines.model_dump()}):
@@ -36,7 +36,7 @@ def test_form_of_every_profile_accepts_no_changes_and_its_own_values(name: str) 
     ],
 )
 def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
-    """Keys with dots, ranges, numbers among the arguments and keys without a field are no mistakes."""
+    """Keys with dots, ranges, numbers among the arguments and keys without a field are accepted."""
     assert list_refusals({"profile": "yolov5-volcano", "overrides": changes}) == []
 
 
@@ -56,13 +56,13 @@ def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
     ],
 )
 def test_mistake_is_refused_before_a_run_exists(parameters: dict[str, Any], message_start: str) -> None:
-    """An unknown key, a value out of bounds or of the wrong type is refused by the schema, with what is allowed."""
-    (message,) = list_refusals({"profile": "yolov5-volcano", **parameters})
+    """The schema refuses an unknown key and a wrong value; the error contains the valid values."""
+    (message,) = list_refusals({"profile": "yolov5-volcano"} | parameters)
     assert message.startswith(message_start)
 
 
 def test_form_of_a_profile_does_not_ask_for_the_profile_and_shows_its_values() -> None:
-    """Each field's help ends with today's value; a profile without an image or hardware has no field for it."""
+    """Each field's help ends with its current value; a profile without an image or hardware has no field for it."""
     fields = build_form(load_profile("yolov5-volcano"))["properties"]
     assert list(fields) == ["overrides", "dry_run"]
     keys = fields["overrides"]["properties"]

@@ -41,7 +41,7 @@ def test_profile_overrides_its_values_files(tmp_path: Path) -> None:
 
 def test_mistake_is_reported_with_the_file_that_contains_it(tmp_path: Path) -> None:
     """All findings come at once, each with the last file that has the key."""
-    message = get_refusal(write_values(tmp_path, {**JOB, "numPods": "a", "priorty": "x"}, {"namespace": "A"}))
+    message = get_refusal(write_values(tmp_path, JOB | {"numPods": "a", "priorty": "x"}, {"namespace": "A"}))
     assert f"{tmp_path}/values-0.yaml:4: numPods" in message
     assert f"{tmp_path}/values-0.yaml:5: unknown key priorty: did you mean priority?" in message
     assert f"{tmp_path}/values-1.yaml:1: namespace" in message

@@ -51,7 +51,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "expected"), MISTAKES, ids=range(len(MISTAKES)))
 def test_mistake_is_reported_with_its_line(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
     """Each mistake is reported with its file and line."""
-    path = write_values(tmp_path, JOB, {"namespace": "ml", **values})
+    path = write_values(tmp_path, JOB, {"namespace": "ml"} | values)
     assert re.search(rf"values-1\.yaml:[2-5]: .*{re.escape(expected)}", get_refusal(path))
 
 
@@ -65,6 +65,6 @@ ANY = st.recursive(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(values=st.dictionaries(st.sampled_from(sorted(ChartValues.model_fields)), ANY, max_size=5))
 def test_wrong_values_are_reported_and_never_crash(tmp_path: Path, values: dict[str, Any]) -> None:
-    """With any values of the chart's keys, the profile loads or the error says what is wrong."""
+    """With any values of the chart's keys, the profile loads or raises ProfileError."""
     with suppress(ProfileError):
         load_values(tmp_path, values)

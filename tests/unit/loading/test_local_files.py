@@ -1,4 +1,4 @@
-"""Files of this machine for pods: read when the profile is loaded, or refused in one sentence."""
+"""Local files for pods: read when the profile is loaded, or refused in one sentence."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_file_is_looked_for_beside_the_profile(write: Write, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("content", [b"", b"a\r\nb", "Zürich".encode(), b"\xff\xfe", b"a\0b", bytes(range(256))])
 def test_content_is_kept_unchanged(write: Write, tmp_path: Path, content: bytes) -> None:
-    """Every byte of a file is kept; only what is UTF-8 without NUL is text."""
+    """Every byte of a file is kept; only UTF-8 without NUL is stored as text."""
     (tmp_path / "data").write_bytes(content)
     file = load(write(**PODS, files={"/data": str(tmp_path / "data")})).files["/data"]
     assert file.content == content
@@ -72,12 +72,12 @@ def test_files_must_fit_into_one_config_map(write: Write, tmp_path: Path) -> Non
     ],
 )
 def test_wrong_file_is_refused(write: Write, files: Any, expected: str) -> None:
-    """What is no file of this machine, or no path of one file in a pod, is refused before anything is planned."""
+    """A source that is not a local file, or a target that is not a file's path in a pod, is refused at the load."""
     assert expected in refused(write(**PODS, mounts={"/data": {"claim": "coco"}}, files=files))
 
 
 def test_files_cannot_be_combined_with_a_manifest(write: Write, tmp_path: Path) -> None:
-    """The pods of a manifest are its own: files are refused there."""
+    """Files are refused with a manifest, because its pods are not built from the profile."""
     (tmp_path / "job.yaml").write_text("apiVersion: v1\nkind: Job\nmetadata: {name: x}\n")
     keys = {"launcher": "volcano", "manifest": "job.yaml", "program": None, "files": {"/x.py": "sample.py"}}
     assert "files: cannot be combined with a manifest: add a ConfigMap to it" in refused(write(**keys))

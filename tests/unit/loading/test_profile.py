@@ -1,8 +1,8 @@
-"""Profiles and the files that they name: found, and loaded or refused."""
+"""Profiles and the files that they name are found, and loaded or refused."""
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torchyard.model.errors import ProfileError
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_shipped_profiles_load(name: str) -> None:
-    """Every shipped profile loads, and its program is here, in its image, or on its hosts."""
+    """Every shipped profile loads, and its program is in the project, in its image, or on its hosts."""
     profile = load_profile(name)
     remote_program = profile.image or profile.options.get("program_there")
     assert remote_program or Path(str(profile.program)).is_file()
@@ -55,7 +55,7 @@ def test_unknown_profile_names_the_nearest() -> None:
 
 
 def test_missing_file_is_reported(tmp_path: Path) -> None:
-    """A path that does not exist is reported as a path, not as a name."""
+    """A missing path is reported as a path, not as an unknown name."""
     assert f"there is no file {tmp_path}/none.yaml" in get_refusal(tmp_path / "none.yaml")
 
 
@@ -100,15 +100,16 @@ def shape(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(_list_hardware()))
 def test_shipped_hardware_loads(name: str) -> None:
-    """Each shape names the source of its values, and each of its fabrics says what the log must show."""
+    """Each hardware file names the source of its values, and each of its fabrics the expected transport."""
     hardware = _load_hardware(name)
     assert hardware.source
     assert all(fabric.expect.transport for fabric in hardware.fabrics.values())
 
 
 def test_unknown_shape_gives_a_hint_about_the_users_own_folder(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that nobody knows is perhaps in a folder that was not named; where one is named, nothing is said."""
-    path, hint = write(hardware="ours/h100", fabric="tcp"), "TORCHYARD_PROFILES names no folder of your own"
+    """An unknown name gives a hint about TORCHYARD_PROFILES, unless that is set."""
+    path = write(hardware="ours/h100", fabric="tcp")
+    hint = "TORCHYARD_PROFILES names no folder of your own"
     monkeypatch.delenv("TORCHYARD_PROFILES", raising=False)
     assert hint in get_refusal(path)
     monkeypatch.setenv("TORCHYARD_PROFILES", str(path.parent))
@@ -117,7 +118,7 @@ def test_unknown_shape_gives_a_hint_about_the_users_own_folder(write: Write, mon
 
 @pytest.mark.usefixtures("shape")
 def test_own_hardware_is_found(write: Write) -> None:
-    """A shape in a folder of TORCHYARD_PROFILES is named like the project's own."""
+    """A hardware file in a folder of TORCHYARD_PROFILES is named like the project's."""
     profile = load(write(hardware="lab/four", fabric="tcp"))
     assert profile.hardware
     assert (profile.hardware.match, profile.hardware.gpus.per_node) == ({"pool": "train"}, 4)
@@ -132,7 +133,7 @@ def test_own_hardware_comes_first(shape: Path) -> None:
 
 
 def test_mistake_in_the_hardware_is_reported_with_its_own_line(write: Write, shape: Path) -> None:
-    """A mistake in a hardware file is not blamed on the profile that names it."""
+    """A mistake in a hardware file is reported with the line in that file, not in the profile."""
     shape.write_text(SHAPE.replace("transport: socket", "transport: pigeon").replace("line_rate: 50", "line_rte: 50"))
     message = get_refusal(write(hardware="lab/four", fabric="tcp"))
     assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in message
@@ -208,7 +209,9 @@ def test_keys_of_a_manifest_are_strings(tmp_path: Path) -> None:
 
 
 MACHINES_PROFILE = {
-    **{key: PROFILE[key] for key in ("about", "program", "args")},
+    "about": PROFILE["about"],
+    "program": PROFILE["program"],
+    "args": PROFILE["args"],
     "launcher": "baremetal",
     "nodes": 2,
     "env": {"A": "1"},
@@ -219,10 +222,10 @@ VALID_FILES: dict[str, list[Any]] = {
     "profile": [
         PROFILE,
         MACHINES_PROFILE,
-        *(
-            {**PROFILE, "launcher": launcher, "nodes": 2, "options": REQUIRED_OPTIONS.get(launcher, {})}
+        *[
+            PROFILE | {"launcher": launcher, "nodes": 2, "options": REQUIRED_OPTIONS.get(launcher, {})}
             for launcher in POD_LAUNCHERS
-        ),
+        ],
     ],
     "hardware": [
         yaml.safe_load(path.read_text()) for path in sorted((ROOT / "profiles" / "hardware" / "oke").glob("*.yaml"))
@@ -256,7 +259,12 @@ VALUES = st.recursive(
 def list_value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value in a document."""
     yield path
-    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    for key, child in children:
         yield from list_value_paths(child, (*path, key))
 
 
@@ -312,7 +320,7 @@ def test_long_value_in_a_message_is_shortened(write: Write, keys: dict[str, Any]
 
 
 def test_path_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
-    """A folder, a link in a circle, a device and a path of nothing are told apart."""
+    """A folder, a circular link, a device and a missing file have different messages."""
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "folder.yaml").mkdir()
     paths = {
@@ -327,7 +335,7 @@ def test_path_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_file_in_another_encoding_is_reported_with_its_line(tmp_path: Path) -> None:
-    """A file that is not UTF-8 names the line, and what to do."""
+    """The error for a file that is not UTF-8 contains the line and the remedy."""
     (tmp_path / "a.yaml").write_bytes(b"about: a test\nprogram: gr\xfc\xdfe.py\n")
     with pytest.raises(ProfileError, match=r"a\.yaml:2: .*: it is not UTF-8; save it as UTF-8"):
         load_profile(str(tmp_path / "a.yaml"))

@@ -41,7 +41,7 @@ def test_garbage_is_reported_with_its_line(tmp_path: Path, text: str, expected: 
 
 @pytest.mark.parametrize(("kind", "noun"), {"hardware": "a hardware file", "values": "a values file"}.items())
 def test_file_that_is_not_a_mapping_is_reported_with_its_expected_kind(tmp_path: Path, kind: str, noun: str) -> None:
-    """The finding for a file that is no mapping names the kind of file that it should be."""
+    """The finding for a file that is not a mapping names the expected kind of file."""
     assert f":1: {noun} is a mapping of keys to values" in list_findings(tmp_path, kind, b"[a]")[0]
 
 
@@ -82,7 +82,7 @@ def test_overrides_reach_nested_keys(write: Write) -> None:
     ],
 )
 def test_inner_keys_keep_their_dots(write: Write, overrides: dict[str, Any]) -> None:
-    """Dots separate the keys of an override but not the labels inside it, and other labels stay."""
+    """Dots separate the keys of an override but not the labels inside it, and other labels are kept."""
     labels = load(write(pod={"labels": {"x.y/z": "2"}}), **overrides).pod.labels
     assert labels == {"x.y/z": "2", "nvidia.com/gpu": "yes", "a/b.c": "1"}
 

@@ -1,4 +1,4 @@
-"""Mistakes in a profile: each gets one sentence with its place."""
+"""Mistakes in a profile: each gets one sentence with its location."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("text", "expected"), MISTAKES.items(), ids=range(len(MISTAKES)))
 def test_mistakes_are_reported_with_their_line(tmp_path: Path, text: str, expected: str) -> None:
-    """Each mistake gets one message with file, line, key and what is allowed."""
+    """Each mistake gets one message with file, line, key and the valid values."""
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     assert f"{path}{expected}" in get_refusal(path)
@@ -75,6 +75,6 @@ def test_mistake_in_an_override_is_not_blamed_on_the_file(write: Write) -> None:
 
 
 def test_mistake_beside_an_override_is_blamed_on_the_file(write: Write) -> None:
-    """A mistake in the file is not blamed on an override of another variable."""
+    """A mistake in the file is reported with its line, not as an override of another variable."""
     path = write(env={"A": "1", "B": True})
     assert f"{path}:4: env.B: true is a boolean" in get_refusal(path, {"env.A": "2"})

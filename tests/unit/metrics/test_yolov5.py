@@ -115,7 +115,8 @@ V8_MASKS = [
     "       Class  Images  Instances  Box(P    R   mAP50  mAP50-95)  Mask(P    R   mAP50  mAP50-95): 100%|###| 4/4",
     "         all     128        929   0.66  0.541   0.612    0.452     0.61  0.5    0.58    0.39",
 ]
-SCORES, MASK_SCORES = "P R mAP50 mAP50_95", "mask_P mask_R mask_mAP50 mask_mAP50_95"
+SCORES = "P R mAP50 mAP50_95"
+MASK_SCORES = "mask_P mask_R mask_mAP50 mask_mAP50_95"
 V3 = [
     "     Epoch   gpu_mem      GIoU       obj       cls     total   targets  img_size",
     "     0/299     4.62G      5.24      20.3         0      25.6        61       416: 100%|####| 17/17 [00:20<00:00]",

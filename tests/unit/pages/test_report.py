@@ -66,7 +66,7 @@ def huge(letter: str, rows: int = 2_000) -> Report:
     logs = tuple(
         LogFile(node=f"node-{index}", path=f"/{letter * 300}/{index}", lines=10**9, lost=long) for index in range(1_000)
     )
-    return report(long, ({"step": 0, **row}, *all_rows), attempts=20, logs=logs, tail=(long,) * 50)
+    return report(long, ({"step": 0} | row, *all_rows), attempts=20, logs=logs, tail=(long,) * 50)
 
 
 @pytest.mark.parametrize("letter", ["|", "\U0001f600", "\n"])

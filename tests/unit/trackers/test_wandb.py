@@ -16,8 +16,9 @@ from torchyard.trackers.wandb import WandbRun
 pytest.importorskip("wandb", reason="there is no wandb")
 
 
-_FILE_HEAD_BYTES, _FULL = 7, 1
-_RECORD_HEAD = struct.Struct("<IHB")  # checksum, length, and whether the record is whole
+_FILE_HEADER_BYTES = 7
+_FULL = 1  # the type of a record that is not split
+_RECORD_HEADER = struct.Struct("<IHB")  # checksum, length, type
 
 
 def read_records(path: Path) -> list[Any]:
@@ -26,11 +27,11 @@ def read_records(path: Path) -> list[Any]:
 
     record = getattr(wandb_internal_pb2, "Record")  # noqa: B009 - its types depend on the installed protobuf
     data = path.read_bytes()[: 1 << 15]
-    offset = _FILE_HEAD_BYTES
+    offset = _FILE_HEADER_BYTES
     records = []
-    while offset + _RECORD_HEAD.size < len(data):
-        _, length, kind = _RECORD_HEAD.unpack_from(data, offset)
-        offset += _RECORD_HEAD.size
+    while offset + _RECORD_HEADER.size < len(data):
+        _, length, kind = _RECORD_HEADER.unpack_from(data, offset)
+        offset += _RECORD_HEADER.size
         if kind == _FULL:
             records.append(record.FromString(data[offset : offset + length]))
         offset += length
