@@ -83,7 +83,7 @@ class LocalFile(FrozenModel):
 
 
 class Init(FrozenModel):
-    """A container that starts before the job's and runs to completion or, as a sidecar, beside it."""
+    """A container that starts before the job's and runs to completion or, as a sidecar, in parallel with it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="the container's name")
     image: str = Field(description="its image, with a tag")
