@@ -232,15 +232,16 @@ def _find_any_timeout(rank: int | None, reports: _TimeoutReports) -> _Timeout | 
 def _compare_ranks(summary: str, awaited: _Timeout, reports: _TimeoutReports) -> TimeoutExplanation:
     """Which rank to look at, judged by how far the others have come in the same process group."""
     positions = reports.get_positions(awaited.group)
-    behind: dict[int, _Position] = {}
+    earlier: dict[int, _Position] = {}  # of the ranks that have not come as far as the awaited collective
     if awaited.is_ordered():
         awaited_number = awaited.sequence_number or 0
-        behind = {rank: position for rank, position in positions.items() if position.sequence_number < awaited_number}
-    no_rank_waits = not any(position.is_waiting for position in behind.values())
-    if 1 < len(behind) == len(reports.nodes) - 1 and no_rank_waits:
+        earlier = {rank: position for rank, position in positions.items() if position.sequence_number < awaited_number}
+    no_rank_waits = not any(position.is_waiting for position in earlier.values())
+    if 1 < len(earlier) == len(reports.nodes) - 1 and no_rank_waits:
         return TimeoutExplanation(f"{summary}: no other rank had begun it, so look at why this one did", retry=True)
-    if behind:
-        return TimeoutExplanation(f"{summary}: {_describe_last_rank(behind, reports.nodes)}, so look there", retry=True)
+    if earlier:
+        last_rank = _describe_last_rank(earlier, reports.nodes)
+        return TimeoutExplanation(f"{summary}: {last_rank}, so look there", retry=True)
 
     silent_ranks = [rank for rank in reports.nodes if rank not in positions and rank not in reports.timeouts]
     has_all_ranks = awaited.group.has_all_ranks
@@ -254,10 +255,10 @@ def _compare_ranks(summary: str, awaited: _Timeout, reports: _TimeoutReports) ->
     return TimeoutExplanation(f"{summary}: look for the rank that is missing or slow", retry=True)
 
 
-def _describe_last_rank(behind: Mapping[int, _Position], nodes: Mapping[int, str]) -> str:
+def _describe_last_rank(positions: Mapping[int, _Position], nodes: Mapping[int, str]) -> str:
     """Which ranks are furthest behind and what they did: `rank 2 on node-1 had begun none after number 8`."""
-    last = min(behind.values(), key=lambda position: (position.sequence_number, not position.is_waiting))
-    ranks = [rank for rank, position in behind.items() if position.sequence_number == last.sequence_number]
+    last = min(positions.values(), key=lambda position: (position.sequence_number, not position.is_waiting))
+    ranks = [rank for rank, position in positions.items() if position.sequence_number == last.sequence_number]
     if last.is_waiting:
         activity = "still waits in an earlier collective"
     elif last.sequence_number > 0:

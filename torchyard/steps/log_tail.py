@@ -184,8 +184,8 @@ def _find_failure_lines(file: BinaryIO, end: int) -> list[int]:
         first = block.find(b"\n") + 1 if start else 0
         partial_line = block if start and not first else block[:first]
         hits: set[int] = set()
-        for word in _FAILURE_WORDS:
-            hits.update(block.rfind(b"\n", 0, index) + 1 for index in _find_in_lines(block, word))
+        for needle in _FAILURE_WORDS:
+            hits.update(block.rfind(b"\n", 0, index) + 1 for index in _find_in_lines(block, needle))
         outputs = [
             index for index in hits if index >= first and not _is_record(block[index : block.find(b"\n", index)])
         ]

@@ -249,7 +249,7 @@ def test_malformed_state_is_not_a_success(case: str, junk: Any) -> None:
     assert read_status(case, Observation({"node-0": junk}, frozenset(), EPOCH)).state in ("pending", "failed")
 
 
-def inside_kinds() -> set[str]:
+def list_damaged_types() -> set[str]:
     """The types that `damaged` has put in place of objects and their parts."""
     kinds: set[str] = set()
 
@@ -266,7 +266,7 @@ def inside_kinds() -> set[str]:
 
 def test_damage_is_of_any_kind() -> None:
     """The damage covers strings, numbers, lists and null, so that the properties above are tested with each."""
-    kinds = inside_kinds()
+    kinds = list_damaged_types()
     expected = {
         f"{key}: {kind}" for key in ("object", "metadata", "status") for kind in ("str", "int", "list", "NoneType")
     }

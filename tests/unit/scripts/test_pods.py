@@ -46,7 +46,7 @@ def test_claim_replaces_the_empty_folder(tmp_path: Path) -> None:
     for path in (KUBERNETES / "run-pod.yaml", KUBERNETES / "claim" / "runs-on-claim.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
     claim = {"persistentVolumeClaim": {"claimName": "torchyard-runs"}}
-    assert _read_run_pod(tmp_path)["volumes"] == [{"name": "runs", **claim}]
+    assert _read_run_pod(tmp_path)["volumes"] == [{"name": "runs"} | claim]
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "word"])

@@ -30,7 +30,7 @@ def test_worker_is_known_by_its_name() -> None:
 
 
 def test_open_runs_are_printed_with_their_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a server only the runs that may still train are named, with the time that they have left."""
+    """Without a server the runs that may still train are printed with the remaining time of their leases."""
     create_open_folder("sample-1", 600)
     create_open_folder("sample-2", -1)
     create_open_folder("sample-3", 600).record_event("end", end="succeeded")

@@ -65,11 +65,8 @@ def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
 def test_exit_code_is_the_runs_end(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make train` exits with 1 for a run that has failed, and with 0 for one that is Completed."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    fake_prefect.responses["/deployments/name/train/digits-local"] = {
-        **fake_prefect.flow_run,
-        "name": "digits-local",
-        "updated": "2026-01-01T00:00:00Z",
-    }
+    deployment = fake_prefect.flow_run | {"name": "digits-local", "updated": "2026-01-01T00:00:00Z"}
+    fake_prefect.responses["/deployments/name/train/digits-local"] = deployment
     fake_prefect.responses[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
     codes = []
     for state in ("FAILED", "COMPLETED"):

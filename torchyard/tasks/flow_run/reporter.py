@@ -64,8 +64,8 @@ class _PendingCall(NamedTuple):
 class PrefectReporter:
     """Connect a run to Prefect: a mailbox of calls, and a regular check whether the run was cancelled or suspended.
 
-    Use it as a context manager around the run. `check_cancelled`, `is_cancelled`, `is_spurious_stop` and the `show_` methods
-    implement torchyard/run/reporter.py's Reporter.
+    Use it as a context manager around the run. `check_cancelled`, `is_cancelled`, `is_spurious_stop` and the `show_`
+    methods implement torchyard/run/reporter.py's Reporter.
 
     Threads. `__enter__` starts one daemon thread, `_run`, which makes all calls to Prefect with one client, one after
     the other, and checks the run's state every `_POLL_INTERVAL_S`. `__exit__` stops it and waits up to

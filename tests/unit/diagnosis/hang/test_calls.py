@@ -27,27 +27,27 @@ def in_calls(*calls: Collective) -> dict[int, RankRecord]:
     ],
 )
 def test_same_call(other: Collective, sides: int) -> None:
-    """Calls differ in their operation, number of elements or type; what a rank does not say is no difference."""
+    """Calls differ in their operation, number of elements or type, and a missing value is not a difference."""
     assert len(find_call_groups(ALL, in_calls(*[build_collective()] * 3, other))) == sides
 
 
 @pytest.mark.parametrize("operation", ["all_to_all", "scatter", "all_gather_v", "gather", "coalesced"])
 def test_calls_of_different_sizes(operation: str) -> None:
-    """Operations whose ranks may bring different sizes do not differ by them."""
+    """Calls of operations whose ranks may have different sizes do not differ by them."""
     records = in_calls(*(build_collective(operation, size=size) for size in range(1, 5)))
     assert len(find_call_groups(ALL, records)) < 2
 
 
 def test_completed_alone() -> None:
-    """A rank that has completed an all_reduce in which others wait is found; a broadcast's root may be ahead."""
+    """A rank that has completed an all_reduce in which others wait is found, but not one ahead in a broadcast."""
     completed = {3: build_record(3, groups={"0": GroupProgress(enqueued=6, completed=6)})}
     collective = ALL._replace(waiting=frozenset({0, 1, 2}))
     assert find_completed_ranks(collective, in_calls(*[build_collective()] * 3) | completed) == {3}
     assert find_completed_ranks(collective, in_calls(*[build_collective("broadcast")] * 3) | completed) == frozenset()
 
 
-def test_call_in_words() -> None:
-    """A call is its operation, number of elements and type."""
+def test_call_is_described() -> None:
+    """A call is described by its operation, number of elements and type."""
     assert describe_call(build_collective("gloo:all_reduce")) == "all_reduce of 1,000 float"
 
 

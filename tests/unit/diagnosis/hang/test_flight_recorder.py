@@ -1,4 +1,4 @@
-"""Tests of the reader of torch's flight recorder's dumps: recorded ones, and planted ones of other versions."""
+"""Tests of the reader of dumps of torch's flight recorder: recorded ones, and synthetic ones of other versions."""
 
 import io
 import json
@@ -52,13 +52,13 @@ def test_recorded_dumps_name_the_missing_rank(suffix: str) -> None:
 
 
 def test_frames_of_the_open_call() -> None:
-    """A pickle has the stack of the call that is not complete, innermost frame first."""
+    """A pickle has the stack of the pending call, innermost frame first."""
     frames = parse_dump(recorded("pickle")[0]).stack
     assert (frames[0].function, str(frames[2])) == ("all_reduce", "make (trains.py:21)")
 
 
-def test_nccl_retires_what_has_timed_out() -> None:
-    """A retired call of NCCL that is not completed has timed out: the rank waits in it."""
+def test_retired_call_of_nccl_is_pending() -> None:
+    """A retired call of NCCL that is not completed has timed out, and the rank waits in it."""
     parsed = parse_dump(dump(entry(1), entry(2, "started")))
     assert parsed.pending is not None
     assert (parsed.pending.sequence, parsed.pending.operation, parsed.pending.sizes) == (2, "all_reduce", ((3, 4),))
@@ -73,14 +73,14 @@ def test_old_dumps_have_one_sequence() -> None:
     assert parsed.groups["0"].enqueued == 7
 
 
-def test_calls_that_the_buffer_has_lost_count() -> None:
-    """The group's counter shows calls that are no longer among the entries."""
+def test_dropped_calls_count() -> None:
+    """The group's counter includes calls that are no longer among the entries."""
     status = {"0": {"last_enqueued_collective": 9, "last_completed_collective": 9}}
     assert parse_dump(dump(entry(3), pg_status=status)).groups["0"].enqueued == 9
 
 
 def test_sends_do_not_count_as_collectives() -> None:
-    """Sends and receives have numbers of their own."""
+    """Sends and receives have separate numbers."""
     send = entry(1, "started", profiling_name="nccl:send 0->1", p2p_seq_id=40, is_p2p=True, record_id=5)
     parsed = parse_dump(dump(entry(1), send))
     assert parsed.groups["0"].enqueued == 1
@@ -88,7 +88,7 @@ def test_sends_do_not_count_as_collectives() -> None:
     assert parsed.pending.operation == "send 0->1"
 
 
-class Evil:
+class MaliciousObject:
     """An object whose pickle runs a command."""
 
     def __reduce__(self) -> Any:
@@ -98,7 +98,7 @@ class Evil:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (pickle.dumps({"version": Evil()}), "more than plain values"),
+        (pickle.dumps({"version": MaliciousObject()}), "more than plain values"),
         (dump(entry(1))[:-9], "not a complete pickle"),
         (b"", "not a complete pickle"),
         (b"{", "not valid JSON"),
@@ -128,6 +128,6 @@ def test_any_values_are_read(values: dict[str, Any], status: Any) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_refused(data: bytes) -> None:
-    """No bytes do more than raise the reader's error."""
+    """Any bytes at most raise the reader's error."""
     with pytest.raises(DumpError):
         parse_dump(io.BytesIO(data).read())

@@ -1,4 +1,4 @@
-"""Tests of the verdict: planted records of ranks, and what they prove."""
+"""Tests of detect_hang: synthetic records of ranks, and the hang that they prove."""
 
 from typing import Any
 
@@ -28,8 +28,8 @@ def judge(records: dict[int, RankRecord]) -> Hang:
     return hang
 
 
-def test_sentence_names_rank_place_and_waiting_ranks() -> None:
-    """The sentence says which rank hangs, where, and who waits for it in what."""
+def test_sentence_names_rank_location_and_waiting_ranks() -> None:
+    """The sentence names the rank that hangs, its location, and the ranks that wait for it."""
     assert judge(build_missing_rank_records(stack=LOADER)).sentence == (
         "rank 3 on node-1 hangs in load (train.py:88), in DataLoader.__next__: "
         "ranks 0-2 wait for it in all_reduce number 6 of the default group (train.py:40)"
@@ -91,14 +91,14 @@ def test_rank_that_may_still_come_does_not_hang(fields: dict[str, Any]) -> None:
 
 
 def test_waiting_for_one_busy_rank_excuses_an_idle_one() -> None:
-    """An idle rank may wait for the busy one in a way that no record shows."""
+    """An idle rank does not hang while another rank is busy, for which it may wait."""
     records = index_by_rank(
         build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3)
     )
     assert detect_hang(records, 4) is None
 
 
-def test_a_stopped_rank_is_not_excused() -> None:
+def test_stopped_rank_hangs() -> None:
     """A stopped rank hangs, whatever another one does."""
     records = index_by_rank(
         build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3, state="T")
@@ -107,7 +107,7 @@ def test_a_stopped_rank_is_not_excused() -> None:
 
 
 def test_old_stalls_prove_nothing() -> None:
-    """A stall that is no longer reported is over."""
+    """A stall that is no longer reported has ended."""
     assert detect_hang(build_missing_rank_records(), 4, dict.fromkeys(range(4), 30.0)) is None
 
 
@@ -117,7 +117,7 @@ def test_one_old_stall_is_not_blamed() -> None:
 
 
 def test_silent_rank_is_named_late() -> None:
-    """A rank without any record is named, once even a slow rank would have come."""
+    """A rank without any record hangs once even a slow rank would have called."""
     records = {rank: build_waiting_record(rank, stalled_s=301.0) for rank in range(3)}
     hang = judge(records)
     assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
@@ -130,7 +130,7 @@ def pair(enqueued: int, completed: int) -> GroupProgress:
 
 
 def test_chain_ends_at_the_first_cause() -> None:
-    """A rank that is itself kept waiting is not blamed: the one that it waits for is."""
+    """A rank that waits itself does not hang, but the one that it waits for."""
     default = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=5)
     dependent = build_record(
         2, groups={"0": default, "7": pair(3, 2)}, pending=build_collective(sequence=3, group="7"), stack=STEP
@@ -146,7 +146,7 @@ def test_chain_ends_at_the_first_cause() -> None:
 
 
 def test_ring_is_a_deadlock() -> None:
-    """Ranks that wait for each other in two groups are all named, with both groups."""
+    """Ranks that wait for each other in two groups are a deadlock, and both groups are named."""
     one, two = (GroupProgress(ranks=(0, 1), enqueued=enqueued, completed=2) for enqueued in (3, 2))
     records = index_by_rank(
         build_record(
@@ -163,7 +163,7 @@ def test_ring_is_a_deadlock() -> None:
     assert "number 3 of group b (ranks 0-1)" in hang.sentence
 
 
-def test_receive_that_nobody_can_serve() -> None:
+def test_receive_without_a_sender_is_a_deadlock() -> None:
     """A rank in a receive that no counter shows, while all others wait for it in a collective, is a deadlock."""
     receive = (Frame(function="recv", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
     hang = judge(build_missing_rank_records(stack=receive))
@@ -171,7 +171,7 @@ def test_receive_that_nobody_can_serve() -> None:
 
 
 def test_minority_of_a_mismatch_is_to_blame() -> None:
-    """Where one rank calls another operation than the others, both sides are named, and the fewer are to blame."""
+    """If one rank calls another operation than the others, both calls are named, and the minority is to blame."""
     other = build_waiting_record(
         3, pending=build_collective(size=500), stack=(*STEP[:2], Frame(function="step", file=TRAIN, line=44))
     )
@@ -182,7 +182,7 @@ def test_minority_of_a_mismatch_is_to_blame() -> None:
 
 
 def test_sizes_of_all_to_all_may_differ() -> None:
-    """An all_to_all of different sizes is no mismatch."""
+    """An all_to_all of different sizes is not a mismatch."""
     records = index_by_rank(
         *(build_waiting_record(rank, pending=build_collective("all_to_all", size=rank)) for rank in range(4))
     )
@@ -190,20 +190,20 @@ def test_sizes_of_all_to_all_may_differ() -> None:
 
 
 def test_completed_by_one_rank_alone() -> None:
-    """A rank that is through an all_reduce that all others still wait in has called something else."""
+    """A rank that has completed an all_reduce in which all others still wait has called another operation."""
     finished = build_record(3, groups={"0": GroupProgress(ranks=(0, 1, 2, 3), enqueued=6, completed=6)}, stalled_s=30.0)
     hang = judge(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0) for rank in range(3)), finished))
     assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
 
 
 def test_all_inside_is_unknown() -> None:
-    """Where all ranks are in the same call and nothing moves, nobody is blamed."""
+    """If all ranks are in the same call and no data moves, no rank is to blame."""
     hang = judge(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0) for rank in range(4))))
     assert (hang.kind, hang.ranks) == ("unknown", ())
 
 
 def test_all_inside_and_active_is_patient() -> None:
-    """A collective that may still move data is no hang."""
+    """A collective that may still move data does not hang."""
     assert (
         detect_hang(
             index_by_rank(*(build_waiting_record(rank, stalled_s=30.0, is_active=True) for rank in range(4))), 4
@@ -227,29 +227,29 @@ def test_one_lost_connection_blames_neither_end() -> None:
 
 
 def test_all_idle_outside_collectives() -> None:
-    """If nobody waits in a collective and nobody does anything, the clusters say where the ranks are."""
+    """If no rank waits in a collective and none is active, the groups of ranks show their locations."""
     hang = judge(index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(4))))
     assert hang.kind == "all-waiting-outside"
     assert [(group.ranks, group.location) for group in hang.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
 @pytest.mark.parametrize("busy", [{"is_active": True}, {"uses_files": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
-def test_one_busy_rank_is_no_idle_job(busy: dict[str, Any]) -> None:
-    """A job of which one rank does something is not idle."""
+def test_job_with_a_busy_rank_is_not_idle(busy: dict[str, Any]) -> None:
+    """A job with one active rank is not idle."""
     busy_record = build_record(3, **({"stalled_s": 70.0} | busy))
     records = index_by_rank(*(build_record(rank, stalled_s=70.0) for rank in range(3)), busy_record)
     assert detect_hang(records, 4) is None
 
 
-def test_a_job_without_process_groups_has_no_rhythm() -> None:
-    """Programs that never join a process group are not judged."""
+def test_job_without_process_groups_does_not_hang() -> None:
+    """No hang is detected in programs that never join a process group."""
     assert (
         detect_hang(index_by_rank(build_record(0, world=1, groups={}, typical_pause_s=0.0, stalled_s=900.0)), 1) is None
     )
 
 
 def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
-    """In the set-up of a process group there are no counters: the stacks show who has not come."""
+    """In the set-up of a process group, which has no counters, the stacks show the missing rank."""
     setup = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
     fields: dict[str, Any] = {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 25.0}
     waiting_records = [build_record(rank, stack=setup, **fields) for rank in range(3)]
@@ -260,14 +260,14 @@ def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
 
 
 def test_late_completion_is_not_a_wait() -> None:
-    """A rank that hangs outside, and has not yet seen that its last call is complete, is still the culprit."""
+    """A rank that hangs outside, and has not recorded that its last call is complete, is still the culprit."""
     lag = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=4)
     hang = judge(build_missing_rank_records(groups={"0": lag}, pending=build_collective(sequence=5), stack=LOADER))
     assert (hang.kind, hang.ranks) == ("data-loader", (3,))
 
 
 def test_asynchronous_calls_ahead() -> None:
-    """With NCCL, ranks call ahead by different numbers: the rank before the first open call is the culprit."""
+    """If NCCL ranks call ahead by different numbers, the rank before the first pending call is the culprit."""
     ahead = [GroupProgress(ranks=(0, 1, 2, 3), enqueued=enqueued, completed=5) for enqueued in (50, 48, 6)]
     records = index_by_rank(
         *(build_waiting_record(rank, groups={"0": progress}) for rank, progress in enumerate(ahead)), build_record(3)

@@ -1,4 +1,4 @@
-"""What a rank that has died was waiting for."""
+"""describe_last_wait: what a rank waited for when it died."""
 
 import pytest
 
@@ -26,12 +26,12 @@ def test_rank_that_waited_names_the_absent_one() -> None:
     ],
     ids=["outside", "just now", "complete"],
 )
-def test_rank_that_was_working_waited_for_nobody(first: RankRecord) -> None:
-    """A rank outside of any collective, or that has only just called one, is no victim of another."""
+def test_rank_outside_of_a_collective_waited_for_no_rank(first: RankRecord) -> None:
+    """A rank outside of any collective, or that has only just called one, did not wait for another."""
     assert describe_last_wait(0, index_by_rank(first, died(1), build_record(3, kind="end"))) is None
 
 
-def test_nothing_is_said_of_ranks_that_are_not_known() -> None:
-    """Without a record of the rank, or of one that had not come, there is nothing to say."""
+def test_missing_records_show_no_wait() -> None:
+    """Without a record of the rank, or of one that had not called, no wait is known."""
     assert describe_last_wait(7, index_by_rank(died(0))) is None
     assert describe_last_wait(0, index_by_rank(died(0), died(1))) is None

@@ -30,7 +30,7 @@ def test_sentence_by_kind(fields: dict[str, Any], text: str) -> None:
 
 
 def test_two_culprits_in_one_sentence() -> None:
-    """Two ranks of the same fault are named together."""
+    """Two ranks with the same fault are in one sentence."""
     hang = detect_hang(
         index_by_rank(build_waiting_record(0), build_waiting_record(1), build_record(2), build_record(3)), 4
     )

@@ -1,4 +1,4 @@
-"""Tests of the fault of a rank that does not come."""
+"""Tests of the fault of a rank that is missing in a collective."""
 
 from typing import Any
 
@@ -57,6 +57,6 @@ def test_kind_by_record(fields: dict[str, Any], kind: str) -> None:
     assert diagnose_missing_rank(build_record(0, **fields), 0.0).kind == kind
 
 
-def test_nothing_known_is_patient() -> None:
-    """A rank of which nothing is known may be writing a checkpoint."""
+def test_rank_without_a_record_gets_the_longest_limit() -> None:
+    """A rank without any record may be writing a checkpoint."""
     assert diagnose_missing_rank(None, 0.5).limit_s == 300.0
