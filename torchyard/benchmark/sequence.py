@@ -102,7 +102,7 @@ def _check_comparable(profile: Profile) -> None:
 def _pin_nodes(name: str, overrides: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
     """The overrides that also pin the pods to these nodes; unchanged if there are none or the launcher cannot do it."""
     if not machines or registry.load_launcher(load_profile(name, overrides).launcher).PROGRAM_IS_A_FILE:
-        return overrides  # the profile of plain machines names them, so they stay the same
+        return overrides  # a profile for plain machines names them, so all runs use the same ones
     pinned = dict(overrides)
     pinned["pod.only"] = {_HOSTNAME_LABEL: list(machines)}
     try:

@@ -1,4 +1,4 @@
-"""Read the local files that a profile puts into pods. They are read when it is loaded, so that its plan stays pure."""
+"""Read the local files that a profile puts into pods, when it is loaded: a plan is a pure function of the profile."""
 
 import base64
 import contextlib
@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torchyard.loading.yaml_errors import NamedFileError, shorten_value
+from torchyard.loading.yaml_errors import ProfileKeyError, shorten_value
 
 _MAX_FILES_BYTES = 1 << 20  # of a ConfigMap, all its files together
 
@@ -14,16 +14,16 @@ _MAX_FILES_BYTES = 1 << 20  # of a ConfigMap, all its files together
 def read_local_files(files: object, locate: Callable[[str], Path]) -> dict[str, dict[str, str]]:
     """The content of each file, by its path in the pods. `locate` converts a name in the profile to a path.
 
-    NamedFileError if a file cannot be read, or if they are too large together.
+    ProfileKeyError if a file cannot be read, or if they are too large together.
     """
     if not isinstance(files, Mapping):
-        raise NamedFileError("files", f"is a file for each path in the pods, not {shorten_value(repr(files))}")
+        raise ProfileKeyError("files", f"is a file for each path in the pods, not {shorten_value(repr(files))}")
     contents: dict[str, dict[str, str]] = {}
     total_bytes = 0
     for path, name in files.items():
         if not isinstance(name, str) or not name:
             message = f"{path} needs the name of a file on this machine, not {shorten_value(repr(name))}"
-            raise NamedFileError("files", message, path)
+            raise ProfileKeyError("files", message, path)
         source = locate(os.path.expanduser(name))
         try:
             file_bytes = _measure_file(source, path)
@@ -34,19 +34,19 @@ def read_local_files(files: object, locate: Callable[[str], Path]) -> dict[str, 
                     size += f", {total_bytes:,} with those before it"
                 remedy = "mount a volume with it, or put it into the image"
                 message = f"{source} has {size}, and a ConfigMap holds {_MAX_FILES_BYTES:,}: {remedy}"
-                raise NamedFileError("files", message, path)
+                raise ProfileKeyError("files", message, path)
             contents[str(path)] = {"source": str(source)} | _encode_content(source.read_bytes())
         except OSError as error:
-            raise NamedFileError("files", f"{source} cannot be read: {error.strerror}", path) from error
+            raise ProfileKeyError("files", f"{source} cannot be read: {error.strerror}", path) from error
     return contents
 
 
 def _measure_file(source: Path, path: object) -> int:
-    """The size of a file in bytes. NamedFileError if it is not a regular file; `path`: its key in `files`."""
+    """The size of a file in bytes. ProfileKeyError if it is not a regular file; `path`: its key in `files`."""
     if source.is_dir():
-        raise NamedFileError("files", f"{source} is a folder: name its files one by one", path)
+        raise ProfileKeyError("files", f"{source} is a folder: name its files one by one", path)
     if not source.is_file():
-        raise NamedFileError("files", f"{source} does not exist, or is not a regular file", path)
+        raise ProfileKeyError("files", f"{source} does not exist, or is not a regular file", path)
     return source.stat().st_size
 
 

@@ -1,7 +1,7 @@
 """Load a profile from YAML. All mistakes are reported at once, each with its file, line and key.
 
-Internally a mistake in a key that names a file is a NamedFileError, which has the key but not the line; `load_profile`
-converts it to a ProfileError.
+Internally a mistake that pydantic does not find is a ProfileKeyError, which has the key but not the line;
+`load_profile` converts it to a ProfileError.
 """
 
 import json
@@ -18,7 +18,7 @@ from torchyard.loading.local_files import read_local_files
 from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
 from torchyard.loading.yaml_errors import (
     Finding,
-    NamedFileError,
+    ProfileKeyError,
     explain_error,
     format_location,
     shorten_value,
@@ -86,7 +86,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         raise ProfileError(name, tuple(messages)) from error
     except registry.UnknownLauncherError as error:
         raise ProfileError(name, (format_location(path, root, ("launcher",), overrides) + str(error),)) from error
-    except NamedFileError as error:
+    except ProfileKeyError as error:
         raise ProfileError(name, (format_location(path, root, error.loc, overrides) + str(error),)) from error
     if profile.program and launcher.PROGRAM_IS_A_FILE:
         return profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
@@ -104,16 +104,16 @@ def _explain_errors(error: ValidationError, raw: Mapping[str, Any]) -> list[Find
 
 
 def _check_no_name_key(raw: Mapping[str, Any], stem: str) -> None:
-    """Raise NamedFileError if a profile, or an override of it, has the key `name`: the file's name counts."""
+    """Raise ProfileKeyError if a profile, or an override of it, has the key `name`: the file's name counts."""
     if "name" in raw:
-        raise NamedFileError("name", _NAME_REFUSAL.format(stem))
+        raise ProfileKeyError("name", _NAME_REFUSAL.format(stem))
 
 
 def _check_notify_address(profile: Profile) -> None:
-    """Raise NamedFileError if a message could not be sent to an address of `notify`."""
+    """Raise ProfileKeyError if a message could not be sent to an address of `notify`."""
     problem = describe_invalid_address(profile.notify) if profile.notify else None
     if problem:
-        raise NamedFileError("notify", problem, "to")
+        raise ProfileKeyError("notify", problem, "to")
 
 
 def _resolve_profile(name: str) -> Path:
@@ -166,7 +166,7 @@ def _find_named_file(subfolder: str, name: str) -> Path | None:
 def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The profile's keys merged over those of its `values` files.
 
-    NamedFileError if one of the files does not exist, ProfileError if they contain a mistake.
+    ProfileKeyError if one of the files does not exist, ProfileError if they contain a mistake.
     """
     names = raw.get("values")
     if not names:
@@ -174,13 +174,13 @@ def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     from torchyard.loading.helm_files import read_values  # 5 % of the time of `torchyard plan`; few profiles need it
 
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise NamedFileError("values", f"it is a list of files, not {shorten_value(repr(names))}")
+        raise ProfileKeyError("values", f"it is a list of files, not {shorten_value(repr(names))}")
     if raw.get("manifest"):
-        raise NamedFileError("values", "a manifest is a whole job, which values do not change: name one of the two")
+        raise ProfileKeyError("values", "a manifest is a whole job, which values do not change: name one of the two")
     paths = [_resolve_relative_path(path, name) for name in names]
     for values_path in paths:
         if not _is_file(values_path):
-            raise NamedFileError("values", f"there is no file {values_path}")
+            raise ProfileKeyError("values", f"there is no file {values_path}")
     return merge_mappings(read_values(paths, path.stem, raw), raw)
 
 
@@ -199,7 +199,7 @@ def _is_file(path: Path) -> bool:
 def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The content of the files that the profile names, by key: hardware, manifest, files.
 
-    NamedFileError if one does not exist, ProfileError if it contains a mistake.
+    ProfileKeyError if one does not exist, ProfileError if it contains a mistake.
     """
     loaded: dict[str, Any] = {}
     for key in ("hardware", "manifest"):
@@ -207,7 +207,7 @@ def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if value is None:
             continue
         if not isinstance(value, str):
-            raise NamedFileError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
+            raise ProfileKeyError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
         loaded[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
     if raw.get("files") is not None:
         loaded["files"] = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
@@ -226,11 +226,11 @@ def _list_hardware() -> dict[str, Path]:
 
 
 def _load_hardware(name: str) -> Hardware:
-    """Load the hardware file of this name. ProfileError if it contains a mistake, NamedFileError if there is none."""
+    """Load the hardware file of this name. ProfileError if it contains a mistake, ProfileKeyError if there is none."""
     path = _find_named_file("hardware", name)
     if path is None:
         problem = f"there is no {shorten_value(name)}"
-        raise NamedFileError("hardware", _describe_unknown(problem, name, _list_hardware()))
+        raise ProfileKeyError("hardware", _describe_unknown(problem, name, _list_hardware()))
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     if "name" in document:
         location = format_location(path, root, ("name",), {})
@@ -246,11 +246,11 @@ def _load_hardware(name: str) -> Hardware:
 def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
     """Load the objects of a manifest, whose path may be relative to the profile's folder.
 
-    NamedFileError if there is no such file, ProfileError if one of its documents is not a Kubernetes object.
+    ProfileKeyError if there is no such file, ProfileError if one of its documents is not a Kubernetes object.
     """
     path = _resolve_relative_path(profile, name)
     if not _is_file(path):
-        raise NamedFileError("manifest", f"there is no file {path}")
+        raise ProfileKeyError("manifest", f"there is no file {path}")
     objects: list[dict[str, Any]] = []
     try:
         for content, _ in read_documents(path, profile.stem):

@@ -62,10 +62,10 @@ for tag in (_INT_TAG, _FLOAT_TAG):
 def read_document(
     path: Path, name: str, noun: str = "a profile", *, allow_empty: bool = False
 ) -> tuple[dict[str, Any], yaml.MappingNode]:
-    """The only document of the file of the profile `name`, and its root node, which has line numbers.
+    """The only document of a file, and its root node, which has line numbers.
 
-    ProfileError if the file does not contain one mapping; its message calls the file `noun`. With `allow_empty`, a
-    file without a document is an empty mapping.
+    ProfileError if the file does not contain exactly one mapping: the error is about the profile `name`, and calls the
+    file `noun`. With `allow_empty`, a file without a document is an empty mapping.
     """
     documents = read_documents(path, name)
     if len(documents) > 1:
@@ -89,7 +89,7 @@ class Document(NamedTuple):
 
 
 def read_documents(path: Path, name: str) -> list[Document]:
-    """Every document of the file of the profile `name`. ProfileError if it cannot be read, or repeats a key."""
+    """Every document of a file. ProfileError, about the profile `name`, if it cannot be read or repeats a key."""
     try:
         text = path.read_bytes()
     except OSError as error:

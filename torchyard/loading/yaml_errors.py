@@ -15,8 +15,8 @@ _MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value a
 Loc = tuple[str | int, ...]  # keys and indices into a document, as in pydantic's errors
 
 
-class NamedFileError(Exception):
-    """A key of the profile names a file that cannot be used, or its value is not the name of a file.
+class ProfileKeyError(Exception):
+    """A mistake in one key of a profile, such as the name of a file that cannot be read; `load_profile` adds its line.
 
     `loc` is the location of the key: `key`, or `key` and `subkey` if the mistake is in a mapping.
     """

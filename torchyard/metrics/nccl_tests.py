@@ -153,7 +153,7 @@ class _Table:
     (mpirun, NCCL) may interrupt a row, and its other cells follow on later lines. Until then the row is `_open_row`.
     A row that is never completed is left out and counted in `incomplete_rows` of the summary.
 
-    The caller asks `starts_next_table` before it adds a line, and starts a new table if so.
+    The caller checks `starts_next_table` before it adds a line, and creates another table if so.
     """
 
     def __init__(self) -> None:

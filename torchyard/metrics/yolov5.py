@@ -146,7 +146,7 @@ def _put_epoch(rows: Rows, state: Row, completed_epochs: set[int]) -> Row:
     """Put a state of an epoch's bar into the rows; return the epoch's row.
 
     A log may repeat states of an earlier epoch, because its lines come from two files of a rank. They do not replace
-    the row of an epoch that was completed, and its scores stay; only a restart that completes the epoch again does.
+    the row of a completed epoch, whose scores are kept; only a restart that completes the epoch again replaces it.
     """
     row = {key: value for key, value in state.items() if key not in ("last_epoch", "percent")}
     key = ("epoch", row["epoch"])

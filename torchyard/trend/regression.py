@@ -3,7 +3,7 @@
 The band is the median plus and minus the larger of
     3 %            so that a history without noise does not alarm on nothing
     k * (s + m/3)  s: the root mean square distance of n earlier nights from their median, m: the largest of them;
-                   k is 3.6, and 1 more for each night that n lacks to 11: few nights say little about the tails
+                   k is 3.6, and 1 more for each night that n lacks to 11: few nights do not show the tails
 Nights farther than 15 MAD (median absolute deviation) from the median are not noise: one bad night does not widen the
 band. If they are more than one in five, they count as noise.
 
