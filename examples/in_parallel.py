@@ -1,4 +1,4 @@
-"""Three trainings at once, of which one may fail without ending the others."""
+"""Three trainings in parallel; one may fail without ending the others."""
 
 from prefect import flow
 
@@ -7,7 +7,7 @@ from torchyard.tasks import RunResult, TrainingError, train_profile
 
 @flow
 def in_parallel(epochs: int = 10, seeds: tuple[int, ...] = (0, 1, 2)) -> list[RunResult]:
-    """The result of each seed, the failed ones included."""
+    """Return the result of each seed, including failed trainings."""
     started = [
         train_profile.submit("digits-local", {"nodes": 1, "args": [f"--epochs={epochs}", f"--seed={seed}"]})
         for seed in seeds

@@ -8,7 +8,7 @@ from torchyard.tasks import TrainingError, train_profile
 
 @flow
 def learning_rates(trials: int = 8, epochs: int = 3) -> dict[str, float]:
-    """The best learning rate; a trial whose training fails does not end the search.
+    """Return the best learning rate. A trial whose training fails does not end the search.
 
     A sampler with a seed suggests the same rates if the flow run is started again, which then finds the trainings that
     have ended.

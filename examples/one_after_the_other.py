@@ -1,4 +1,4 @@
-"""Two trainings, one after the other: the second is longer, and starts only if the first has learnt something."""
+"""Two trainings, one after the other: the second is longer, and starts only if the first has learned enough."""
 
 from prefect import flow
 

@@ -7,7 +7,7 @@ from torchyard.tasks import collect, ensure_rendezvous, load_profile, plan, pref
 
 @task
 def bring_data(nodes: tuple[str, ...]) -> None:
-    """Stands for a step of your own, such as copying the data to where the job reads it."""
+    """A placeholder for your own step, such as copying the data to the path that the job reads."""
     print(f"data for {', '.join(nodes)}")
 
 

@@ -1,4 +1,4 @@
-"""Two steps of torchyard in your own flow: it checks whether a profile can run now, and starts nothing."""
+"""Two steps of torchyard in your own flow: it checks whether a profile can run, without starting a job."""
 
 from prefect import flow
 
@@ -7,7 +7,7 @@ from torchyard.tasks import PreflightError, load_profile, plan, preflight
 
 @flow
 def can_it_run(profile: str = "digits-local") -> bool:
-    """Whether all checks pass; a failed one has a remedy."""
+    """Return whether all checks pass. A failed check has a remedy."""
     try:
         checks = preflight(plan(load_profile(profile)))
     except PreflightError as error:
