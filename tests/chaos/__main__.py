@@ -2,9 +2,9 @@
 
     python -m tests.chaos [--only TEXT] [--skip TEXT] [--jobs N] [--keep]
 
-A cell starts a run through Prefect's API, waits for its step, injects its fault, and then touches nothing more. It
-passes if the run ends as `cells.get_expected_end` defines, nothing was submitted twice, nothing remains, no line is lost. A
-fault that hits more than one run (of a worker, a machine, the API server) hits all its cells at once.
+A cell starts a run through Prefect's API, waits for its step, injects its fault, and does not intervene again. It
+passes if the run ends as `cells.get_expected_end` defines, nothing was submitted twice, nothing remains and no line is
+lost. A fault that hits more than one run (of a worker, a machine, the API server) hits all its cells at once.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The cells of the matrix: which fault strikes which rank of which job, and what must be told of it."""
+"""The cells of the matrix: which rank of which job has which fault, and the verdict that is expected."""
 
 import random
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ HANGS: dict[str, tuple[HangClass, ...]] = {
     "compute": ("compute",),
 }
 STRAGGLERS = ("slow", "throttled")
-REPORTED_LATE = ("compute",)  # told only after five minutes: an evaluation looks like that
+REPORTED_LATE = ("compute",)  # reported only after five minutes, because an evaluation looks like it
 STYLES = ("plain", "checkpoint", "evaluation", "uneven", "compile", "slow-loader", "download")
 ROOT_ONLY = ("full-disk", "network", "throttled")  # need root: a small file system, network namespaces, a CPU quota
 NAMES = (*HANGS, *STRAGGLERS, *STYLES)
 _WITHOUT_LINE = ("sigstop", "network", "outside")
-_NETWORK_NODES = 3  # of two, nobody can say which one is cut off
+_NETWORK_NODES = 3  # of two nodes, either one may be the isolated one
 
 
 class Cell(NamedTuple):
@@ -67,9 +67,9 @@ class Cell(NamedTuple):
 
 
 class ExpectedVerdict(NamedTuple):
-    """A right verdict: one of these classes, ranks among `may` and with all of `must`, a true line if it has one.
+    """A correct verdict: one of these classes, all of `required_ranks` and none but `allowed_ranks`, and a true line.
 
-    Where all ranks do the same, none of them is to blame: then `may` is empty.
+    If all ranks do the same, none of them is a culprit, and `allowed_ranks` is empty. has_line: whether it has a line.
     """
 
     kinds: tuple[HangClass, ...]
@@ -82,32 +82,31 @@ class ExpectedVerdict(NamedTuple):
 
 
 def get_expected_verdict(cell: Cell) -> ExpectedVerdict:
-    """What must be told of a cell that hangs."""
-    culprit, partner = cell.culprit, (cell.culprit + 1) % cell.ranks
+    """The expected verdict on a cell that hangs."""
+    culprit = cell.culprit
+    partner = (culprit + 1) % cell.ranks
     all_ranks = frozenset(range(cell.ranks))
     required_ranks = frozenset({culprit})
     allowed_ranks = required_ranks
-    if cell.name == "groups":
-        # Of two ranks, none is more guilty than the other; of all ranks, one differs from all others.
-        required_ranks, allowed_ranks = (
-            (frozenset(), frozenset({culprit, partner})) if cell.seed % 2 == 0 else (required_ranks, all_ranks)
-        )
+    if cell.name == "groups" and cell.seed % 2 == 0:
+        required_ranks = frozenset()  # of two ranks, either one is a correct culprit
+        allowed_ranks = frozenset({culprit, partner})
+    elif cell.name == "groups":
+        allowed_ranks = all_ranks  # of all ranks, one differs from all others
     elif cell.name == "recv" and cell.seed % 2:
         allowed_ranks = all_ranks  # its partner waits for all ranks, among them the culprit
     elif cell.name == "network":
         isolated_node = cell.get_node(culprit)
-        required_ranks, allowed_ranks = (
-            frozenset(),
-            frozenset(rank for rank in all_ranks if cell.get_node(rank) == isolated_node),
-        )
+        required_ranks = frozenset()
+        allowed_ranks = frozenset(rank for rank in all_ranks if cell.get_node(rank) == isolated_node)
     elif cell.name == "outside":
-        required_ranks = allowed_ranks = frozenset()
+        required_ranks = frozenset()
+        allowed_ranks = frozenset()
     kinds = HANGS[cell.name]
     if cell.name == "recv" and cell.seed % 2:
         kinds = (*kinds, "collective-mismatch", "deadlock-between-groups")
-    return ExpectedVerdict(
-        kinds, required_ranks, allowed_ranks, cell.name not in _WITHOUT_LINE and not _is_without_line(cell)
-    )
+    has_line = cell.name not in _WITHOUT_LINE and not _is_without_line(cell)
+    return ExpectedVerdict(kinds, required_ranks, allowed_ranks, has_line)
 
 
 def _is_without_line(cell: Cell) -> bool:
@@ -121,6 +120,14 @@ def list_cells(names: Sequence[str], seeds: Sequence[int], ranks: Sequence[int])
     for seed in seeds:
         for name in names:
             rank_count = ranks[seed % len(ranks)]
-            nodes = _NETWORK_NODES if name == "network" else 1 if seed % 3 != 1 else 4 if rank_count >= 8 else 2
+            nodes = _count_nodes(name, seed, rank_count)
             cells.append(Cell(name, max(rank_count // nodes, 1) * nodes, nodes, seed))
     return cells
+
+
+def _count_nodes(name: str, seed: int, rank_count: int) -> int:
+    if name == "network":
+        return _NETWORK_NODES
+    if seed % 3 != 1:
+        return 1
+    return 4 if rank_count >= 8 else 2

@@ -32,20 +32,21 @@ WORK_S = 0.01  # of processor time in a step, for throttled
 
 
 class RankContext:
-    """Who is who in this rank's process."""
+    """The roles of the ranks, as this rank's process has them, and the groups of the fault `groups`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.seed: int = args.seed
         self.culprit: int = args.rank
         self.rank, self.world_size = start()
         self.partner = (self.culprit + 1) % self.world_size
-        self.is_culprit, self.is_partner = self.rank == self.culprit, self.rank == self.partner
+        self.is_culprit = self.rank == self.culprit
+        self.is_partner = self.rank == self.partner
         members = [self.culprit, self.partner] if args.seed % 2 == 0 else list(range(self.world_size))
         self.groups = [dist.new_group(sorted(members)) for _ in range(2)] if args.fault == "groups" else []
 
 
 class BlockedData(IterableDataset[torch.Tensor]):
-    """Its worker gives some batches, and then waits for a lock that nobody releases."""
+    """Its worker yields some batches, and then waits for an event that is never set."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from torch.zeros(4, 8)
@@ -65,7 +66,7 @@ def lock(_: RankContext) -> None:
 
 
 def sigstop(context: RankContext) -> None:
-    """The rank stops itself, or is stopped wherever it is: perhaps in a collective."""
+    """The rank stops itself, or is stopped at any line, possibly in a collective."""
     record_fault()
     if context.seed % 2 == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -74,7 +75,7 @@ def sigstop(context: RankContext) -> None:
 
 
 def swallowed(context: RankContext) -> None:
-    """The error of a thread is swallowed, and with it the only call that would have set the event."""
+    """A thread ends by a suppressed error before it sets the event for which the rank waits."""
     ready = threading.Event()
     timeouts_s: dict[str, float] = {}
 
@@ -131,7 +132,7 @@ def groups(context: RankContext) -> None:
 
 
 def size(context: RankContext) -> None:
-    """A rank with another tensor. Of two sizes of one operation gloo makes an error, so the operation differs, too."""
+    """A rank uses another tensor and another operation, because two sizes of one operation are an error in gloo."""
     if context.seed % 2 == 0:
         record_fault()
         dist.gather(torch.ones(64), [torch.empty(64) for _ in range(context.world_size)], dst=context.culprit)
@@ -154,7 +155,7 @@ def operation(context: RankContext) -> None:
 
 
 def recv(context: RankContext) -> None:
-    """The rank receives what its partner never sends: the partner sleeps before it, or has no send at all."""
+    """The rank receives a tensor that its partner never sends: the partner sleeps before it, or has no send."""
     if context.is_culprit and context.seed % 2 == 0:
         record_fault()
         time.sleep(FOREVER_S)

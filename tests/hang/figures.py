@@ -1,4 +1,4 @@
-"""Rows of the matrix's table, and the figures that all rows give together."""
+"""Rows of the matrix's table, and the figures over all rows."""
 
 import math
 import re
@@ -13,14 +13,19 @@ _LINE = re.compile(r":(\d+)\)")
 
 
 class Truth(NamedTuple):
-    """When the fault began, in seconds since the cell's start, and the true lines of the culprits."""
+    """When the fault started, in seconds since the cell's start, and the true lines of the culprits."""
 
     time_s: float
     lines: tuple[int, ...]
 
 
 class Row(NamedTuple):
-    """The result of a cell. `told_s`: from the fault's moment; infinite if nothing was told."""
+    """The result of a cell.
+
+    reported_after_s: seconds from the fault to the first verdict; infinite if there was none.
+    has_line: None if a correct verdict has no line.
+    problem: a wrong verdict, as text; empty if there was none.
+    """
 
     cell: Cell
     reported_after_s: float
@@ -32,18 +37,24 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         reported = f"{self.reported_after_s:5.1f}" if math.isfinite(self.reported_after_s) else "  -  "
-        marks = [" -" if mark is None else ("ok" if mark else "NO") for mark in self[3:6]]
-        if not self.cell.is_hang:
-            marks = [" -"] * 3
+        marks = [" -"] * 3
+        if self.cell.is_hang:
+            marks = [_format_mark(mark) for mark in (self.has_class, self.has_ranks, self.has_line)]
         result = f"WRONG: {self.problem}" if self.problem else self.message
         return f"{self.cell.name:<13}{self.cell.ranks:>3}x{self.cell.nodes} {reported} {' '.join(marks)} {result[:300]}"
 
 
-HEADER = f"{'class':<13}{'ranks':>5} {'told':>5} cl rk li"
+def _format_mark(mark: bool | None) -> str:
+    if mark is None:
+        return " -"
+    return "ok" if mark else "NO"
+
+
+HEADER = f"{'class':<13}{'ranks':>5} {'after':>5} cl rk li"
 
 
 class Figures(NamedTuple):
-    """What the rows say together."""
+    """The figures over all rows: counts, times in seconds, and shares between 0 and 1."""
 
     hangs: int
     others: int
@@ -56,13 +67,13 @@ class Figures(NamedTuple):
     stragglers: float
 
     def list_misses(self) -> list[str]:
-        """The figures that are not as good as wanted."""
+        """The names of the figures that miss their target."""
         checks = {
-            "told, median <= 5 s": not self.median_s > 5,
-            "told, p95 <= 15 s": not self.p95_s > 15,
-            "right ranks >= 98 %": self.ranks >= 0.98,
-            "right classes >= 95 %": self.classes >= 0.95,
-            "right lines >= 90 %": self.lines >= 0.90,
+            "reported, median <= 5 s": not self.median_s > 5,
+            "reported, p95 <= 15 s": not self.p95_s > 15,
+            "correct ranks >= 98 %": self.ranks >= 0.98,
+            "correct classes >= 95 %": self.classes >= 0.95,
+            "correct lines >= 90 %": self.lines >= 0.90,
             "wrong <= 1 %": self.wrong <= 0.01,
             "stragglers named >= 90 %": self.stragglers >= 0.9,
         }
@@ -70,36 +81,40 @@ class Figures(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.hangs} hangs, {self.others} jobs without one: told after {self.median_s:.1f} s (median) and "
-            f"{self.p95_s:.1f} s (p95), {self.ranks:.1%} right ranks, {self.classes:.1%} right classes, "
-            f"{self.lines:.1%} right lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named"
+            f"{self.hangs} hangs, {self.others} jobs without one: reported after {self.median_s:.1f} s (median) and "
+            f"{self.p95_s:.1f} s (p95), {self.ranks:.1%} correct ranks, {self.classes:.1%} correct classes, "
+            f"{self.lines:.1%} correct lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named"
         )
 
 
 def evaluate_row(cell: Cell, truth: Truth | None, recorder: VerdictRecorder) -> Row:
-    """The row of a cell. The first verdict counts; a later one may not be wrong either."""
+    """The row of a cell: the first verdict counts, and no later one may be wrong."""
     verdicts = recorder.verdicts
     if not cell.is_hang:
         return _evaluate_healthy_job(cell, recorder)
     if truth is None:
         return Row(cell, math.inf, problem="the fault has not struck")
     if not verdicts:
-        return Row(cell, math.inf, message="not told")
-    expected, first = (
-        get_expected_verdict(cell),
-        next((verdict for verdict in verdicts if verdict.kind != "unknown"), verdicts[0]),
-    )
-    problem = next((_quote(verdict) for verdict in verdicts if _is_wrong(cell, truth, verdict)), "")
+        return Row(cell, math.inf, message="not reported")
+    expected = get_expected_verdict(cell)
+    classified = [verdict for verdict in verdicts if verdict.kind != "unknown"]
+    first = classified[0] if classified else verdicts[0]
+    wrong = [_quote(verdict) for verdict in verdicts if _is_wrong(cell, truth, verdict)]
+    problem = wrong[0] if wrong else ""
     line = _LINE.search(first.location)
     has_line = bool(line and int(line[1]) in truth.lines) if expected.has_line else None
-    has_class, has_ranks = first.kind in expected.kinds, expected.allows_ranks(first.ranks)
+    has_class = first.kind in expected.kinds
+    has_ranks = expected.allows_ranks(first.ranks)
     return Row(cell, first.time_s - truth.time_s, first.sentence, has_class, has_ranks, has_line, problem)
 
 
 def _evaluate_healthy_job(cell: Cell, recorder: VerdictRecorder) -> Row:
-    """The row of a job that goes on: nothing hangs, and a rank that is slower than the others may be named."""
-    problems, straggler = [_quote(verdict) for verdict in recorder.verdicts[:1]], recorder.straggler
-    straggler_text = describe_straggler(straggler) if straggler else "no straggler" if cell.name in STRAGGLERS else ""
+    """The row of a job that does not hang: a slower rank may be named, and every verdict is wrong."""
+    problems = [_quote(verdict) for verdict in recorder.verdicts[:1]]
+    straggler = recorder.straggler
+    straggler_text = "no straggler" if cell.name in STRAGGLERS else ""
+    if straggler:
+        straggler_text = describe_straggler(straggler)
     if straggler and cell.name in STRAGGLERS and straggler.rank != cell.culprit:
         problems.append(f"not rank {cell.culprit}: {straggler_text}")
     is_named = bool(straggler and straggler.rank == cell.culprit)
@@ -107,7 +122,7 @@ def _evaluate_healthy_job(cell: Cell, recorder: VerdictRecorder) -> Row:
 
 
 def _is_wrong(cell: Cell, truth: Truth, verdict: Verdict) -> bool:
-    """Whether a verdict is not right and not unknown."""
+    """Whether a verdict is too early, or neither correct nor unknown."""
     expected = get_expected_verdict(cell)
     if verdict.time_s < truth.time_s:
         return True
@@ -121,9 +136,9 @@ def _quote(verdict: Verdict) -> str:
 
 
 def summarize(rows: Sequence[Row]) -> Figures:
-    """The figures of all rows; a hang that was not told has no right rank, class or line.
+    """The figures of all rows; a hang that was not reported has no correct rank, class or line.
 
-    When a hang is told that can be told late only does not count; what is told of it does.
+    The time of a hang that can be reported only late does not count, but its class, ranks and line do.
     """
     hangs = [row for row in rows if row.cell.is_hang]
     report_times = sorted(row.reported_after_s for row in hangs if row.cell.name not in REPORTED_LATE)
@@ -142,7 +157,7 @@ def summarize(rows: Sequence[Row]) -> Figures:
 
 
 def tabulate_kinds(rows: Sequence[Row]) -> list[str]:
-    """A line for each class: its cells, the median and the longest time, and what share was right."""
+    """A line for each class that hangs: its cells, the median and the longest time, and the correct shares."""
     names = dict.fromkeys(row.cell.name for row in rows if row.cell.is_hang)
     lines = (
         [f"{'class':<13}{'cells':>6}{'median':>8}{'longest':>9}{'class':>7}{'ranks':>7}{'line':>6}"] if names else []
@@ -150,11 +165,16 @@ def tabulate_kinds(rows: Sequence[Row]) -> list[str]:
     for name in names:
         class_rows = [row for row in rows if row.cell.name == name]
         report_times = sorted(row.reported_after_s for row in class_rows)
-        marks = [[bool(row[index]) for row in class_rows if row[index] is not None] for index in (3, 4, 5)]
-        shares = [f"{_share(values):.0%}" if values else "-" for values in marks]
+        classes = _format_share([row.has_class for row in class_rows])
+        ranks = _format_share([row.has_ranks for row in class_rows])
+        true_lines = _format_share([row.has_line for row in class_rows if row.has_line is not None])
         times = f"{quantile(report_times, 0.5):>8.1f}{report_times[-1]:>9.1f}"
-        lines.append(f"{name:<13}{len(class_rows):>6}{times}{shares[0]:>7}{shares[1]:>7}{shares[2]:>6}")
+        lines.append(f"{name:<13}{len(class_rows):>6}{times}{classes:>7}{ranks:>7}{true_lines:>6}")
     return lines
+
+
+def _format_share(marks: Sequence[bool]) -> str:
+    return f"{_share(marks):.0%}" if marks else "-"
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -1,4 +1,7 @@
-"""A training without a fault that looks like a hang for some seconds: `--style STYLE --seed N`. Nothing may be told."""
+"""A training without a fault that looks like a hang for some seconds: `--style STYLE --seed N`.
+
+No hang may be reported.
+"""
 
 import argparse
 import os
@@ -19,7 +22,8 @@ from tests.hang.training import STEP_S, start, train
 
 SERVER_VARIABLE = "HANG_SERVER"  # port of a slow server on this machine
 _ACTION_INTERVAL_STEPS = 20  # steps between checkpoints, evaluations, downloads
-_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 256 << 20
+_CHUNK_BYTES = 1 << 20
+_MAX_FILE_BYTES = 256 << 20
 
 
 class SlowData(IterableDataset[torch.Tensor]):

@@ -1,4 +1,4 @@
-"""What torchyard tells of a job's lines, live or by replay."""
+"""The verdicts of torchyard on a job's lines, live or in a replay."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ _CHECK_INTERVAL_S = 0.5
 
 
 class Line(NamedTuple):
-    """A line of a node's log, and when it came: seconds since the cell's start."""
+    """A line of a node's log. time_s: its arrival, in seconds since the cell's start."""
 
     time_s: float
     node: str
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is told, and since when: seconds since the cell's start."""
+    """A reported hang. time_s: when it was first reported, in seconds since the cell's start."""
 
     time_s: float
     kind: str
@@ -30,7 +30,11 @@ class Verdict(NamedTuple):
 
 
 class VerdictRecorder:
-    """Feeds a job's lines to torchyard, on the clock of the lines, and keeps what it says whenever that changes."""
+    """Feeds a job's lines to torchyard, on the clock of the lines, and records every change of its verdict.
+
+    Call `process_line` for each line in order of arrival, and `advance_to` while no line arrives. A check runs at each
+    half second of that clock. `straggler` is the last one that was found.
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -44,7 +48,7 @@ class VerdictRecorder:
         self._box.process_text(line.node, line.text + "\n")
 
     def advance_to(self, now: float) -> None:
-        """Judge at each half second up to now."""
+        """Check at each half second up to `now`, in seconds since the cell's start."""
         while self._now + _CHECK_INTERVAL_S <= now:
             self._now += _CHECK_INTERVAL_S
             self._check()
@@ -61,8 +65,9 @@ class VerdictRecorder:
 
 
 def replay(lines: Iterable[Line]) -> VerdictRecorder:
-    """What would have been told of recorded lines."""
-    recorder, last_line_at = VerdictRecorder(), 0.0
+    """The verdicts on recorded lines."""
+    recorder = VerdictRecorder()
+    last_line_at = 0.0
     for line in lines:
         recorder.process_line(line)
         last_line_at = line.time_s

@@ -5,8 +5,8 @@
     python -m tests.hang.matrix --judge FOLDER
 
 A cell is a job on this machine. All lines of its nodes are kept in a folder with the moments of their arrival, and
-judged by torchyard as they come; `--judge` judges recorded cells again. The exit code is 1 if a figure is worse than
-wanted.
+judged by torchyard as they arrive; `--judge` judges recorded cells again. The exit code is 1 if a figure misses its
+target.
 """
 
 import argparse
@@ -24,15 +24,16 @@ from tests.hang.trial import Settings, Trial, read_cell, read_truth, replay_cell
 
 
 class Matrix:
-    """The cells to play, and the rows so far."""
+    """Plays cells, and collects and prints their rows. `_printing` guards both; each lane is a thread."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder, self._settings = folder, settings
+        self.folder = folder
+        self._settings = settings
         self.rows: list[Row] = []
         self._printing = threading.Lock()
 
     def play(self, cells: list[Cell], jobs: int) -> None:
-        """Play all cells, this many at a time."""
+        """Play all cells, `jobs` of them at the same time."""
         pending_cells: queue.Queue[Cell] = queue.Queue()
         for cell in cells:
             pending_cells.put(cell)
@@ -87,7 +88,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def choose_cells(args: argparse.Namespace) -> list[Cell]:
-    """The cells to play; those that need root are left out where there is none."""
+    """The cells to play, without those that need root if this process does not have it."""
     missing = find_missing_permission()
     names = [name for name in args.classes if not missing or name not in ROOT_ONLY]
     if len(names) < len(args.classes):
@@ -98,11 +99,11 @@ def choose_cells(args: argparse.Namespace) -> list[Cell]:
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    folder = args.evaluate_recorded or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
+    folder = args.judge or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
     matrix = Matrix(folder, Settings(args.healthy_seconds, args.python))
     print(f"cells in {matrix.folder}\n{HEADER}", flush=True)
-    if args.evaluate_recorded:
-        for path in sorted(args.evaluate_recorded.glob("*/cell.json")):
+    if args.judge:
+        for path in sorted(args.judge.glob("*/cell.json")):
             matrix.evaluate_recorded(path.parent)
     else:
         matrix.play(choose_cells(args), args.jobs)
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def print_figures(rows: list[Row]) -> int:
-    """Print the figures, and the exit code."""
+    """Print the figures and the missed targets; return the exit code, 1 if a target was missed."""
     if not rows:
         return 0
     figures = summarize(rows)

@@ -1,4 +1,4 @@
-"""Where a cell's nodes run: on this machine, or each in a network namespace whose cable can be cut; and a full disk."""
+"""The environment of a cell's nodes: this machine or network namespaces, a full disk, a CPU quota, a slow server."""
 
 import contextlib
 import os
@@ -18,29 +18,26 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _QUOTA_US = 10_000  # of each tenth of a second
 
 
-def find_missing_permission() -> str:
-    """Why this machine cannot have small file systems and network namespaces; empty if it can."""
+def find_missing_permission() -> str | None:
+    """Why this process cannot create file systems and network namespaces; None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     completed = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False)
     missing_tools = [tool for tool in ("ip", "mount") if not shutil.which(tool)]
-    return (
-        f"has no {' and no '.join(missing_tools)}"
-        if missing_tools
-        else ""
-        if completed.returncode == 0
-        else "may not unshare"
-    )
+    if missing_tools:
+        return f"has no {' and no '.join(missing_tools)}"
+    return None if completed.returncode == 0 else "may not unshare"
 
 
 class LoopbackNetwork:
     """This machine: all nodes share its loopback."""
 
     def __init__(self) -> None:
-        self.address, self.port = "127.0.0.1", _find_free_port()
+        self.address = "127.0.0.1"
+        self.port = _find_free_port()
 
     def build_prefix(self, _: int) -> list[str]:
-        """What a node's command begins with."""
+        """The arguments before a node's command."""
         return []
 
     def isolate(self, node: int) -> None:
@@ -52,7 +49,8 @@ class BridgedNetwork(LoopbackNetwork):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self._number, self._bridge = number, f"tyh{number}"
+        self._number = number
+        self._bridge = f"tyh{number}"
         self.address = self._address(0)
 
     def _address(self, node: int) -> str:
@@ -69,7 +67,8 @@ class BridgedNetwork(LoopbackNetwork):
         _run(f"ip link add {self._bridge} type bridge")
         _run(f"ip link set {self._bridge} up")
         for node in range(nodes):
-            netns, cable = f"{self._bridge}-{node}", f"{self._bridge}v{node}"
+            netns = f"{self._bridge}-{node}"
+            cable = f"{self._bridge}v{node}"
             _run(f"ip netns add {netns}")
             _run(f"ip link add {cable} type veth peer name eth0 netns {netns}")
             _run(f"ip link set {cable} master {self._bridge} up")
@@ -97,7 +96,7 @@ def create_network(number: int, nodes: int) -> Iterator[BridgedNetwork]:
 
 @contextlib.contextmanager
 def mount_small_disk(path: Path) -> Iterator[Path]:
-    """A file system that a checkpoint does not fit on."""
+    """Mount a file system that is too small for a checkpoint."""
     path.mkdir()
     _run(f"mount -t tmpfs -o size={_DISK_BYTES} torchyard-hang {path}")
     try:
@@ -108,8 +107,9 @@ def mount_small_disk(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def limit_cpu(name: str) -> Iterator[Path]:
-    """The file that takes the number of a process which may use a tenth of a processor from then on."""
-    v1_cpu_root, v2_root = _CGROUP_ROOT / "cpu", _CGROUP_ROOT
+    """Yield a file; a process whose id is written to it may use a tenth of a processor from then on."""
+    v1_cpu_root = _CGROUP_ROOT / "cpu"
+    v2_root = _CGROUP_ROOT
     group = (v1_cpu_root if v1_cpu_root.is_dir() else v2_root) / name
     group.mkdir(exist_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""The loop of the matrix's programs: data-parallel steps with gloo, and a file that holds the truth about a fault."""
+"""The loop of the matrix's programs: data-parallel steps with gloo, and a file with the true record of a fault."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def train(
 
 
 def forward(seconds: float, work_s: float) -> None:
-    """Work for so much processor time, and sleep as long as an accelerator would work."""
+    """Compute for `work_s` seconds of processor time, and sleep for `seconds`, as while an accelerator works."""
     work_until = time.process_time() + work_s
     while True:
         torch.randn(64, 64) @ torch.randn(64, 64)
@@ -51,7 +51,7 @@ def forward(seconds: float, work_s: float) -> None:
 
 
 def record_fault(lines: int = 1) -> None:
-    """Write down that the fault begins now, in the caller's next lines."""
+    """Record that the fault starts now, in the next `lines` lines of the caller."""
     caller_frame = sys._getframe(1)
     first_line = caller_frame.f_lineno + 1
     fault_record = {"at": time.time(), "rank": dist.get_rank(), "lines": list(range(first_line, first_line + lines))}

@@ -1,6 +1,7 @@
-"""One cell of the matrix: its torchruns under the black box, and all their lines with the times of their arrival."""
+"""One cell of the matrix: its torchruns with the black box, and all their lines with their times of arrival."""
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -25,32 +26,44 @@ FOLDER_VARIABLE = "HANG_CELL"  # marks all processes of a cell
 _SITE = Path(black_box.__file__).parent / "site"
 _STEP = '{"step": '
 _ARRIVAL_S = 120.0  # until the fault strikes
-_WATCHED_S, _LONG_WATCHED_S = 25.0, 330.0  # after the fault
+_WATCHED_S = 25.0  # after the fault
+_LONG_WATCHED_S = 330.0  # after a fault that is reported late
 _SLOW_WATCHED_S = 95.0  # after the first line
 _AFTERWARDS_S = 4.0  # after a verdict: another may follow
 
 
 class Settings(NamedTuple):
-    """How cells are played. `healthy_s`: how long a healthy job is watched; `python`: that of the jobs, with torch."""
+    """How cells are played.
+
+    healthy_s: seconds that a healthy job is watched.
+    python: the interpreter of the jobs, with torch.
+    """
 
     healthy_s: float = 50.0
     python: str = sys.executable
 
 
 class Trial:
-    """Plays a cell in a folder of its own; `number` is that of its network."""
+    """Plays a cell in its own folder; `number` is that of its network.
+
+    Each torchrun has a thread that puts its lines into a queue. The thread that calls `play` takes, judges and records
+    them in `lines.jsonl`. At the end all processes of the cell are killed.
+    """
 
     def __init__(self, cell: Cell, folder: Path, number: int, settings: Settings) -> None:
-        self.cell, self.folder, self._number, self._settings = cell, folder, number, settings
+        self.cell = cell
+        self.folder = folder
+        self._number = number
+        self._settings = settings
         self._lines: queue.Queue[Line | None] = queue.Queue()
         self._cut_at = 0.0
         self._torchruns: list[subprocess.Popen[str]] = []
 
     def play(self) -> None:
-        """Run the job until it has been watched for long enough, or until torchyard has told what happens."""
+        """Run the job until its watch ends, or until some seconds after torchyard has reported a verdict."""
         self.folder.mkdir(parents=True)
         self._started_at = time.time()
-        cell_record = {"began": self._started_at, **self.cell._asdict()}
+        cell_record = {"began": self._started_at} | self.cell._asdict()
         (self.folder / "cell.json").write_text(json.dumps(cell_record), encoding="utf-8")
         with ExitStack() as stack:
             extra_env: dict[str, str] = {}
@@ -72,16 +85,18 @@ class Trial:
 
     def _start(self, node: int, network: LoopbackNetwork, extra_env: dict[str, str]) -> None:
         records = self.folder / f"records-{node}"
-        environment = {
-            **os.environ,
-            **extra_env,
-            FOLDER_VARIABLE: str(self.folder),
-            "HANG_TRUTH": str(self.folder / "truth.jsonl"),
-            "TORCHYARD_BLACK_BOX": str(records),
-            "PYTHONPATH": f"{_SITE}:{ROOT}",
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = (
+            os.environ
+            | extra_env
+            | {
+                FOLDER_VARIABLE: str(self.folder),
+                "HANG_TRUTH": str(self.folder / "truth.jsonl"),
+                "TORCHYARD_BLACK_BOX": str(records),
+                "PYTHONPATH": f"{_SITE}:{ROOT}",
+                "PYTHONUNBUFFERED": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+        )
         process = subprocess.Popen(
             [*network.build_prefix(node), self._settings.python, *self._build_args(node, network)],
             env=environment,
@@ -100,10 +115,10 @@ class Trial:
         torchrun = f"-m torch.distributed.run --nnodes {cell.nodes} --node-rank {node} --master-addr {network.address}"
         agent_options = f"--master-port {network.port} --nproc-per-node {cell.ranks // cell.nodes} --tee 3"
         if cell.name in STYLES:
-            program, program_options = "healthy.py", f"--style {cell.name}"
+            program = f"healthy.py --style {cell.name}"
         else:
-            program, program_options = "faults.py", f"--fault {cell.name} --rank {cell.culprit} --step {cell.step}"
-        return f"{torchrun} {agent_options} {ROOT}/tests/hang/{program} {program_options} --seed {cell.seed}".split()
+            program = f"faults.py --fault {cell.name} --rank {cell.culprit} --step {cell.step}"
+        return f"{torchrun} {agent_options} {ROOT}/tests/hang/{program} --seed {cell.seed}".split()
 
     def _read(self, process: subprocess.Popen[str], node: str) -> None:
         assert process.stdout
@@ -112,9 +127,10 @@ class Trial:
         self._lines.put(None)
 
     def _watch(self, network: LoopbackNetwork, recorder: VerdictRecorder) -> Iterator[Line]:
-        """The lines, as they come, up to the end of the watch."""
-        deadline_s, first_line_s = _ARRIVAL_S, 0.0
-        while (now := time.time() - self._started_at) < deadline_s:
+        """Yield the lines as they arrive, up to the end of the watch or of a torchrun."""
+        deadline_s = _ARRIVAL_S
+        first_line_s = 0.0  # 0 until there is a line
+        while time.time() - self._started_at < deadline_s:
             line = None
             with contextlib.suppress(queue.Empty):
                 line = self._lines.get(timeout=0.25)
@@ -126,7 +142,7 @@ class Trial:
                 yield line
                 recorder.process_line(line)
             else:
-                recorder.advance_to(now)
+                recorder.advance_to(time.time() - self._started_at)
             deadline_s = self._find_end(first_line_s, recorder)
 
     def _cut_cable(self, network: LoopbackNetwork, line: Line) -> None:
@@ -137,7 +153,7 @@ class Trial:
             (self.folder / "truth.jsonl").write_text(json.dumps(fault_record) + "\n", encoding="utf-8")
 
     def _find_end(self, first_line_s: float, recorder: VerdictRecorder) -> float:
-        """When the watch ends, as far as is known now."""
+        """The end of the watch by the current observations, in seconds since the cell's start."""
         if not self.cell.is_hang:
             watched_s = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else self._settings.healthy_s
             return first_line_s + watched_s if first_line_s else _ARRIVAL_S
@@ -149,24 +165,24 @@ class Trial:
 
 
 def read_cell(folder: Path) -> tuple[Cell, float]:
-    """The cell that was recorded in a folder, and when it began."""
+    """The cell that was recorded in a folder, and the time of its start."""
     cell_record = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
-    return Cell(cell_record["name"], cell_record["ranks"], cell_record["nodes"], cell_record["seed"]), cell_record[
-        "began"
-    ]
+    started_at = cell_record.pop("began")
+    return Cell(**cell_record), started_at
 
 
 def read_truth(folder: Path) -> Truth | None:
-    """What the program has written of its fault; None if it has not struck."""
+    """The record of the fault by the program; None if it has not started."""
     path = folder / "truth.jsonl"
-    fault_records = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
+    if not path.exists():
+        return None
+    fault_records = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     if not fault_records:
         return None
     _, started_at = read_cell(folder)
-    lines = tuple(sorted({line for fault_record in fault_records for line in fault_record["lines"]}))
-    return Truth(min(fault_record["at"] for fault_record in fault_records) - started_at, lines)
+    first_fault_at = min(fault_record["at"] for fault_record in fault_records)
+    lines = set(itertools.chain(*(fault_record["lines"] for fault_record in fault_records)))
+    return Truth(first_fault_at - started_at, tuple(sorted(lines)))
 
 
 def replay_cell(folder: Path) -> VerdictRecorder:

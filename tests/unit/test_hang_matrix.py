@@ -121,7 +121,7 @@ def test_unreported_hang_counts() -> None:
     )
     assert (figures.hangs, figures.others, figures.ranks, figures.median_s) == (2, 1, 0.5, 3.0)
     assert math.isinf(figures.p95_s)
-    assert "told, p95 <= 15 s" in figures.list_misses()
+    assert "reported, p95 <= 15 s" in figures.list_misses()
 
 
 def test_each_class_of_hang_has_its_own_line() -> None:
