@@ -184,7 +184,7 @@ class ApiContract:
             event_types.append(json.loads(line)["type"])
             if event_types[-1] == "DELETED":
                 break
-        # A foreground deletion is a change of its own before the object disappears.
+        # A foreground deletion may first modify the object, before it removes it.
         assert (event_types[:2], set(event_types[2:-1]) - {"MODIFIED"}, event_types[-1]) == (
             ["ADDED", "MODIFIED"],
             set(),

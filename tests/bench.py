@@ -1,6 +1,6 @@
 """`make bench`: what torchyard costs compared with bare torchrun, measured side by side in one run.
 
-Every figure is a median over pairs, because machines are noisy; a target is what the project promises.
+Every figure is a median over pairs, because machines are noisy; a target is a value that the project promises.
 """
 
 import os
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def show(label: str, value: float, target: float | None, unit: str = "s") -> None:
-    """Print a value beside the highest value that the project promises; None if it promises none."""
+    """Print a value and its target, the highest value that the project promises; None if it promises none."""
     verdict = ""
     if target is not None:
         verdict = f"  target <= {target:g} {unit}: {_format_verdict(is_met=value <= target)}"
@@ -81,7 +81,7 @@ def show(label: str, value: float, target: float | None, unit: str = "s") -> Non
 
 
 def show_rate(label: str, rate: float, minimum: float | None, suffix: str) -> None:
-    """Print megabytes per second beside the promised minimum, if there is one; `suffix` ends the line."""
+    """Print megabytes per second and the promised minimum, None if there is none; `suffix` ends the line."""
     verdict = ""
     if minimum is not None:
         verdict = f"  target >= {minimum:g} MB/s: {_format_verdict(is_met=rate >= minimum)}"

@@ -1,4 +1,4 @@
-"""The bandwidth that programs/allreduce.py measures over links of a known rate, beside that of iperf3.
+"""The bandwidth that programs/allreduce.py measures over links of a known rate, and that of iperf3.
 
 `python -m tests.bench_links [MBIT ...]`, as root, with iproute2 and iperf3. Two and four ranks of gloo, each in its
 own network namespace behind a link of that rate; busbw is the bandwidth of a ring on each link.

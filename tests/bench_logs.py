@@ -53,37 +53,37 @@ def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
         cluster(),
         new_namespace() as namespace,
         tempfile.TemporaryDirectory() as name,
-        connect_wire(Path(name)) as wire,
+        connect_proxy(Path(name)) as proxy,
     ):
         folder = Path(name)
         (folder / "logs.yaml").write_text(PROFILE)
         jobs = Jobs(namespace, {"nodes": pods}, folder)
-        plan = jobs.plan(wire, str(folder / "logs.yaml"), log=f"{folder}/{{pod}}.said")
+        plan = jobs.plan(proxy, str(folder / "logs.yaml"), log=f"{folder}/{{pod}}.log")
         create.create_job(plan)
         try:
-            figures = run_client(plan, jobs, wire, seconds)
+            figures = run_client(plan, jobs, proxy, seconds)
         finally:
             jobs.clear()
         report(show, plan, figures, seconds)
-        show("streams opened anew", wire.count_requests("sinceTime="), None, "")
+        show("streams opened anew", proxy.count_requests("sinceTime="), None, "")
 
 
 @contextmanager
-def connect_wire(folder: Path) -> Iterator[FaultProxy]:
+def connect_proxy(folder: Path) -> Iterator[FaultProxy]:
     """A proxy in front of the API server that can break connections; KUBECONFIG names it until the block ends."""
-    wire = FaultProxy(folder)
+    proxy = FaultProxy(folder)
     original_kubeconfig = os.environ["KUBECONFIG"]
-    os.environ["KUBECONFIG"] = f"{original_kubeconfig}{os.pathsep}{wire.kubeconfig}"
+    os.environ["KUBECONFIG"] = f"{original_kubeconfig}{os.pathsep}{proxy.kubeconfig}"
     get_cluster_client.cache_clear()
     try:
-        yield wire
+        yield proxy
     finally:
-        wire.close()
+        proxy.close()
         os.environ["KUBECONFIG"] = original_kubeconfig
         get_cluster_client.cache_clear()
 
 
-def run_client(plan: ManifestPlan, jobs: Jobs, wire: FaultProxy, seconds: int) -> dict[str, Any]:
+def run_client(plan: ManifestPlan, jobs: Jobs, proxy: FaultProxy, seconds: int) -> dict[str, Any]:
     """Write the pods' lines, let the child read them and break its streams; return the child's report."""
     command = [sys.executable, __file__, "child"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -95,7 +95,7 @@ def run_client(plan: ManifestPlan, jobs: Jobs, wire: FaultProxy, seconds: int) -
         writer.start()
         while writer.is_alive():
             writer.join(CUT_INTERVAL_S)
-            wire.cut("/log?")
+            proxy.cut("/log?")
         jobs.end(plan)
         child.stdin.close()
         figures: dict[str, Any] = json.loads(child.stdout.readline())
@@ -107,7 +107,7 @@ def write_lines(nodes: list[str], job: Path, seconds: int) -> None:
     started_at = time.time()
     written = 0
     with ExitStack() as stack:
-        files = [stack.enter_context(Path(f"{job}-{node}.said").open("ab", buffering=0)) for node in nodes]
+        files = [stack.enter_context(Path(f"{job}-{node}.log").open("ab", buffering=0)) for node in nodes]
         while written < seconds * RATE:
             due_count = min(int((time.time() - started_at) * RATE), seconds * RATE)
             timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").encode()

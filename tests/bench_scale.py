@@ -182,9 +182,9 @@ def measure_cpu_s(operation: Callable[[], object]) -> float:
 
 def measure_logs(show: Any, folder: Path, size: int) -> None:
     """`collect` of a failed job with a noisy log, and each format in a log where one line in five is a row of it."""
-    log = folder / "said.log"
+    log = folder / "pod.log"
     fill_file(log, size, repeat_lines(PREFIX + noise for noise in NOISE))
-    print(f"logs of {size} MB, beside a bare count of their lines", flush=True)
+    print(f"logs of {size} MB, compared with a bare count of their lines", flush=True)
     for format in ("none", "json-lines"):
         report(show, f"collect of a failed job, metrics {format}", log, ReadTask(COLLECT_RATE, "failed", format))
     fill_file(log, size, nccl_lines())

@@ -1,4 +1,4 @@
-"""`make compare`: torchyard beside other launchers, on the cluster of `make cluster-up`, all measured in one run.
+"""`make compare`: torchyard and other launchers, on the cluster of `make cluster-up`, all measured in one run.
 
 Each launcher runs the same job on the two real nodes, in its own terminal, and its own pods show that it trains.
 Then rank 1 is killed in its pod, or Ctrl-C is typed. The peers are installed in a temporary folder, by pip. All
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -116,6 +116,13 @@ class Launcher:
     has_ctrl_c: bool = True
 
 
+class Output(NamedTuple):
+    """A piece of a terminal's output, or a line of it, and the time at which it arrived."""
+
+    time: float
+    text: str
+
+
 @dataclass
 class Terminal:
     """A command in its own pseudo terminal, and its output.
@@ -126,7 +133,7 @@ class Terminal:
 
     process: subprocess.Popen[bytes]
     master: int
-    output: list[tuple[float, str]] = field(default_factory=list)
+    output: list[Output] = field(default_factory=list)
 
     def follow(self) -> None:
         while True:
@@ -137,21 +144,23 @@ class Terminal:
             if not data:
                 return
             text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace")).replace("\r", "\n")
-            self.output.append((time.time(), text))
+            self.output.append(Output(time.time(), text))
 
-    def find_first(self, pattern: str, since: float) -> tuple[float, str] | None:
+    def find_first(self, pattern: str, since: float) -> Output | None:
         """The time and line of the first match after `since`; None if there is none. Lines may arrive in pieces."""
-        pieces = [piece for piece in list(self.output) if piece[0] >= since]
-        text = "".join(chunk for _, chunk in pieces)
+        pieces = [piece for piece in list(self.output) if piece.time >= since]
+        text = "".join(piece.text for piece in pieces)
         match = re.search(pattern, text, re.MULTILINE)
         if not match:
             return None
         length = 0
-        for shown_at, chunk in pieces:
-            length += len(chunk)
+        for piece in pieces:
+            length += len(piece.text)
             if length >= match.end():
                 line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
-                return shown_at, line if len(line) < 240 else text[match.start() : match.end() + 80].strip()
+                if len(line) >= 240:
+                    line = text[match.start() : match.end() + 80].strip()
+                return Output(piece.time, line)
         return None
 
     def press_ctrl_c(self) -> None:
@@ -267,15 +276,15 @@ class Bench:
             failure_time = comparison_page.format_failure_time(row, FAILURE_TIMEOUT_S)
             print(f"{launcher.name}: {failure_time}; {comparison_page.describe_diagnosis(row)}", flush=True)
 
-    def describe_death(self, terminal: Terminal, killed_at: float, failure: tuple[float, str] | None) -> dict[str, Any]:
+    def describe_death(self, terminal: Terminal, killed_at: float, failure: Output | None) -> dict[str, Any]:
         cause_pattern = r"SIGKILL|[Ss]ignal 9|exitcode\s*:\s*-9"
         cause = terminal.find_first(cause_pattern, killed_at)
         rank = terminal.find_first(r"\b[Rr]ank\s*[:=]?\s*1\b(?! of 2)", killed_at)
         return {
-            "told_s": round(failure[0] - killed_at, 2) if failure else None,
-            "said": self.mask_names(failure[1]) if failure else None,
-            "first_sign_s": round(cause[0] - killed_at, 2) if cause else None,
-            "first_sign": self.mask_names(cause[1]) if cause else None,
+            "told_s": round(failure.time - killed_at, 2) if failure else None,
+            "said": self.mask_names(failure.text) if failure else None,
+            "first_sign_s": round(cause.time - killed_at, 2) if cause else None,
+            "first_sign": self.mask_names(cause.text) if cause else None,
             "rank_named": bool(rank),
             "cause_named": bool(cause),
         }

@@ -93,7 +93,7 @@ def draw_picture(result: dict[str, Any]) -> None:
         if time is None:
             patch.set_hatch("///")
             patch.set_edgecolor("white")
-    first.set_title("A rank is killed: seconds until the terminal says that the job failed", loc="left", fontsize=13)
+    first.set_title("A rank is killed: seconds until the terminal reports that the job failed", loc="left", fontsize=13)
     first.set_xlim(0, limit * 1.3)
     _draw_bars(
         second,

@@ -34,6 +34,14 @@ _NAMED_BY = (
     "key",
     "event",
 )  # keys that name an entry of a list, so that its position does not matter
+# Options of `runai submit-dist`: those without a value, and those with NAME=VALUE, by the prefix of their fields.
+_RUNAI_SWITCHES = ("--large-shm", "--interactive", "--command")
+_RUNAI_PAIRS = {
+    "--environment": "env",
+    "--label": "label",
+    "--annotation": "annotation",
+    "--extended-resource": "device",
+}
 
 
 class Reason(NamedTuple):
@@ -70,9 +78,8 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for index, child in enumerate(value):
             names = [child[key] for key in _NAMED_BY if key in child]
             name = names[0] if names else index
-            yield from flatten(
-                {key: inner_value for key, inner_value in child.items() if inner_value != name}, f"{path}.{name}"
-            )
+            other_fields = {key: field for key, field in child.items() if field != name}
+            yield from flatten(other_fields, f"{path}.{name}")
     elif value not in (None, {}, []):
         yield path, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
@@ -96,15 +103,14 @@ def read_job(job: Mapping[str, Any]) -> Fields:
 
 
 def _read_own_keys(kind: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A job's own keys, and those of its first part: without the pods and their number, which have their own fields."""
+    """The keys of a job and of its first group of pods, without those that have their own fields."""
     yield "kind", kind
     if kind != "Pod":
         groups = spec.get("tasks") or [*spec["pytorchReplicaSpecs"].values()]
         own_keys = {key: value for key, value in spec.items() if key not in ("tasks", "pytorchReplicaSpecs")}
         yield from flatten(own_keys, "spec")
-        yield from flatten(
-            {key: value for key, value in groups[0].items() if key not in ("template", "replicas", "name")}, "part"
-        )
+        group_keys = {key: value for key, value in groups[0].items() if key not in ("template", "replicas", "name")}
+        yield from flatten(group_keys, "part")
 
 
 def _read_mounts(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -116,7 +122,11 @@ def _read_mounts(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterat
 
 
 def _read_variable(variable: Mapping[str, Any]) -> str:
-    return str(variable["value"]) if "value" in variable else dict(flatten(variable["valueFrom"])).popitem()[1]
+    """The value of a variable; of one that is read from elsewhere, the last leaf of its source, such as the key."""
+    if "value" in variable:
+        return str(variable["value"])
+    leaves = list(flatten(variable["valueFrom"]))
+    return leaves[-1][1]
 
 
 def read_command(container: ManifestContainer) -> Fields:
@@ -127,10 +137,9 @@ def read_command(container: ManifestContainer) -> Fields:
     if not programs:
         return {"command": " ".join(argv)}
     program_index = argv.index(programs[0])
-    options = itertools.takewhile(
-        lambda option: option[0], container.torchrun_calls[0] if container.torchrun_calls else ()
-    )
-    fields |= {f"torchrun.{name}": value.replace("\0", "…") for name, value in options}
+    if container.torchrun_calls:
+        options = itertools.takewhile(lambda option: option[0], container.torchrun_calls[0])
+        fields |= {f"torchrun.{name}": value.replace("\0", "…") for name, value in options}
     fields |= {f"arg.{arg.partition('=')[0]}": arg.partition("=")[2] for arg in argv[program_index + 1 :]}
     return fields | {"program": argv[program_index]}
 
@@ -148,18 +157,17 @@ def read_submission(argv: list[str]) -> Fields:
     options = argv[3 : argv.index("--")]
     command = argv[argv.index("--") + 1 :]
     remaining_args = iter(options)
-    for arg in remaining_args:
-        value = "" if arg in ("--large-shm", "--interactive", "--command") else next(remaining_args)
-        name, _, rest = value.partition("=")
-        prefixes = {
-            "--environment": "env",
-            "--label": "label",
-            "--annotation": "annotation",
-            "--extended-resource": "device",
-        }
-        fields |= {f"{prefixes[arg]}.{name}": rest} if arg in prefixes else {f"runai.{arg}": value or "yes"}
+    for option in remaining_args:
+        value = "yes" if option in _RUNAI_SWITCHES else next(remaining_args)
+        if option in _RUNAI_PAIRS:
+            name, _, pair_value = value.partition("=")
+            fields[f"{_RUNAI_PAIRS[option]}.{name}"] = pair_value
+        else:
+            fields[f"runai.{option}"] = value or "yes"
     script = fields.pop("env.TORCHYARD_COMMAND", "") or " ".join(command)
-    inner_argv = shlex.split(script[script.index("exec /bin/sh") :])[4:] if "exec /bin/sh" in script else command
+    inner_argv = command
+    if "exec /bin/sh" in script:
+        inner_argv = shlex.split(script[script.index("exec /bin/sh") :])[4:]
     return fields | read_command(ManifestContainer("", {"command": inner_argv[1:]}))
 
 

@@ -1,4 +1,4 @@
-"""A Prefect server with a password and an empty database, for tests of what is deployed to it."""
+"""A Prefect server with a password and an empty database, for tests of deployments."""
 
 import os
 import subprocess

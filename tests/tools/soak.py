@@ -1,4 +1,4 @@
-"""`make soak`: runs a suite of tests many times, some of them beside a load, and counts the failures of each test.
+"""`make soak`: runs a suite of tests many times, some of them under load, and counts the failures of each test.
 
 A test that fails sometimes is a defect of the test or of the program. One round shows neither, so a suite is trusted
 only after many rounds, on a quiet and on a busy machine. A failed test is not repeated, unlike in tests/rerun_alone.py.
@@ -102,8 +102,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="soak", description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--rounds", type=int, default=20, help="how often to run the suite")
-    parser.add_argument("--loaded", type=int, default=5, help="how many of the rounds run beside a load")
-    parser.add_argument("--load", type=int, default=8, help="busy processes beside those rounds")
+    parser.add_argument("--loaded", type=int, default=5, help="how many of the rounds run under load")
+    parser.add_argument("--load", type=int, default=8, help="busy processes during those rounds")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "soak", help="folder for the output of each round")
     args = parser.parse_args(argv)
     if not 0 <= args.loaded <= args.rounds:

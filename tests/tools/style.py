@@ -198,7 +198,7 @@ def read_limits() -> dict[str, Limits]:
 
 
 def record_limits() -> None:
-    """Lower the recorded limits to what is measured, and remove folders that have reached their goals."""
+    """Lower the recorded limits to the measurements, and remove folders that have reached their goals."""
     recorded = read_limits()
     limits: dict[str, dict[str, float]] = {}
     for folder, files in list_folders().items():
