@@ -23,6 +23,7 @@ from flows.sweep import (
 )
 from tests import removed_folders
 from tests.fake_api import FakeApi
+from tests.fake_objects import ObjectKey
 from tests.fake_prefect import FakePrefect
 from tests.leases import RUN, OrphanedRun, build_lease
 from tests.removed_folders import LABEL, Start, is_running
@@ -158,7 +159,7 @@ def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> Non
     faults: list[str] = []
     OrphanedRun(fake_api, build_lease(), "other")
     bare = OrphanedRun(fake_api, build_lease())
-    fake_api.objects._objects.pop(("coordination.k8s.io/v1/leases", "default", RUN))
+    fake_api.objects._objects.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
     fake_api.fail("GET", f"namespaces/default/leases/{RUN}", 403)
     assert [abandoned_run.location for abandoned_run in find_cluster_runs(faults)] == ["namespace other"]
     assert len(faults) == 1
@@ -168,7 +169,7 @@ def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> Non
 def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     """Objects without a Lease are listed with the reason why they stay, and the final state counts them."""
     run = OrphanedRun(fake_api, build_lease())
-    fake_api.objects._objects.pop(("coordination.k8s.io/v1/leases", "default", RUN))
+    fake_api.objects._objects.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
     abandoned_runs = find_cluster_runs([])
     assert [_remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
     assert _format_summary(abandoned_runs, 0, dry_run=False) == "swept 0 runs; 1 listed and kept"
