@@ -158,7 +158,7 @@ def choose_device() -> tuple[torch.device, str]:
     return device, "nccl"
 
 
-def list_nodes(each_process: bool) -> dict[str, list[int]]:
+def list_nodes(*, each_process: bool) -> dict[str, list[int]]:
     """The name of each node, and its ranks; all ranks return the same."""
     own_rank = distributed.get_rank()
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -180,7 +180,7 @@ class Nodes:
         self.trials = options.trials
         self.warmups = options.warmups
         self.device = device
-        ranks_by_node = list_nodes(options.each_process)
+        ranks_by_node = list_nodes(each_process=options.each_process)
         self.names = list(ranks_by_node)
         self.ranks = list(ranks_by_node.values())
         self.send_buffer = torch.ones(options.size, dtype=torch.uint8, device=device)
