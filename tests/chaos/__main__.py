@@ -67,7 +67,7 @@ class Matrix:
             self.play_wave(world, wave)
 
     def play_wave(self, world: World, wave: Wave) -> None:
-        """Bring every cell to its step, inject the fault into all at once, and wait for their ends."""
+        """Bring every cell to its step, inject the fault into all of them, and wait for their ends."""
         arrived: list[Trial] = []
         run_all([partial(self._start_trial, self.create_trial(world, cell), arrived) for cell in wave])
         if arrived:

@@ -20,7 +20,7 @@ OLD_RUN_AGE_S = 25.0  # how long an old run runs before its fault: longer than t
 BRIEF_DEADLINES = {"start": "15s", "silence": "15s"}
 BLACK_HOLE_S = 20.0  # seconds that new connections stall; connections open before stay dead
 FAULT_DURATIONS_S = {"black hole": BLACK_HOLE_S, "reset": BURST_S / 2}  # of faults that are not bursts
-RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted")  # faults that end a run for good
+RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted")  # faults that end a run permanently
 ATTEMPT_ENDING_FAULTS = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
 MIN_LOG_LINES = 5  # lines of each pod on disk that show that the job runs
 

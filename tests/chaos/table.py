@@ -59,4 +59,4 @@ def publish(text: str) -> None:
         with open_prefect_client(timeout_s=10) as client:
             client.request("POST", "/artifacts/", json=body)
     except YardError as error:
-        print(f"the table is not in Prefect: {error}")
+        print(f"cannot publish the table in Prefect: {error}")

@@ -16,7 +16,7 @@ from tests.chaos.world import SIGNALS, World, find_processes, kill_all, wait_unt
 from torchyard.model.run import Attempt
 from torchyard.run.folder import RunFolder
 
-ARRIVAL_TIMEOUT_S = 300.0  # seconds until the step is reached; seven runs may begin at once
+ARRIVAL_TIMEOUT_S = 300.0  # seconds until the step is reached; up to seven runs may start at the same time
 END_TIMEOUT_S = 300.0  # seconds from the fault to the run's end
 NOTICE_TIMEOUT_S = 8.0  # seconds that a process may take to notice the fault
 DEADLINES = {"start": "3m", "run": "8m", "silence": "4m", "lease": "6m", "grace": "5s"}
@@ -77,7 +77,7 @@ class Trial(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove everything of the trial, whatever its result."""
+        """Remove everything of the trial, after any result."""
 
     # --- playing the cell
 

@@ -99,8 +99,8 @@ def evaluate_row(cell: Cell, truth: Truth | None, recorder: VerdictRecorder) -> 
     expected = get_expected_verdict(cell)
     classified = [verdict for verdict in verdicts if verdict.kind != "unknown"]
     first = classified[0] if classified else verdicts[0]
-    wrong = [_quote(verdict) for verdict in verdicts if _is_wrong(cell, truth, verdict)]
-    problem = wrong[0] if wrong else ""
+    wrong_verdicts = [_quote(verdict) for verdict in verdicts if _is_wrong(cell, truth, verdict)]
+    problem = wrong_verdicts[0] if wrong_verdicts else ""
     line = _LINE.search(first.location)
     has_line = bool(line and int(line[1]) in truth.lines) if expected.has_line else None
     has_class = first.kind in expected.kinds

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 STEP_S = 0.05
-_BUCKETS = (4096, 1024, 128)  # gradients of a step, each with an all_reduce of its own
+_BUCKETS = (4096, 1024, 128)  # gradients of a step, each with a separate all_reduce
 TRUTH_VARIABLE = "HANG_TRUTH"
 
 
