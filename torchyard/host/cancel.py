@@ -34,7 +34,7 @@ def cancel_process(folder: str, grace_s: str) -> None:
     send_signal(find_labelled(spec["label"]), signal.SIGKILL)
     if not _wait_for_end(folder, spec["label"], timeout_s=_KILL_TIMEOUT_S):
         _kill_supervisor(folder)
-    if view_state(folder)["phase"] == "unkept":
+    if view_state(folder)["phase"] == "unsupervised":
         recover_unsupervised(folder)
     if os.path.exists(spec.get("meeting", "")):
         os.unlink(spec["meeting"])
@@ -44,8 +44,8 @@ def cancel_process(folder: str, grace_s: str) -> None:
 def _kill_supervisor(folder: str) -> None:
     """Kill a supervisor that does not exit by itself. Its lock proves that the process id is still its own."""
     state = view_state(folder)
-    if state["phase"] == "running" and "keeper" in state:
-        send_signal([state["keeper"]], signal.SIGKILL)
+    if state["phase"] == "running" and "supervisor" in state:
+        send_signal([state["supervisor"]], signal.SIGKILL)
 
 
 def _wait_for_end(folder: str, label: str, *, timeout_s: float) -> bool:

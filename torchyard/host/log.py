@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from torchyard.host.state import StateCache, file_path, read_spec, read_state, take_lock, try_write_state
 
-ENDED_PHASES = ("exited", "unkept", "absent")  # the supervisor writes nothing any more
+ENDED_PHASES = ("exited", "unsupervised", "absent")  # the supervisor writes nothing any more
 _TEE_PREFIX = re.compile(rb"(\[default\d{1,6}\]:)")  # torchrun's --tee writes it before each piece of a rank's output
 _MAX_JOINED_PIECES = 8  # of one line: each sequence of them is compared
 _MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
@@ -203,7 +203,7 @@ def follow_process_log(folder: str, offset: int) -> None:
     state_cache = StateCache(folder)
     while True:
         phase = state_cache.view()["phase"]  # read before the log: nothing is written after the end
-        if phase == "unkept":
+        if phase == "unsupervised":
             recover_unsupervised(folder)
         try:
             with open(file_path(folder, "log"), "rb") as file:

@@ -50,7 +50,7 @@ class GroupProgress(FrozenModel):
     """How far a rank has come in one process group."""
 
     ranks: tuple[int, ...] = Field((), description="global ranks of the group; empty: all of the job")
-    called: int = Field(description="collectives that the rank has called")
+    enqueued: int = Field(description="collectives that the rank has called")
     completed: int = Field(description="collectives that are complete, as the rank sees it")
 
 
@@ -67,28 +67,32 @@ class RankRecord(FrozenModel):
     """The state of one rank, as the recorder on its node reports it (torchyard/host/black_box)."""
 
     kind: RecordKind
-    at: float = Field(description="seconds since the epoch, by the node's clock")
+    timestamp: float = Field(description="seconds since the epoch, by the node's clock")
     node: str = Field("", description="the node of the plan whose log holds the record")
     rank: int
     world: int = Field(description="the number of ranks in the job")
     pid: int
     stalled_s: float = Field(description="seconds since any collective of this rank was called or completed")
-    usual_s: float = Field(description="the longest such pause in the run's recent past; 0 before the first collective")
+    typical_pause_s: float = Field(
+        description="the longest such pause in the run's recent past; 0 before the first collective"
+    )
     groups: dict[str, GroupProgress] = Field({}, description="empty: not in a process group, or a torch without it")
-    waits: Collective | None = Field(None, description="the oldest collective that is called and not complete")
+    pending: Collective | None = Field(None, description="the oldest collective that is called and not complete")
     stack: tuple[Frame, ...] = Field((), description="the main thread's, innermost frame first")
     state: str = Field("", description="of the process, as in /proc: R, S, D, T, Z; empty if it is gone")
     is_active: bool = Field(False, description="uses a processor, writes, or is woken often: the rank makes progress")
-    blind_s: float = Field(0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped")
-    writes: bool = Field(False, description="has read or written files in the last seconds")
+    frozen_s: float = Field(
+        0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped"
+    )
+    uses_files: bool = Field(False, description="has read or written files in the last seconds")
     wchan: str = Field(
         "", description="kernel function in which the main thread sleeps; empty if the kernel does not report it"
     )
     links: tuple[Link, ...] = ()
-    full: str = Field(
+    full_mount: str = Field(
         "", description="mount point of a file system of the node that has recently become full; empty if none"
     )
-    waited: float = Field(
+    waiting_share: float = Field(
         0.0, description="share of the last window that the rank spent waiting in collectives, 0 to 1"
     )
 

@@ -33,7 +33,8 @@ while (wait := torch_facts.find_oldest_wait(torch_facts.list_entries(), {})) and
     time.sleep(0.01)  # gloo's threads retire a call after its waiter has gone on
 for name in torch_facts.list_settled_groups(torch_facts.list_entries(), groups):
     groups[name]["completed"] = groups[name]["enqueued"]
-print(json.dumps({"before": before, "groups": groups, "wait": wait}))
+print(json.dumps({"before": before, "groups": groups, "wait": wait}), flush=True)
+dist.destroy_process_group()  # without it, torch can abort at exit on a loaded machine
 """
 
 
