@@ -54,13 +54,13 @@ def test_status_through_kubernetes_is_the_operators() -> None:
 # --- the job's status
 
 
-def observe(**said: str) -> dict[str, Any]:
+def observe(**statuses: str) -> dict[str, Any]:
     """Two pods with these statuses from the CLI; `job` is the job's own."""
     names = {"job": "", "master": "m", "worker": "w"}
     response = {
-        "words": {names[name]: state_name for name, state_name in said.items()},
+        "words": {names[name]: state_name for name, state_name in statuses.items()},
         "why": "",
-        "gone": "gone" in said.values(),
+        "gone": "gone" in statuses.values(),
     }
     response |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
     return {"node-0": get_pod_status(response, "m"), "node-1": get_pod_status(response, "w")}

@@ -47,6 +47,7 @@ def build_result(report: Report) -> RunResult:
 
 
 def _shorten(value: float | int | str | bool | None) -> float | int | str | bool | None:
+    """Shorten a text to `_MAX_TEXT_CHARS`; numbers, booleans and None are returned as they are."""
     return shorten_text(value, _MAX_TEXT_CHARS) if isinstance(value, str) else value
 
 

@@ -21,8 +21,9 @@ def recorded(suffix: str) -> dict[int, bytes]:
     return {rank: (FOLDER / f"gloo-torch-2.13-rank{rank}.{suffix}").read_bytes() for rank in (0, 1)}
 
 
-def entry(sequence: int, state: str = "completed", **more: Any) -> dict[str, Any]:
-    return {
+def entry(sequence: int, state: str = "completed", **fields: Any) -> dict[str, Any]:
+    """The entry of one call in a dump."""
+    default_fields = {
         "record_id": sequence,
         "pg_id": 0,
         "process_group": ("0", "default_pg"),
@@ -33,13 +34,15 @@ def entry(sequence: int, state: str = "completed", **more: Any) -> dict[str, Any
         "input_dtypes": ["Float"],
         "state": state,
         "retired": True,
-        **more,
     }
+    return default_fields | fields
 
 
-def dump(*entries: dict[str, Any], version: str = "2.4", **more: Any) -> bytes:
+def dump(*entries: dict[str, Any], version: str = "2.4", **fields: Any) -> bytes:
+    """A dump with these entries."""
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    return pickle.dumps({"version": version, "pg_config": config, "entries": list(entries), **more}, protocol=2)
+    document = {"version": version, "pg_config": config, "entries": list(entries)}
+    return pickle.dumps(document | fields, protocol=2)
 
 
 @pytest.mark.parametrize("suffix", ["json", "pickle"])

@@ -7,8 +7,8 @@ from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.model.hang import GroupProgress, RankRecord
 
 
-def died(rank: int = 0, **facts: object) -> RankRecord:
-    return build_waiting_record(rank, kind="end", **facts)
+def died(rank: int = 0, **fields: object) -> RankRecord:
+    return build_waiting_record(rank, kind="end", **fields)
 
 
 def test_rank_that_waited_names_the_absent_one() -> None:
