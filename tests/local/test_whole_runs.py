@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +159,6 @@ def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCapture
     assert not any(record.exc_info for record in caplog.records)
 
 
-@pytest.fixture
-def terminal() -> Iterator[None]:
-    """Handle SIGINT even if a shell has started the tests in the background, where it is ignored."""
-    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, old_handler)
-
-
-@pytest.mark.usefixtures("terminal")
 def test_ctrl_c_tears_down(write: Write) -> None:
     """Ctrl-C during the job ends every process of it, and the run is reported as stopped."""
     path = write(code="import time; print('up', flush=True); time.sleep(60)")

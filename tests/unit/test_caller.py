@@ -1,6 +1,7 @@
 """Tests do not use their caller's cluster or Prefect server, and are not skipped silently."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -20,10 +21,20 @@ def test_environment_names_no_cluster_or_server() -> None:
     assert [name for name in SERVER if name in os.environ] == []
 
 
-def test_cluster_of_the_caller_is_hidden(fake_api: FakeApi) -> None:
-    """The cluster and server in the caller's KUBECONFIG and PREFECT_API_URL are hidden from tests."""
+def test_interrupt_is_not_ignored() -> None:
+    """A process that a test starts can be interrupted."""
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_surroundings_of_the_caller_are_hidden(fake_api: FakeApi) -> None:
+    """The cluster in the caller's KUBECONFIG, its PREFECT_API_URL and its ignored SIGINT are hidden from tests."""
     variables = {"KUBECONFIG": str(fake_api.kubeconfig), "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
-    completed = run_pytest(f"{__file__}::test_environment_names_no_cluster_or_server", **variables)
+    checks = ("test_environment_names_no_cluster_or_server", "test_interrupt_is_not_ignored")
+    old_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        completed = run_pytest(*(f"{__file__}::{name}" for name in checks), **variables)
+    finally:
+        signal.signal(signal.SIGINT, old_handler)
     assert completed.returncode == 0, completed.stdout
 
 

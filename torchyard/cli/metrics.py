@@ -1,8 +1,10 @@
 """`torchyard metrics`: the state of all runs for Prometheus, printed once or served."""
 
+import contextlib
 import gc
 import signal
 import threading
+from collections.abc import Iterator
 
 from torchyard.exporter.endpoint import render_metrics, serve_metrics
 
@@ -20,12 +22,22 @@ def serve_until_stopped(host: str, port: int) -> int:
     """
     gc.enable()  # disabled for the short verbs (console.py)
     stop_event = threading.Event()
-    # Before the address is printed: whoever reads it may stop this process immediately.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop_event.set())
-    server, _ = serve_metrics(host, port)
-    print(f"http://{host}:{server.server_port}/metrics", flush=True)
-    stop_event.wait()
-    server.shutdown()
+    # Before the address is printed: its reader may stop this process immediately.
+    with _handle_stop_signals(stop_event):
+        server, _ = serve_metrics(host, port)
+        print(f"http://{host}:{server.server_port}/metrics", flush=True)
+        stop_event.wait()
+        server.shutdown()
     return 0
+
+
+@contextlib.contextmanager
+def _handle_stop_signals(stop_event: threading.Event) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C set the event, except a signal that is ignored; then restore the handlers."""
+    handled = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+    old_handlers = {number: signal.signal(number, lambda *_: stop_event.set()) for number in handled}
+    try:
+        yield
+    finally:
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)

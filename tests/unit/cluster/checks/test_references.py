@@ -64,7 +64,7 @@ def test_missing_keys_fail_the_check(
 
 
 def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
-    put(fake_api, "PersistentVolumeClaim", "data", spec={"accessModes": [mode], **spec}, status={"phase": phase})
+    put(fake_api, "PersistentVolumeClaim", "data", spec={"accessModes": [mode]} | spec, status={"phase": phase})
 
 
 @pytest.mark.parametrize(
