@@ -2,12 +2,10 @@
 
 A bound name is a parameter or a local variable, counted once in each function. A vague name is one that does not
 describe its value, such as `found` or `each`; a reader cannot search for it or infer its type. tests/unit/test_style.py
-holds each folder to GOALS, or to what tests/style_limits.json records for a folder that has not reached them yet:
-`python -m tests.tools.style --record` lowers these limits, and never raises one.
+holds each folder to GOALS.
 """
 
 import ast
-import json
 import math
 import sys
 from collections import Counter
@@ -143,8 +141,8 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
-class Limits(NamedTuple):
-    """The most that a folder may have of each; see Measurement for the units."""
+class Rates(NamedTuple):
+    """What a folder has of each, or the most that it may have; see Measurement for the units."""
 
     vague_share: float
     packed_per_thousand: float
@@ -153,19 +151,18 @@ class Limits(NamedTuple):
     vague_attributes: float
 
 
-GOALS = Limits(1.0, 1.5, 0.5, 0, 0)
+GOALS = Rates(1.0, 1.5, 0.5, 0, 0)
 TEST_GOALS = GOALS._replace(vague_share=2.0)  # tests may have more vague names: each is read alone
-LIMITS_PATH = ROOT / "tests" / "style_limits.json"
 
 
-def get_goals(folder: str) -> Limits:
+def get_goals(folder: str) -> Rates:
     return TEST_GOALS if folder.startswith(("tests", "scripts")) else GOALS
 
 
-def measure_limits(paths: list[Path]) -> Limits:
-    """The measurements of some files as limits, rounded up."""
+def measure_rates(paths: list[Path]) -> Rates:
+    """The measurements of some files, the shares rounded up."""
     measured = measure(paths)
-    return Limits(
+    return Rates(
         _round_up(measured.vague_share),
         _round_up(measured.packed_per_thousand),
         _round_up(measured.splats_per_thousand),
@@ -192,29 +189,7 @@ def list_folders() -> dict[str, list[Path]]:
     return folders
 
 
-def read_limits() -> dict[str, Limits]:
-    """The recorded limits of folders that have not reached their goals."""
-    return {folder: Limits(**limits) for folder, limits in json.loads(LIMITS_PATH.read_text()).items()}
-
-
-def record_limits() -> None:
-    """Lower the recorded limits to the measurements, and remove folders that have reached their goals."""
-    recorded = read_limits()
-    limits: dict[str, dict[str, float]] = {}
-    for folder, files in list_folders().items():
-        if folder not in recorded:
-            continue
-        measured = measure_limits(files)
-        lowered = Limits(*(min(now, before) for now, before in zip(measured, recorded[folder], strict=True)))
-        if any(value > goal for value, goal in zip(lowered, get_goals(folder), strict=True)):
-            limits[folder] = lowered._asdict()
-    LIMITS_PATH.write_text(json.dumps(limits, indent=1) + "\n")
-
-
 def main(argv: list[str]) -> int:
-    if argv == ["--record"]:
-        record_limits()
-        return 0
     folders = {argument: list_files(Path(argument)) for argument in argv} or list_folders()
     print(f"{'folder':<28}{'lines':>8}{'vague':>8}{'packed':>8}{'splats':>8}{'nested':>8}  attributes, top names")
     for folder, files in folders.items():

@@ -4,30 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.style import get_goals, list_folders, measure, measure_limits, read_limits
+from tests.tools.style import get_goals, list_folders, measure, measure_rates
 
-LIMITS = read_limits()
 FOLDERS = list_folders()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folder_keeps_its_style(folder: str) -> None:
-    """Names describe their values, and each line assigns one: no folder exceeds its limits."""
-    measured = measure_limits(FOLDERS[folder])
-    limits = LIMITS.get(folder, get_goals(folder))
+    """Names describe their values, and each line assigns one: no folder exceeds the goals."""
+    measured = measure_rates(FOLDERS[folder])
     excess = [
         f"{name}: {value}, at most {limit}"
-        for name, value, limit in zip(limits._fields, measured, limits, strict=True)
+        for name, value, limit in zip(measured._fields, measured, get_goals(folder), strict=True)
         if value > limit
     ]
     assert excess == [], f"{folder}: python -m tests.tools.style {folder}"
-
-
-@pytest.mark.parametrize("folder", LIMITS)
-def test_limits_are_only_recorded_for_unfinished_folders(folder: str) -> None:
-    """A folder that has reached its goals has no other limits: `python -m tests.tools.style --record` removes them."""
-    pairs = zip(measure_limits(FOLDERS[folder]), get_goals(folder), strict=True)
-    assert any(value > goal for value, goal in pairs)
 
 
 def test_vague_names_are_counted(tmp_path: Path) -> None:
