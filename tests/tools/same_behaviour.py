@@ -5,19 +5,23 @@
     manifests   each golden job and tests/manifests, whole and damaged, under four launchers
 
 A refactoring changes none of them. OLD and NEW are folders of two checkouts; each is imported in a separate process by
-the Python that runs this module. `--renames FILE` is for names that a change replaces on purpose: a JSON object
+the Python that runs this module. The Python files that a command contains (the recorder, rdma_facts.py) are code of the
+checkout: only their names are compared. `--renames FILE` is for names that a change replaces on purpose: a JSON object
 `{"/path/of/keys": "new name"}`, applied to the output of OLD. Differences are grouped by their path and values, with
-the number of cases. Exit code 1 if any case differs.
+the number of cases; long values are shown from the first character that differs. Exit code 1 if any case differs.
 """
 
 import argparse
+import base64
 import copy
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -53,6 +57,9 @@ _SEED = 7  # the same damage in both checkouts
 _DAMAGED_COPIES = 3
 _DAMAGED_MANIFESTS = 5
 _MAX_GROUPS = 40
+_PACKED_FILES = re.compile(r"[A-Za-z0-9+/]{200,}={0,2}")
+_RDMA_FACTS = re.compile(r"(<<\S{0,16}RDMA_FACTS).*?\\nRDMA_FACTS")  # a here-document, in JSON
+_CONTEXT_CHARS = 60
 
 
 class Difference(NamedTuple):
@@ -91,11 +98,21 @@ def make_cases(root: str) -> dict[str, str]:
             text = make()
         except Exception as error:  # a refusal is a result, and so is a fault of one of the checkouts
             text = json.dumps({"error": type(error).__name__, "message": str(error)})
+        text = _RDMA_FACTS.sub(r"\1", _PACKED_FILES.sub(_name_packed_files, text))
         results[name] = text.replace(sys.executable, "PYTHON").replace(root, "ROOT")
 
     for name, make in itertools.chain(_list_plans(), _list_statuses(), _list_manifests(Path(root))):
         keep(name, make)
     return results
+
+
+def _name_packed_files(match: re.Match[str]) -> str:
+    """The names of the files in a base64 text; the text itself if it does not contain files."""
+    try:
+        files = json.loads(zlib.decompress(base64.b64decode(match[0])))
+    except (ValueError, zlib.error):
+        return match[0]
+    return f"FILES({' '.join(files)})"
 
 
 def _plan(profile: Any, attempt: int = 1) -> str:
@@ -226,6 +243,14 @@ def list_differences(before: Any, after: Any, path: str = "") -> Iterator[Differ
         yield Difference(path, json.dumps(before), json.dumps(after))
 
 
+def _find_start(difference: Difference) -> int:
+    """Where to start printing both values: shortly before the first character that differs."""
+    pairs = enumerate(zip(difference.old, difference.new, strict=False))
+    shorter = min(len(difference.old), len(difference.new))
+    first_index = next((index for index, (before, after) in pairs if before != after), shorter)
+    return max(first_index - _CONTEXT_CHARS, 0)
+
+
 def _dump(root: Path) -> dict[str, str]:
     """Run this module in a separate process for one checkout; return its cases."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -264,7 +289,8 @@ def main(argv: list[str] | None = None) -> int:
             examples.setdefault(difference, name)
     for difference, count in groups.most_common(_MAX_GROUPS):
         print(f"{count} times {difference.path}, such as {examples[difference]!r}")
-        print(f"  old: {difference.old[:400]}\n  new: {difference.new[:400]}")
+        start = _find_start(difference)
+        print(f"  old: {difference.old[start : start + 300]}\n  new: {difference.new[start : start + 300]}")
     print(f"{len(names)} compared, {differing} differ, in {len(groups)} ways")
     return 1 if differing else 0
 
