@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
@@ -34,6 +34,9 @@ from torchyard.tasks.flow_run.states import (
 )
 from torchyard.tasks.recovery import recover_lost_runs
 
+if TYPE_CHECKING:
+    from torchyard.cluster.orphans import Orphan
+
 
 class AbandonedRun(NamedTuple):
     """The leftovers of a run without a launcher, in one location.
@@ -43,14 +46,14 @@ class AbandonedRun(NamedTuple):
     reason: why it counts as abandoned.
     remove: removes it and returns the leftovers that remain; None if a living process owns the run. It may raise
         TorchyardError.
-    kept_reason: why it is only listed; empty if it is removed.
+    kept_reason: why it is only listed; None if it is removed.
     """
 
     run: str
     location: str
     reason: str
     remove: Callable[[], Sequence[str] | None]
-    kept_reason: str = ""
+    kept_reason: str | None = None
 
 
 @flow(name="sweep")
@@ -246,7 +249,7 @@ def _find_cluster_runs(
             )
 
 
-def _remove_orphan(orphan: Any) -> list[str] | None:
+def _remove_orphan(orphan: "Orphan") -> list[str] | None:
     """Remove a run from its cluster, and set the final state of its flow run, which may still wait for a worker.
 
     Prefect is not changed unless it confirms that the flow run belongs to the Lease. Returns the leftovers; None if a
@@ -254,7 +257,7 @@ def _remove_orphan(orphan: Any) -> list[str] | None:
     """
     from torchyard.cluster import orphans
 
-    flow_run_id = confirm_flow_run(orphan.lease) if orphan.lease else ""
+    flow_run_id = confirm_flow_run(orphan.lease) if orphan.lease else None
     leftovers = orphans.remove_orphan(orphan)
     if flow_run_id and leftovers is not None:
         report_state(flow_run_id, build_final_state("swept", f"no launcher owned it, and {orphan.reason}"))
@@ -285,7 +288,7 @@ def _publish_table(abandoned_runs: Sequence[AbandonedRun], leftovers: Sequence[S
             "run": run.run,
             "where": run.location,
             "why": run.reason,
-            "not removed": run.kept_reason,
+            "not removed": run.kept_reason or "",
             "left": "; ".join(run_leftovers or ()),
         }
         # Names and reasons come from Leases, which others may write.

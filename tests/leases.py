@@ -73,12 +73,12 @@ def exists(fake: FakeApi, obj: Object) -> bool:
 
 # --- sweeps
 
-NO_RUN_ALIVE = SweepScope(check_alive=lambda _: "", check_alive_by_name=lambda _: "")
+NO_RUN_ALIVE = SweepScope(check_alive=lambda _: None, check_alive_by_name=lambda _: None)
 Make = Callable[..., OrphanedRun]
 
 
 def find_removable(scope: SweepScope = NO_RUN_ALIVE) -> list[Orphan]:
-    return [orphan for orphan in orphans.find_orphans(None, scope) if not orphan.kept_reason]
+    return [orphan for orphan in orphans.find_orphans(None, scope) if orphan.kept_reason is None]
 
 
 def find_kept_reasons(scope: SweepScope = NO_RUN_ALIVE) -> dict[str, str]:

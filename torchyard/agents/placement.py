@@ -76,8 +76,11 @@ class Options(FrozenModel):
 class Placement(NamedTuple):
     """The host and folders of one agent. The paths are on its host; behind ssh they start with the run's folder there.
 
-    folder: of the attempt.
-    site: the run's folder on a host behind ssh; None on this machine.
+    folder: of this attempt's logs and state.
+    checkpoints: the folder of the checkpoints of all attempts.
+    program: the path of the training script.
+    python: the interpreter of the agent.
+    site: what is copied to a host behind ssh, and where to; None on this machine.
     """
 
     host: Host

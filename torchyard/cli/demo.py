@@ -56,7 +56,11 @@ class MissingPackagesError(TorchyardError):
 
 
 def run_demo(*, fail: bool, without_torch: bool) -> int:
-    """Run the demo and print the next steps. Exit code 0 if the run ended as the demo intends."""
+    """Run the demo and print the next steps if it ended as intended. Returns 0 then, else 1.
+
+    `fail` runs the demo of a failure, which needs no torch. Raises MissingPackagesError if a package of the training is
+    missing.
+    """
     if fail:
         name = "fails"
     elif without_torch:
@@ -76,7 +80,7 @@ def run_demo(*, fail: bool, without_torch: bool) -> int:
     elif not exit_code:
         text = _NEXT
     print(text.format(logs=f"torchyard logs {run_name}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
-    return 1 - exit_code if fail else exit_code
+    return int(exit_code == 0) if fail else exit_code
 
 
 def _list_missing_packages() -> tuple[str, ...]:

@@ -49,7 +49,7 @@ _REMOVAL_POLL_INTERVAL_S = 1.0
 _LEASE_KIND: GroupVersionKind = (lease_record.LEASE_API, lease_record.LEASE_KIND)
 _POD_KIND: GroupVersionKind = ("v1", "Pod")
 _SWEEP_ROLE_HINT = "deploy/kubernetes/rbac.yaml grants it in role torchyard-sweep"
-LivenessCheck = Callable[[str], str]  # why a run may be alive; empty if it is not
+LivenessCheck = Callable[[str], str | None]  # why a run may be alive; None if it is not
 
 
 def _report_unchecked(_: str) -> str:
@@ -81,7 +81,7 @@ class Orphan(NamedTuple):
 
     client: for the run's namespace.
     reason: why the run counts as abandoned.
-    kept_reason: why the sweep does not remove it nevertheless; empty if it does.
+    kept_reason: why the sweep does not remove it nevertheless; None if it does.
     lease: the run's Lease as it was listed; None if there is none.
     listed_at: when the Lease was listed, in monotonic seconds.
     """
@@ -89,7 +89,7 @@ class Orphan(NamedTuple):
     client: Client
     run: str
     reason: str
-    kept_reason: str = ""
+    kept_reason: str | None = None
     lease: KubeObject | None = None
     listed_at: float = 0.0
 
@@ -189,7 +189,7 @@ def _check_lease(client: Client, lease: KubeObject, now: float, scope: SweepScop
             remedy = "cancel the run, or stop that process"
             return orphan._replace(kept_reason=f"{holder} renewed its Lease {age_s:.0f} s ago: {remedy}")
     liveness = scope.check_alive(lease_record.read_flow_run_id(lease))
-    if not liveness:
+    if liveness is None:
         return orphan
     return orphan._replace(kept_reason=f"{liveness}: cancel it in Prefect first") if is_named else None
 

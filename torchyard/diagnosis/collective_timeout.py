@@ -159,9 +159,10 @@ class _TimeoutReports:
                 self._stack_header = None
 
     def find_call_site(self, rank: int | None) -> str | None:
-        """Where a rank's program called the collective that timed out first, as `train.py:210 in step`.
+        """Where a rank called the first of its collectives that timed out, as `train.py:210 in step`.
 
-        None if torch did not record the stack, or only its own frames.
+        It is the innermost frame of the program, or of a library if there is none. None if torch did not record the
+        stack, or only its own frames. `rank` is None for the lines of a log that do not name a rank.
         """
         frames = [frame for frame in self._frames.get(rank, []) if _TORCH_FOLDER not in frame["file"]]
         program_frames = [frame for frame in frames if not any(folder in frame["file"] for folder in _LIBRARY_FOLDERS)]

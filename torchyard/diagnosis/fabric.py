@@ -108,7 +108,11 @@ def _format_transport(transport: str, node: NodeFabric) -> str:
 
 
 def _build_verdict(verdict: Verdict, sentence: str, reading: FabricReading) -> FabricVerdict:
-    """The verdict with a line that proves it: of a broken promise of RDMA, a line over TCP."""
+    """The verdict with its proof, the first log line of the evidence; empty if no node has any.
+
+    For `not-rdma` (the profile expects RDMA, and a node used TCP) it is a line of such a node, if possible of a channel
+    over sockets.
+    """
     lines: list[str] = []
     if verdict == "not-rdma":
         for node in reading.nodes:

@@ -46,7 +46,7 @@ def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def get_mappings(value: Any, *keys: str) -> list[Mapping[str, Any]]:
-    """The mappings in the list at a path of keys inside an object; empty if there is none."""
+    """The mappings in the list at a path of at least one key; empty if there is no list. Other items are left out."""
     items = get_mapping(value, *keys[:-1]).get(keys[-1])
     if not isinstance(items, list):
         return []

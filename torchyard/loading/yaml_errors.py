@@ -55,18 +55,18 @@ class Finding(NamedTuple):
 def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> Finding:
     """A finding for an error of pydantic. `prefix`: the location of `model` in the document."""
     loc = _drop_union_tag(prefix + error["loc"])
-    key = shorten_value(".".join(str(segment) for segment in loc))
+    key_path = shorten_value(".".join(str(segment) for segment in loc))
     if error["type"] == "extra_forbidden":
         suggestion = suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
-        return Finding(loc, f"unknown key {key}: {suggestion}")
+        return Finding(loc, f"unknown key {key_path}: {suggestion}")
     if error["type"] == "missing":
-        return Finding(loc[:-1], f"the key {key} is missing")
-    text = error["msg"].removeprefix("Value error, ")
-    message = text[:1].lower() + text[1:]
+        return Finding(loc[:-1], f"the key {key_path} is missing")
+    pydantic_message = error["msg"].removeprefix("Value error, ")
+    message = pydantic_message[:1].lower() + pydantic_message[1:]
     if len(message) > _MAX_MESSAGE_CHARS:
         message = f"{message[:_MAX_MESSAGE_CHARS]}…"
     if loc:
-        return Finding(loc, f"{key}: {message}, not {shorten_value(repr(error['input']))}")
+        return Finding(loc, f"{key_path}: {message}, not {shorten_value(repr(error['input']))}")
     # The error is about the whole profile. The message may begin with a key, whose line is then shown.
     first_key = message.partition(":")[0]
     return Finding((first_key,) if first_key in model.model_fields else (), message)

@@ -127,14 +127,14 @@ def run_command(
 ) -> Any:
     """Run a command to its end; returns the JSON value that it printed.
 
-    Raises HostError with the command's error if it failed, timed out or printed something else. If ssh itself failed,
-    it is called again for `retry_timeout_s` seconds.
+    Raises HostError with the command's error if it failed, timed out (`timeout_s` for each try) or did not print JSON.
+    If ssh itself failed, the command is run again for `retry_timeout_s` seconds, so commands must be idempotent.
     """
 
-    def run() -> Any:
+    def run_once() -> Any:
         return _read_response(host, command, _start_command(host, command), timeout_s)
 
-    return retry_ssh(run, retry_timeout_s=retry_timeout_s)
+    return retry_ssh(run_once, retry_timeout_s=retry_timeout_s)
 
 
 def retry_ssh(operation: Callable[[], T], *, retry_timeout_s: float = _RETRY_TIMEOUT_S) -> T:

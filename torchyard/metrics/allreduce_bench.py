@@ -185,7 +185,7 @@ def _convert_bytes(number: str, unit: str, thousand: int) -> int:
 
 
 def read_allreduce_bench_line(line: str) -> Row:
-    """The last trial or row in a line; {} if it has none."""
+    """The last row of results in a line, or the trial in progress (`trial`, with `size` if printed); {} if neither."""
     row: Row = {}
     for terminal_line in split_terminal_lines([line]):
         log = _BenchLog()

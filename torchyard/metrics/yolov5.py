@@ -213,7 +213,7 @@ def _find_best_epoch(rows: Iterable[Row]) -> Row:
 
 
 def _compute_fitness(row: Row) -> float:
-    """YOLOv5's weight of an epoch: 0.1 * mAP50 + 0.9 * mAP50-95; nan if the row lacks one of them."""
+    """YOLOv5's fitness, which selects best.pt: 0.1 * mAP50 + 0.9 * mAP50-95; nan if the row lacks one of them."""
     map50 = row.get("mAP50")
     map50_95 = row.get("mAP50_95")
     if not isinstance(map50, float) or not isinstance(map50_95, float):

@@ -164,11 +164,12 @@ def find_unsupported_settings(profile: Profile, generation: Generation) -> Itera
 
 
 def _find_unsupported_pod_settings(profile: Profile) -> Iterator[str]:
+    """Yield a finding for each pod setting, of the profile or its hardware, that Run:ai's CLI cannot express."""
     pod = template.merge_pod_settings(profile)
     for key in _UNSUPPORTED_POD_KEYS:
         if getattr(pod, key):
             yield f"pod.{key}: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
-    if pod.spread and "spread" in pod.model_fields_set:
+    if pod.spread and "spread" in pod.model_fields_set:  # it is the default: only an explicit one is a request
         yield (
             "pod.spread: no flag of Run:ai's CLI puts the pods on different nodes: request whole nodes, remove it, "
             f"{_KUBERNETES_REMEDY}"
@@ -177,7 +178,7 @@ def _find_unsupported_pod_settings(profile: Profile) -> Iterator[str]:
         yield f"pod.scheduler: must be runai-scheduler, Run:ai's own, and not {pod.scheduler}: remove it"
     if pod.node_selector or (profile.hardware and profile.hardware.match):
         yield (
-            "pod.node_selector, or that of the hardware: the CLI selects nodes by pools only: use options.node_pools, "
+            "pod.node_selector, or match of the hardware file: the CLI selects only pools: use options.node_pools, "
             f"{_KUBERNETES_REMEDY}"
         )
 

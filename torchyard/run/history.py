@@ -37,8 +37,8 @@ def _count_gpus(profile: Profile) -> int | None:
     return profile.nodes.max * int(resources.get("gpus", "0"))
 
 
-def _select_present_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
-    """The events since the run was started, or started again after its end."""
+def _select_current_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
+    """The events since the last fresh start: a run can be started again after its end."""
     last_fresh_start = 0
     for index, event in enumerate(events):
         if event["event"] == "start" and event.get("entry") == "fresh":
@@ -48,15 +48,15 @@ def _select_present_events(events: Sequence[JournalEvent]) -> list[JournalEvent]
 
 def find_start_time(events: Sequence[JournalEvent], now: float) -> float:
     """When the run's first process started it; `now` if the journal is empty."""
-    present_events = _select_present_events(events)
-    return float(present_events[0]["at"]) if present_events else now
+    current_events = _select_current_events(events)
+    return float(current_events[0]["at"]) if current_events else now
 
 
 def list_past_steps(events: Sequence[JournalEvent]) -> list[Step]:
-    """The steps of all processes but the last one, and the gaps between the processes."""
+    """The steps of all launcher processes but the last one, and a step for each gap between two processes."""
     steps: list[Step] = []
-    for process_events, next_launch in pairwise(split_by_start(_select_present_events(events))):
-        steps += _list_process_steps(process_events, next_launch[0])
+    for process_events, next_process_events in pairwise(split_by_start(_select_current_events(events))):
+        steps += _list_process_steps(process_events, next_process_events[0])
     return steps
 
 

@@ -347,9 +347,10 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callab
 
 
 def _stop_job(plan: Plan) -> bool:
-    """Stop the job; return False if the server refuses.
+    """Stop the job, whose outcome is decided; return False if the API server does not stop it.
 
-    A refusal does not change how the job ended; teardown reports the leftovers.
+    That is only logged: the teardown that follows deletes the job or reports its leftovers. Raises ClusterError if this
+    machine is the cause, such as a full disk.
     """
     try:
         backend_of(plan).stop()

@@ -164,13 +164,14 @@ def _get_child_deployment_name(profile: str) -> str:
 
 
 @make_task
-def measure_fabric(deployment: str, parameters: dict[str, Any]) -> tuple[str, str]:
-    """Start a run of the deployment, or find the one that this flow run has started, and wait for its end.
+def measure_fabric(deployment_name: str, parameters: dict[str, Any]) -> tuple[str, str]:
+    """Start a training's flow run, or find the one that an earlier start of this benchmark made, and wait for its end.
 
-    Returns the id of the flow run and how it ended. Raises BenchmarkError if the deployment does not exist or a user
-    cancels the benchmark, NoReportError if the flow run was deleted.
+    `deployment_name` is `FLOW/DEPLOYMENT`. Returns the flow run's id and the name of its final state; a failed run is
+    returned as well. Raises BenchmarkError if the deployment does not exist or a user cancels the benchmark,
+    NoReportError if the flow run was deleted, because its report cannot be found then.
     """
-    child = _start_child(deployment, parameters)
+    child = _start_child(deployment_name, parameters)
     get_log().info("%s: flow run %s", child.name, child.id)
     return str(child.id), _wait_until_ended(child)
 

@@ -158,10 +158,10 @@ def test_lease_on_a_later_page_is_found(cast: Make, fake_server: Client, monkeyp
 
 @pytest.mark.parametrize(
     ("ago", "liveness", "kept_reason"),
-    [(200, "", None), (20, "", "renewed its Lease 2"), (200, "Running", "Running: cancel it in Prefect first")],
+    [(200, None, None), (20, None, "renewed its Lease 2"), (200, "Running", "Running: cancel it in Prefect first")],
 )
 def test_named_run_is_removed_once_its_lease_is_not_renewed(
-    cast: Make, ago: float, liveness: str, kept_reason: str | None
+    cast: Make, ago: float, liveness: str | None, kept_reason: str | None
 ) -> None:
     """A run that a person names is removed before its Lease expires, but not while it has an owner."""
     cast(ago=ago)

@@ -53,8 +53,8 @@ def folder() -> CreateFolder:
 @pytest.fixture(autouse=True)
 def isolated_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect has no run, and the sweep does not wait."""
-    monkeypatch.setattr(flow, "read_liveness", lambda _: "")
-    monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
+    monkeypatch.setattr(flow, "read_liveness", lambda _: None)
+    monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: None)
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
     monkeypatch.setattr(ownership, "open_bounded_client", lambda: None)
 
@@ -184,10 +184,10 @@ def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch
         reported_states.append(f"{run_id}: {state.name}")
 
     monkeypatch.setattr(flow, "report_state", report_state)
-    for confirmed in ("", "0190c7f0"):
+    for confirmed in (None, "0190c7f0"):
         monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
         run = OrphanedRun(fake_api, build_lease())
-        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(check_alive=lambda _: ""))
+        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(check_alive=lambda _: None))
         assert (_remove_orphan(orphan), run.remaining_kinds) == ([], [])
     assert reported_states == ["0190c7f0: Swept"]
 

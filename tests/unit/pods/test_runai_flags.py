@@ -100,7 +100,7 @@ def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value
         ({"mounts": {"/data": {"host": "/data"}}}, "mounts./data: the CLI mounts claims only"),
         ({"mounts": {"/a": {"claim": "a", "read_only": True}}}, "mounts./a: read_only has no flag in v2"),
         ({"pod": {"init": [{"name": "a", "image": "b"}]}}, "pod.init: no flag"),
-        ({"pod": {"node_selector": {"a": "b"}}}, "the CLI selects nodes by pools only: use options.node_pools"),
+        ({"pod": {"node_selector": {"a": "b"}}}, "the CLI selects only pools: use options.node_pools"),
         ({"rendezvous": "etcd-v2"}, "rendezvous: etcd-v2 needs a store"),
         ({"nodes": {"min": 2, "max": 4}}, "nodes: must be one number of 2 or more"),
         ({"nodes": 1}, "nodes: must be one number of 2 or more"),

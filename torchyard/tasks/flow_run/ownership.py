@@ -70,8 +70,8 @@ def _read_or_create_key(client: SyncPrefectClient, flow_run_id: UUID) -> str:
     return _get_key(flow_run)
 
 
-def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
-    """The id of the flow run that a Lease names; empty unless Prefect confirms that it belongs to the Lease's run.
+def confirm_flow_run(lease: lease_record.LeaseObject) -> str | None:
+    """The id of the flow run that a Lease names; None unless Prefect confirms that it belongs to the Lease's run.
 
     Its key must match the Lease's seal. A flow run without a key must belong to a deployment of this flow.
     """
@@ -80,19 +80,19 @@ def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
         with open_bounded_client() as client:
             flow_run = client.read_flow_run(UUID(run_id))
             if client.read_flow(flow_run.flow_id).name != _FLOW_NAME:
-                return ""
+                return None
             key = _get_key(flow_run)
             if key:
-                return run_id if lease_record.is_sealed_lease(lease, key) else ""
+                return run_id if lease_record.is_sealed_lease(lease, key) else None
             deployment = flow_run.deployment_id and client.read_deployment(flow_run.deployment_id)
-            return run_id if deployment and deployment.entrypoint == _ENTRYPOINT else ""
+            return run_id if deployment and deployment.entrypoint == _ENTRYPOINT else None
     except Exception as error:
         get_log().debug("cannot confirm flow run %s: %s", run_id, error)
-        return ""
+        return None
 
 
-def read_liveness_by_name(run: str) -> str:
-    """Why a run of which only the name is known may be alive; empty if Prefect has no unfinished run of that name.
+def read_liveness_by_name(run: str) -> str | None:
+    """Why a run of which only the name is known may be alive; None if Prefect has no unfinished run of that name.
 
     If Prefect does not respond, the run may be alive.
     """
@@ -110,7 +110,7 @@ def read_liveness_by_name(run: str) -> str:
                 offset += len(flow_runs)
     except Exception as error:
         return f"cannot query Prefect: {error}"
-    return ""
+    return None
 
 
 def _get_key(flow_run: FlowRun) -> str:

@@ -247,6 +247,10 @@ class PrefectReporter:
                 self._stop_event.wait(_RETRY_INTERVAL_S)
 
     def _process_calls(self, client: SyncPrefectClient) -> None:
+        """Make pending calls until `__exit__`; a call that failed for a transient reason is repeated.
+
+        Every `_POLL_INTERVAL_S` it enqueues `_poll_state`. Calls that are pending at the end are not made.
+        """
         while not self._stop_event.is_set():
             if time.monotonic() - self._polled_at > _POLL_INTERVAL_S:
                 self.send("state", self._poll_state)
@@ -255,6 +259,8 @@ class PrefectReporter:
                     return
                 self._execute(client, key, pending)
             with self._condition:
+                if self._stop_event.is_set():  # set and notified before this thread waits
+                    return
                 has_pending_calls = bool(self._pending_calls)
                 self._condition.wait(_RETRY_INTERVAL_S if has_pending_calls else _POLL_INTERVAL_S)
 

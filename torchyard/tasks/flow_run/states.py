@@ -104,20 +104,20 @@ def get_flow_run_pool() -> str:
     return pool or read_pool()
 
 
-def read_liveness(run_id: str) -> str:
+def read_liveness(run_id: str) -> str | None:
     """Why a run may be alive: its state's name, or that Prefect does not respond.
 
-    Empty if the run has ended, is scheduled, or does not exist on this server.
+    None if the run has ended, is scheduled, or does not exist on this server.
     """
     try:
         with open_bounded_client() as client:
             state = client.read_flow_run(UUID(run_id)).state
     except (ObjectNotFound, ValueError):
-        return ""
+        return None
     except Exception as error:
         return f"cannot query Prefect: {error}"
     if state is None or state.is_final() or state.is_scheduled():
-        return ""
+        return None
     return state.name or "alive"
 
 

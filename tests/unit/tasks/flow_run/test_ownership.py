@@ -23,8 +23,8 @@ def build_sealed_lease(key: str) -> dict[str, Any]:
     return obj
 
 
-@pytest.mark.parametrize(("key", "run_id"), [(KEY, RUN_ID), ("b" * 64, ""), ("", "")])
-def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, run_id: str) -> None:
+@pytest.mark.parametrize(("key", "run_id"), [(KEY, RUN_ID), ("b" * 64, None), ("", None)])
+def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, run_id: str | None) -> None:
     """A Lease is trusted only if it was sealed with the key that Prefect stores for the flow run."""
     fake_prefect.run_fields = {"labels": {"torchyard.key": KEY}}
     fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "train", "created": "2026-01-01T00:00:00Z"}
@@ -42,8 +42,8 @@ def test_run_continues_without_a_key(fake_prefect: FakePrefect, monkeypatch: pyt
 def test_prefect_that_refuses_confirms_nothing(fake_prefect: FakePrefect) -> None:
     """A refused request confirms no Lease, and may hide a living run: that run then counts as alive."""
     fake_prefect.status = 500
-    assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(KEY))) == ("", "")
-    assert read_liveness_by_name("sample-a1b2c3d4").startswith("cannot query Prefect: ")
+    assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(KEY))) == ("", None)
+    assert str(read_liveness_by_name("sample-a1b2c3d4")).startswith("cannot query Prefect: ")
 
 
 def test_living_flow_run_is_found_by_the_end_of_its_id(fake_prefect: FakePrefect) -> None:
@@ -51,4 +51,4 @@ def test_living_flow_run_is_found_by_the_end_of_its_id(fake_prefect: FakePrefect
     fake_prefect.responses["/flow_runs/filter"] = [fake_prefect.flow_run | {"state_name": "Running"}]
     assert read_liveness_by_name("sample-a1b2c3d4") == "Prefect reports it as Running"
     fake_prefect.responses["/flow_runs/filter"] = []
-    assert read_liveness_by_name("sample-a1b2c3d4") == ""
+    assert read_liveness_by_name("sample-a1b2c3d4") is None
