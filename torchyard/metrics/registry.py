@@ -15,7 +15,7 @@ from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
 from torchyard.metrics.text import ROW_KEYS, find_row_key
 from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
 from torchyard.model.profile import MetricsFormat
-from torchyard.model.run import Metrics, Row
+from torchyard.model.run import Metrics, Row, RowValue
 
 __all__ = [
     "LINE_MARKERS",
@@ -102,7 +102,7 @@ def describe_row(row: Row) -> str:
     return f"{key} {row[key]}: {values_text}" if key else values_text
 
 
-def format_number(value: float | int | str | bool | None, digits: int = 4) -> str:
+def format_number(value: RowValue, digits: int = 4) -> str:
     """A value as text, a float with `digits` significant digits; None is shown as nan, which JSON cannot hold."""
     if value is None:
         return "nan"

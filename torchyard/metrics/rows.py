@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchyard.model.run import MAX_ROWS, Metrics, Row
+from torchyard.model.run import MAX_ROWS, Metrics, Row, RowValue
 
-RowKey = tuple[str, float | int | str | bool | None]  # the name and value of a row's key: ("epoch", 3)
+RowKey = tuple[str, RowValue]  # the name and value of a row's key: ("epoch", 3)
 
 
 class _Entry(NamedTuple):

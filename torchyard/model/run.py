@@ -140,7 +140,8 @@ class LogFile(FrozenModel):
     lost: str = ""
 
 
-Row = dict[str, float | int | str | bool | None]
+RowValue = float | int | str | bool | None
+Row = dict[str, RowValue]
 MAX_ROWS = 1000  # per attempt: what a plot can show and a report can hold
 
 

@@ -107,26 +107,26 @@ class _JobPoller:
         with self._local_errors.tolerate("poll the job"):
             self._watch.poll(timeout_s=0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
             self._lost_line_reporter.report(self._watch.losing_logs())
-            logs_current = self._read_logs() and not self._watch.is_disconnected()
+            are_logs_current = self._read_logs() and not self._watch.is_disconnected()
             self._lost_worker_reporter.report(self._logs.lost_workers)
-            status, diagnosis = self._read_status(logs_current)
+            status, diagnosis = self._read_status(are_logs_current=are_logs_current)
             if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
                 self._watch.await_exit_codes(timeout_s=_ENDS_TIMEOUT_S)
-                status, diagnosis = self._read_status(logs_current)
+                status, diagnosis = self._read_status(are_logs_current=are_logs_current)
             self._publish_status(status, diagnosis)
-            self.outcome = self._find_outcome(status, logs_current)
+            self.outcome = self._find_outcome(status, are_logs_current=are_logs_current)
             if self.outcome is None:
                 self._log_progress(status, diagnosis)
         self._local_errors.pause()
 
-    def _find_outcome(self, status: Status, logs_current: bool) -> Outcome | None:
+    def _find_outcome(self, status: Status, *, are_logs_current: bool) -> Outcome | None:
         """The outcome of a job that has ended, or that its network, a hang or a deadline ends; else None."""
         if status.state in ENDED_STATES:
             return Outcome(status=status, exit_codes=self._watch.exit_codes())
         failed_status = self._fabric.check(self._logs) or self._check_hang()
         if failed_status:
             return Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
-        expired = self._deadlines.check(self._take_snapshot(status, logs_current))
+        expired = self._deadlines.check(self._take_snapshot(status, are_logs_current=are_logs_current))
         return _build_deadline_outcome(expired, status, self._watch) if expired else None
 
     def _read_logs(self) -> bool:
@@ -154,7 +154,7 @@ class _JobPoller:
         with self._local_errors.tolerate("report the status", ignore_errors=True):
             self._on_status(published, waited_s)
 
-    def _read_status(self, logs_current: bool) -> tuple[Status, Diagnosis | None]:
+    def _read_status(self, *, are_logs_current: bool) -> tuple[Status, Diagnosis | None]:
         """The job's status, and the diagnosis of what prevents its progress; None if no obstacle is found.
 
         A permanent obstacle ends a job, but not before its logs are read: it may have started long ago.
@@ -163,18 +163,24 @@ class _JobPoller:
         status = self._launcher.read_status(observation)
         status = status.model_copy(update={"retries": max(status.retries, count_retries(observation))})
         diagnosis = None if status.state in ENDED_STATES else self._watch.diagnose()
-        if diagnosis and diagnosis.is_final and logs_current and status.state == "pending" and not self._started_reason:
+        if (
+            diagnosis
+            and diagnosis.is_final
+            and are_logs_current
+            and status.state == "pending"
+            and not self._started_reason
+        ):
             status = Status(state="failed", reason=diagnosis.failure.sentence, failure=diagnosis.failure)
         return status, diagnosis
 
-    def _take_snapshot(self, status: Status, logs_current: bool) -> JobSnapshot:
+    def _take_snapshot(self, status: Status, *, are_logs_current: bool) -> JobSnapshot:
         """The state of the job for its deadlines.
 
         A job whose logs lack lines counts as started, because the missing lines may be those that show its start.
         """
         has_started = status.state == "running" or bool(self._started_reason) or bool(self._watch.losing_logs())
         return JobSnapshot(
-            time.monotonic(), self._watch.is_fully_observed(), logs_current, has_started, self._logs.line_count
+            time.monotonic(), self._watch.is_fully_observed(), are_logs_current, has_started, self._logs.line_count
         )
 
     def _check_hang(self) -> Status | None:

@@ -16,7 +16,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 from torchyard.common.escaping import shorten_text
 from torchyard.model.errors import ResultError
 from torchyard.model.result import RunResult
-from torchyard.model.run import Metrics, Report, Row
+from torchyard.model.run import Metrics, Report, Row, RowValue
 
 from .states import open_bounded_client
 
@@ -46,7 +46,7 @@ def build_result(report: Report) -> RunResult:
     )
 
 
-def _shorten(value: float | int | str | bool | None) -> float | int | str | bool | None:
+def _shorten(value: RowValue) -> RowValue:
     """Shorten a text to `_MAX_TEXT_CHARS`; numbers, booleans and None are returned as they are."""
     return shorten_text(value, _MAX_TEXT_CHARS) if isinstance(value, str) else value
 
