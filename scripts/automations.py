@@ -1,6 +1,6 @@
 """The automations that detect a lost run. Each is found by its name, and replaced only if it differs.
 
-None of them starts a run: Prefect may fire them late, on a run that has ended since. The deployment `comeback/crashed`
+None of them starts a run: Prefect may fire them late, on a run that has ended since. The deployment `recover/crashed`
 (torchyard/tasks/recovery.py) decides what to do, from the state of each run at that moment.
 """
 
@@ -21,7 +21,7 @@ _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
-_RECOVERY_DEPLOYMENT = "comeback/crashed"  # checks all runs that may be lost
+_RECOVERY_DEPLOYMENT = "recover/crashed"  # checks all runs that may be lost
 # Automations of the previous version, which scheduled runs themselves.
 _RETIRED_NAMES = ("a Crashed run comes back", "a run that never began is scheduled again")
 

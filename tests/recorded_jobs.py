@@ -30,8 +30,8 @@ JUNK += [
 HOST_STATES: dict[str, dict[str, Any]] = {
     "baremetal": {"node-0": {"phase": "exited", "exit": 0}, "etcd": {"phase": "running"}},
     "runai": {
-        "node-0": {"phase": "exited", "exit": 1, "word": "Failed", "ended": 5.0},
-        "node-1": {"phase": "starting", "word": "ErrImagePull", "since": 3.0, "detail": "no route"},
+        "node-0": {"phase": "exited", "exit": 1, "status": "Failed", "ended": 5.0},
+        "node-1": {"phase": "starting", "status": "ErrImagePull", "since": 3.0, "detail": "no route"},
     },
 }
 

@@ -110,7 +110,7 @@ def get_expected_end(cell: Cell) -> ExpectedEnd:
         "flow TERM": ExpectedEnd(("Stopped", *completed), attempts=(0, 1)),
         "job deleted": ExpectedEnd(completed)
         if is_after_wait
-        else ExpectedEnd(("Failed",), "deleted by somebody else"),
+        else ExpectedEnd(("Failed",), "deleted by another user or controller"),
         "pod evicted": ExpectedEnd(("Completed",), attempts=attempts),
         "node lost": ExpectedEnd(("Completed",), attempts=attempts),
         "power cut": ExpectedEnd(("Completed",), attempts=(2,)),

@@ -199,7 +199,7 @@ def test_deleted_by_another(run_profile: RunProfile, namespace: str, profile: st
     state, report = run_profile((profile, "deleted by another"), {})
     deleter.join()
     assert (state.name, report.leftovers) == ("Failed", ())
-    assert "was deleted by somebody else" in report.sentence
+    assert "was deleted by another user or controller" in report.sentence
 
 
 # What each webhook refuses: names that no profile can produce.

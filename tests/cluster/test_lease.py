@@ -52,7 +52,7 @@ def test_deleting_the_lease_deletes_the_run(jobs: Jobs) -> None:
     """The Lease owns the store and the job, so deleting it deletes the run."""
     plan = jobs.start(profile="yolov5-volcano-etcd")
     for obj in plan.store:
-        jobs.client.create(create._add_owner(obj, read_lease(jobs, plan)))
+        jobs.client.create(create.add_owner(obj, read_lease(jobs, plan)))
     until(lambda: count_objects(jobs, plan) == 4)
     jobs.client.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
     until(lambda: count_objects(jobs, plan) == 0)
@@ -62,7 +62,7 @@ def test_last_teardown_deletes_the_lease(jobs: Jobs) -> None:
     """A teardown that ends the run deletes its Lease; a teardown before another attempt keeps it."""
     plan = jobs.start()
     assert teardown(plan, end_run=False) == ()
-    assert lease_record.read_holder(read_lease(jobs, plan)) == lease._build_holder_identity(plan)
+    assert lease_record.read_holder(read_lease(jobs, plan)) == lease.build_holder_identity(plan)
     assert teardown(plan) == ()
     assert read_lease(jobs, plan) == {}
 
@@ -173,7 +173,7 @@ def test_forged_success_is_not_accepted(training: Training, other_runs: Path) ->
     rewrite_lease(training.jobs, plan, age_s=lease.HOLDER_DEAD_AFTER_S + 1)
     start_on_other_machine(training, other_runs).communicate(timeout=60)
     assert training.flow_run.read_state().name == "Failed"
-    assert "deleted by somebody else" in training.report.sentence
+    assert "deleted by another user or controller" in training.report.sentence
 
 
 def test_second_machine_leaves_the_run_to_the_first(training: Training, other_runs: Path) -> None:  # noqa: F811
@@ -211,7 +211,7 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, other_run
 @pytest.fixture(autouse=True)
 def short_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep observes a Lease for only one second before it decides that no process renews it."""
-    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
+    monkeypatch.setattr(orphans, "LEASE_OBSERVATION_S", 1.0)
 
 
 def run_sweep(**parameters: Any) -> str:
@@ -274,4 +274,4 @@ def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training)
     rewrite_lease(training.jobs, plan, holderIdentity="elsewhere:/runs")
     assert sweep_run(training.flow_run.folder, "sweep", "no process owns it", report_end) is None
     assert count_objects(training.jobs, plan) == 3
-    rewrite_lease(training.jobs, plan, holderIdentity=lease._build_holder_identity(plan))
+    rewrite_lease(training.jobs, plan, holderIdentity=lease.build_holder_identity(plan))

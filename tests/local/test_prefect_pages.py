@@ -40,7 +40,7 @@ def test_resume_is_reported_with_all_its_steps(create_run: Callable[..., FlowRun
     second.communicate()
     report = run.folder.report()
     assert report
-    names = ["preflight", "submit", "wait", "comeback", "submit", "wait", "collect", "teardown"]
+    names = ["preflight", "submit", "wait", "resume", "submit", "wait", "collect", "teardown"]
     assert [step.name for step in report.steps] == names
     assert (
         lost_at - started_at - 15

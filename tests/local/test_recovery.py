@@ -19,7 +19,7 @@ from prefect.events.actions import ChangeFlowRunState, RunDeployment
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.states import Scheduled
 
-from flows.comeback import comeback
+from flows.recover import recover
 from flows.train import train
 from scripts.automations import (
     _RECOVERY_DEPLOYMENT,
@@ -117,7 +117,7 @@ def test_end_that_prefect_has_not_received_is_reported(create_run: Callable[[Sta
 def test_crashed_run_of_another_machine_is_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
     """The automation's check reschedules a crashed run without a folder on this machine, and names it."""
     lost_run = create_run(CRASHED)
-    message = comeback(return_state=True).message
+    message = recover(return_state=True).message
     assert (message, lost_run.now().state_type) == (f"resumed 1: {lost_run.now().name}", StateType.SCHEDULED)
 
 
@@ -217,7 +217,7 @@ def test_retry_by_a_user_trains_again(failed_run: FlowRunProcesses, client: Sync
 @pytest.fixture
 def check_deployment(client: SyncPrefectClient) -> UUID:
     """The id of the deployment that the automations call."""
-    return client.create_deployment(client.create_flow(comeback), name=_RECOVERY_DEPLOYMENT.partition("/")[2])
+    return client.create_deployment(client.create_flow(recover), name=_RECOVERY_DEPLOYMENT.partition("/")[2])
 
 
 def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment: UUID) -> None:

@@ -138,7 +138,7 @@ def test_deletion_by_another_user_is_reported(runai_planned: Planned, tmp_path: 
     wait_for_status(plan, lambda status: status.state == "running")
     argv = ("training", "pytorch", "delete", plan.job, "--project", "mlo")
     subprocess.run([tmp_path / "runai", *argv], check=True)
-    assert wait_for_status(plan, has_ended).reason == "the job was deleted from Run:ai by somebody else"
+    assert wait_for_status(plan, has_ended).reason == "the job was deleted from Run:ai by another user"
 
 
 def test_expired_login_does_not_end_the_job(runai_planned: Planned, tmp_path: Path) -> None:

@@ -132,13 +132,13 @@ def _check_clock(requirement: Clock, *, skew_s: float) -> Check:
 def _check_runai(requirement: RunaiCli, probe: dict[str, Any]) -> Check:
     name = f"{requirement.cli} on {requirement.host}"
     if not probe["runs"]:
-        return failed_check(name, probe["why"], "install Run:ai's CLI, or name it with options.cli")
+        return failed_check(name, probe["reason"], "install Run:ai's CLI, or name it with options.cli")
     if requirement.generation not in probe["generations"]:
         generations = ", ".join(probe["generations"]) or "unknown"
         remedy = "choose another CLI with options.cli, or the other generation with options.through"
         return failed_check(name, f"is not {requirement.generation}; it is: {generations}", remedy)
     if not probe["user"]:
-        return failed_check(name, f"nobody is logged in: {probe['why']}", f"{requirement.cli} login")
+        return failed_check(name, f"no user is logged in: {probe['reason']}", f"{requirement.cli} login")
     if probe["project"] is False:  # None: the CLI could not be asked for its projects
         detail = f"there is no project {requirement.project} for this user"
         return failed_check(name, detail, "correct options.project")

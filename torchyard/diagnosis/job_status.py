@@ -86,7 +86,7 @@ def _get_node(key: str) -> str:
 
 def build_deleted_status(kind: str) -> Status:
     """The status of a deleted job. Its pods may still report Failed with 137: that is the deletion, not a failure."""
-    return Status(state="gone", reason=f"the {kind} was deleted by somebody else")
+    return Status(state="gone", reason=f"the {kind} was deleted by another user or controller")
 
 
 def build_succeeded_status(observed: Observation, job: Mapping[str, Any], planned_pods: int) -> Status:
@@ -257,7 +257,12 @@ def _find_pod_deletion(observed: Observation, first_failure_at: float) -> Failur
     failure = find_pod_failure({node: pod}, math.inf)
     if failure:
         return failure
-    return Failure(cause="pod-deleted", sentence=f"{node}: its pod was deleted by somebody else", node=node, retry=True)
+    return Failure(
+        cause="pod-deleted",
+        sentence=f"{node}: its pod was deleted by another user or controller",
+        node=node,
+        retry=True,
+    )
 
 
 def build_unfinished_status(observed: Observation, pods: Pods, gang: Gang, *, has_started: bool = False) -> Status:

@@ -55,7 +55,7 @@ def _find_final_status(name: str, state: Mapping[str, Any]) -> Status | None:
     phase = state.get("phase")
     exit_code = state.get("exit")
     if phase == "absent":
-        return Status(state="gone", reason=f"the folder of {name} was removed by somebody else")
+        return Status(state="gone", reason=f"the folder of {name} was removed by another process")
     if phase == "unsupervised":
         return _build_lost_supervisor_status(name, state)
     if phase != "exited":

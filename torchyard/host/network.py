@@ -32,14 +32,14 @@ def find_listen_urls(store: Json) -> str:
     where the name may resolve to another one (it is 127.0.1.1 here, or translated). If other hosts can reach none of
     them, the store listens on all addresses: a run without a store is no safer.
     """
-    addresses = _resolve_name(store["name"])
+    addresses = resolve_name(store["name"])
     has_route = False
     for host in store["toward"]:
-        source_address = _find_source_address(host)
+        source_address = find_source_address(host)
         if source_address is not None:
             has_route = True
             addresses.append(source_address)
-    own_addresses = [address for address in dict.fromkeys(addresses) if _is_own_address(address)]
+    own_addresses = [address for address in dict.fromkeys(addresses) if is_own_address(address)]
     if not has_route and all(address.startswith("127.") for address in own_addresses):
         own_addresses = ["0.0.0.0"]
     return ",".join("http://%s:%d" % (address, store["port"]) for address in own_addresses)
@@ -50,7 +50,7 @@ def _find_interface(destination: str) -> str | None:
 
     By themselves, gloo and NCCL take the interface of the host's own name, which Debian maps to 127.0.1.1.
     """
-    source_address = _find_source_address(destination)
+    source_address = find_source_address(destination)
     if source_address is None:
         return None
     try:
@@ -63,7 +63,7 @@ def _find_interface(destination: str) -> str | None:
     return None
 
 
-def _resolve_name(name: str) -> list[str]:
+def resolve_name(name: str) -> list[str]:
     """The IPv4 addresses that a name (or an address) resolves to on this host; empty if it resolves to none."""
     try:
         return socket.gethostbyname_ex(name)[2]
@@ -71,7 +71,7 @@ def _resolve_name(name: str) -> list[str]:
         return []
 
 
-def _find_source_address(host: str) -> str | None:
+def find_source_address(host: str) -> str | None:
     """The source address of packets from this host to another one; None if there is no route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -81,7 +81,7 @@ def _find_source_address(host: str) -> str | None:
         return None
 
 
-def _is_own_address(address: str) -> bool:
+def is_own_address(address: str) -> bool:
     """Whether this host has the address: only then can the store listen on it."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -10,8 +10,8 @@ The launcher starts this as `python3 -I -S runai.py FOLDER NODE PODS GENERATION 
 
 The job lives in Run:ai. FOLDER (the attempt's, shared by all of its pods) holds only what can be fetched again:
 
-    told        the job's state, JSON, as the CLI last reported it; one process queries for all pods (told.lock)
-    NODE/taken  the pod's log so far, each line as `2026-11-21T08:00:47.123456789Z node-0 | text`
+    state          the job's state, JSON, as the CLI last reported it; one process queries for all pods (state.lock)
+    NODE/log-copy  the pod's log so far, each line as `2026-11-21T08:00:47.123456789Z node-0 | text`
 """
 
 from __future__ import annotations
@@ -51,53 +51,60 @@ _DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 3
 
 def _refresh_state(job: RunaiJob) -> Json:
     """The state of the job, queried again if it is old; the first of the pods' processes queries for all."""
-    with hold_lock(file_path(job.folder, "told.lock")):
+    with hold_lock(file_path(job.folder, "state.lock")):
         state = _load_state(job)
-        if time.time() - state["at"] >= _QUERY_INTERVAL_S:
-            state = _update_state(state, query_job(job))
+        if time.time() - state["queried_at"] >= _QUERY_INTERVAL_S:
+            state = update_state(state, query_job(job))
             _save_state(job, state)
         return state
 
 
-def _update_state(state: Json, response: JobResponse) -> Json:
+def update_state(state: Json, response: JobResponse) -> Json:
     """The state after one more response.
 
     An error ends nothing: logins expire and networks break. A job is gone after two consecutive responses without it;
     a new one may need a minute until it can be described.
     """
-    state = dict(state, at=time.time(), why=response.reason if response.exists is None else "")
+    state = dict(state, queried_at=time.time(), reason=response.reason if response.exists is None else "")
     if response.exists:
         return record_statuses(state, response.statuses)
     if response.exists is None:
         return state
     state["missing"] += 1
-    is_new = not state["seen"] and time.time() - state["submitted"] < _APPEARANCE_TIMEOUT_S
+    is_new = not state["has_appeared"] and time.time() - state["submitted"] < _APPEARANCE_TIMEOUT_S
     if state["missing"] >= _ABSENT_AFTER_RESPONSES and not is_new:
-        state["gone"] = True
+        state["is_deleted"] = True
     return state
 
 
 def _load_state(job: RunaiJob) -> Json:
     """The job's stored state; an empty one if the job is new or the folder was lost.
 
-    Keys: `at`, when the CLI was last queried, and `submitted`, in seconds since the epoch; `why`, the reason if the
-    last query failed; `missing`, consecutive responses without the job; `seen`, it was in a response; `gone`. By pod
-    name (the job itself has an empty one): the status (`words`), and the times from when it has that status (`since`),
-    has run (`begun`) and has ended (`ended`).
+    Keys: `queried_at`, when the CLI was last queried, and `submitted`, in seconds since the epoch; `reason`, why the
+    last query failed, or empty; `missing`, consecutive responses without the job; `has_appeared`, it was in a response;
+    `is_deleted`. By pod name (the job itself has an empty one): its status (`statuses`), and since when it has that
+    status (`since`), when it started to run (`started`) and when it ended (`ended`).
     """
     try:
-        with open(file_path(job.folder, "told"), encoding="utf-8") as file:
+        with open(file_path(job.folder, "state"), encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
-        state = {"at": 0, "submitted": 0, "why": "", "missing": 0, "seen": False, "gone": False}
-        return dict(state, words={}, since={}, begun={}, ended={})
+        state = {
+            "queried_at": 0,
+            "submitted": 0,
+            "reason": "",
+            "missing": 0,
+            "has_appeared": False,
+            "is_deleted": False,
+        }
+        return dict(state, statuses={}, since={}, started={}, ended={})
 
 
 def _save_state(job: RunaiJob, state: Json) -> None:
-    temp_path = file_path(job.folder, "told.part")
+    temp_path = file_path(job.folder, "state.part")
     with open(temp_path, "w", encoding="utf-8") as file:
         json.dump(state, file)
-    os.replace(temp_path, file_path(job.folder, "told"))
+    os.replace(temp_path, file_path(job.folder, "state"))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -126,7 +133,7 @@ def _submit_job(job: RunaiJob) -> None:
         message = message_format % (job.name, job.project, response.run)
         print(json.dumps({"phase": "failed", "created": False, "error": message}))
         return
-    with hold_lock(file_path(job.folder, "told.lock")):
+    with hold_lock(file_path(job.folder, "state.lock")):
         state = _load_state(job)
         state["submitted"] = state["submitted"] or time.time()
         _save_state(job, state)
@@ -157,7 +164,7 @@ def _stream_log(job: RunaiJob, offset: int) -> None:
         has_ended = phase in ("exited", "absent")
         error = copy_log(job, has_ended=has_ended)
         offset = _print_copied_log(job, offset)
-        if has_ended and (error is None or phase == "absent" or _refresh_state(job)["gone"]):
+        if has_ended and (error is None or phase == "absent" or _refresh_state(job)["is_deleted"]):
             return
         time.sleep(0.5 if has_ended else max(_QUERY_INTERVAL_S, job.pod_count / 4))
 
@@ -191,8 +198,8 @@ def _cancel_job(job: RunaiJob) -> None:
     leftovers: list[str] = []
     if response.exists is not False:
         leftovers.append("job %s of project %s: %s" % (job.name, job.project, reason))
-    with hold_lock(file_path(job.folder, "told.lock")):
-        state = dict(_load_state(job), gone=not leftovers, at=time.time())
+    with hold_lock(file_path(job.folder, "state.lock")):
+        state = dict(_load_state(job), is_deleted=not leftovers, queried_at=time.time())
         _save_state(job, state)
     print(json.dumps({"phase": "running" if leftovers else "absent", "left": leftovers}))
 

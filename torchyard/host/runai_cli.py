@@ -50,7 +50,7 @@ class RunaiJob:
         index = int(self.node.rpartition("-")[2])
         replica = "worker-%d" % (index - 1) if index else "master-0"
         self.pod_name = "%s-%s" % (self.name, replica)
-        self.copy_path = os.path.join(self.folder, self.node, "taken")
+        self.copy_path = os.path.join(self.folder, self.node, "log-copy")
 
     def for_pod(self, index: int) -> RunaiJob:
         """Another pod of the same job."""
@@ -116,7 +116,7 @@ def query_job(job: RunaiJob) -> JobResponse:
     if job.generation == "cli-v2" and job.pod_count > _DEFAULT_POD_LIMIT:
         argv += ["--pod-limit", "-1"]
     exit_code, output = query_cli(argv, timeout_s=_QUERY_TIMEOUT_S)
-    statuses = _parse_statuses(output, job.name) if exit_code == 0 else {}
+    statuses = parse_statuses(output, job.name) if exit_code == 0 else {}
     if statuses.get(""):
         label = _RUN_LABEL.search(output)
         return JobResponse(True, "", statuses, label.group(1) if label else "")
@@ -145,7 +145,7 @@ def check_cli(requirement: Json) -> Json:
     generation = requirement["generation"]
     exit_code, output = query_cli([cli, "version"], timeout_s=_QUERY_TIMEOUT_S)
     if exit_code:
-        return {"runs": False, "why": find_error_line(output)}
+        return {"runs": False, "reason": find_error_line(output)}
     generations: list[str] = []
     for name, help_command in sorted(_HELP_COMMANDS.items()):
         exit_code, _ = query_cli([cli] + help_command, timeout_s=_QUERY_TIMEOUT_S)
@@ -153,7 +153,7 @@ def check_cli(requirement: Json) -> Json:
             generations.append(name)
     exit_code, output = query_cli([cli, "whoami"], timeout_s=_QUERY_TIMEOUT_S)
     reason = find_error_line(output) if exit_code else ""
-    result = {"runs": True, "generations": generations, "user": exit_code == 0, "why": reason}
+    result = {"runs": True, "generations": generations, "user": exit_code == 0, "reason": reason}
     if generation in generations and exit_code == 0:
         exit_code, output = query_cli([cli] + _PROJECT_COMMANDS[generation], timeout_s=_QUERY_TIMEOUT_S)
         project = re.compile(r"(?<![\w-])%s(?![\w-])" % re.escape(requirement["project"]))
@@ -192,7 +192,7 @@ def _find_text(mapping: Json, keys: tuple[str, ...]) -> str:
     return ""
 
 
-def _parse_statuses(output: str, job_name: str) -> dict[str, str]:
+def parse_statuses(output: str, job_name: str) -> dict[str, str]:
     """The statuses in the CLI's output: the job's under an empty name (empty if unknown), each pod's under its name.
 
     A job that is not named in JSON has the first status there: the outer mappings come first.
@@ -221,10 +221,10 @@ def record_statuses(state: Json, statuses: dict[str, str]) -> Json:
     """
     now = time.time()
     since = dict(state["since"])
-    started = dict(state["begun"])
+    started = dict(state["started"])
     ended = dict(state["ended"])
     for name, status in statuses.items():
-        if state["words"].get(name) != status:
+        if state["statuses"].get(name) != status:
             since[name] = now
         phase = _parse_phase(status)
         if phase != "starting":
@@ -232,7 +232,16 @@ def record_statuses(state: Json, statuses: dict[str, str]) -> Json:
         if phase == "exited":
             ended.setdefault(name, now)
     is_deleted = statuses[""].lower() == "deleted"
-    return dict(state, words=statuses, since=since, begun=started, ended=ended, seen=True, gone=is_deleted, missing=0)
+    return dict(
+        state,
+        statuses=statuses,
+        since=since,
+        started=started,
+        ended=ended,
+        has_appeared=True,
+        is_deleted=is_deleted,
+        missing=0,
+    )
 
 
 def _parse_phase(status: str) -> str:
@@ -249,29 +258,29 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
     Run:ai reports no exit codes: `exit` is 0 for a pod that succeeded, 1 for one that is itself reported as failed, and
     None if that is unknown.
     """
-    job_status = state["words"].get("", "")
-    status = state["words"].get(pod_name) or job_status
+    job_status = state["statuses"].get("", "")
+    status = state["statuses"].get(pod_name) or job_status
     phase = _parse_phase(status)
     exit_code = None
     if status.lower() in _SUCCEEDED_STATUSES:
         exit_code = 0
     elif status.lower() in _FAILED_STATUSES:
-        exit_code = 1 if pod_name in state["words"] else None
+        exit_code = 1 if pod_name in state["statuses"] else None
     elif phase != "exited" and job_status.lower() in _FAILED_STATUSES:
         phase = "exited"
         status = job_status
-    if state["gone"] and phase != "exited":
+    if state["is_deleted"] and phase != "exited":
         phase = "absent"
-    name = pod_name if pod_name in state["words"] else ""
+    name = pod_name if pod_name in state["statuses"] else ""
     return {
-        "started": state["begun"].get(name),
+        "started": state["started"].get(name),
         "ended": state["ended"].get(name),
         "since": state["since"].get(name),
         "phase": phase,
         "exit": exit_code,
-        "word": status,
+        "status": status,
         "job": job_status,
-        "detail": state["why"],
+        "detail": state["reason"],
     }
 
 

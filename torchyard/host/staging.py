@@ -3,11 +3,11 @@
 
 The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none of our files:
 
-    place   prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, completely
-            or not at all. If another living launcher owns the run, prints its name; the third argument names the caller
-    bring   prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
-    clear   removes FOLDER; prints what is left
-    begun   prints the numbers of the run's attempts that have a folder here
+    place     prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, completely
+              or not at all. If another living launcher owns the run, prints its name; the third argument names the caller
+    bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
+    clear     removes FOLDER; prints what is left
+    attempts  prints the numbers of the run's attempts that have a folder here
 
 A tar is complete if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
 FOLDER/owner names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
@@ -199,7 +199,7 @@ def _list_attempts(folder: str) -> Json:
     return {"attempts": [int(suffix) for suffix in suffixes if suffix.isdigit()]}
 
 
-VERBS: dict[str, Any] = {"place": _stage_in_folder, "clear": _remove_folder, "begun": _list_attempts}
+VERBS: dict[str, Any] = {"place": _stage_in_folder, "clear": _remove_folder, "attempts": _list_attempts}
 
 if __name__ == "__main__":
     verb = sys.argv[1]

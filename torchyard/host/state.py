@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from torchyard.host.processes import find_labelled, parse_label
 
-_STATE_BYTES = 4096
+STATE_BYTES = 4096  # of the state's file, always: one block, which is overwritten in place
 _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock shows that a supervisor was killed
 _LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 _READ_ATTEMPTS = 20  # a read may overlap the one write of a writer
@@ -48,7 +48,7 @@ def write_state(folder: str, **changes: Json) -> Json:
     recorded.
     """
     state = dict(read_state(folder) or {}, **changes)
-    text = json.dumps(state)[: _STATE_BYTES - 1].ljust(_STATE_BYTES - 1) + "\n"
+    text = json.dumps(state)[: STATE_BYTES - 1].ljust(STATE_BYTES - 1) + "\n"
     fd = os.open(file_path(folder, "state"), os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(fd, text.encode(), 0)

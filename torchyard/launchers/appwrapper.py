@@ -24,7 +24,7 @@ PROGRAM_IS_A_FILE = False
 _KIND = "AppWrapper"
 _INNER_RESOURCE = "pytorchjobs.kubeflow.org"
 _ApiVersion = Literal["workload.codeflare.dev/v1beta2", "workload.codeflare.dev/v1beta1", "mcad.ibm.com/v1beta1"]
-_V1BETA2: _ApiVersion = "workload.codeflare.dev/v1beta2"
+V1BETA2: _ApiVersion = "workload.codeflare.dev/v1beta2"
 _ANNOTATION_PREFIX = "workload.codeflare.dev.appwrapper/"
 _DURATION_ANNOTATIONS = {
     "admission": "admissionGracePeriodDuration",
@@ -49,7 +49,7 @@ _DISPATCHER_INSTALL = (
 class Options(FrozenModel):
     """The options of this launcher. The durations are limits and pauses of the controller."""
 
-    api: _ApiVersion = Field(_V1BETA2, description="the API of the AppWrapper; v1beta1 is for the archived dispatcher")
+    api: _ApiVersion = Field(V1BETA2, description="the API of the AppWrapper; v1beta1 is for the archived dispatcher")
     queue: str | None = Field(None, description="a LocalQueue of Kueue")
     admission: Duration | None = Field(
         None, description="time limit until every pod exists; default: deadlines.start + 1m"
@@ -81,13 +81,13 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
             _list_watched_kinds(options),
             (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None))),
             pytorchjob.list_pod_sets,
-            find_job_path=_find_wrapped_path,
+            find_job_path=find_wrapped_path,
             has_ports=True,
         )
         return user_manifest.plan_manifest(profile, run, job_kind)
     inner_plan = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
     wrapped_path: template.KeyPath
-    if options.api == _V1BETA2:
+    if options.api == V1BETA2:
         wrapper = _build_appwrapper(inner_plan.main, profile, options)
         wrapped_path = _COMPONENT_PATH
     else:
@@ -114,10 +114,10 @@ def _read_api_version(profile: Profile) -> Any:
     for obj in profile.manifest:
         if obj["kind"] == _KIND:
             return obj["apiVersion"]
-    return _V1BETA2
+    return V1BETA2
 
 
-def _find_wrapped_path(wrapper: Mapping[str, Any]) -> template.KeyPath:
+def find_wrapped_path(wrapper: Mapping[str, Any]) -> template.KeyPath:
     """The path of the PyTorchJob in an AppWrapper of either controller."""
     return _GENERIC_ITEM_PATH if "resources" in wrapper["spec"] else _COMPONENT_PATH
 
@@ -186,7 +186,7 @@ def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
     group, _, version = options.api.partition("/")
     job_requirements: list[ClusterRequirement] = []
     verbs: tuple[str, ...] = ("list", "watch")  # for the job's status
-    if options.api == _V1BETA2:
+    if options.api == V1BETA2:
         job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_INSTALL_COMMAND))
         job_requirements.append(Controller(label="app.kubernetes.io/name=appwrapper"))
         verbs = ("create", *verbs)  # its webhook lets a user wrap only what that user may create

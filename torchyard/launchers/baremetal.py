@@ -33,7 +33,7 @@ from torchyard.model.run import Run
 
 __all__ = ["PROGRAM_IS_A_FILE", "Options", "plan", "read_status"]
 PROGRAM_IS_A_FILE = True
-_SUPERVISOR_PATH = str(Path(__file__).resolve().parent.parent / "host" / "supervisor.py")
+SUPERVISOR_PATH = str(Path(__file__).resolve().parent.parent / "host" / "supervisor.py")
 _MIN_TORCH_VERSION = "2.0"
 _MAX_ROUTE_HOSTS = 8  # hosts; the routes to them decide where the etcd listens
 _POD_ONLY_KEYS = ("cluster", "image", "manifest", "mounts", "pod", "setup")
@@ -250,7 +250,7 @@ def _build_supervised_process(job: _Job, node_placement: Placement, name: str, p
     if site:
         supervisor_argv = (site.python, "-I", "-S", f"{site.folder}/supervisor/torchyard/host/supervisor.py")
     else:
-        supervisor_argv = (sys.executable, "-I", "-S", _SUPERVISOR_PATH)
+        supervisor_argv = (sys.executable, "-I", "-S", SUPERVISOR_PATH)
 
     def build_command(*args: str, guard: str = _ABSENT_GUARD) -> Command:
         guard_argv = ("sh", "-c", guard, supervisor_argv[-1]) if site else ()

@@ -203,7 +203,7 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
     failed = [name for name, state in pods.items() if state.get("phase") == "exited" and state.get("exit") != 0]
     stuck = [name for name, state in pods.items() if state.get("phase") == "starting" and _is_hopeless(state, now)]
     for name in (*sorted(failed, key=lambda name: _read_time(pods[name], "ended")), *stuck):
-        state_name = str(pods[name].get("word"))
+        state_name = str(pods[name].get("status"))
         reason = _RUNAI_REASONS.get(state_name.lower())
         if reason:
             sentence = f"{name}: {reason.description} ({state_name})"
@@ -211,12 +211,12 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
             yield Status(state="failed", reason=sentence, failure=failure)
         yield Status(state="failed", reason=f"{name} ended as {state_name}")
     if any(state.get("phase") == "absent" for state in pods.values()):
-        yield Status(state="gone", reason="the job was deleted from Run:ai by somebody else")
+        yield Status(state="gone", reason="the job was deleted from Run:ai by another user")
 
 
 def _is_hopeless(state: Mapping[str, Any], now: float) -> bool:
     """Whether a pod has been in a state from which it can never run for longer than that state is tolerated."""
-    reason = _RUNAI_REASONS.get(str(state.get("word")).lower())
+    reason = _RUNAI_REASONS.get(str(state.get("status")).lower())
     if reason is None:
         return False
     started_at = _read_time(state, "since") or now
@@ -234,7 +234,7 @@ def _describe_waiting(pods: Mapping[str, Mapping[str, Any]]) -> str:
     description = ""
     for name, state in pods.items():
         if _is_starting(state):
-            description = f"; {name}: {state.get('word') or 'no state known yet'}"
+            description = f"; {name}: {state.get('status') or 'no state known yet'}"
             break
     for state in pods.values():
         if state.get("detail"):

@@ -55,11 +55,11 @@ _COMMAND_TIMEOUT_S = 60.0
 _RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is retried: every verb can be called again
 _MAX_TITLE_ARG_CHARS = 200
 _MAX_STDERR_BYTES = 4096  # of a command's stderr: the last of it
-_MAX_OUTPUT_BYTES = 16 * 2**20
+MAX_OUTPUT_BYTES = 16 * 2**20  # of a command's stdout: more is refused, because it is held in memory
 _TRANSFER_TIMEOUT_S = 3600.0  # seconds to stage in or out
 
 
-def _build_argv(host: str, command: Command) -> tuple[str, ...]:
+def build_argv(host: str, command: Command) -> tuple[str, ...]:
     """The command line to start here; TORCHYARD_SSH may name another ssh, or give it options."""
     if host in THIS_MACHINE:
         return command.argv
@@ -115,7 +115,7 @@ def read_stderr(process: ChildProcess) -> bytes:
 
 
 def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
-    argv = _build_argv(host, command)
+    argv = build_argv(host, command)
     try:
         return subprocess.Popen(argv, stderr=subprocess.PIPE, **streams)
     except OSError as error:
@@ -217,8 +217,8 @@ def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, byt
                     stderr = (stderr + data)[-_MAX_STDERR_BYTES:]
                 else:
                     stdout += data
-            if len(stdout) > _MAX_OUTPUT_BYTES:
-                raise OverflowError(f"its output is larger than {_MAX_OUTPUT_BYTES >> 20} MiB")
+            if len(stdout) > MAX_OUTPUT_BYTES:
+                raise OverflowError(f"its output is larger than {MAX_OUTPUT_BYTES >> 20} MiB")
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.1, deadline - time.monotonic()))
     return bytes(stdout), stderr

@@ -20,7 +20,7 @@ from torchyard.machines.status_stream import node_holder_identity
 from torchyard.model.errors import HostError, RunInUseError
 from torchyard.model.plan import THIS_MACHINE, Command, CommandPlan, Process, Site
 
-_SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"
+SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts that run on hosts
 _MAX_RESPONSE_BYTES = 64 * 2**10
 _MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
 _SKIPPED_NAMES = frozenset({".git", "__pycache__", ".venv", "node_modules"})
@@ -49,17 +49,17 @@ _BOOTSTRAP_CODE = (
 def script_command(host: str, python: str, name: str, *script_argv: str) -> Command:
     """Runs a script of torchyard/host: its file on this machine, its text on hosts that have none of our files."""
     if host in THIS_MACHINE:
-        return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *script_argv))
+        return Command(argv=(python, str(SCRIPTS_FOLDER / name), *script_argv))
     return Command(argv=_inline_script(python, name, *script_argv))
 
 
 def _inline_script(python: str, name: str, *script_argv: str) -> tuple[str, ...]:
     """A command line that contains a script of torchyard/host and needs no file."""
-    packed = base64.b64encode(zlib.compress((_SCRIPTS_FOLDER / name).read_bytes())).decode()
+    packed = base64.b64encode(zlib.compress((SCRIPTS_FOLDER / name).read_bytes())).decode()
     return (python, "-c", _BOOTSTRAP_CODE, packed, *script_argv)
 
 
-class _SentFile(NamedTuple):
+class SentFile(NamedTuple):
     """A file to copy to a host, and its name in the run's folder there."""
 
     path: Path
@@ -72,10 +72,10 @@ def stage_in(sites: Sequence[Site]) -> None:
     Raises HostError if a host refuses or the program cannot be copied, and RunInUseError if another living launcher
     owns the run.
     """
-    checkpoints: dict[tuple[str, ...], list[_SentFile]] = {}
+    checkpoints: dict[tuple[str, ...], list[SentFile]] = {}
     for site in sites:  # most sites share their previous folders, which are searched once
         if site.previous_folders not in checkpoints:
-            checkpoints[site.previous_folders] = _list_checkpoints(site.previous_folders)
+            checkpoints[site.previous_folders] = list_checkpoints(site.previous_folders)
 
     def stage_in_site(site: Site) -> None:
         _stage_in_site(site, checkpoints[site.previous_folders])
@@ -84,7 +84,7 @@ def stage_in(sites: Sequence[Site]) -> None:
         list(pool.map(stage_in_site, sites))  # `list` raises a thread's error
 
 
-def _stage_in_site(site: Site, checkpoints: Sequence[_SentFile]) -> None:
+def _stage_in_site(site: Site, checkpoints: Sequence[SentFile]) -> None:
     request = json.dumps({"owner": node_holder_identity(site.files)})
     command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
     processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
@@ -96,7 +96,8 @@ def find_last_attempt(plan: CommandPlan) -> int:
     A host that does not answer is passed over here; preflight reports it.
     """
     commands = [
-        (site.host, script_command(site.host, site.python, "staging.py", "begun", site.folder)) for site in plan.sites
+        (site.host, script_command(site.host, site.python, "staging.py", "attempts", site.folder))
+        for site in plan.sites
     ]
     last_attempt = 0
     for response in processes.run_commands(commands):
@@ -111,36 +112,36 @@ def _has_attempt_numbers(response: Any) -> bool:
     return isinstance(attempts, list) and all(isinstance(attempt, int) for attempt in attempts)
 
 
-def _list_site_files(site: Site) -> Iterator[_SentFile]:
+def _list_site_files(site: Site) -> Iterator[SentFile]:
     """The files to copy: the program and the supervisor. HostError if they are too large or do not exist."""
-    source = Path(site.work or _SCRIPTS_FOLDER)
+    source = Path(site.work or SCRIPTS_FOLDER)
     if not source.exists():
         raise HostError(site.host, f"copy {source} there", "it does not exist on this machine")
-    program_files = list(_walk_files(source)) if site.work else []
+    program_files = list(walk_files(source)) if site.work else []
     size = sum(path.stat().st_size for path, _ in program_files if path.is_file())
     if size > _MAX_PROGRAM_BYTES:
         max_mib = _MAX_PROGRAM_BYTES >> 20
         reason = f"it holds {size >> 20} MiB, and {max_mib} MiB can be copied: see options.source and program_there"
         raise HostError(site.host, f"copy {source} there", reason)
     for path, name in program_files:
-        yield _SentFile(path, f"work/{name}")
+        yield SentFile(path, f"work/{name}")
     for name in _SUPERVISOR_FILES:
-        yield _SentFile(_SCRIPTS_FOLDER / name, f"supervisor/torchyard/host/{name}")
+        yield SentFile(SCRIPTS_FOLDER / name, f"supervisor/torchyard/host/{name}")
 
 
-def _walk_files(source: Path) -> Iterator[_SentFile]:
+def walk_files(source: Path) -> Iterator[SentFile]:
     """A file, or every file of a folder except what is not part of a program, with its name relative to the folder."""
     if source.is_file():
-        yield _SentFile(source, source.name)
+        yield SentFile(source, source.name)
     for directory, folders, files in os.walk(source):
         folders[:] = [name for name in folders if name not in _SKIPPED_NAMES]
         for name in files:
             path = Path(directory, name)
             if path.exists():  # not a dangling link
-                yield _SentFile(path, str(path.relative_to(source)))
+                yield SentFile(path, str(path.relative_to(source)))
 
 
-def _send_archive(site: Site, checkpoints: Sequence[_SentFile], stdin: IO[bytes], stdout: IO[bytes]) -> Any:
+def _send_archive(site: Site, checkpoints: Sequence[SentFile], stdin: IO[bytes], stdout: IO[bytes]) -> Any:
     """Send the tar that host/staging.py unpacks, if the host wants it; returns the JSON value that it then prints.
 
     The program is read only if it is wanted: it may have been removed here since it was copied. Raises RunInUseError if
@@ -166,17 +167,17 @@ def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _list_checkpoints(previous_folders: Iterable[str]) -> list[_SentFile]:
+def list_checkpoints(previous_folders: Iterable[str]) -> list[SentFile]:
     """The checkpoints that the previous attempt left on any host, the newest last: rank 0 may be elsewhere now.
 
     Links that lead out of what a host has sent are skipped: they would give it a file of this machine.
     """
-    checkpoints: list[_SentFile] = []
+    checkpoints: list[SentFile] = []
     for folder in map(Path, _expand_patterns(previous_folders)):
         root = folder / "checkpoints"
         for path in root.rglob("*"):
             if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
-                checkpoints.append(_SentFile(path, f"checkpoints/{path.relative_to(root)}"))
+                checkpoints.append(SentFile(path, f"checkpoints/{path.relative_to(root)}"))
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.path.stat().st_mtime)
 
 

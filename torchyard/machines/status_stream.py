@@ -15,7 +15,7 @@ from torchyard.machines import processes
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import Command, Process
 
-_MAX_STATE_BYTES = 64 * 2**10  # of a line of the status stream; a state takes 4 KiB
+MAX_STATE_BYTES = 64 * 2**10  # of a line of the status stream; a state takes 4 KiB
 _MAX_COUNT = 1 << 53  # of a number in a state
 _EXIT_TIMEOUT_S = 1.0  # after the end of the output
 _FIRST_BYTE_TIMEOUT_S = 45.0  # seconds that a copy without a byte may still be connecting: ssh gives up sooner
@@ -128,8 +128,8 @@ class StatusStream(CommandStream):
 
     def handle_output(self, data: bytes) -> None:
         *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
-        if len(self._unfinished_line) > _MAX_STATE_BYTES:
-            raise OSError(f"a line of more than {_MAX_STATE_BYTES >> 10} KiB, where a state should be")
+        if len(self._unfinished_line) > MAX_STATE_BYTES:
+            raise OSError(f"a line of more than {MAX_STATE_BYTES >> 10} KiB, where a state should be")
         for line in lines:
             state = _parse_state(line)
             if state:
@@ -158,7 +158,7 @@ class StatusStream(CommandStream):
 def _parse_state(line: bytes) -> dict[str, Any]:
     """The valid values of a state, as a host may send anything; empty if the line is not one (a shell's greeting)."""
     try:
-        state = json.loads(line[:_MAX_STATE_BYTES])
+        state = json.loads(line[:MAX_STATE_BYTES])
     except (ValueError, RecursionError):
         return {}
     if not isinstance(state, dict):

@@ -29,7 +29,7 @@ def start_store(plan: CommandPlan) -> None:
         stage_in([plan.store.site] if plan.store.site else [])
         processes.run_command(plan.store.host, plan.store.submit)
     try:
-        _wait_for_store(str(plan.probe), plan.store, plan.processes[0].site)
+        wait_for_store(str(plan.probe), plan.store, plan.processes[0].site)
     except StoreNotReadyError as error:
         reason = f"no answer within {_STORE_START_TIMEOUT_S:.0f} s: {error}"
         raise RendezvousError(str(plan.probe), reason, "is it running there?", retry=True) from error
@@ -41,7 +41,7 @@ def start_store(plan: CommandPlan) -> None:
     stop=stop_after_delay(_STORE_START_TIMEOUT_S),
     reraise=True,
 )
-def _wait_for_store(url: str, store: Process | None, site: Site | None) -> None:
+def wait_for_store(url: str, store: Process | None, site: Site | None) -> None:
     """Query /v2/keys until it is served: /health reports a healthy store even where the v2 API is off.
 
     `site` is the first agent's. Raises RendezvousError if the store responds with an error or has exited.

@@ -76,7 +76,7 @@ def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str | Non
     reasons: list[str] = []
     if len(report.attempts) > 1:
         reasons.append(f"attempt {len(report.attempts)} succeeded")
-    loss_count = sum(step.name == "comeback" for step in report.steps)
+    loss_count = sum(step.name == "resume" for step in report.steps)
     if loss_count == 1:
         reasons.append("the launcher was lost once")
     elif loss_count > 1:

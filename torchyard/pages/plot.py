@@ -12,7 +12,7 @@ from torchyard.model.run import Row
 
 # Panels of a plot, points of a panel, and points up to which each one gets a marker.
 _MAX_PANELS = 3
-_MAX_POINTS = 500
+MAX_POINTS = 500
 _MAX_MARKED_POINTS = 60
 _MAX_LINES = 10  # of a panel
 _MAX_DRAWN_VALUE = 1e300  # matplotlib adds margins to what it draws
@@ -55,7 +55,7 @@ def _draw_lines(panel: Any, rows: Sequence[Row], axis: str, name: str) -> None:
     groups = dict.fromkeys(str(row.get("collective", "")) for row in rows)
     for group in list(groups)[:_MAX_LINES]:
         group_rows = [row for row in rows if str(row.get("collective", "")) == group]
-        points = _thin_points(_list_points(group_rows, axis, name))
+        points = thin_points(_list_points(group_rows, axis, name))
         marker = "." if len(points) <= _MAX_MARKED_POINTS else ""
         label = single_line(group, 40).replace("$", "")
         panel.plot(*zip(*points, strict=True), marker=marker, linewidth=1, label=label)
@@ -83,7 +83,7 @@ def _is_drawable(value: float) -> bool:
     return (isinstance(value, int) or math.isfinite(value)) and abs(value) < _MAX_DRAWN_VALUE
 
 
-def _thin_points(points: Sequence[PlotPoint], max_points: int = _MAX_POINTS) -> list[PlotPoint]:
+def thin_points(points: Sequence[PlotPoint], max_points: int = MAX_POINTS) -> list[PlotPoint]:
     """At most `max_points` points: both ends, and the lowest and highest of each stretch, so that no peak is lost."""
     if len(points) <= max_points:
         return list(points)

@@ -40,7 +40,7 @@ _MAX_CELL_CHARS = 24
 _MAX_DETAIL_CHARS = 240
 _MAX_QUOTE_CHARS = 240
 MAX_SENTENCE_CHARS = 2000
-_MAX_PAGE_BYTES = 200_000
+MAX_PAGE_BYTES = 200_000
 
 
 class _Entry(NamedTuple):
@@ -77,10 +77,10 @@ def _align_entries(entries: Iterable[_Entry]) -> list[str]:
 
 
 def render_markdown(report: Report) -> str:
-    """The report for Prefect's page of the run: at most _MAX_PAGE_BYTES, with the plot if it fits."""
+    """The report for Prefect's page of the run: at most MAX_PAGE_BYTES, with the plot if it fits."""
     rows = report.collected.metrics.rows if report.collected else ()
     page = _render_page(report, draw_plot(rows, _list_varying_columns(rows)))
-    if len(page.encode()) <= _MAX_PAGE_BYTES:
+    if len(page.encode()) <= MAX_PAGE_BYTES:
         return page
     return _render_page(report, None)
 

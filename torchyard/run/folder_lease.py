@@ -9,7 +9,7 @@ from torchyard.common.log import get_log
 from torchyard.model.errors import FolderError
 from torchyard.run.folder import RunFolder
 
-_RENEW_INTERVAL_S = 2.0
+RENEW_INTERVAL_S = 2.0
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def _renew_folder_lease(folder: RunFolder, lease_s: float, stop_event: threading
             if str(error) != reported_error:
                 reported_error = str(error)
                 get_log().warning("the run's lease is not renewed: %s", reported_error)
-        if stop_event.wait(_RENEW_INTERVAL_S):
+        if stop_event.wait(RENEW_INTERVAL_S):
             return
 
 

@@ -84,7 +84,7 @@ def _list_process_steps(process_events: Sequence[JournalEvent], next_start: Jour
     launcher = _describe_process(process_events[0])
     successor = _describe_process(next_start)
     detail = f"the launcher ({launcher}) {loss}{during_step} at {seen_text}; {successor} took over"
-    yield Step(name="comeback", seconds=_elapsed_seconds(last_seen_at, next_start["at"]), detail=detail)
+    yield Step(name="resume", seconds=_elapsed_seconds(last_seen_at, next_start["at"]), detail=detail)
 
 
 def _find_last_transition(process_events: Sequence[JournalEvent]) -> JournalEvent:
@@ -102,7 +102,7 @@ def _is_handed_over(process_events: Sequence[JournalEvent]) -> bool:
 
 def describe_last_loss(steps: Sequence[Step]) -> str | None:
     """The last loss of a launcher in a sentence; None if the last process was not lost."""
-    if not steps or steps[-1].name != "comeback":
+    if not steps or steps[-1].name != "resume":
         return None
     loss = steps[-1]
     return f"{loss.detail} after {format_duration(loss.seconds)}"

@@ -15,7 +15,7 @@ _NODE_INDEPENDENT_CAUSES = frozenset(
 )
 
 
-def _list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+def list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
     """The nodes and hosts on which earlier attempts failed."""
     machines: dict[str, None] = {}
     for attempt in attempts:
@@ -27,7 +27,7 @@ def _list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
 
 def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Profile:
     """The profile of the next attempt, in which failed machines are avoided."""
-    failed = _list_failed_machines(attempts) if profile.avoid_failed else ()
+    failed = list_failed_machines(attempts) if profile.avoid_failed else ()
     if not failed:
         return profile
     if "avoid" in registry.load_launcher(profile.launcher).Options.model_fields:

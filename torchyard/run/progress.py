@@ -24,7 +24,7 @@ class Progress:
 
     `wait` calls it with rank 0's new lines at every poll, on its own thread; an exception of it is logged there and
     does not affect the job. Each row is passed to `on_row` at once. A log line and the progress follow every
-    `_REPORT_INTERVAL_S`, the page every `_PAGE_INTERVAL_S`. `close` reports the last row.
+    `report_interval_s`, the page every `_PAGE_INTERVAL_S`. `close` reports the last row.
 
     Each report first checks whether the run was cancelled: CancelRequested ends the wait.
     """
@@ -35,11 +35,14 @@ class Progress:
         metrics: MetricsFormat,
         reporter: Reporter,
         on_row: Callable[[Row], object] | None = None,
+        *,
+        report_interval_s: float = _REPORT_INTERVAL_S,
     ) -> None:
         self._name = name
         self._parse_row = LINE_READERS[metrics]
         self._reporter = reporter
         self._on_row = on_row
+        self._report_interval_s = report_interval_s
         self._row: Row = {}  # the values since the last report, the newest of each key
         self._rows = Rows()
         self._next_report_at = 0.0
@@ -57,7 +60,7 @@ class Progress:
             if self._on_row:
                 self._on_row(row)
         if time.monotonic() >= self._next_report_at:
-            self._next_report_at = time.monotonic() + _REPORT_INTERVAL_S
+            self._next_report_at = time.monotonic() + self._report_interval_s
             self._reporter.check_cancelled()
             self.close()
 

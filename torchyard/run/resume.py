@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
-RecoveryAction = Literal["leave", "schedule", "finish", "tell"]
+RecoveryAction = Literal["leave", "schedule", "finish", "report"]
 JournalEvent = dict[str, Any]
 MAX_LOSSES = 3
 # Processes that die in a row are a loop only if each of them died sooner after its start than this.
 _SHORT_LAUNCH_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
-LOST_MESSAGE = "its process was lost: it comes back"
+LOST_MESSAGE = "its process was lost: it resumes"
 NEVER_STARTED_MESSAGE = "its worker died before it began"
 SILENT_MESSAGE = "no heartbeat for"  # of the state that an automation sets: the launcher is dead or cut off
 CRASHED = "Crashed"  # the name of a lost run's state; every intended end has another name
@@ -124,7 +124,7 @@ def choose_recovery(
 
     schedule   it was lost: let another process resume it
     finish     it was lost while it was being cancelled: end it
-    tell       it has ended, and Prefect has not recorded that
+    report     it has ended, and Prefect has not recorded that
     leave      it is healthy, waiting or ended, or another machine may own it
     """
     has_ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
@@ -133,9 +133,9 @@ def choose_recovery(
     was_lost = ran_here and is_lost(events)
     has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if has_crashed and has_ended:
-        return "schedule" if is_retry_requested() else "tell"
+        return "schedule" if is_retry_requested() else "report"
     if ran_here and has_ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
-        return "tell"
+        return "report"
     if was_lost and now.kind in ("CANCELLING", "CANCELLED"):
         return "finish"
     can_resume = has_crashed and (bool(events) or now.age_s < MAX_LOSS_AGE_S)

@@ -101,15 +101,18 @@ class Runner:
         """Run one attempt, from its plan to its teardown; steps that an earlier process has done are not repeated."""
         self.reporter.check_cancelled()
         run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
-        attempt_plan = self.folder.attempt_plan(number) or self._prepare(run)
+        attempt_plan = self.folder.attempt_plan(number) or self.prepare(run)
         self.open_attempt = (number, attempt_plan.plan)
         self.plan = attempt_plan.plan
         secrets.remember_secrets(attempt_plan.plan)
         outcome = self.folder.outcome(number) or self._execute(number, attempt_plan)
         return self.close(number, attempt_plan.plan, outcome)
 
-    def _prepare(self, run: Run) -> AttemptPlan:
-        """Return the plan of a new attempt, checked and saved before anything is started."""
+    def prepare(self, run: Run) -> AttemptPlan:
+        """Return the plan of a new attempt, checked and saved before anything is started.
+
+        ProfileError or PreflightError if the profile cannot run, FolderError if the plan cannot be saved.
+        """
         adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
         try:
             plan = self._check(adjusted_profile, run)

@@ -56,7 +56,7 @@ def benchmark_profile(profile: str, fabrics: Sequence[str], overrides: Mapping[s
     folder = benchmark_folder(f"{Path(profile).stem}-{str(flow_run.id)[-8:]}")
     try:
         with folder.owned():
-            end = _resume_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
+            end = resume_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
     except RunInUseError as error:
         return leave_to_owner(error)
     except TorchyardError as error:
@@ -65,7 +65,7 @@ def benchmark_profile(profile: str, fabrics: Sequence[str], overrides: Mapping[s
     return build_final_state(end.end, mask_text(strip_control_codes(end.sentence)))
 
 
-def _resume_benchmark(folder: RunFolder, compare: Callable[[], RunEnd]) -> RunEnd:
+def resume_benchmark(folder: RunFolder, compare: Callable[[], RunEnd]) -> RunEnd:
     """Take a benchmark from the position in its journal to its end; `compare` measures the fabrics."""
     events = folder.events()
     entry = choose_entry(events, lambda: has_user_request(str(flow_run.id)))
@@ -99,7 +99,7 @@ def _compare_fabrics(folder: RunFolder, profile: str, fabrics: Sequence[str], ov
             return RunEnd("failed", str(error))
         raise
     failure = find_failure(benchmark)
-    return RunEnd("failed", failure) if failure else RunEnd("succeeded", _describe_end(benchmark))
+    return RunEnd("failed", failure) if failure else RunEnd("succeeded", describe_best_bandwidths(benchmark))
 
 
 def _is_cancelled() -> bool:
@@ -134,16 +134,16 @@ def _run_fabric(folder: RunFolder, profile_name: str, profile: Profile, override
     folder.record_event("step", name=fabric)
     measure = measure_fabric.with_options(task_run_name=f"measure {fabric}")
     parameters = {"profile": profile_name, "overrides": overrides}
-    run_id, end = measure(_get_child_deployment_name(profile.name), parameters)
+    run_id, end = measure(get_child_deployment_name(profile.name), parameters)
     run_folder = RunFolder.of(profile, run_id)
-    report = _read_report(run_folder)
+    report = read_report(run_folder)
     if report is None:
         remedy = "if it ran on another machine, let the workers share TORCHYARD_RUNS or TORCHYARD_ARCHIVE"
         raise NoReportError(run_folder.name, f"{end}; there is no {run_folder.path}/report.json: {remedy}")
     return report
 
 
-def _read_report(folder: RunFolder) -> Report | None:
+def read_report(folder: RunFolder) -> Report | None:
     """The report of a run on this machine, or on another one with the same archive; None if neither has it.
 
     Raises ArchiveError if the archive cannot be read.
@@ -156,7 +156,7 @@ def _read_report(folder: RunFolder) -> Report | None:
     return RunFolder(fetched_folder).report() if fetched_folder else None
 
 
-def _get_child_deployment_name(profile: str) -> str:
+def get_child_deployment_name(profile: str) -> str:
     """The full name of the profile's deployment, in the same work pool as this benchmark's deployment."""
     own_name = own_deployment.name
     pool = parse_deployment_pool(own_name) if own_name else read_pool()
@@ -238,13 +238,13 @@ def _publish_benchmark(benchmark: Benchmark, name: str) -> None:
         create_markdown_artifact(
             key=f"benchmark-{benchmark.profile}",
             markdown=render_benchmark_page(benchmark, draw_benchmark(benchmark)),
-            description=_describe_end(benchmark),
+            description=describe_best_bandwidths(benchmark),
         )
     except Exception as error:
         get_log().warning("cannot publish the comparison in Prefect: %s", error)
 
 
-def _describe_end(benchmark: Benchmark) -> str:
+def describe_best_bandwidths(benchmark: Benchmark) -> str:
     """The largest bandwidth over each fabric: `roce: 9.522 GB/s, tcp: none`."""
     best_bandwidths: dict[str, str] = {}
     for curve in benchmark.curves:

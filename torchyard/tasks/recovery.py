@@ -174,7 +174,7 @@ def _recover_run(
         case "finish" if folder:
             folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
             sweep_run(folder, "guard", "", report_end)
-        case "tell":
+        case "report":
             end = find_last_event(events, "end")
             report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
         case _:

@@ -134,10 +134,10 @@ def test_route_names_both_addresses() -> None:
     ("override", "verdict", "part"),
     [
         ({}, "ok", "cli-v2, logged in, project vision"),
-        ({"runs": False, "why": "No such file"}, "failed", "No such file"),
+        ({"runs": False, "reason": "No such file"}, "failed", "No such file"),
         ({"generations": ["cli-v1"]}, "failed", "is not cli-v2; it is: cli-v1"),
         ({"generations": []}, "failed", "it is: unknown"),
-        ({"user": "", "why": "token expired"}, "failed", "nobody is logged in: token expired"),
+        ({"user": "", "reason": "token expired"}, "failed", "no user is logged in: token expired"),
         ({"project": False}, "failed", "there is no project vision"),
         ({"project": None}, "ok", "project vision"),
     ],
@@ -145,6 +145,6 @@ def test_route_names_both_addresses() -> None:
 def test_runai_needs_its_generation_a_user_and_a_project(override: dict[str, Any], verdict: str, part: str) -> None:
     """The nearest reason is reported; a project that could not be checked is not a failure."""
     requirement = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
-    probe: dict[str, Any] = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "why": ""}
+    probe: dict[str, Any] = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "reason": ""}
     check = check_requirement(requirement, probe | override)
     assert (check.verdict, part in check.detail) == (verdict, True), check.detail

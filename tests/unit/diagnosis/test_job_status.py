@@ -50,7 +50,7 @@ def test_elastic_job_continues_without_a_pod_that_cannot_start(min_pods: int, is
 
 
 @pytest.mark.parametrize(
-    ("deleted_at", "reason"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by somebody else")]
+    ("deleted_at", "reason"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by another user or controller")]
 )
 def test_exit_code_counts_before_a_deletion_in_the_same_second(deleted_at: str, reason: str) -> None:
     """The order of events within one second is unknown, so then the program's own exit code is reported."""

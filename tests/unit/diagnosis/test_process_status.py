@@ -54,7 +54,7 @@ BOTH = frozenset({"node-0", "node-1"})
             "failed",
             "the supervisor of node-1 was killed",
         ),
-        ({"node-0": RUNNING, "node-1": {"phase": "absent"}}, BOTH, "gone", "removed by somebody else"),
+        ({"node-0": RUNNING, "node-1": {"phase": "absent"}}, BOTH, "gone", "removed by another process"),
         ({"node-0": RUNNING, "etcd": DONE}, BOTH, "failed", "the rendezvous store ended before the job"),
         ({"node-0": {"phase": "no such phase"}}, frozenset(), "pending", "waits for node-0"),
     ],

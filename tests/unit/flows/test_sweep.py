@@ -11,15 +11,15 @@ from prefect.client.schemas.objects import State
 from flows import sweep as flow
 from flows.sweep import (
     AbandonedRun,
-    _build_sweep_state,
-    _describe_refusals,
-    _find_cluster_runs,
-    _find_local_runs,
-    _find_orphan_process_runs,
-    _format_summary,
-    _remove_orphan,
-    _remove_run,
+    build_sweep_state,
+    describe_refusals,
+    find_cluster_runs,
+    find_local_runs,
+    find_orphan_process_runs,
+    format_summary,
     main,
+    remove_orphan,
+    remove_run,
 )
 from tests import removed_folders
 from tests.fake_api import FakeApi
@@ -55,7 +55,7 @@ def isolated_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect has no run, and the sweep does not wait."""
     monkeypatch.setattr(flow, "read_liveness", lambda _: None)
     monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: None)
-    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
+    monkeypatch.setattr(orphans, "LEASE_OBSERVATION_S", 0.0)
     monkeypatch.setattr(ownership, "open_bounded_client", lambda: None)
 
 
@@ -63,7 +63,7 @@ def isolated_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def list_local_names(requested_runs: frozenset[str] | None) -> list[str]:
-    return [abandoned_run.run for abandoned_run in _find_local_runs(requested_runs, [])]
+    return [abandoned_run.run for abandoned_run in find_local_runs(requested_runs, [])]
 
 
 def test_folder_goes_after_its_lease(folder: CreateFolder) -> None:
@@ -85,20 +85,20 @@ def test_named_run_of_a_living_process_stays(folder: CreateFolder) -> None:
     """A named run that a living process owns is not swept, and the final state reports it."""
     folder_of_run = folder("mine-00000003", 60)
     with folder_of_run.owned():
-        (abandoned_run,) = _find_local_runs(frozenset({folder_of_run.name}), [])
-        leftovers = _remove_run(abandoned_run, dry_run=False)
+        (abandoned_run,) = find_local_runs(frozenset({folder_of_run.name}), [])
+        leftovers = remove_run(abandoned_run, dry_run=False)
     assert leftovers is None
     assert (
         "a living process owns it"
-        in _describe_refusals(frozenset({folder_of_run.name}), [abandoned_run], [leftovers])[0]
+        in describe_refusals(frozenset({folder_of_run.name}), [abandoned_run], [leftovers])[0]
     )
 
 
 def test_run_that_was_removed_in_one_location_is_not_refused() -> None:
     """A run that was refused in one place but swept in another, as after a move, is not reported as refused."""
     abandoned_runs = [AbandonedRun("moved-00000005", location, "", list) for location in ("here", "namespace ml")]
-    assert _describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, []]) == []
-    assert len(_describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, None])) == 2
+    assert describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, []]) == []
+    assert len(describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, None])) == 2
 
 
 def test_name_that_does_not_exist_is_an_error(folder: CreateFolder) -> None:
@@ -106,9 +106,9 @@ def test_name_that_does_not_exist_is_an_error(folder: CreateFolder) -> None:
     folder("over-00000006", 60).record_event("end", end="succeeded", by="flow", sentence="it went well")
     assert (
         list_local_names(frozenset({"over-00000006"})),
-        _describe_refusals(frozenset({"over-00000006"}), [], []),
+        describe_refusals(frozenset({"over-00000006"}), [], []),
     ) == ([], [])
-    assert _describe_refusals(frozenset({"gone-00000004"}), [], []) == [
+    assert describe_refusals(frozenset({"gone-00000004"}), [], []) == [
         "there is no run gone-00000004 that this user may see"
     ]
 
@@ -125,7 +125,7 @@ def test_sweep_ends_only_processes_without_a_supervisor(
     if is_supervisor_killed:
         os.kill(state["supervisor"], signal.SIGKILL)
         wait_until(lambda: not is_running(state["supervisor"]))
-    abandoned_runs = list(_find_orphan_process_runs(None))
+    abandoned_runs = list(find_orphan_process_runs(None))
     assert [abandoned_run.run for abandoned_run in abandoned_runs] == (
         [removed_folders.RUN] if is_supervisor_killed else []
     )
@@ -137,8 +137,8 @@ def test_sweep_ends_only_processes_without_a_supervisor(
 # --- in a cluster
 
 
-def find_cluster_runs(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
-    return list(_find_cluster_runs(None, None, faults, without_lease=without_lease))
+def list_cluster_runs(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
+    return list(find_cluster_runs(None, None, faults, without_lease=without_lease))
 
 
 def test_refused_list_fails_the_sweep(fake_api: FakeApi) -> None:
@@ -146,8 +146,8 @@ def test_refused_list_fails_the_sweep(fake_api: FakeApi) -> None:
     faults: list[str] = []
     run = OrphanedRun(fake_api, build_lease(ago=3))
     fake_api.fail("GET", r"/leases\?", 403)
-    assert find_cluster_runs(faults, without_lease=True) == []
-    end = _build_sweep_state(_format_summary([], 0, dry_run=False), faults)
+    assert list_cluster_runs(faults, without_lease=True) == []
+    end = build_sweep_state(format_summary([], 0, dry_run=False), faults)
     assert end.is_failed()
     assert "list leases" in str(end.message)
     assert "deploy/kubernetes/rbac.yaml" in str(end.message)
@@ -159,9 +159,9 @@ def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> Non
     faults: list[str] = []
     OrphanedRun(fake_api, build_lease(), "other")
     bare = OrphanedRun(fake_api, build_lease())
-    fake_api.objects._objects.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
+    fake_api.objects.stored.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
     fake_api.fail("GET", f"namespaces/default/leases/{RUN}", 403)
-    assert [abandoned_run.location for abandoned_run in find_cluster_runs(faults)] == ["namespace other"]
+    assert [abandoned_run.location for abandoned_run in list_cluster_runs(faults)] == ["namespace other"]
     assert len(faults) == 1
     assert bare.remaining_kinds == ["Job", "Pod"]
 
@@ -169,10 +169,10 @@ def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> Non
 def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     """Objects without a Lease are listed with the reason why they stay, and the final state counts them."""
     run = OrphanedRun(fake_api, build_lease())
-    fake_api.objects._objects.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
-    abandoned_runs = find_cluster_runs([])
-    assert [_remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
-    assert _format_summary(abandoned_runs, 0, dry_run=False) == "swept 0 runs; 1 listed and kept"
+    fake_api.objects.stored.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
+    abandoned_runs = list_cluster_runs([])
+    assert [remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
+    assert format_summary(abandoned_runs, 0, dry_run=False) == "swept 0 runs; 1 listed and kept"
     assert run.remaining_kinds == ["Job", "Pod"]
 
 
@@ -188,7 +188,7 @@ def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch
         monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
         run = OrphanedRun(fake_api, build_lease())
         (orphan,) = orphans.find_orphans(None, orphans.SweepScope(check_alive=lambda _: None))
-        assert (_remove_orphan(orphan), run.remaining_kinds) == ([], [])
+        assert (remove_orphan(orphan), run.remaining_kinds) == ([], [])
     assert reported_states == ["0190c7f0: Swept"]
 
 
@@ -198,7 +198,7 @@ def test_arguments_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sweep(*arguments: object, return_state: bool) -> State[None]:
         flow_arguments.extend(arguments)
-        return _build_sweep_state("swept 0 runs", [])
+        return build_sweep_state("swept 0 runs", [])
 
     monkeypatch.setattr(flow, "sweep", sweep)
     assert main(["--run", "a", "--run", "b", "--without-lease", "--context", "c"]) == 0

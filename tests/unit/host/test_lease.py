@@ -15,7 +15,7 @@ from tests.supervised import call_supervisor, read_log_texts, start_script, wait
 from torchyard.host import lease
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import find_labelled
-from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 _LEASE_S = 2.0  # ten times the interval of the renewals, so that a loaded machine does not miss one
 
@@ -30,7 +30,7 @@ class StatusCaller:
     """A launcher that renews a lease through a status command; `state` is the last one that the command printed."""
 
     def __init__(self, folder: Path) -> None:
-        argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(folder)]
+        argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "status", str(folder)]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self.process.stdout
         os.set_blocking(self.process.stdout.fileno(), False)

@@ -11,7 +11,7 @@ import pytest
 from tests.supervised import read_log_texts, start_script, wait_for_exit
 from tests.waiting import wait_until
 from torchyard.host.state import view_state
-from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
 def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
@@ -45,7 +45,7 @@ def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expec
     start_script(folder, "exit 3")
     wait_for_exit(folder)
     (folder / "log").write_text("one\ntwo\n")
-    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "follow", str(folder), str(offset)]
+    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "follow", str(folder), str(offset)]
     completed = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
     assert (completed.returncode, completed.stdout) == (0, expected)
 
@@ -100,7 +100,7 @@ def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
 
 
 def run_verb(verb: str, folder: Path) -> None:
-    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, verb, str(folder), "0"]
+    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb, str(folder), "0"]
     subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=30)
 
 

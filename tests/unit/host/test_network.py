@@ -9,10 +9,10 @@ from tests.lone_processes import build_lone_plan
 from tests.supervised import read_log_texts, start_script, wait_for_exit
 from torchyard.host.network import (
     LISTEN_URLS_PLACEHOLDER,
-    _find_source_address,
-    _is_own_address,
-    _resolve_name,
     find_listen_urls,
+    find_source_address,
+    is_own_address,
+    resolve_name,
 )
 from torchyard.steps.rendezvous import ensure_rendezvous
 from torchyard.steps.teardown import teardown
@@ -41,13 +41,13 @@ def test_store_listens_everywhere_if_no_route_is_known() -> None:
 
 def test_own_addresses_are_recognized() -> None:
     """An address is the host's own if it can be bound to."""
-    assert [_is_own_address(address) for address in ("127.0.0.1", FOREIGN_ADDRESS, "", "0.0.0.0")] == [
+    assert [is_own_address(address) for address in ("127.0.0.1", FOREIGN_ADDRESS, "", "0.0.0.0")] == [
         True,
         False,
         False,
         False,
     ]
-    assert (_resolve_name("127.0.0.3"), _resolve_name(UNKNOWN_NAME), _find_source_address(UNKNOWN_NAME)) == (
+    assert (resolve_name("127.0.0.3"), resolve_name(UNKNOWN_NAME), find_source_address(UNKNOWN_NAME)) == (
         ["127.0.0.3"],
         [],
         None,

@@ -11,9 +11,9 @@ from tests.removed_folders import LABEL, RUN, Start, is_running
 from tests.supervised import call_supervisor
 from tests.waiting import wait_until
 from torchyard.host.processes import find_labelled
-from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+from torchyard.launchers.baremetal import SUPERVISOR_PATH
 from torchyard.machines.processes import run_command
-from torchyard.model.plan import Command
+from torchyard.machines.staging import script_command
 
 
 def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> None:
@@ -63,7 +63,7 @@ def test_lease_expires_without_the_folder(start: Start) -> None:
 def test_lease_is_renewed_without_the_folder(start: Start, node: Path) -> None:
     """Renewals keep a process alive even if its folder was removed."""
     state = start(lease=1.0)
-    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(node)]
+    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "status", str(node)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as status_command:
         assert status_command.stdin
         for _ in range(10):
@@ -84,10 +84,7 @@ def test_failing_supervisor_ends_its_process(start: Start) -> None:
 
 def test_script_ends_processes_on_a_host_without_our_files(start: Start) -> None:
     """On a host without our files, the script that ssh sends ends all processes of an attempt."""
-    from torchyard.machines.staging import _inline_script  # what goes over ssh
-
     start()
-    result = run_command(
-        "localhost", Command(argv=_inline_script(sys.executable, "processes.py", "end", f"{RUN}/1/", "5"))
-    )
+    command = script_command("far", sys.executable, "processes.py", "end", f"{RUN}/1/", "5")  # what goes over ssh
+    result = run_command("localhost", command)
     assert (result, find_labelled(LABEL)) == ({"left": []}, [])

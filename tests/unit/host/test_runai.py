@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.runai_jobs import Planned, start_agents
-from torchyard.host.runai import _update_state
+from torchyard.host.runai import update_state
 from torchyard.host.runai_cli import JobResponse
-from torchyard.machines.backend import _remove_job
+from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
 from torchyard.pods.template import CLI_RUN_LABEL, RUN_LABEL
@@ -22,7 +22,7 @@ def test_second_submit_adopts(runai_planned: Planned) -> None:
     second = start_agents(plan)
     assert (first.created, second.created) == (True, False)
     assert first.submitted_at == second.submitted_at
-    _remove_job(plan)
+    MachinesBackend(plan).remove()
 
 
 def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
     argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo belongs to another run"):
         start_agents(plan)
-    _remove_job(plan)
+    MachinesBackend(plan).remove()
 
 
 @pytest.mark.parametrize("run", ["sample-a1b2c3d4", "another"])
@@ -48,7 +48,7 @@ def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_pat
             start_agents(plan)
     else:
         assert not start_agents(plan).created
-    _remove_job(plan)
+    MachinesBackend(plan).remove()
 
 
 def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_job_is_absent_after_two_responses_without_it(
     responses: list[JobResponse], age_s: float, is_gone: bool
 ) -> None:
     """No response ends nothing, one without the job may be an error, and a new job takes a minute to appear."""
-    state: dict[str, Any] = {"words": {}, "since": {}, "begun": {}, "ended": {}}
-    state |= {"submitted": time.time() - age_s, "missing": 0, "seen": False, "gone": False}
+    state: dict[str, Any] = {"statuses": {}, "since": {}, "started": {}, "ended": {}}
+    state |= {"submitted": time.time() - age_s, "missing": 0, "has_appeared": False, "is_deleted": False}
     for response in responses:
-        state = _update_state(state, response)
-    assert state["gone"] is is_gone
+        state = update_state(state, response)
+    assert state["is_deleted"] is is_gone

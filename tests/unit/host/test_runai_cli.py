@@ -3,7 +3,7 @@
 import pytest
 
 from tests.runai_jobs import Cli, Planned
-from torchyard.host.runai_cli import _parse_statuses
+from torchyard.host.runai_cli import parse_statuses
 from torchyard.machines.checks import check_hosts
 
 
@@ -19,7 +19,7 @@ from torchyard.machines.checks import check_hosts
 )
 def test_statuses_are_found_in_any_shape(output: str, status: str | None) -> None:
     """The status of job and pods is found in JSON of several shapes, and that of the job also in plain text."""
-    statuses = _parse_statuses(output, "j")
+    statuses = parse_statuses(output, "j")
     assert (statuses[""].lower(), statuses.get("j-master-0")) == ("running", status)
 
 
@@ -46,4 +46,4 @@ def test_preflight_reports_a_missing_login(runai_planned: Planned, cli: Cli) -> 
     path = cli()
     path.write_text(path.read_text().replace("\nexec", '\n[ "$1" != whoami ] || { echo not logged in; exit 1; }\nexec'))
     (check,) = check_hosts([requirement for requirement in plan.requires if requirement.kind == "runai"])
-    assert (check.detail, check.remedy) == ("nobody is logged in: not logged in", f"{path} login")
+    assert (check.detail, check.remedy) == ("no user is logged in: not logged in", f"{path} login")

@@ -12,9 +12,9 @@ from typing import Any
 
 from tests.archives import build_member, build_tar
 from torchyard.host.staging import record_heartbeat
-from torchyard.machines.staging import _SCRIPTS_FOLDER
+from torchyard.machines.staging import SCRIPTS_FOLDER
 
-SCRIPT_PATH = str(_SCRIPTS_FOLDER / "staging.py")
+SCRIPT_PATH = str(SCRIPTS_FOLDER / "staging.py")
 OWNER = '{"owner": "here:/runs/a"}'
 
 
@@ -62,7 +62,7 @@ def test_attempts_of_a_run_are_listed(tmp_path: Path) -> None:
     """Each attempt with a folder here is reported by its number; partial folders and those of another run are not."""
     for name in ("sample-1", "sample-3", "sample-4.part-77", "other-5"):
         (tmp_path / name).mkdir()
-    assert sorted(query_script("begun", tmp_path / "sample-1")["attempts"]) == [1, 3]
+    assert sorted(query_script("attempts", tmp_path / "sample-1")["attempts"]) == [1, 3]
 
 
 def test_removal_includes_partial_folders(tmp_path: Path) -> None:

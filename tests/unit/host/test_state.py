@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from tests.supervised import call_supervisor, start_script
-from torchyard.host.state import _STATE_BYTES, read_boot_id, view_state, write_state
+from torchyard.host.state import STATE_BYTES, read_boot_id, view_state, write_state
 
 
 def kill_supervisor(folder: Path) -> None:
@@ -33,5 +33,5 @@ def test_state_without_a_boot_id_is_not_a_reboot(folder: Path) -> None:
     """A state without a boot id does not prove a restart."""
     kill_supervisor(folder)
     state = {key: value for key, value in json.loads((folder / "state").read_text()).items() if key != "boot"}
-    (folder / "state").write_text(json.dumps(state).ljust(_STATE_BYTES))
+    (folder / "state").write_text(json.dumps(state).ljust(STATE_BYTES))
     assert (read_boot_id() != "", view_state(str(folder))["rebooted"]) == (True, False)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.supervised import read_log_texts, start_script, wait_for_exit
 from torchyard.host.processes import find_labelled
-from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
 def test_exit_code_and_output_are_kept(folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_status_exits_when_its_caller_has_left(folder: Path) -> None:
     """A status command ends soon after its caller."""
     start_script(folder, "sleep 60")
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(folder)], stdin=subprocess.PIPE
+        [sys.executable, "-I", "-S", SUPERVISOR_PATH, "status", str(folder)], stdin=subprocess.PIPE
     )
     assert watcher.stdin
     watcher.stdin.close()

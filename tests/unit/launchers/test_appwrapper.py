@@ -31,7 +31,7 @@ def of(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
 
 def inner(plan: ManifestPlan) -> dict[str, Any]:
     value: Any = plan.main
-    for key in appwrapper._find_wrapped_path(plan.main):
+    for key in appwrapper.find_wrapped_path(plan.main):
         value = value[key]
     job: dict[str, Any] = value
     return job
@@ -45,7 +45,7 @@ def observe(**status: Any) -> Observation:
 # --- the plan
 
 
-@pytest.mark.parametrize("api", [appwrapper._V1BETA2, *MCAD])
+@pytest.mark.parametrize("api", [appwrapper.V1BETA2, *MCAD])
 def test_wrapper_contains_the_job_that_pytorchjob_plans(plan_wrapped: Planned, api: str) -> None:
     """The wrapped object is the PyTorchJob's own plan, except for the fields that only the wrapper may have."""
     plan = plan_wrapped(options={"api": api})
@@ -117,7 +117,7 @@ def test_dispatcher_counts_the_pods(plan_wrapped: Planned, api: str) -> None:
     assert (pods["replicas"], pods["requests"]["nvidia.com/gpu"]) == (2, "8")
 
 
-@pytest.mark.parametrize(("api", "group"), [(appwrapper._V1BETA2, "workload.codeflare.dev"), (MCAD[0], "mcad.ibm.com")])
+@pytest.mark.parametrize(("api", "group"), [(appwrapper.V1BETA2, "workload.codeflare.dev"), (MCAD[0], "mcad.ibm.com")])
 def test_requirements_contain_the_api_group(plan_wrapped: Planned, api: str, group: str) -> None:
     """Requirements contain the API group, because both controllers call their kind AppWrapper."""
     plan = plan_wrapped(options={"api": api})
@@ -127,7 +127,7 @@ def test_requirements_contain_the_api_group(plan_wrapped: Planned, api: str, gro
     assert ("app.kubernetes.io/name=appwrapper" in labels) == (group != "mcad.ibm.com")
 
 
-@pytest.mark.parametrize("api", [appwrapper._V1BETA2, *MCAD])
+@pytest.mark.parametrize("api", [appwrapper.V1BETA2, *MCAD])
 def test_dispatcher_needs_no_permission_to_create_a_pytorchjob(plan_wrapped: Planned, api: str) -> None:
     """Only the webhook of v1beta2 requires the permission to create a PyTorchJob; each product has its own remedy."""
     plan = plan_wrapped(options={"api": api})

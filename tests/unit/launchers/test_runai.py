@@ -58,11 +58,11 @@ def observe(**statuses: str) -> dict[str, Any]:
     """Two pods with these statuses from the CLI; `job` is the job's own."""
     names = {"job": "", "master": "m", "worker": "w"}
     response = {
-        "words": {names[name]: state_name for name, state_name in statuses.items()},
-        "why": "",
-        "gone": "gone" in statuses.values(),
+        "statuses": {names[name]: state_name for name, state_name in statuses.items()},
+        "reason": "",
+        "is_deleted": "gone" in statuses.values(),
     }
-    response |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
+    response |= {"started": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
     return {"node-0": get_pod_status(response, "m"), "node-1": get_pod_status(response, "w")}
 
 
@@ -79,7 +79,7 @@ def observe(**statuses: str) -> dict[str, Any]:
         ({"job": "Failed", "master": "Failed", "worker": "Error"}, "failed", "node-1 ended as Error"),
         ({"job": "Succeeded", "worker": "Failed"}, "failed", "node-1 ended as Failed"),
         ({"job": "Something"}, "pending", "0 of 2 pods run; node-0: Something"),
-        ({"job": "gone"}, "gone", "the job was deleted from Run:ai by somebody else"),
+        ({"job": "gone"}, "gone", "the job was deleted from Run:ai by another user"),
     ],
 )
 def test_state_is_read_from_statuses(pod_states: dict[str, str], state: str, reason: str) -> None:

@@ -12,7 +12,7 @@ from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import HangUpdate, RankGroup
 from torchyard.model.run import Report
 from torchyard.pages.hang import render_hang, render_hang_page
-from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
+from torchyard.pages.report import MAX_PAGE_BYTES, render_markdown, render_text
 
 LATE = "rank 3 on node-1 arrives last: the others wait 22 % of their time for it (13 s a minute)"
 
@@ -65,7 +65,7 @@ def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
     rank_groups = tuple(RankGroup(ranks=tuple(range(start, 3000, 7)), location=evil) for start in range(1000))
     hang = HANG.model_copy(update={"sentence": evil, "rank_groups": rank_groups, "evidence": (evil,) * 100})
     text = form(ended(hang=hang))
-    assert len(text.encode()) < _MAX_PAGE_BYTES / 2
+    assert len(text.encode()) < MAX_PAGE_BYTES / 2
     assert not re.search(r"\x1b|\n# big", text)
     assert form is render_text or "<img src=x" not in render_html(text)
 

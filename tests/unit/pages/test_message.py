@@ -9,7 +9,7 @@ from torchyard.model.run import Report, Step
 from torchyard.model.trend import TrendVerdict
 from torchyard.pages.message import list_end_events, write_end_message, write_waiting_message
 
-LOSS = Step(name="comeback", seconds=3, detail="the launcher was lost")
+LOSS = Step(name="resume", seconds=3, detail="the launcher was lost")
 WORSE = TrendVerdict(verdict="worse", sentence="busbw is 150, 25 % below 200")
 
 

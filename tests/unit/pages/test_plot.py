@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.reports import ROWS, report
 from torchyard.model.run import Metrics, Row
-from torchyard.pages.plot import _MAX_POINTS, PlotPoint, _thin_points, draw_plot
-from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown
+from torchyard.pages.plot import MAX_POINTS, PlotPoint, draw_plot, thin_points
+from torchyard.pages.report import MAX_PAGE_BYTES, render_markdown
 
 
 def test_one_row_makes_no_plot() -> None:
@@ -26,7 +26,7 @@ def test_page_of_a_long_run_has_its_plot() -> None:
     )
     text = render_markdown(report(rows=(*rows, {"step": 100_000, "loss": 1.0, "rate": 0.2, "x": 1})))
     assert "data:image/svg+xml;base64," in text
-    assert len(text) < _MAX_PAGE_BYTES
+    assert len(text) < MAX_PAGE_BYTES
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3_000))
@@ -34,8 +34,8 @@ def test_page_of_a_long_run_has_its_plot() -> None:
 def test_thinned_curve_keeps_its_peaks_and_ends(values: list[float]) -> None:
     """A thinned curve keeps its first and last point, its minimum and its maximum, in order."""
     points = [PlotPoint(float(x), y) for x, y in enumerate(values)]
-    thinned = _thin_points(points)
-    assert len(thinned) <= _MAX_POINTS
+    thinned = thin_points(points)
+    assert len(thinned) <= MAX_POINTS
     assert [thinned[0], thinned[-1]] == [points[0], points[-1]]
     assert (min(point.y for point in thinned), max(point.y for point in thinned)) == (min(values), max(values))
     assert thinned == sorted(thinned)

@@ -16,7 +16,7 @@ from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.model.hardware import Expect
 from torchyard.model.run import ContainerFailure, Failure, LogFile, Report, Row
-from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
+from torchyard.pages.report import MAX_PAGE_BYTES, render_markdown, render_text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
 FORMS = [render_text, render_markdown]
@@ -74,8 +74,8 @@ def test_page_of_any_run_is_small(letter: str) -> None:
     """A page stays small even with huge tables, a thousand incomplete logs and twenty attempts."""
     huge_report = huge(letter)
     assert (
-        len(render_markdown(huge_report).encode()) <= _MAX_PAGE_BYTES,
-        len(render_text(huge_report).encode()) <= _MAX_PAGE_BYTES,
+        len(render_markdown(huge_report).encode()) <= MAX_PAGE_BYTES,
+        len(render_text(huge_report).encode()) <= MAX_PAGE_BYTES,
     ) == (True, True)
 
 

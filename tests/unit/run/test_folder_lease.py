@@ -21,7 +21,7 @@ def test_missing_folder_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_lease_is_renewed_while_it_is_held_and_no_longer(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease is renewed during a step of any length, and no longer after it."""
-    monkeypatch.setattr(folder_lease, "_RENEW_INTERVAL_S", 0.02)
+    monkeypatch.setattr(folder_lease, "RENEW_INTERVAL_S", 0.02)
     with hold_folder_lease(folder, 60.0):
         wait_until(lambda: read_renewal_time(folder))
         os.utime(folder.path / "lease", (1, 1))

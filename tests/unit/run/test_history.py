@@ -44,17 +44,17 @@ def name_steps(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
     [
         ([start(0)], []),
         (LOST, []),
-        ([*LOST, BACK], [("preflight", 1.0), ("wait", 47.0), ("comeback", 10.0)]),
-        ([*LOST, RUNNING, BACK], [("preflight", 1.0), ("wait", 47.0), ("comeback", 10.0)]),
-        ([RUNNING, BACK], [("comeback", 10.0)]),
+        ([*LOST, BACK], [("preflight", 1.0), ("wait", 47.0), ("resume", 10.0)]),
+        ([*LOST, RUNNING, BACK], [("preflight", 1.0), ("wait", 47.0), ("resume", 10.0)]),
+        ([RUNNING, BACK], [("resume", 10.0)]),
         ([start(0), step(1, "submit"), did(2, "submit"), start(9)], []),
-        ([start(0), step(1, "submit"), did(2, "submit"), start(9, "attach")], [("submit", 1.0), ("comeback", 7.0)]),
+        ([start(0), step(1, "submit"), did(2, "submit"), start(9, "attach")], [("submit", 1.0), ("resume", 7.0)]),
         ([*LOST, {"at": T0 + 5, "event": "end", "end": "failed", "sentence": "no"}, start(9)], []),
         (
             [start(0), {"at": T0 + 5, "event": "end", "end": "gave-up", "sentence": "no"}, start(9, "attach")],
             [("gave-up", 4.0)],
         ),
-        ([*LOST, start(2, "attach", lost_at=T0 + 1)], [("preflight", 1.0), ("wait", 0.0), ("comeback", 0.0)]),
+        ([*LOST, start(2, "attach", lost_at=T0 + 1)], [("preflight", 1.0), ("wait", 0.0), ("resume", 0.0)]),
     ],
 )
 def test_steps_of_lost_processes_are_listed(events: list[dict[str, Any]], expected: list[tuple[str, float]]) -> None:

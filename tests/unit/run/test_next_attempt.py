@@ -7,7 +7,7 @@ from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Run
-from torchyard.run.next_attempt import _list_failed_machines, avoid_failed_machines
+from torchyard.run.next_attempt import avoid_failed_machines, list_failed_machines
 
 RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r")
 
@@ -27,7 +27,7 @@ RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r"
 )
 def test_failed_machine_is_avoided(cause: str, machine: str, avoided: tuple[str, ...]) -> None:
     """A machine is avoided only if it caused the failure: not after a preemption, nor if the machine is unknown."""
-    assert _list_failed_machines([attempt(1, cause, machine)]) == avoided
+    assert list_failed_machines([attempt(1, cause, machine)]) == avoided
 
 
 def plan(**overrides: object) -> str:

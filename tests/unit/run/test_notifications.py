@@ -1,5 +1,6 @@
 """RunNotifier sends each message once, across processes of the run, and none of its errors ends the run."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,20 @@ def test_success_after_a_failed_night_is_a_recovery(
     assert "the run before it did not succeed" in receiver.received[0]["message"]
 
 
+def wait_for_messages() -> None:
+    """Wait until no thread sends a message any more."""
+    for thread in threading.enumerate():
+        if thread.name == "notify":
+            thread.join(10)
+
+
 def test_long_wait_is_sent_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """A wait of more than `notify.waiting` is sent with its reason, by one process of the run only."""
     for _ in range(2):
         notifier = create_notifier(write, folder, receiver, notify={"waiting": "10m"})
         for waited_s in (1.0, 599.0, 601.0, 700.0):
             notifier.record_status(WAITING, waited_s)
-        notifier._delivery.finish(10)
+        wait_for_messages()
     assert receiver.titles == ["sample: waiting"]
     assert "10 min 01 s" in receiver.received[0]["message"]
     assert WAITING.reason in receiver.received[0]["message"]
@@ -96,7 +104,7 @@ def test_certain_hang_is_sent_once(write: Write, folder: RunFolder, receiver: Re
     notifier = create_notifier(write, folder, receiver)
     for is_certain in (False, True, False, True):
         notifier.notify_hang(HangUpdate(hang=HANG, is_certain=is_certain))
-    notifier._delivery.finish(10)
+    wait_for_messages()
     assert receiver.titles == ["sample: hanging"]
     text = receiver.received[0]["message"]
     assert (HANG.sentence in text, "on_hang: report" in text, "torchyard why " in text) == (True, True, True)
@@ -108,7 +116,7 @@ def test_start_is_journalled_and_ends_the_wait(write: Write, folder: RunFolder, 
     notifier.record_status(RUNNING, 12.3)
     notifier.record_status(RUNNING, 13.0)
     notifier.record_status(WAITING, 9000.0)
-    notifier._delivery.finish(10)
+    wait_for_messages()
     assert (receiver.titles, [event["waited_s"] for event in folder.events()]) == ([], [12.3])
 
 

@@ -12,6 +12,7 @@ from tests.fake_api import FakeApi
 from tests.lone_processes import build_lone_profile
 from tests.reports import attempt
 from tests.waiting import wait_until
+from torchyard.backend import backend_of
 from torchyard.cluster import lease, lease_renewal
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
@@ -20,7 +21,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
 from torchyard.model.plan import CommandPlan
-from torchyard.model.run import Collected, End, Metrics, Report, Run, RunEnd
+from torchyard.model.run import Collected, End, Metrics, Outcome, Report, Run, RunEnd, Status
 from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
@@ -58,12 +59,13 @@ def test_no_step_starts_in_a_run_that_another_launcher_owns(
     runner = Runner(load(write()), RUN_ID, LocalReporter())
     runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
-    taken_lease = lease._build_lease(plan, get_cluster_client(plan.cluster))
+    taken_lease = lease.build_lease(plan, get_cluster_client(plan.cluster))
     taken_lease["spec"] = plan.lease["spec"] | {"holderIdentity": "elsewhere:/runs"}
     fake_api.put(taken_lease)
+    outcome = Outcome(status=Status(state="succeeded", reason=""), exit_codes={})
     with pytest.raises(RunInUseError, match="taken it over"):
-        wait_until(runner._check_owner)
-    for touch in (lambda: runner._run_step("collect", lambda: "", str), lambda: runner.remove(plan)):
+        wait_until(backend_of(plan).check_owner)
+    for touch in (lambda: runner.close(1, plan, outcome), lambda: runner.remove(plan)):
         with pytest.raises(RunInUseError):
             touch()
     assert not runner.folder.events()
@@ -165,7 +167,7 @@ def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
 def submit_attempt(runner: Runner) -> CommandPlan:
     """Start the run's first attempt without waiting for it."""
     run = Run(id=RUN_ID, attempt=1, folder=str(runner.folder.path))
-    plan = runner._prepare(run).plan
+    plan = runner.prepare(run).plan
     assert isinstance(plan, CommandPlan)
     submit(plan, runner.profile.deadlines)
     runner.open_attempt = (1, plan)

@@ -10,8 +10,7 @@ from tests.conftest import RUN_ID, Write
 from tests.fake_api import FakeApi
 from tests.leases import RUN
 from tests.lost_machines import KEY, adopt_folder, put_lease
-from torchyard.archive import copier
-from torchyard.archive.copier import open_run_archive
+from torchyard.archive.copier import ArchiveTimeouts, open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.common.identity import identify_holder
 from torchyard.loading.profile import load_profile
@@ -45,14 +44,15 @@ def test_run_without_a_lease_has_no_attempt(profile: Profile) -> None:
 
 
 @pytest.fixture
-def fetch(profile: Profile, tmp_path: Path) -> Callable[[], RunFolder]:
+def fetch(profile: Profile, tmp_path: Path) -> Callable[..., RunFolder]:
     """Fetch a run's past from its archive; a test may put a file in its place, so that the archive does not answer."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     folder = RunFolder.of(profile, RUN_ID)
     folder.path.mkdir(parents=True)
 
-    def fetch_into_folder() -> RunFolder:
-        with open_run_archive(folder.path, lambda: None, is_resumed=True) as archive:
+    def fetch_into_folder(fetch_s: float = 60.0) -> RunFolder:
+        timeouts = ArchiveTimeouts(fetch_s=fetch_s)
+        with open_run_archive(folder.path, lambda: None, is_resumed=True, timeouts=timeouts) as archive:
             fetch_past(folder, profile, RUN_ID, archive)
         return folder
 
@@ -60,13 +60,12 @@ def fetch(profile: Profile, tmp_path: Path) -> Callable[[], RunFolder]:
 
 
 @pytest.fixture
-def silent_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def silent_archive(tmp_path: Path) -> None:
     """The archive does not answer: its folder is a file."""
     (tmp_path / "archive").write_text("")
-    monkeypatch.setattr(copier, "_FETCH_TIMEOUT_S", 0.1)
 
 
-def test_past_comes_from_the_archive(fetch: Callable[[], RunFolder], profile: Profile, tmp_path: Path) -> None:
+def test_past_comes_from_the_archive(fetch: Callable[..., RunFolder], profile: Profile, tmp_path: Path) -> None:
     """A run whose end on another machine is in the archive has ended on this machine too."""
     remote = RunFolder(tmp_path / "archive" / RunFolder.of(profile, RUN_ID).name)
     remote.path.mkdir(parents=True)
@@ -75,18 +74,18 @@ def test_past_comes_from_the_archive(fetch: Callable[[], RunFolder], profile: Pr
     assert choose_entry(fetch().events(), lambda: False) == "echo"
 
 
-def test_run_without_archive_and_lease_is_new(fetch: Callable[[], RunFolder]) -> None:
+def test_run_without_archive_and_lease_is_new(fetch: Callable[..., RunFolder]) -> None:
     """If neither the archive, which answers, nor the cluster has the run, it has not been started."""
     assert fetch().events() == []
 
 
-def test_run_without_any_answer_is_not_started(fetch: Callable[[], RunFolder], silent_archive: None) -> None:
+def test_run_without_any_answer_is_not_started(fetch: Callable[..., RunFolder], silent_archive: None) -> None:
     """Without an answer of the archive, and without a Lease, the run may have ended, and is not started."""
     with pytest.raises(DetachedError, match=r"cannot find out whether this run has been started .*cannot list"):
-        fetch()
+        fetch(fetch_s=0.1)
 
 
-def test_lease_is_enough(fetch: Callable[[], RunFolder], silent_archive: None, fake_api: FakeApi) -> None:
+def test_lease_is_enough(fetch: Callable[..., RunFolder], silent_archive: None, fake_api: FakeApi) -> None:
     """If the archive does not answer, the run is resumed by its Lease."""
     put_lease(fake_api, attempt="2")
-    assert fetch().attempts() == [2]
+    assert fetch(fetch_s=0.1).attempts() == [2]

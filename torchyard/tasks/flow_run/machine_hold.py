@@ -130,13 +130,13 @@ def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: Machi
         if remaining_s > 0:
             delay_s = min(_MAX_GIVE_BACK_DELAY_S, profile.deadlines.lease / _GIVE_BACKS_PER_LEASE)
             _write_hold(client, run, hold._replace(claimed_at=claimed_at))
-            _give_back(client, run, hold.machine, delay_s=delay_s)
+            give_back(client, run, hold.machine, delay_s=delay_s)
         if not has_journal and not is_launcher_dead(new_states):
             raise HolderGoneError(hold.machine, profile.deadlines.lease)
         return own_hold
 
 
-def _give_back(client: SyncPrefectClient, run: FlowRun, machine: str, *, delay_s: float) -> NoReturn:
+def give_back(client: SyncPrefectClient, run: FlowRun, machine: str, *, delay_s: float) -> NoReturn:
     """Schedule the run again after `delay_s`, and exit this process without touching the run."""
     message = f"its processes are on {machine}: another machine has given the run back"
     if run.state and run.state.is_running():  # not if a user has cancelled it meanwhile

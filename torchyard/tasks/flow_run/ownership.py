@@ -21,7 +21,7 @@ from .states import open_bounded_client, retry_while_busy
 
 _KEY_LABEL = "torchyard.key"  # the label of a flow run
 _FLOW_NAME = "train"
-_ENTRYPOINT = "flows/train.py:train"
+ENTRYPOINT = "flows/train.py:train"
 _KEY_TIMEOUT_S = 10.0  # of all requests for a key
 _LIVING_STATES = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING, StateType.PAUSED]
 _RUNS_PER_PAGE = 200
@@ -33,8 +33,8 @@ def register_flow_run(run_id: str, flow_run_id: str) -> None:
     _flow_run_ids[run_id] = flow_run_id
 
 
-def obtain_key(run_id: str) -> str:
-    """The key of a run, created if it has none yet; empty if Prefect does not respond within `_KEY_TIMEOUT_S`.
+def obtain_key(run_id: str, *, timeout_s: float = _KEY_TIMEOUT_S) -> str:
+    """The key of a run, created if it has none yet; empty if Prefect does not respond within `timeout_s`.
 
     The request runs on a daemon thread, so that a server that hangs cannot delay the run for longer.
     """
@@ -47,7 +47,7 @@ def obtain_key(run_id: str) -> str:
 
     thread = threading.Thread(target=request_key, daemon=True, name="run-key")
     thread.start()
-    thread.join(_KEY_TIMEOUT_S)
+    thread.join(timeout_s)
     return keys[0] if keys else ""
 
 
@@ -85,7 +85,7 @@ def confirm_flow_run(lease: lease_record.LeaseObject) -> str | None:
             if key:
                 return run_id if lease_record.is_sealed_lease(lease, key) else None
             deployment = flow_run.deployment_id and client.read_deployment(flow_run.deployment_id)
-            return run_id if deployment and deployment.entrypoint == _ENTRYPOINT else None
+            return run_id if deployment and deployment.entrypoint == ENTRYPOINT else None
     except Exception as error:
         get_log().debug("cannot confirm flow run %s: %s", run_id, error)
         return None

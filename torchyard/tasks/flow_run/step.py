@@ -29,7 +29,7 @@ def make_task(function: Callable[P, R]) -> Task[P, R]:
     return decorate(function)
 
 
-def _get_run_log() -> RunLogger:
+def get_run_log() -> RunLogger:
     """The run's log; the engine's own logger if a step is called outside of a run."""
     try:
         return get_run_logger()
@@ -40,7 +40,7 @@ def _get_run_log() -> RunLogger:
 _ROUTINE_MESSAGES = ("Beginning flow run", "Finished in state Completed()", "View at ")  # of every run and every step
 
 
-class _EngineLogFilter(SafeText):
+class EngineLogFilter(SafeText):
     """Filter the log of Prefect's engine.
 
     Our own errors are logged without a stack trace (by SafeText). Two things are dropped: the error that Prefect raises
@@ -56,7 +56,7 @@ class _EngineLogFilter(SafeText):
         return super().filter(record)
 
 
-set_log_source(_get_run_log)
+set_log_source(get_run_log)
 logging.getLogger("prefect.flow_runs").setLevel(logging.NOTSET)  # prefect.yaml silences it until the flow is loaded
 for logger_name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
-    logging.getLogger(logger_name).addFilter(_EngineLogFilter())
+    logging.getLogger(logger_name).addFilter(EngineLogFilter())

@@ -10,8 +10,8 @@ from prefect.states import Completed, Failed
 from torchyard.tasks.recovery import recover_lost_runs
 
 
-@flow(name="comeback")
-def comeback() -> State[Any]:
+@flow(name="recover")
+def recover() -> State[Any]:
     """Check the current state of every run that may have lost its launcher, and schedule those that have lost it."""
     result = recover_lost_runs()
     if result.faults:
@@ -20,4 +20,4 @@ def comeback() -> State[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if comeback(return_state=True).is_completed() else 1)
+    sys.exit(0 if recover(return_state=True).is_completed() else 1)
