@@ -4,9 +4,10 @@
 The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none of our files:
 
     place     prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, completely
-              or not at all. If another living launcher owns the run, prints its name; the third argument names the caller
+              or not at all. If another living launcher owns the run, prints its name; the third argument names the
+              caller
     bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
-    clear     removes FOLDER; prints what is left
+    clear     removes FOLDER; prints the leftovers
     attempts  prints the numbers of the run's attempts that have a folder here
 
 A tar is complete if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
