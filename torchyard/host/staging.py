@@ -3,7 +3,7 @@
 
 The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none of our files:
 
-    place     prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, completely
+    place     prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, complete
               or not at all. If another living launcher owns the run, prints its name; the third argument names the
               caller
     bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
