@@ -87,23 +87,23 @@ class Objects:
         self.version = 100
         self.oldest = 0  # changes before this version are forgotten
         self.changes: list[Change] = []
-        self._objects: dict[ObjectKey, Object] = {}
+        self.stored: dict[ObjectKey, Object] = {}
 
     # --- reading
 
     def get(self, key: ObjectKey) -> Object:
         """A copy of one object; RefusedError (404) if it does not exist."""
         with self.changed:
-            if key not in self._objects:
+            if key not in self.stored:
                 raise RefusedError(404, "NotFound", f'{key.kind.rpartition("/")[2]} "{key.name}" not found')
-            return copy.deepcopy(self._objects[key])
+            return copy.deepcopy(self.stored[key])
 
     def select(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> list[Object]:
         """The objects of a kind in a namespace, or in all (None), that the selectors match."""
         with self.changed:
             objects = [
                 obj
-                for (obj_kind, obj_namespace, _), obj in sorted(self._objects.items())
+                for (obj_kind, obj_namespace, _), obj in sorted(self.stored.items())
                 if obj_kind == kind and namespace in (None, obj_namespace) and matches_selectors(obj, query)
             ]
             return copy.deepcopy(objects)
@@ -121,7 +121,7 @@ class Objects:
         metadata = obj.get("metadata") or {}
         key = ObjectKey(kind, namespace, str(metadata.get("name")))
         with self.changed:
-            if key in self._objects:
+            if key in self.stored:
                 raise RefusedError(409, "AlreadyExists", f'{kind.rpartition("/")[2]} "{key.name}" already exists')
             created = copy.deepcopy(obj)
             created["metadata"] = dict(metadata)
@@ -161,7 +161,7 @@ class Objects:
             key = ObjectKey(kind, namespace, obj["metadata"]["name"])
             defaults = {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": format_now()}
             metadata = defaults | obj["metadata"]
-            event = "MODIFIED" if key in self._objects else "ADDED"
+            event = "MODIFIED" if key in self.stored else "ADDED"
             return self._store(event, key, copy.deepcopy(obj) | {"metadata": metadata})
 
     def forget_changes(self) -> None:
@@ -173,21 +173,21 @@ class Objects:
             self.changed.notify_all()
 
     def _remove(self, key: ObjectKey, obj: Object, *, cascade: bool) -> Object:
-        del self._objects[key]
+        del self.stored[key]
         self._record_change("DELETED", key, obj)
         owned_keys = [
             other_key
-            for other_key, other_obj in self._objects.items()
+            for other_key, other_obj in self.stored.items()
             if obj["metadata"]["uid"] in list_owner_uids(other_obj)
         ]
         if cascade:
             for owned_key in owned_keys:
-                if owned_key in self._objects:
+                if owned_key in self.stored:
                     self.delete(owned_key, {})
         return obj
 
     def _store(self, event: str, key: ObjectKey, obj: Object) -> Object:
-        self._objects[key] = obj
+        self.stored[key] = obj
         self._record_change(event, key, obj)
         if event == "MODIFIED" and "deletionTimestamp" in obj["metadata"] and not obj["metadata"].get("finalizers"):
             self._remove(key, obj, cascade=True)

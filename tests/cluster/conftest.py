@@ -77,7 +77,7 @@ def stop_renewals() -> Iterator[None]:
     """Stop renewing a test's Leases when it ends: a renewal would use the next test's credentials."""
     yield
     renewer = get_renewer()
-    for _, plan in list(renewer._pending.values()):
+    for plan in renewer.list_plans():
         renewer.drop(plan)
 
 

@@ -222,12 +222,12 @@ class FaultProxy:
                 continue
             if not data:
                 return False
-            forward = self._forward_request if sock is link.client_socket else self._forward_response
+            forward = self.forward_request if sock is link.client_socket else self.forward_response
             if not forward(link, data):
                 return False
         return True
 
-    def _forward_request(self, link: Link, data: bytes) -> bool:
+    def forward_request(self, link: Link, data: bytes) -> bool:
         """Forward a client's data, unless the proxy answers the request.
 
         Return False if the connection must be closed.
@@ -246,7 +246,7 @@ class FaultProxy:
             link.server_socket.sendall(data)
         return True
 
-    def _forward_response(self, link: Link, data: bytes) -> bool:
+    def forward_response(self, link: Link, data: bytes) -> bool:
         """Forward the API server's data, with the faults for it; return False if the connection must be closed."""
         if link.is_response_pending:
             link.is_response_pending = False

@@ -76,7 +76,7 @@ class Gate(FaultProxy):
 
     # --- forwarding
 
-    def _forward_request(self, link: Link, data: bytes) -> bool:
+    def forward_request(self, link: Link, data: bytes) -> bool:
         if data.startswith(VERBS):
             request = data.split(b" HTTP/", 1)[0].decode()
             if not self._hold_response:
@@ -85,14 +85,14 @@ class Gate(FaultProxy):
             if fault:
                 link.request = request
                 return self._inject(link, fault, data)
-        return super()._forward_request(link, data)
+        return super().forward_request(link, data)
 
-    def _forward_response(self, link: Link, data: bytes) -> bool:
+    def forward_response(self, link: Link, data: bytes) -> bool:
         if self._hold_response and self._hold(link.request):
             fault = self._find_fault(link.request)
             if fault:
                 return self._inject(link, fault, b"")
-        return super()._forward_response(link, data)
+        return super().forward_response(link, data)
 
     def _hold(self, request: str) -> bool:
         """Hold this request if it matches; return True if it was held."""

@@ -16,7 +16,7 @@ from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.loading.yaml_document import merge_overrides
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.pod import _PLAIN_RESOURCES
+from torchyard.model.pod import PLAIN_RESOURCES
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.pods.template import merge_pod_settings
@@ -47,7 +47,7 @@ def build_small_overrides(name: str, nodes: dict[str, str] | None = None) -> Ove
     changes = choose_program(profile) | choose_size(profile)
     changes |= {
         "mounts": {path: NO_SOURCE | {"host": "/tmp"} for path in profile.mounts},
-        "resources": {resource: "0" for resource in profile.resources if resource not in _PLAIN_RESOURCES},
+        "resources": {resource: "0" for resource in profile.resources if resource not in PLAIN_RESOURCES},
         "options": OPTIONS.get(profile.launcher, {}),
         "cluster": {"namespace": None},
         "pod": pod,

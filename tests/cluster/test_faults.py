@@ -96,8 +96,8 @@ def named_proxy(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProx
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
     """A fault, with timeouts of seconds instead of minutes for silent connections."""
-    monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 8.0)
-    monkeypatch.setattr(http, "_READ_TIMEOUT_S", 8.0)
+    monkeypatch.setattr(reflector, "WATCH_IDLE_TIMEOUT_S", 8.0)
+    monkeypatch.setattr(http, "READ_TIMEOUT_S", 8.0)
     return FAULTS[request.param]
 
 
@@ -132,7 +132,7 @@ def test_object_is_created_once_despite_a_fault(fault: Fault, jobs: Jobs, named_
 
 def test_busy_server_is_given_up(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a server is busy for too long, the error has its last status and message."""
-    monkeypatch.setattr(retry, "_REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(retry, "REQUEST_TIMEOUT_S", 1.0)
     respond_with(503)(proxy)
     with pytest.raises(ClusterError, match="injected") as caught:
         Client(Cluster(context=CONTEXT, namespace=jobs.namespace)).list("v1", "Pod")
@@ -199,7 +199,7 @@ def test_outage_is_logged_once(
     jobs: Jobs, proxy: FaultProxy, read_messages: ReadMessages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long outage is logged once with its reason, and its end once."""
-    monkeypatch.setattr(outage, "_REPORT_AFTER_S", 1.0)
+    monkeypatch.setattr(outage, "REPORT_AFTER_S", 1.0)
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -255,20 +255,20 @@ def test_first_refusal_is_not_believed(jobs: Jobs, proxy: FaultProxy) -> None:
 
 def test_resync_corrects_a_wrong_watch(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the watch never reports a job's deletion, the next full list does; there is one every few minutes."""
-    monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (6.0, 6.0))
+    monkeypatch.setattr(reflector, "RESYNC_RANGE_S", (6.0, 6.0))
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
         proxy.stall("watch=1")
         jobs.delete(plan)
-        monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(reflector, "WATCH_IDLE_TIMEOUT_S", 2.0)
         proxy.cut("watch=1")
         until(lambda: read_kinds(watch) == set())
 
 
 def test_waiting_costs_few_requests(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind costs one list and one watch per resync: with the default range fewer than two requests a minute."""
-    monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (5.0, 5.0))
+    monkeypatch.setattr(reflector, "RESYNC_RANGE_S", (5.0, 5.0))
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.bare_pods import PRINT_SCRIPT, RESTART_SCRIPT, BarePod
 from tests.cluster.jobs import Jobs, until
-from torchyard.cluster.pod_logs import PodLogs, _has_terminated
+from torchyard.cluster.pod_logs import PodLogs, has_container_terminated
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
@@ -123,6 +123,9 @@ def test_restarted_container_is_read_to_the_end(pod: BarePod, jobs: Jobs) -> Non
         pod_logs.update_pod("worker-0", pod.name, pod.read())
         return condition()
 
+    def is_complete() -> bool:
+        return has_container_terminated(pod.read(), "main") and not pod_logs.is_unfinished()
+
     restarter = threading.Thread(target=run_twice, args=(pod,))
     restarter.start()
     until(lambda: pod.client.get("v1", "Pod", pod.name))
@@ -130,6 +133,6 @@ def test_restarted_container_is_read_to_the_end(pod: BarePod, jobs: Jobs) -> Non
     restarter.join()
     if pod.is_fake:
         pod.succeed()
-    until(lambda: update_and_check(lambda: _has_terminated(pod.read(), "main") and not pod_logs.is_unfinished()))
+    until(lambda: update_and_check(is_complete))
     texts = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
     assert (texts, pod_logs.lost_logs()) == ([b"one", b"two", b"three", b"again"], {})

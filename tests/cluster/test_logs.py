@@ -150,7 +150,7 @@ def test_silent_stream_is_reopened(
     jobs: Jobs, log: FakeLog, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log stream that stalls without being closed is opened again after a timeout."""
-    monkeypatch.setattr(module, "_STREAM_IDLE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "STREAM_IDLE_TIMEOUT_S", 1.0)
     plan = jobs.start(proxy, log=log.path)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch) and proxy.count_requests("/log?"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import Jobs
-from torchyard.cluster.delete import _list_visible_objects, list_kinds
+from torchyard.cluster.delete import list_kinds, list_labelled_objects
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
@@ -59,4 +59,4 @@ def test_many_runs_leave_no_objects(
     documented_flow.search("yolov5-volcano", run_overrides)
     client = Client(Cluster(namespace=jobs.namespace))
     kinds = [*list_kinds(client), (lease_record.LEASE_API, lease_record.LEASE_KIND)]
-    assert _list_visible_objects(client, kinds, {"torchyard/run": ""}) == []
+    assert list_labelled_objects(client, kinds, {"torchyard/run": ""}).objects == []

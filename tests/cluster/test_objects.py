@@ -16,8 +16,9 @@ from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
 from torchyard.backend import backend_of
 from torchyard.cluster import create, delete
+from torchyard.cluster.delete import list_kinds, list_labelled_objects
 from torchyard.diagnosis import pod_facts
-from torchyard.kube.client import Client
+from torchyard.kube.client import Client, KubeObject
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
@@ -33,6 +34,11 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.cluster.create import create_job
 print(create_job(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """
+
+
+def list_remaining(jobs: Jobs, plan: ManifestPlan) -> list[KubeObject]:
+    """The plan's objects of every kind that can be listed."""
+    return list_labelled_objects(jobs.client, list_kinds(jobs.client), plan.labels).objects
 
 
 def build_config_map(name: str, **metadata: Any) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def test_submit_whose_response_was_lost_adopts(jobs: Jobs, proxy: FaultProxy) ->
     plan = jobs.plan(proxy)
     proxy.cut_after("/jobs?fieldValidation=Strict", -1)
     client = Client(plan.cluster)
-    job, _ = create._adopt_or_create(client, plan, plan.main)
+    job, _ = create.adopt_or_create(client, plan, plan.main)
     assert proxy.count_requests("POST ") == 2
     assert [existing["metadata"]["uid"] for existing in list_jobs(jobs, plan)] == [job["metadata"]["uid"]]
 
@@ -118,7 +124,7 @@ def test_nothing_is_created_if_one_object_is_refused(jobs: Jobs) -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
         create.create_job(plan.model_copy(update={"objects": (service, refused)}))
-    assert delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == []
+    assert list_remaining(jobs, plan) == []
 
 
 def test_unknown_field_is_refused(jobs: Jobs) -> None:
@@ -154,7 +160,7 @@ def test_store_is_deleted_with_the_job(jobs: Jobs) -> None:
     create.create_store(plan)
     create.create_job(plan)
     jobs.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == [])
+    until(lambda: list_remaining(jobs, plan) == [])
 
 
 # --- removing
@@ -168,7 +174,7 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     create.create_job(plan)
     until(lambda: len(jobs.list_labelled(plan, "v1", "Pod")) == 3)
     assert teardown(plan) == ()
-    assert delete._list_visible_objects(jobs.client, delete.list_kinds(jobs.client), plan.labels) == []
+    assert list_remaining(jobs, plan) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from tests.cluster.bare_pods import BarePod, write_restart
 from tests.cluster.jobs import Jobs, until
-from torchyard.cluster.log_follower import _RESTARTED, _ROTATED
+from torchyard.cluster.log_follower import RESTARTED_LOSS, ROTATED_LOSS
 from torchyard.cluster.pod_logs import PodLogs
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 
-LOST_RESTART = _RESTARTED.format(1)
+LOST_RESTART = RESTARTED_LOSS.format(1)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ CASES = (
     Case("one", ("", "three"), "one three", LOST_RESTART),
     Case("one two", ("", "one two three"), "one two three"),
     Case("one", ("one two",), "one two"),
-    Case("one", ("two three",), "one two three", _ROTATED),
+    Case("one", ("two three",), "one two three", ROTATED_LOSS),
 )
 
 

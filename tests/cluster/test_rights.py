@@ -18,7 +18,7 @@ from tests.cluster.small import NEEDS_MCAD, list_pod_profiles
 from torchyard.cluster import create, orphans
 from torchyard.cluster.checks.cluster import check_cluster
 from torchyard.cluster.checks.permissions import is_allowed
-from torchyard.cluster.delete import _list_visible_objects, list_kinds
+from torchyard.cluster.delete import list_kinds, list_labelled_objects
 from torchyard.common.project_root import ROOT
 from torchyard.kube import client, kubeconfig
 from torchyard.kube.client import Client
@@ -205,10 +205,8 @@ def test_role_is_sufficient_for_a_complete_run(
     report = run_to_completion(
         profile, build_local_overrides(profile, namespace) | fake_overrides | ends | {"cluster.context": NAME}
     )
-    assert (
-        _list_visible_objects(account.admin_client, list_kinds(account.admin_client), {"torchyard/run": report.run})
-        == []
-    )
+    kinds = list_kinds(account.admin_client)
+    assert list_labelled_objects(account.admin_client, kinds, {"torchyard/run": report.run}).objects == []
 
 
 @pytest.mark.parametrize(("profile", "right"), REQUIRED_RIGHTS)
@@ -251,7 +249,7 @@ def test_sweeper_that_may_not_list_leases_removes_nothing(account: Account, jobs
 @pytest.mark.usefixtures("sweep_role_everywhere")
 def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torchyard-sweep everywhere and torchyard where runs are, a dead run's leftovers are found and removed."""
-    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
+    monkeypatch.setattr(orphans, "LEASE_OBSERVATION_S", 1.0)
     account.grant(ROLE)
     plan = jobs.plan()
     plan.lease["spec"]["leaseDurationSeconds"] = 1

@@ -26,7 +26,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan, get_nested
 from torchyard.model.profile import Cluster, Deadlines
 from torchyard.model.run import Failure, Handle, Run
-from torchyard.steps.collect import _find_failure
+from torchyard.steps.collect import find_failure
 from torchyard.steps.wait import wait
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -93,7 +93,7 @@ class JobFactory(NamedTuple):
 
         if strike:
             threading.Thread(target=strike_when_running, args=(strike,), daemon=True).start()
-        return _find_failure(plan, wait(handle))
+        return find_failure(plan, wait(handle))
 
     def create(self, obj: KubeObject) -> None:
         self.client.create(obj)
@@ -346,13 +346,13 @@ def create_stuck_job(jobs: Jobs, proxy: FaultProxy) -> ManifestPlan:
 
 def test_stuck_job_is_queried_rarely(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first query about a stuck job is sent after a while, and the next one much later."""
-    monkeypatch.setattr(diagnose, "_FIRST_QUERY_AFTER_S", 2.0)
+    monkeypatch.setattr(diagnose, "FIRST_QUERY_AFTER_S", 2.0)
     events_request = "/events?fieldSelector=type%3DWarning"
     with ClusterWatch(create_stuck_job(jobs, proxy)) as watch:
         started_at = time.monotonic()
         until(lambda: not watch.poll(timeout_s=0.1) and watch.diagnose() and proxy.count_requests(events_request))
-        assert time.monotonic() - started_at > diagnose._FIRST_QUERY_AFTER_S
-        until(lambda: watch.diagnose() and time.monotonic() - started_at > 3 * diagnose._FIRST_QUERY_AFTER_S)
+        assert time.monotonic() - started_at > diagnose.FIRST_QUERY_AFTER_S
+        until(lambda: watch.diagnose() and time.monotonic() - started_at > 3 * diagnose.FIRST_QUERY_AFTER_S)
         assert proxy.count_requests(events_request) == 1
 
 

@@ -111,7 +111,7 @@ def test_outage_is_not_taken_for_silence(jobs: Jobs, proxy: FaultProxy) -> None:
 
 def test_silent_connection_is_noticed(jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that stalls without being closed is replaced after a timeout."""
-    monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(reflector, "WATCH_IDLE_TIMEOUT_S", 2.0)
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
         until(lambda: is_running(watch))
@@ -196,7 +196,7 @@ def test_first_list_times_out(
     jobs: Jobs, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, admin_client: Client
 ) -> None:
     """If the API server stays down, the first list times out with an error, because the job's state is unknown."""
-    monkeypatch.setattr(job_watch, "_FIRST_LIST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(job_watch, "FIRST_LIST_TIMEOUT_S", 1.0)
     plan = jobs.start(proxy)
     proxy.is_down = True
     proxy.cut()

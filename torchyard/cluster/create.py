@@ -54,17 +54,17 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     run_lease = hold_lease(plan)
     if lease_record.is_submitted(run_lease) and not client.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
-    objects = [_add_owner(obj, run_lease) for obj in plan.objects]
+    objects = [add_owner(obj, run_lease) for obj in plan.objects]
     for obj in objects:
-        _adopt_or_create(client, plan, obj, dry_run=True)
-    results = [_adopt_or_create(client, plan, obj) for obj in objects]
+        adopt_or_create(client, plan, obj, dry_run=True)
+    results = [adopt_or_create(client, plan, obj) for obj in objects]
     job, created = results[-1]  # the job is the last object of a plan
     lease.record_submission(plan)
     _tie_store_to_job(client, plan, job)
     return job, created
 
 
-def _add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:
+def add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:
     """The object with the run's Lease as its owner; unchanged if it is not the run's, such as one that holds data."""
     if RUN_LABEL not in (obj["metadata"].get("labels") or {}):
         return obj
@@ -72,7 +72,7 @@ def _add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:
     return obj | {"metadata": metadata}
 
 
-def _adopt_or_create(
+def adopt_or_create(
     client: Client, plan: ManifestPlan, obj: KubeObject, *, dry_run: bool = False
 ) -> tuple[KubeObject, bool]:
     """Create an object or find it; return it, and whether it is new.
@@ -119,7 +119,7 @@ def create_store(plan: ManifestPlan) -> None:
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
     for obj in plan.store:
-        _, created = _adopt_or_create(client, plan, _add_owner(obj, run_lease))
+        _, created = adopt_or_create(client, plan, add_owner(obj, run_lease))
         if not created:
             get_log().info("using existing %s %s", obj["kind"], obj["metadata"]["name"])
     pod_names = {obj["metadata"]["name"] for obj in plan.store if obj["kind"] == "Pod"}

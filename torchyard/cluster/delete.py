@@ -119,14 +119,18 @@ def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] 
             return
         if time.monotonic() > deadline:
             if plan.force_delete:
-                _force_delete_pods(client, terminating)
+                force_delete_pods(client, terminating)
             return
         time.sleep(delay_s)
         delay_s = min(delay_s * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
 
 
-def _force_delete_pods(client: Client, objects: Iterable[KubeObject]) -> None:
-    """Force-delete pods whose dead node cannot confirm their end. A pod on a live node may still run: it stays."""
+def force_delete_pods(client: Client, objects: Iterable[KubeObject]) -> None:
+    """Force-delete pods whose dead node cannot confirm their end. A pod on a live node may still run: it stays.
+
+    A node that does not exist, or that this user may not read, counts as dead. Raises ClusterError if a node cannot be
+    read for another reason: that pod and those after it stay.
+    """
     for obj in objects:
         if obj["kind"] != "Pod" or _is_node_alive(client, obj["spec"].get("nodeName")):
             continue

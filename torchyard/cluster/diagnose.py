@@ -25,8 +25,8 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import OpenQueue
 from torchyard.model.run import Observation
 
-_FIRST_QUERY_AFTER_S = 10.0  # seconds without progress before the first query: most late starters have started by then
-_QUERY_INTERVAL_S = 60.0  # seconds between two queries, and the maximum age of a response to another run
+FIRST_QUERY_AFTER_S = 10.0  # seconds without progress before the first query: most late starters have started by then
+QUERY_INTERVAL_S = 60.0  # seconds between two queries, and the maximum age of a response to another run
 _LAST_QUERY_TIMEOUT_S = 10.0  # seconds that the last query may take, when the job is given up
 _LAST_QUERY_MAX_AGE_S = 2.0  # maximum age in seconds of the responses to a last query
 _JOIN_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would delay
@@ -68,7 +68,7 @@ class _QueryCache:
 
     def _drop_old(self) -> None:
         """Drop the responses that are too old for any run: a list of nodes takes megabytes."""
-        oldest = time.monotonic() - _QUERY_INTERVAL_S
+        oldest = time.monotonic() - QUERY_INTERVAL_S
         self._responses = {key: response for key, response in self._responses.items() if response.queried_at > oldest}
 
 
@@ -89,8 +89,8 @@ class ProgressMonitor:
     at a time, because a slow API server must not delay the next poll. That thread replaces `_context` and `_queried_at`
     with new values; nothing else writes them while it is alive, except `diagnose` of a job that makes progress again.
 
-    Time. Monotonic seconds. The first query is sent after `_FIRST_QUERY_AFTER_S` without progress, the next ones every
-    `_QUERY_INTERVAL_S`.
+    Time. Monotonic seconds. The first query is sent after `FIRST_QUERY_AFTER_S` without progress, the next ones every
+    `QUERY_INTERVAL_S`.
 
     Errors. No error of the API server is raised. A query that is refused or fails leaves its part of the context
     empty: the diagnosis then lacks that part, and never concludes that no such object exists.
@@ -113,10 +113,10 @@ class ProgressMonitor:
             self._stalled_since = math.inf
             return None
         self._stalled_since = min(self._stalled_since, now)
-        is_due = now - self._stalled_since > _FIRST_QUERY_AFTER_S and now - self._queried_at > _QUERY_INTERVAL_S
+        is_due = now - self._stalled_since > FIRST_QUERY_AFTER_S and now - self._queried_at > QUERY_INTERVAL_S
         if (is_due or is_last) and not self._query_thread.is_alive():
             self._queried_at = now
-            max_age_s = _LAST_QUERY_MAX_AGE_S if is_last else _QUERY_INTERVAL_S
+            max_age_s = _LAST_QUERY_MAX_AGE_S if is_last else QUERY_INTERVAL_S
             self._query_thread = threading.Thread(
                 target=self._query, args=(dict(objects), max_age_s), daemon=True, name="diagnose"
             )

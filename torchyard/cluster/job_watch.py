@@ -31,7 +31,7 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import ContainerFailure, Outcome
 
-_FIRST_LIST_TIMEOUT_S = 86400.0  # for the first list of the job and its pods: giving up would delete the job
+FIRST_LIST_TIMEOUT_S = 86400.0  # for the first list of the job and its pods: giving up would delete the job
 _OPTIONAL_LIST_TIMEOUT_S = 10.0  # for the first list of a kind that only adds detail
 _MESSAGE_INTERVAL_S = 30.0  # between two messages about logs that take long to read
 _LOG_POLL_INTERVAL_S = 0.05  # between two checks of logs that are still being read
@@ -104,9 +104,9 @@ class ClusterWatch:
             elapsed_s = time.monotonic() - started_at
             if elapsed_s > _OPTIONAL_LIST_TIMEOUT_S and not reflector.is_required:
                 return
-            if elapsed_s > _FIRST_LIST_TIMEOUT_S:
+            if elapsed_s > FIRST_LIST_TIMEOUT_S:
                 reason = reflector.error or "the first list has not arrived"
-                message = f"no response for {_FIRST_LIST_TIMEOUT_S:.0f} s: {reason}"
+                message = f"no response for {FIRST_LIST_TIMEOUT_S:.0f} s: {reason}"
                 raise ClusterError(self._client.host, f"list {reflector.kind}", message, 0)
         if reflector.refusal:
             raise reflector.refusal

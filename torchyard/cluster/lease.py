@@ -22,12 +22,12 @@ from torchyard.pods.template import ATTEMPT_KEY
 
 RENEW_INTERVAL_S = 40.0
 HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
-_HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
+HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
 _SUCCESSOR = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
 
 
-def _build_holder_identity(plan: ManifestPlan) -> str:
+def build_holder_identity(plan: ManifestPlan) -> str:
     """The place (machine and folder) that owns the run; the lock in the run's folder allows one process per place."""
     return identify_holder(str(Path(plan.folder).parent))
 
@@ -48,7 +48,7 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     Raises RunInUseError if another living process holds it.
     """
     client = get_cluster_client(plan.cluster)
-    desired = _build_lease(plan, client)
+    desired = build_lease(plan, client)
     try:
         return client.create(desired)
     except ClusterError as error:
@@ -91,11 +91,11 @@ def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) 
     return client.patch(desired, {"metadata": {"annotations": annotations, "labels": labels}})
 
 
-def _build_lease(plan: ManifestPlan, client: Client) -> KubeObject:
+def build_lease(plan: ManifestPlan, client: Client) -> KubeObject:
     """The Lease as this process acquires it, sealed if the run has a key."""
     now = format_server_time(client)
     spec = plan.lease["spec"] | {
-        "holderIdentity": _build_holder_identity(plan),
+        "holderIdentity": build_holder_identity(plan),
         "acquireTime": now,
         "renewTime": now,
     }
@@ -126,7 +126,7 @@ def _wait_until_takeover_is_safe(client: Client, plan: ManifestPlan) -> KubeObje
     existing = first
     is_reported = False
     started_at = time.monotonic()
-    while existing and first and _is_held_elsewhere(client, plan, existing):
+    while existing and first and is_held_elsewhere(client, plan, existing):
         if time.monotonic() - started_at >= HOLDER_DEAD_AFTER_S:
             break
         holder = lease_record.read_holder(existing)
@@ -137,12 +137,12 @@ def _wait_until_takeover_is_safe(client: Client, plan: ManifestPlan) -> KubeObje
             get_log().info(
                 "%s is held by %s: waiting until that one renews its Lease or counts as dead", plan.run, holder
             )
-        time.sleep(_HOLDER_POLL_INTERVAL_S)
+        time.sleep(HOLDER_POLL_INTERVAL_S)
         existing = read_lease(client, plan)
     return existing
 
 
-def _is_held_elsewhere(client: Client, plan: ManifestPlan, existing: KubeObject) -> bool:
+def is_held_elsewhere(client: Client, plan: ManifestPlan, existing: KubeObject) -> bool:
     """Whether another place, which may be alive, holds the Lease."""
     if lease_record.is_handed_over(existing):
         return False
@@ -157,7 +157,7 @@ def check_not_held_elsewhere(plan: ManifestPlan) -> None:
     if not existing or is_held_here(plan, existing):
         return
     remaining_s = lease_record.measure_time_left(existing, client.now())
-    if _is_held_elsewhere(client, plan, existing) or remaining_s is None or remaining_s >= 0:
+    if is_held_elsewhere(client, plan, existing) or remaining_s is None or remaining_s >= 0:
         raise RunInUseError(plan.run, lease_record.read_holder(existing))
 
 
@@ -190,7 +190,7 @@ def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) ->
 
 
 def _build_holder_test(plan: ManifestPlan) -> KubeObject:
-    return {"op": "test", "path": "/spec/holderIdentity", "value": _build_holder_identity(plan)}
+    return {"op": "test", "path": "/spec/holderIdentity", "value": build_holder_identity(plan)}
 
 
 def renew_lease(plan: ManifestPlan) -> None:
@@ -233,7 +233,7 @@ def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
 def hand_lease_over(plan: ManifestPlan) -> None:
     """Give up the Lease for the next process of the run, which then need not wait until this one counts as dead."""
     path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
-    handed_over = {"op": "add", "path": path, "value": _build_holder_identity(plan)}
+    handed_over = {"op": "add", "path": path, "value": build_holder_identity(plan)}
     _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
 
 

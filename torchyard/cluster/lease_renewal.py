@@ -30,8 +30,8 @@ class LeaseRenewer:
     """Renew the Leases of the runs that this process owns, each every `RENEW_INTERVAL_S`.
 
     Threads. `_THREAD_COUNT` daemon threads execute `run` for as long as the process lives. Each takes the renewal that
-    is due next, and schedules it again before it sends it, so that another thread does not take it too. `add`, `drop`
-    and `check` are called by the threads of the runs. `_changed` guards `_pending` and wakes a waiting thread.
+    is due next, and schedules it again before it sends it, so that another thread does not take it too. The other
+    methods are called by the threads of the runs. `_changed` guards `_pending` and wakes a waiting thread.
 
     Errors. A renewal that fails is logged and tried again at the next interval. If another process has taken a run
     over, its Lease is dropped, and `check` raises that RunInUseError until `add` is called again.
@@ -53,6 +53,11 @@ class LeaseRenewer:
         """Stop renewing a Lease; one that is not renewed is ignored."""
         with self._changed:
             self._pending.pop(plan.run, None)
+
+    def list_plans(self) -> list[ManifestPlan]:
+        """The plans whose Leases are renewed now."""
+        with self._changed:
+            return [renewal.plan for renewal in self._pending.values()]
 
     def check(self, plan: ManifestPlan) -> None:
         """Raise RunInUseError if another process has taken the run over."""

@@ -13,8 +13,8 @@ from typing import BinaryIO
 from torchyard.common.private_files import make_private_folder, open_private_file
 
 _OVERLAP_S = 2  # seconds that are requested again: the time stamps of stdout and stderr are not strictly in order
-_MAX_LINE_BYTES = 1 << 20  # bytes of a line; a longer one continues in a separate line with the same time stamp
-_WINDOW_BYTES = 1 << 20  # bytes that are read first from a log's end to find its last lines
+MAX_LINE_BYTES = 1 << 20  # bytes of a line; a longer one continues in a separate line with the same time stamp
+WINDOW_BYTES = 1 << 20  # bytes that are read first from a log's end to find its last lines
 _SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -23,7 +23,7 @@ class GapError(Exception):
 
 
 class LineSplitter:
-    """Splits a stream into lines; holds at most `_MAX_LINE_BYTES` of an unfinished line."""
+    """Splits a stream into lines; holds at most `MAX_LINE_BYTES` of an unfinished line."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # of the unfinished line; joined once, because a line may span many chunks
@@ -38,10 +38,10 @@ class LineSplitter:
         """Add a chunk; return the lines that are now complete, without their newlines."""
         self._pieces.append(chunk)
         self._size += len(chunk)
-        if b"\n" not in chunk and self._size <= _MAX_LINE_BYTES:
+        if b"\n" not in chunk and self._size <= MAX_LINE_BYTES:
             return []
         *complete_lines, rest = self.rest.split(b"\n")
-        if self._size > _MAX_LINE_BYTES:
+        if self._size > MAX_LINE_BYTES:
             complete_lines = list(chain.from_iterable(map(_split_long_line, complete_lines)))
         *complete_pieces, rest = _split_long_line(rest)
         self._pieces = [rest]
@@ -50,12 +50,12 @@ class LineSplitter:
 
 
 def _split_long_line(line: bytes) -> list[bytes]:
-    """A line in pieces of at most `_MAX_LINE_BYTES`, each with its time stamp; the same pieces for any chunking."""
+    """A line in pieces of at most `MAX_LINE_BYTES`, each with its time stamp; the same pieces for any chunking."""
     pieces = []
-    prefix = line[:64].partition(b" ")[0] + b" " if len(line) > _MAX_LINE_BYTES else b""
-    while len(line) > _MAX_LINE_BYTES:
-        pieces.append(line[:_MAX_LINE_BYTES])
-        line = prefix + line[_MAX_LINE_BYTES:]
+    prefix = line[:64].partition(b" ")[0] + b" " if len(line) > MAX_LINE_BYTES else b""
+    while len(line) > MAX_LINE_BYTES:
+        pieces.append(line[:MAX_LINE_BYTES])
+        line = prefix + line[MAX_LINE_BYTES:]
     return [*pieces, line]
 
 
@@ -133,7 +133,7 @@ class LogWriter:
         self._is_requested_again = False  # lines of the current second will be requested again
         self._file_exists = path.exists()
         if continues_file and self._file_exists:
-            self._record_hashes(self._format_api_line(line) for line in _read_recent_lines(path))
+            self._record_hashes(self._format_api_line(line) for line in read_recent_lines(path))
             if self._gaps_path.exists():
                 self.gaps = self._gaps_path.read_text(encoding="utf-8").splitlines()
 
@@ -245,7 +245,7 @@ def _parse_second(line: bytes) -> int | None:
         return None
 
 
-def _read_recent_lines(path: Path) -> Iterator[bytes]:
+def read_recent_lines(path: Path) -> Iterator[bytes]:
     """The last lines of a log that an earlier process wrote; half a line, left when it was killed, is cut off.
 
     However much was logged in the last seconds, no more than a window of it is held in memory.
@@ -256,7 +256,7 @@ def _read_recent_lines(path: Path) -> Iterator[bytes]:
         last_line, end = _read_last_line(file)
         start = end
         while start > 0:
-            start = max(start - _WINDOW_BYTES, 0)
+            start = max(start - WINDOW_BYTES, 0)
             file.seek(start)
             if start:
                 file.readline()
@@ -272,7 +272,7 @@ def _read_recent_lines(path: Path) -> Iterator[bytes]:
 def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
     """The last complete line and its end offset; what follows it is truncated."""
     size = file.seek(0, os.SEEK_END)
-    window_size = _WINDOW_BYTES
+    window_size = WINDOW_BYTES
     while True:
         file.seek(max(size - window_size, 0))
         window = file.read(window_size)

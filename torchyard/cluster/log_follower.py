@@ -14,17 +14,17 @@ from torchyard.kube.client import Client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-_STREAM_IDLE_TIMEOUT_S = 600.0  # a stream without a line for so long is reopened: its connection may have died silently
+STREAM_IDLE_TIMEOUT_S = 600.0  # a stream without a line for so long is reopened: its connection may have died silently
 _READ_IDLE_TIMEOUT_S = 30.0  # the same for a response that has an end
 _END_GRACE_S = 0.1  # seconds that the stream of an ended container may stay open
 _OPEN_TIMEOUT_S = 30.0  # seconds that an API server may take to start a response; an empty log has none
 _REFUSAL_TIMEOUT_S = 15.0  # seconds for which an ended container's log is requested in spite of refusals
-_FIRST_RETRY_DELAY_S = 0.25  # before the second try; doubled for each further one, up to _MAX_RETRY_DELAY_S
-_MAX_RETRY_DELAY_S = 5.0
+FIRST_RETRY_DELAY_S = 0.25  # before the second try of a stream; doubled for each further one
+MAX_RETRY_DELAY_S = 5.0  # between two tries, at most
 _PREDECESSOR_TIMEOUT_S = 20.0  # seconds that the log of a recreated pod waits for the end of its predecessor's
 _UNREAD_END = "possibly the last lines"
-_ROTATED = "possibly some lines: the log was rotated or restarted while its stream was broken"
-_RESTARTED = "possibly some lines before restart {}: a kubelet keeps the log of one earlier container"
+ROTATED_LOSS = "possibly some lines: the log was rotated or restarted while its stream was broken"
+RESTARTED_LOSS = "possibly some lines before restart {}: a kubelet keeps the log of one earlier container"
 # A kubelet's message in place of a log that it removed; the status of the response is 200.
 _REMOVED_LOG_PREFIX = b"unable to retrieve container logs for "
 
@@ -78,7 +78,7 @@ class LogFollower(threading.Thread):
         self._has_received_data = False
         self._stream_opened_at = math.inf
         self._refused_since = math.inf
-        self._retry_delay_s = _FIRST_RETRY_DELAY_S
+        self._retry_delay_s = FIRST_RETRY_DELAY_S
 
         # The container's restarts, as the API server reports them and as this file contains them.
         self._restart_count = 0
@@ -150,7 +150,7 @@ class LogFollower(threading.Thread):
         while not (self.has_terminated or self.complete.is_set()):
             self._pod_changed.clear()
             self._is_following = True
-            delay_s = _MAX_RETRY_DELAY_S if self._try_read(follow=True) else self._retry_delay_s
+            delay_s = MAX_RETRY_DELAY_S if self._try_read(follow=True) else self._retry_delay_s
             self._is_following = False
             if not self.has_terminated:
                 self._pod_changed.wait(delay_s)
@@ -179,12 +179,12 @@ class LogFollower(threading.Thread):
             self._record_refusal(error, follow=follow)
         else:
             self._missing = ""
-            self._retry_delay_s = _FIRST_RETRY_DELAY_S
+            self._retry_delay_s = FIRST_RETRY_DELAY_S
             return has_reached_end
         finally:
             self._stream_opened_at = math.inf
             self._has_received_data = False
-        self._retry_delay_s = min(2 * self._retry_delay_s, _MAX_RETRY_DELAY_S)
+        self._retry_delay_s = min(2 * self._retry_delay_s, MAX_RETRY_DELAY_S)
         return False
 
     def _record_refusal(self, error: ClusterError, *, follow: bool) -> None:
@@ -222,7 +222,7 @@ class LogFollower(threading.Thread):
             with self._read_lock:
                 if self._read_id != own_read_id:
                     return False
-                self._retry_delay_s = _FIRST_RETRY_DELAY_S
+                self._retry_delay_s = FIRST_RETRY_DELAY_S
                 self._missing = f"{_UNREAD_END}: it was still being read"
                 # The API server may not report a restart yet: without this, the lines before it would be skipped.
                 if not (is_bridging or overlap.since or writer.line_count):
@@ -279,7 +279,7 @@ class LogFollower(threading.Thread):
             params["previous"] = "true"
         if overlap.since:
             params["sinceTime"] = overlap.since
-        idle_timeout_s = _STREAM_IDLE_TIMEOUT_S if follow else _READ_IDLE_TIMEOUT_S
+        idle_timeout_s = STREAM_IDLE_TIMEOUT_S if follow else _READ_IDLE_TIMEOUT_S
         splitter = LineSplitter()
         for chunk in self._client.stream_chunks(self._log_path, params, idle_timeout_s):
             self.received_bytes += len(chunk)
@@ -297,7 +297,7 @@ class LogFollower(threading.Thread):
 
 def _describe_loss(restart: int) -> str:
     """What is lost if no available log contains the file's newest line."""
-    return _RESTARTED.format(restart) if restart > 0 else _ROTATED
+    return RESTARTED_LOSS.format(restart) if restart > 0 else ROTATED_LOSS
 
 
 def follow_pod_log(

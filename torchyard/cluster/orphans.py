@@ -44,8 +44,8 @@ from torchyard.pods.template import ROLE_LABEL, RUN_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
 _UNLEASED_ORPHAN_AFTER_S = 600.0  # seconds after which an object of a run without a Lease is an orphan
-_LEASE_OBSERVATION_S = 1.5 * RENEW_INTERVAL_S  # a living holder renews its Lease within it
-_REMOVAL_POLL_INTERVAL_S = 1.0
+LEASE_OBSERVATION_S = 1.5 * RENEW_INTERVAL_S  # a living holder renews its Lease within it
+REMOVAL_POLL_INTERVAL_S = 1.0  # seconds between two checks whether deleted objects are gone
 _LEASE_KIND: GroupVersionKind = (lease_record.LEASE_API, lease_record.LEASE_KIND)
 _POD_KIND: GroupVersionKind = ("v1", "Pod")
 _SWEEP_ROLE_HINT = "deploy/kubernetes/rbac.yaml grants it in role torchyard-sweep"
@@ -277,7 +277,7 @@ def _claim_lease(orphan: Orphan, lease: KubeObject) -> bool:
     A launcher that resumes now finds the Lease held. It expires when its holder no longer counts as alive, so the next
     sweep retries what this one cannot remove. Raises ClusterError if the API server refuses the change.
     """
-    time.sleep(max(orphan.listed_at + _LEASE_OBSERVATION_S - time.monotonic(), 0.0))
+    time.sleep(max(orphan.listed_at + LEASE_OBSERVATION_S - time.monotonic(), 0.0))
     spec = {
         "holderIdentity": f"sweep:{socket.gethostname()}:{os.getpid()}",
         "renewTime": format_server_time(orphan.client),
@@ -333,7 +333,7 @@ def _delete_and_await(orphan: Orphan, objects: list[KubeObject]) -> None:
         remaining = list_labelled_objects(orphan.client, kinds, labels).objects
         if not any(obj["metadata"]["uid"] in uids for obj in remaining):
             return
-        time.sleep(_REMOVAL_POLL_INTERVAL_S)
+        time.sleep(REMOVAL_POLL_INTERVAL_S)
 
 
 def has_cluster(context: str | None) -> bool:

@@ -6,7 +6,7 @@ from torchyard.common.log import get_log
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-_REPORT_AFTER_S = 10.0  # seconds that an API server may be away before that is reported
+REPORT_AFTER_S = 10.0  # seconds that an API server may be away before that is reported
 OutageCause = TransientError | ClusterError | None  # None: the job can be observed
 
 
@@ -14,7 +14,7 @@ class OutageReporter:
     """Log one warning when the job cannot be observed, with the reason, and one message when it can be again.
 
     `report` is called at every poll by one thread. An API server that does not respond is reported after
-    `_REPORT_AFTER_S`, because a brief outage needs no person; a refusal is reported at once. Times are monotonic.
+    `REPORT_AFTER_S`, because a brief outage needs no person; a refusal is reported at once. Times are monotonic.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class OutageReporter:
             return
         self._started_at = self._started_at or now
         is_refusal = isinstance(error, ClusterError)
-        if self._is_reported or not (is_refusal or now - self._started_at > _REPORT_AFTER_S):
+        if self._is_reported or not (is_refusal or now - self._started_at > REPORT_AFTER_S):
             return
         self._is_reported = True
         problem = "refuses to show the job" if is_refusal else "does not respond"

@@ -41,13 +41,13 @@ class PodLogs:
         if pod is None or not uid:
             return
         container = self._select_container(pod)
-        if uid not in self._followers and _has_started(pod, container):
+        if uid not in self._followers and has_container_started(pod, container):
             self._followers[uid] = self._follow(node, LogSource(name, uid, container))
         if uid in self._followers:
             status = _get_container_status(pod, container)
             with contextlib.suppress(RuntimeError):  # no thread is available: `resume` tries again, and reports it
                 self._followers[uid].update_pod(
-                    has_terminated=_has_terminated(pod, container),
+                    has_terminated=has_container_terminated(pod, container),
                     restart_count=pod_facts.to_number(status.get("restartCount")),
                     has_ended=not pod_facts.get_mapping(status, "state", "running"),
                 )
@@ -112,14 +112,14 @@ class PodLogs:
         )
 
 
-def _has_started(pod: Mapping[str, Any], container: str) -> bool:
+def has_container_started(pod: Mapping[str, Any], container: str) -> bool:
     """Whether a container has run at all: from then on it has a log."""
     status = _get_container_status(pod, container)
     states = (*pod_facts.get_mapping(status, "state"), *pod_facts.get_mapping(status, "lastState"))
     return "running" in states or "terminated" in states
 
 
-def _has_terminated(pod: Mapping[str, Any], container: str) -> bool:
+def has_container_terminated(pod: Mapping[str, Any], container: str) -> bool:
     """Whether a container will not run again; it may end before the other containers of its pod."""
     if pod_facts.get_pod_phase(pod) in pod_facts.ENDED_POD_PHASES:
         return True

@@ -15,11 +15,11 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 
 # A watch without a bookmark for so long counts as dead: the server sends one a minute.
-_WATCH_IDLE_TIMEOUT_S = 100.0
+WATCH_IDLE_TIMEOUT_S = 100.0
 _MAX_RETRY_DELAY_S = 5.0  # seconds between two tries of a broken watch, at most
 _REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or that this user may not read
 # Seconds between two lists, at random: they correct a watch that missed changes. No proxy cuts a watch before 300.
-_RESYNC_RANGE_S = (240.0, 290.0)
+RESYNC_RANGE_S = (240.0, 290.0)
 _LIST_LEAD_S = 1.0  # a list that is due within so long is made now: a watch of whole seconds ends a little early
 
 
@@ -147,7 +147,7 @@ class Reflector(threading.Thread):
         response = self._client.get_once(self._path, self._selector)
         self._publish_list({obj["metadata"]["name"]: obj for obj in response["items"]})
         self.has_listed.set()
-        self._next_list_at = time.monotonic() + random.uniform(*_RESYNC_RANGE_S)
+        self._next_list_at = time.monotonic() + random.uniform(*RESYNC_RANGE_S)
         self._version = str(response["metadata"]["resourceVersion"])
 
     def _publish_list(self, objects: Mapping[str, KubeObject]) -> None:
@@ -166,7 +166,7 @@ class Reflector(threading.Thread):
             "timeoutSeconds": str(remaining_s),
             "resourceVersion": self._version,
         }
-        with self._client.watch(self._path, params, _WATCH_IDLE_TIMEOUT_S) as lines:
+        with self._client.watch(self._path, params, WATCH_IDLE_TIMEOUT_S) as lines:
             self.error = None
             for line in lines:
                 is_late = self._seconds_until_list() <= -_MAX_RETRY_DELAY_S  # this server ignores `timeoutSeconds`

@@ -8,9 +8,9 @@ from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 
-_OUTAGE_TIMEOUT_S = 30.0  # after so long without a response of the API server, the logs are not read any further
-_LOG_IDLE_TIMEOUT_S = 10.0  # an incomplete log without a new byte for so long is not read any further
-_END_MARGIN_S = 5.0  # that pods may take to disappear, besides their grace period
+STOP_OUTAGE_TIMEOUT_S = 30.0  # after so long without a response of the API server, the logs are not read any further
+LOG_IDLE_TIMEOUT_S = 10.0  # an incomplete log without a new byte for so long is not read any further
+END_MARGIN_S = 5.0  # that pods may take to disappear, besides their grace period
 _POLL_INTERVAL_S = 0.25
 
 
@@ -19,9 +19,9 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
 
     Order. The watch is opened first, because a pod's log is deleted with the pod: the followers read the lines that a
     program prints between SIGTERM and SIGKILL. Then logs of ended pods are read to their end, the job is deleted, and
-    the pods have their grace period and `_END_MARGIN_S` to disappear. A pod that remains is left to `remove`.
+    the pods have their grace period and `END_MARGIN_S` to disappear. A pod that remains is left to `remove`.
 
-    Raises ClusterError if the API server refuses a request, or does not respond for `_OUTAGE_TIMEOUT_S`;
+    Raises ClusterError if the API server refuses a request, or does not respond for `STOP_OUTAGE_TIMEOUT_S`;
     RunInUseError if another process has taken the run over.
     """
     last_seen_at = time.monotonic()
@@ -31,17 +31,17 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
         nonlocal last_seen_at
         if watch.is_fully_observed():
             last_seen_at = time.monotonic()
-        elif time.monotonic() - last_seen_at > _OUTAGE_TIMEOUT_S:
+        elif time.monotonic() - last_seen_at > STOP_OUTAGE_TIMEOUT_S:
             host = get_cluster_client(plan.cluster).host
-            raise ClusterError(host, "watch the job", f"no response for {_OUTAGE_TIMEOUT_S:.0f} s", 0)
+            raise ClusterError(host, "watch the job", f"no response for {STOP_OUTAGE_TIMEOUT_S:.0f} s", 0)
 
     watch = ClusterWatch(plan, check_outage)
     with watch:
-        watch.drain_ended_logs(check_outage, idle_timeout_s=_LOG_IDLE_TIMEOUT_S)
+        watch.drain_ended_logs(check_outage, idle_timeout_s=LOG_IDLE_TIMEOUT_S)
         delete_object(plan, plan.main)
-        deadline = time.monotonic() + read_grace_period(plan) + _END_MARGIN_S
+        deadline = time.monotonic() + read_grace_period(plan) + END_MARGIN_S
         while watch.has_pods() and time.monotonic() < deadline:
             watch.poll(timeout_s=_POLL_INTERVAL_S)
             check_outage()
-        watch.drain_ended_logs(check_outage, idle_timeout_s=_LOG_IDLE_TIMEOUT_S)  # a pod that remains may still print
+        watch.drain_ended_logs(check_outage, idle_timeout_s=LOG_IDLE_TIMEOUT_S)  # a pod that remains may still print
         return watch.lost_logs()

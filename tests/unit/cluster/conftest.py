@@ -19,8 +19,8 @@ def job(fake_api: FakeApi, planned: Planned) -> Job:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep does not observe Leases before it removes runs."""
-    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
-    monkeypatch.setattr(orphans, "_REMOVAL_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(orphans, "LEASE_OBSERVATION_S", 0.0)
+    monkeypatch.setattr(orphans, "REMOVAL_POLL_INTERVAL_S", 0.01)
 
 
 @pytest.fixture

@@ -42,13 +42,13 @@ def test_object_of_another_user_is_not_used_for_a_store(
         with pytest.raises(
             ClusterError, match=f"create {obj['kind']} .*-etcd: it exists and does not belong to this run"
         ):
-            create._adopt_or_create(fake_server, plan, obj, dry_run=dry_run)
+            create.adopt_or_create(fake_server, plan, obj, dry_run=dry_run)
 
 
 def test_object_of_this_run_is_adopted(fake_server: Client, plan: ManifestPlan) -> None:
     """A resumed run finds the objects that it has already created."""
-    created = [create._adopt_or_create(fake_server, plan, obj) for obj in plan.store]
-    adopted = [create._adopt_or_create(fake_server, plan, obj) for obj in plan.store]
+    created = [create.adopt_or_create(fake_server, plan, obj) for obj in plan.store]
+    adopted = [create.adopt_or_create(fake_server, plan, obj) for obj in plan.store]
     assert ([is_new for _, is_new in created], [is_new for _, is_new in adopted]) == ([True] * 3, [False] * 3)
     assert [obj["metadata"]["uid"] for obj, _ in created] == [obj["metadata"]["uid"] for obj, _ in adopted]
 
@@ -58,7 +58,7 @@ def test_existing_companion_of_a_manifest_is_used(fake_api: FakeApi, fake_server
     metadata = {"name": "checkpoints", "labels": plan.labels | {"torchyard/role": "companion"}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}
     existing = fake_api.put(build_foreign(claim))
-    assert create._adopt_or_create(fake_server, plan, claim) == (existing, False)
+    assert create.adopt_or_create(fake_server, plan, claim) == (existing, False)
     plan_with_claim = plan.model_copy(update={"store": (claim,), "objects": ()})
     check = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", plan_with_claim)
     assert (check.verdict, fake_api.find("v1", "PersistentVolumeClaim", "checkpoints")) == ("ok", existing)
@@ -67,7 +67,7 @@ def test_existing_companion_of_a_manifest_is_used(fake_api: FakeApi, fake_server
 def test_name_that_becomes_free_is_used(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """If the existing object disappears after the refusal, the new one is created."""
     fake_api.fail("POST", "/services", 409, times=1)
-    _, created = create._adopt_or_create(fake_server, plan, plan.store[0])
+    _, created = create.adopt_or_create(fake_server, plan, plan.store[0])
     assert created
 
 
@@ -189,7 +189,7 @@ def test_store_that_has_ended_is_not_waited_for(
     }
     run_lease = lease.acquire_lease(plan)
     failed_status = {"phase": "Failed", "containerStatuses": [container_status]}
-    fake_api.put(create._add_owner(pod, run_lease) | {"status": failed_status})
+    fake_api.put(create.add_owner(pod, run_lease) | {"status": failed_status})
     fake_api.logs[pod["metadata"]["name"]] = build_lines(2)[0] + b"2026-01-01T00:00:01Z unknown flag: --enable-v2\n"
     message = f"{reason}; last line of its log: unknown flag: --enable-v2;"
     with pytest.raises(RendezvousError, match=message) as caught:

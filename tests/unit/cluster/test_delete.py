@@ -88,7 +88,7 @@ def test_only_pods_of_dead_nodes_are_force_deleted(fake_api: FakeApi, fake_serve
         fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
     pods = [fake_api.put(build_stuck_pod(f"on-{name}", name)) for name in ("alive", "lost", "gone")]
     objects = [*pods, fake_api.put(CONFIG), fake_api.put(build_stuck_pod("placed-nowhere", None))]
-    delete._force_delete_pods(fake_server, objects)
+    delete.force_delete_pods(fake_server, objects)
     remaining_names = [obj["metadata"]["name"] for obj in objects if exists(fake_api, obj)]
     assert remaining_names == ["on-alive", "settings"]
     assert {request.body["gracePeriodSeconds"] for request in fake_api.find_requests("DELETE", "/pods/")} == {0}
@@ -99,11 +99,11 @@ def test_node_that_may_not_be_read_does_not_count_as_alive(fake_api: FakeApi, fa
     pod = fake_api.put(build_stuck_pod("on-alive", "alive"))
     fake_api.fail("GET", "/nodes/alive", 400)
     with pytest.raises(ClusterError):
-        delete._force_delete_pods(fake_server, [pod])
+        delete.force_delete_pods(fake_server, [pod])
     assert exists(fake_api, pod)
     fake_api.heal()
     fake_api.fail("GET", "/nodes/alive", 403)
-    delete._force_delete_pods(fake_server, [pod])
+    delete.force_delete_pods(fake_server, [pod])
     assert not exists(fake_api, pod)
 
 
@@ -114,7 +114,7 @@ def create_and_delete(plan: ManifestPlan) -> list[str]:
     """Create the companions and the job, and delete everything; return the leftovers."""
     run_lease = lease.acquire_lease(plan)
     for obj in plan.store:
-        create._adopt_or_create(get_cluster_client(plan.cluster), plan, create._add_owner(obj, run_lease))
+        create.adopt_or_create(get_cluster_client(plan.cluster), plan, create.add_owner(obj, run_lease))
     create.create_job(plan)
     return delete.delete_all_objects(plan)
 

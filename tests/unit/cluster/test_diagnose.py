@@ -17,7 +17,7 @@ from torchyard.kube.client import Client
 @pytest.fixture
 def first_query_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first query is due immediately."""
-    monkeypatch.setattr(diagnose, "_FIRST_QUERY_AFTER_S", -1.0)
+    monkeypatch.setattr(diagnose, "FIRST_QUERY_AFTER_S", -1.0)
 
 
 @pytest.fixture
@@ -32,19 +32,15 @@ def monitors(planned: Planned, fake_api: FakeApi, fake_server: Client, first_que
 def diagnose_all(monitors: list[ProgressMonitor]) -> list[Any]:
     """The diagnosis of every run after its query, each requested on a separate thread."""
     states = {"Pod/worker-0": build_unschedulable_pod()}
-    diagnoses: list[Any] = []
-
-    def diagnose_twice(monitor: ProgressMonitor) -> None:
-        monitor.diagnose(states)
-        monitor._query_thread.join(20)
-        diagnoses.append(monitor.diagnose(states))
-
-    threads = [threading.Thread(target=diagnose_twice, args=(monitor,)) for monitor in monitors]
+    threads = [threading.Thread(target=monitor.diagnose, args=(states,)) for monitor in monitors]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return diagnoses
+    for thread in threading.enumerate():
+        if thread.name == "diagnose":  # a query, which `diagnose` does not wait for
+            thread.join(20)
+    return [monitor.diagnose(states) for monitor in monitors]
 
 
 def count_lists(fake_api: FakeApi, kind: str) -> int:
@@ -63,7 +59,7 @@ def test_old_response_is_replaced(
 ) -> None:
     """A shared response that has become too old is replaced by one new query for all runs."""
     diagnose_all(monitors)
-    later = time.monotonic() + diagnose._QUERY_INTERVAL_S + 1
+    later = time.monotonic() + diagnose.QUERY_INTERVAL_S + 1
     monkeypatch.setattr("torchyard.cluster.diagnose.time.monotonic", lambda: later)
     diagnose_all(monitors)
     assert (count_lists(fake_api, "nodes"), count_lists(fake_api, "events")) == (2, 2)

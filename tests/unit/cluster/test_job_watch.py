@@ -40,8 +40,8 @@ def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
 
 def test_outage_does_not_count_as_idle_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The idle timeout of a log counts only from the moment the API server is back."""
-    monkeypatch.setattr(log_follower, "_FIRST_RETRY_DELAY_S", 0.05)
-    monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.05)
+    monkeypatch.setattr(log_follower, "FIRST_RETRY_DELAY_S", 0.05)
+    monkeypatch.setattr(log_follower, "MAX_RETRY_DELAY_S", 0.05)
     job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5))
     with ClusterWatch(job.plan) as watch:
         job.fake_api.fail("GET", ".", 0)

@@ -14,19 +14,18 @@ from torchyard.cluster import lease as lease_module
 from torchyard.cluster.lease import (
     HOLDER_DEAD_AFTER_S,
     RENEW_INTERVAL_S,
-    _build_holder_identity,
-    _is_held_elsewhere,
-    _wait_until_takeover_is_safe,
     acquire_lease,
+    build_holder_identity,
     check_not_held_elsewhere,
     hand_lease_over,
+    is_held_elsewhere,
     read_lease,
     record_ending,
     record_outcome,
     release_lease,
     renew_lease,
 )
-from torchyard.common.identity import _format_former_identity, identify_holder
+from torchyard.common.identity import format_former_identity, identify_holder
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
@@ -60,10 +59,10 @@ def test_handed_over_lease_is_acquired_immediately(plan: ManifestPlan, fake_serv
     acquire_lease(plan)
     hand_lease_over(plan)
     elsewhere = plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"})
-    assert not _is_held_elsewhere(fake_server, elsewhere, read_lease(fake_server, elsewhere) or {})
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(plan)
+    assert not is_held_elsewhere(fake_server, elsewhere, read_lease(fake_server, elsewhere) or {})
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == build_holder_identity(plan)
     acquire_lease(elsewhere)
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(elsewhere)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == build_holder_identity(elsewhere)
 
 
 def test_place_that_handed_a_lease_over_does_not_hold_it(plan: ManifestPlan, fake_server: Client) -> None:
@@ -78,7 +77,7 @@ def test_only_its_holder_hands_a_lease_over(plan: ManifestPlan, fake_server: Cli
     acquire_lease(plan)
     with pytest.raises(RunInUseError):
         hand_lease_over(plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"}))
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(plan)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == build_holder_identity(plan)
 
 
 # --- acquiring it
@@ -97,7 +96,7 @@ def test_first_process_creates_the_lease(plan: ManifestPlan, fake_server: Client
         lease_record.read_attempt(run_lease),
         run_lease["spec"]["leaseDurationSeconds"],
     ) == (
-        _build_holder_identity(plan),
+        build_holder_identity(plan),
         1,
         1800,
     )
@@ -108,7 +107,7 @@ def test_dead_holder_is_replaced(plan: ManifestPlan, fake_api: FakeApi, fake_ser
     """A holder that has not renewed for 130 s loses the run to the next process; what it has recorded stays."""
     put_lease(fake_api, ago=140, annotations={"torchyard/submitted": "1"})
     assert lease_record.is_submitted(acquire_lease(plan))
-    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _build_holder_identity(plan)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == build_holder_identity(plan)
 
 
 def test_living_holder_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +148,8 @@ def test_age_of_a_renewal_is_by_the_servers_clock(
     """A machine whose clock is off by an hour does not take a run from a holder that renewed 20 s ago."""
     monkeypatch.setattr(Handler, "date_time_string", lambda *_: formatdate(time.time() - 3600 * hours, usegmt=True))
     client = get_cluster_client(plan.cluster)
-    assert _is_held_elsewhere(client, plan, put_lease(fake_api, ago=3600 * hours + 20))
-    assert not _is_held_elsewhere(client, plan, put_lease(fake_api, ago=3600 * hours + 140))
+    assert is_held_elsewhere(client, plan, put_lease(fake_api, ago=3600 * hours + 20))
+    assert not is_held_elsewhere(client, plan, put_lease(fake_api, ago=3600 * hours + 140))
 
 
 def test_renewals_are_in_the_servers_time(
@@ -170,9 +169,9 @@ def test_lease_of_unknown_age_is_acquired_after_the_wait(
 ) -> None:
     """A Lease of unknown age goes to a process that has observed it for long enough without a renewal."""
     monkeypatch.setattr(lease_module, "HOLDER_DEAD_AFTER_S", 0.2)
-    monkeypatch.setattr(lease_module, "_HOLDER_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(lease_module, "HOLDER_POLL_INTERVAL_S", 0.01)
     put_lease(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
-    assert _wait_until_takeover_is_safe(get_cluster_client(plan.cluster), plan)
+    assert lease_record.read_holder(acquire_lease(plan)) == build_holder_identity(plan)
 
 
 def test_new_attempt_clears_the_records(plan: ManifestPlan, planned: Planned, fake_server: Client) -> None:
@@ -232,22 +231,22 @@ def pod_plan(write: Write, fake_server: Client) -> ManifestPlan:
 
 def create_held_lease(client: Client, plan: ManifestPlan, holder: str) -> None:
     """Create a Lease that `holder` has renewed just now."""
-    held_lease = lease_module._build_lease(plan, client)
+    held_lease = lease_module.build_lease(plan, client)
     held_lease["spec"]["holderIdentity"] = holder
     client.create(held_lease)
 
 
 def test_lease_of_the_previous_version_is_acquired_immediately(pod_plan: ManifestPlan, fake_server: Client) -> None:
     """A Lease that this folder held as `host:folder` is acquired under the new name without waiting."""
-    create_held_lease(fake_server, pod_plan, _format_former_identity(str(runs_folder() / RUN)))
+    create_held_lease(fake_server, pod_plan, format_former_identity(str(runs_folder() / RUN)))
     started_at = time.monotonic()
     assert lease_record.read_holder(acquire_lease(pod_plan)) == identify_holder(str(runs_folder() / RUN))
-    assert time.monotonic() - started_at < lease_module._HOLDER_POLL_INTERVAL_S
+    assert time.monotonic() - started_at < lease_module.HOLDER_POLL_INTERVAL_S
 
 
 def test_lease_of_another_container_is_not_held_here(pod_plan: ManifestPlan, fake_server: Client) -> None:
     """The same host name and folder with another id is another holder, which is alive."""
-    create_held_lease(fake_server, pod_plan, _format_former_identity(str(runs_folder() / RUN)) + "#0190c7f0aaaa")
+    create_held_lease(fake_server, pod_plan, format_former_identity(str(runs_folder() / RUN)) + "#0190c7f0aaaa")
     with pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
         check_not_held_elsewhere(pod_plan)
 
@@ -279,7 +278,7 @@ def test_only_the_holder_deletes_the_lease(plan: ManifestPlan, fake_api: FakeApi
     fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
     release_lease(plan)
     assert lease_record.read_holder(fake_api.objects.get(LEASE_KEY)) == "elsewhere:/runs"
-    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": _build_holder_identity(plan)}})
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": build_holder_identity(plan)}})
     release_lease(plan)
     assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) is None
 

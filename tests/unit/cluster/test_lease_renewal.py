@@ -78,7 +78,7 @@ def test_run_that_was_taken_over_is_not_renewed_again(
     wait_until(lambda: fake_api.find_requests("PATCH", f"/leases/{RUN}"))
     renewer.check(plan)
     fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
-    wait_until(lambda: not renewer._pending)
+    wait_until(lambda: not renewer.list_plans())
     for _ in range(2):
         with pytest.raises(RunInUseError, match="taken it over"):
             renewer.check(plan)

@@ -9,12 +9,12 @@ import pytest
 
 from torchyard.cluster import log_file as module
 from torchyard.cluster.log_file import (
-    _MAX_LINE_BYTES,
-    _WINDOW_BYTES,
+    MAX_LINE_BYTES,
+    WINDOW_BYTES,
     GapError,
     LineSplitter,
     LogWriter,
-    _read_recent_lines,
+    read_recent_lines,
 )
 
 SECOND = b"2026-01-01T00:00:07"
@@ -126,7 +126,7 @@ def test_only_the_end_of_a_long_log_is_read(path: Path, monkeypatch: pytest.Monk
     """A later process recognizes repeated lines even if it reads only the end of a long log."""
     lines = [b"2026-01-01T00:00:%02dZ step %d" % (number // 100, number) for number in range(5000)]
     write(path, *lines)
-    monkeypatch.setattr(module, "_WINDOW_BYTES", 4000)
+    monkeypatch.setattr(module, "WINDOW_BYTES", 4000)
     later_writer = LogWriter(path, "worker-0")
     overlap = later_writer.resume_point()
     assert (overlap.since, overlap.drop_written([*lines[-300:], b"new"])) == ("2026-01-01T00:00:47Z", [b"new"])
@@ -138,11 +138,11 @@ def test_end_of_a_log_is_read_in_windows(path: Path) -> None:
     with path.open("wb") as file:
         file.writelines(SECOND + b"Z worker-0 | %s %d\n" % (b"x" * 990, number) for number in range(20_000))
     tracemalloc.start()
-    count = sum(1 for _ in _read_recent_lines(path))
+    count = sum(1 for _ in read_recent_lines(path))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 20_000
-    assert peak_bytes < 5 * _WINDOW_BYTES
+    assert peak_bytes < 5 * WINDOW_BYTES
 
 
 def test_log_of_a_removed_file_is_read_again(path: Path) -> None:
@@ -184,10 +184,10 @@ def test_lines_are_complete_for_any_chunking(size: int) -> None:
 @pytest.mark.parametrize("size", [100_003, 1 << 20, 1 << 23])
 def test_long_line_is_written_in_pieces(size: int) -> None:
     """At most one MiB of a line is held; its pieces have its time stamp and are the same for any chunks."""
-    text = SECOND + b"Z " + b"x" * (2 * _MAX_LINE_BYTES) + b"\n"
+    text = SECOND + b"Z " + b"x" * (2 * MAX_LINE_BYTES) + b"\n"
     splitter = LineSplitter()
     lines = []
     for offset in range(0, len(text), size):
         lines += splitter.split(text[offset : offset + size])
-    assert [len(line) for line in lines] == [_MAX_LINE_BYTES, _MAX_LINE_BYTES, 3 * STAMP_BYTES]
+    assert [len(line) for line in lines] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 3 * STAMP_BYTES]
     assert {line[:21] for line in lines} == {SECOND + b"Z "}

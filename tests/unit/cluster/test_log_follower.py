@@ -36,7 +36,7 @@ def test_removed_run_folder_is_written_again(job: Job) -> None:
 @pytest.fixture
 def follow(fake_api: FakeApi, fake_server: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Follow]:
     """Start to follow the log of a running pod, which ends with the test."""
-    monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.1)
+    monkeypatch.setattr(log_follower, "MAX_RETRY_DELAY_S", 0.1)
     fake_api.put(POD)
     followers = list[LogFollower]()
 
@@ -86,7 +86,7 @@ def test_lines_lost_by_a_rotation_are_reported(fake_api: FakeApi, follow: Follow
     wait_until(lambda: len(read_texts(follower.path)) == 53)
     follower.update_pod(has_terminated=True)
     assert follower.complete.wait(10)
-    assert follower.lost == log_follower._ROTATED
+    assert follower.lost == log_follower.ROTATED_LOSS
 
 
 def test_restart_before_the_first_read_loses_no_line(fake_api: FakeApi, follow: Follow) -> None:

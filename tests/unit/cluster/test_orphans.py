@@ -71,7 +71,7 @@ def test_renewed_lease_stops_the_removal(cast: Make, fake_api: FakeApi) -> None:
 def test_lease_is_observed_before_the_removal(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Lease is observed long enough for a holder whose clock is behind to renew it."""
     slept: list[float] = []
-    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 60.0)
+    monkeypatch.setattr(orphans, "LEASE_OBSERVATION_S", 60.0)
     monkeypatch.setattr(time, "sleep", slept.append)
     cast()
     sweep()

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Planned
 from tests.pod_jobs import Job, build_lines
 from tests.waiting import wait_until
-from torchyard.cluster.pod_logs import PodLogs, _has_started, _has_terminated
+from torchyard.cluster.pod_logs import PodLogs, has_container_started, has_container_terminated
 from torchyard.kube.client import Client, get_cluster_client
 
 
@@ -35,13 +35,14 @@ FAILED = {"terminated": {"exitCode": 1}}
 )
 def test_container_has_terminated_if_it_cannot_restart(pod_status: dict[str, object], has_terminated: bool) -> None:
     """A container has terminated if its pod has ended, or if restart policy and exit code allow no restart."""
-    assert _has_terminated(pod_status, "main") is has_terminated
+    assert has_container_terminated(pod_status, "main") is has_terminated
 
 
 @pytest.mark.parametrize(("last_state", "has_started"), [({}, False), (FAILED, True)])
 def test_container_that_waits_may_have_a_log(last_state: dict[str, object], has_started: bool) -> None:
     """A container that has crashed and waits for its restart has a log."""
-    assert _has_started(build_pod("OnFailure", state={"waiting": {}}, lastState=last_state), "main") is has_started
+    pod = build_pod("OnFailure", state={"waiting": {}}, lastState=last_state)
+    assert has_container_started(pod, "main") is has_started
 
 
 def test_recreated_pod_continues_the_log(job: Job) -> None:

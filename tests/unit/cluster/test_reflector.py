@@ -51,7 +51,7 @@ def start_reflector(
 @pytest.fixture
 def frequent_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do a full list every second instead of every four minutes."""
-    monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (1.0, 1.5))
+    monkeypatch.setattr(reflector, "RESYNC_RANGE_S", (1.0, 1.5))
 
 
 def build_pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_forgotten_version_causes_a_new_list(
     assert read_next_change(plan, changes) == ("worker-0", True)
     key = ObjectKey("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, and forgotten before any watch could report it
-        del fake_api.objects._objects[key]
+        del fake_api.objects.stored[key]
         fake_api.objects.forget_changes()
     assert read_next_other_change(plan, changes) == ("worker-0", False)
 
@@ -127,7 +127,7 @@ def test_list_finds_a_change_that_the_watch_missed(
     assert read_next_change(plan, changes) == ("worker-0", True)
     key = ObjectKey("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, without an event
-        del fake_api.objects._objects[key]
+        del fake_api.objects.stored[key]
     assert read_next_other_change(plan, changes) == ("worker-0", False)
 
 

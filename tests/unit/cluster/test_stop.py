@@ -84,8 +84,8 @@ def test_container_that_starts_during_the_stop_is_followed(job: Job) -> None:
 
 def test_pod_that_stays_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that outlives its grace period is left to the removal; its log may lack its last lines."""
-    monkeypatch.setattr(stop, "_END_MARGIN_S", 0.0)
-    monkeypatch.setattr(stop, "_LOG_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(stop, "END_MARGIN_S", 0.0)
+    monkeypatch.setattr(stop, "LOG_IDLE_TIMEOUT_S", 0.2)
     print_last_lines(job, "worker-0")
     job.fake_api.logs[job.get_pod_name("worker-1")] = slow_log(2, 3.0, first_lines=build_lines(1))
     missing = stop_and_read(job.plan)
@@ -100,7 +100,7 @@ def test_job_that_was_not_created_is_not_stopped(fake_api: FakeApi, planned: Pla
 
 def test_outage_does_not_block_the_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not respond is not waited for beyond the limit, and every log may then lack its last lines."""
-    monkeypatch.setattr(stop, "_OUTAGE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(stop, "STOP_OUTAGE_TIMEOUT_S", 0.5)
     job.fake_api.fail("GET", "/pods", 0)
     with pytest.raises(ClusterError, match="no response for"):
         stop_and_read(job.plan)

@@ -76,7 +76,7 @@ def test_outcome_of_a_job_that_is_being_deleted_is_believed(profile: Profile, fa
     put_lease(fake_api, attempt="2", outcome=seal_outcome(KEY))
     job = build_object(JOBS, "Job", f"{RUN}-2")
     job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}
-    fake_api.objects._objects[ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", f"{RUN}-2")] = job
+    fake_api.objects.stored[ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", f"{RUN}-2")] = job
     recorded = adopt_folder(profile).outcome(2)
     assert recorded
     assert (recorded.status, list(recorded.lost)) == (OUTCOME.status, ["worker-0", "worker-1"])

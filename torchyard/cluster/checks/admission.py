@@ -117,10 +117,10 @@ def _report_refusal(client: Client, name: str, error: ClusterError) -> Check:
     message = error.message.strip()
     if "does not support dry run" in message:
         return warning_check(name, f"cannot be checked: {message}")
-    return failed_check(name, f"is refused: {message}", _find_remedy(client, error))
+    return failed_check(name, f"is refused: {message}", find_remedy(client, error))
 
 
-def _find_remedy(client: Client, error: ClusterError) -> str:
+def find_remedy(client: Client, error: ClusterError) -> str:
     """The remedy for a refusal; empty if none is known for its message."""
     message = error.message
     if "violates PodSecurity" in message:

@@ -33,17 +33,17 @@ def check_capacity(
     pod_count = 0
     mismatches: dict[str, NodeMismatch] = {}
     for node in nodes:
-        mismatch = _find_mismatch(node, requirement)
+        mismatch = find_mismatch(node, requirement)
         if mismatch:
             mismatches[node["metadata"]["name"]] = mismatch
         else:
-            pod_count += _count_pods(node, requirement)
+            pod_count += count_pods(node, requirement)
     if pod_count >= requirement.pods:
         fitting_nodes = len(nodes) - len(mismatches)
         return passed_check(name, f"{pod_count} fit on {fitting_nodes} of {_format_count(len(nodes), 'node')}")
 
     plugin_details = _check_device_plugin(client, requirement, nodes)
-    remedies = "; or ".join(_list_remedies(mismatches) + _list_alternatives(requirement))
+    remedies = "; or ".join(list_remedies(mismatches) + _list_alternatives(requirement))
     if not nodes:
         return failed_check(name, "the cluster has no node", remedies)
     needed = _describe_needed_room(requirement)
@@ -76,7 +76,7 @@ def _format_count(count: int, noun: str) -> str:
 # --- one node
 
 
-def _count_pods(node: ClusterNode, requirement: Capacity) -> int:
+def count_pods(node: ClusterNode, requirement: Capacity) -> int:
     """How many pods a node without a mismatch could hold if it were empty."""
     if requirement.one_per_node:
         return 1
@@ -88,7 +88,7 @@ def _count_pods(node: ClusterNode, requirement: Capacity) -> int:
     return min(counts, default=requirement.pods)
 
 
-def _find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | None:
+def find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | None:
     """The first reason why no pod fits on a node, however empty it is; None if a pod fits."""
     spec = node.get("spec", {})
     label_mismatch = _find_label_mismatch(node["metadata"].get("labels", {}), requirement)
@@ -177,7 +177,7 @@ def _group_mismatches(mismatches: dict[str, NodeMismatch]) -> list[str]:
     return [f"{_format_count(count, 'node')}: {reason}" for reason, count in counts.most_common()]
 
 
-def _list_remedies(mismatches: dict[str, NodeMismatch]) -> list[str]:
+def list_remedies(mismatches: dict[str, NodeMismatch]) -> list[str]:
     """The remedies for the nodes of the right kind; if there are none, those that list which kinds exist."""
     relevant = {name: mismatch for name, mismatch in mismatches.items() if not mismatch.is_other_kind} or mismatches
     nodes_by_remedy: dict[str, list[str]] = {}

@@ -90,9 +90,9 @@ def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedR
     name = _format_requirement_title(requirement)
     match requirement:
         case CrdServed():
-            check = _check_crd_served(client, requirement, name)
+            check = check_crd_served(client, requirement, name)
         case Controller():
-            check = _check_controller(client, requirement, name)
+            check = check_controller(client, requirement, name)
         case OpenQueue():
             check = check_queue(client, requirement, name)
         case Capacity():
@@ -176,8 +176,11 @@ def _check_namespace(client: Client) -> Check | None:
 # --- kinds and their controllers
 
 
-def _check_crd_served(client: Client, requirement: CrdServed, name: str) -> Check:
-    """Check that the API server serves a kind in the needed version; report other versions and kinds of its name."""
+def check_crd_served(client: Client, requirement: CrdServed, name: str) -> Check:
+    """Check that the API server serves a kind in the needed version; report other versions and kinds of its name.
+
+    Raises ClusterError if discovery is refused or fails.
+    """
     plural, _, group = requirement.crd.partition(".")
     if plural in _list_resources(client, f"{group}/{requirement.version}"):
         return passed_check(name, "is served")
@@ -222,8 +225,11 @@ def _discover_api(client: Client, path: str) -> dict[str, Any]:
         raise
 
 
-def _check_controller(client: Client, requirement: Controller, name: str) -> Check:
-    """Check that a controller's Deployment has an available pod and, for a gang, the flag that enables gangs."""
+def check_controller(client: Client, requirement: Controller, name: str) -> Check:
+    """Check that a controller's Deployment has an available pod and, for a gang, the flag that enables gangs.
+
+    Raises ClusterError if Deployments cannot be listed.
+    """
     deployments = client.list("apps/v1", "Deployment", {"labelSelector": requirement.label}, everywhere=True)
     if not deployments and requirement.deployment:
         params = {"fieldSelector": f"metadata.name={requirement.deployment}"}
@@ -236,7 +242,7 @@ def _check_controller(client: Client, requirement: Controller, name: str) -> Che
         metadata = deployments[0]["metadata"]
         remedy = f"see `kubectl -n {metadata['namespace']} describe deployment {metadata['name']}`"
         return failed_check(name, f"{_describe_deployment(deployments[0])} has no available pod", remedy)
-    if requirement.gang and not any(_has_flag(deployment, requirement.gang) for deployment in ready):
+    if requirement.gang and not any(has_flag(deployment, requirement.gang) for deployment in ready):
         title = _describe_deployment(ready[0])
         detail = f"{title} runs without {requirement.gang}: pods may start one by one and wait for each other"
         return warning_check(name, detail, f"add {requirement.gang} to the arguments of its container")
@@ -257,7 +263,7 @@ def _describe_deployment(deployment: dict[str, Any]) -> str:
     return f"{name} {tag}" if tag else name
 
 
-def _has_flag(deployment: dict[str, Any], flag: str) -> bool:
+def has_flag(deployment: dict[str, Any], flag: str) -> bool:
     """Whether a container has the flag, as one argument (--a=b) or as two; not if its value is `none`."""
     argv: list[str] = []
     for container in _list_containers(deployment):

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from torchyard.cluster import create
-from torchyard.cluster.checks.admission import _find_remedy, check_admission
+from torchyard.cluster.checks.admission import check_admission, find_remedy
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
@@ -28,7 +28,7 @@ def test_accepted_job_is_not_created(fake_api: FakeApi, fake_server: Client, pla
         "ok",
         "ok",
     ]
-    assert fake_api.objects._objects == {}
+    assert fake_api.objects.stored == {}
 
 
 def test_policy_that_may_not_be_created_is_a_warning(
@@ -88,12 +88,12 @@ WEBHOOK_REFUSAL = 'failed calling webhook "v.sh": Post "https://volcano-admissio
 )
 def test_common_refusals_have_a_remedy(fake_server: Client, message: str, remedy: str) -> None:
     """For the most common refusals of clusters, the finding contains the command that helps."""
-    assert remedy in _find_remedy(fake_server, ClusterError("https://x", "create Pod x", message, 403))
+    assert remedy in find_remedy(fake_server, ClusterError("https://x", "create Pod x", message, 403))
 
 
 def test_unknown_refusal_has_no_remedy(fake_server: Client) -> None:
     """A refusal without a known remedy has none; a missing kind must be installed."""
     refusal = ClusterError("https://x", "create Job x", "spec.tasks: Required value", 422)
     missing_kind = ClusterError("https://x", "create Job x", "the server could not find the requested resource", 404)
-    assert _find_remedy(fake_server, refusal) == ""
-    assert "install what provides this kind" in _find_remedy(fake_server, missing_kind)
+    assert find_remedy(fake_server, refusal) == ""
+    assert "install what provides this kind" in find_remedy(fake_server, missing_kind)

@@ -5,9 +5,9 @@ from typing import Any
 from torchyard.cluster.checks.capacity import (
     ClusterNode,
     NodeMismatch,
-    _count_pods,
-    _find_mismatch,
-    _list_remedies,
+    count_pods,
+    find_mismatch,
+    list_remedies,
 )
 from torchyard.model.requirements import Capacity
 
@@ -27,25 +27,25 @@ def build_requirement(*, one_per_node: bool = False, tolerations: tuple[str, ...
 
 
 def find_reason(node: ClusterNode, requirement: Capacity) -> str:
-    mismatch = _find_mismatch(node, requirement)
+    mismatch = find_mismatch(node, requirement)
     return mismatch.reason if mismatch else ""
 
 
 def test_node_holds_as_many_pods_as_its_scarcest_resource_allows() -> None:
     """A node holds as many pods as its scarcest resource allows."""
-    assert _count_pods(build_node(), build_requirement(gpus="2", cpu="32", memory="1Gi")) == 3
-    assert _count_pods(build_node(), build_requirement(gpus="2", cpu="500m", memory="512Gi")) == 4
+    assert count_pods(build_node(), build_requirement(gpus="2", cpu="32", memory="1Gi")) == 3
+    assert count_pods(build_node(), build_requirement(gpus="2", cpu="500m", memory="512Gi")) == 4
 
 
 def test_one_pod_per_node_counts_once_per_node() -> None:
     """If each pod needs a separate node, a node with room for eight pods counts as one."""
-    assert _count_pods(build_node(), build_requirement(one_per_node=True, gpus="1")) == 1
+    assert count_pods(build_node(), build_requirement(one_per_node=True, gpus="1")) == 1
 
 
 def test_pods_without_requests_fit_on_one_node() -> None:
     """If pods request no resources, or an amount of 0, one node holds all of them."""
-    assert _count_pods(build_node(), build_requirement()) == 2
-    assert _count_pods(build_node(), build_requirement(gpus="0")) == 2
+    assert count_pods(build_node(), build_requirement()) == 2
+    assert count_pods(build_node(), build_requirement(gpus="0")) == 2
 
 
 def test_shortage_is_reported_with_both_amounts() -> None:
@@ -75,7 +75,7 @@ def test_toleration_without_a_key_tolerates_every_taint() -> None:
 
 def test_remedy_for_a_taint_of_kubernetes_is_not_a_toleration() -> None:
     """For a taint that Kubernetes sets, such as memory pressure, the remedy is to inspect the node."""
-    mismatch = _find_mismatch(
+    mismatch = find_mismatch(
         build_node(taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]), build_requirement()
     )
     assert mismatch is not None
@@ -94,7 +94,7 @@ def test_only_nodes_with_one_of_the_values_hold_pods() -> None:
 def test_remedy_names_three_nodes() -> None:
     """A remedy for many nodes stays one line: it names three of them, and how many more there are."""
     mismatch = NodeMismatch("not Ready", "`kubectl describe node {nodes}`")
-    assert _list_remedies({"a": mismatch}) == ["`kubectl describe node a`"]
-    (remedy,) = _list_remedies({f"node-{index}": mismatch for index in range(43)})
+    assert list_remedies({"a": mismatch}) == ["`kubectl describe node a`"]
+    (remedy,) = list_remedies({f"node-{index}": mismatch for index in range(43)})
     assert remedy == "`kubectl describe node node-0 node-1 node-2`, and 40 more"
-    assert _list_remedies({name: NodeMismatch("no gpu", "ask for less gpu") for name in "abcd"}) == ["ask for less gpu"]
+    assert list_remedies({name: NodeMismatch("no gpu", "ask for less gpu") for name in "abcd"}) == ["ask for less gpu"]

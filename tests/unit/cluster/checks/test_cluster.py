@@ -8,11 +8,11 @@ from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.fake_objects import ObjectKey
 from torchyard.cluster.checks.cluster import (
-    _check_controller,
-    _check_crd_served,
-    _has_flag,
     check_cluster,
+    check_controller,
+    check_crd_served,
     check_queue,
+    has_flag,
 )
 from torchyard.kube import client
 from torchyard.kube.client import Client
@@ -91,7 +91,7 @@ def test_unreadable_requirement_is_a_warning(fake_api: FakeApi, plan: ManifestPl
 def test_kind_of_another_group_is_not_the_needed_kind(fake_server: Client) -> None:
     """A missing kind is not confused with a kind of the same name in another group."""
     requirement = CrdServed(crd="jobs.example.org", version="v1", install="helm install example")
-    check = _check_crd_served(fake_server, requirement, "x")
+    check = check_crd_served(fake_server, requirement, "x")
     assert (check.verdict, check.remedy) == ("failed", "helm install example")
     assert check.detail == "is not installed; jobs.batch.volcano.sh is another kind of the same name"
 
@@ -137,7 +137,7 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
     for obj, verdict, detail in stages:
         if obj:
             fake_api.put(obj, "kubeflow")
-        check = _check_controller(fake_server, TRAINING_OPERATOR, "x")
+        check = check_controller(fake_server, TRAINING_OPERATOR, "x")
         assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
 
 
@@ -154,4 +154,4 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
 def test_flag_is_found_as_one_argument_or_two(args: list[str], is_found: bool) -> None:
     """A flag is found as one argument or as two; with the value `none` it is not set."""
     deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
-    assert _has_flag(deployment, "--gang") is is_found
+    assert has_flag(deployment, "--gang") is is_found
