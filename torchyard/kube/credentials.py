@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-_RELOAD_INTERVAL_S = 10.0  # between two reloads, if the new credentials are refused as well
+RELOAD_INTERVAL_S = 10.0  # between two reloads, if the new credentials are refused as well
 _FAILED_RELOAD_INTERVAL_S = 1.0  # the same after a reload that failed: the file may be half written
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Credentials(Generic[T]):
 
     A thread whose request is refused calls `renew` with the credentials that it used. The first such thread reloads
     them under `_lock`; the others wait for it and find `current` changed. Reloads are limited to one per
-    `_RELOAD_INTERVAL_S`, because a server that refuses valid credentials would otherwise cause one per request.
+    `RELOAD_INTERVAL_S`, because a server that refuses valid credentials would otherwise cause one per request.
     """
 
     def __init__(self, first: T, load: Callable[[], T]) -> None:
@@ -44,7 +44,7 @@ class Credentials(Generic[T]):
             return self.current is not used
 
     def _reload(self) -> None:
-        self._next_reload_at = time.monotonic() + _RELOAD_INTERVAL_S
+        self._next_reload_at = time.monotonic() + RELOAD_INTERVAL_S
         self._reload_error = ""
         try:
             self.current = self._load()

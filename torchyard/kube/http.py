@@ -15,7 +15,7 @@ from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, parse_retry_af
 from torchyard.model.errors import ClusterError
 
 _CONNECT_TIMEOUT_S = 10.0
-_READ_TIMEOUT_S = 30.0  # until a response starts, and between its chunks
+READ_TIMEOUT_S = 30.0  # until a response starts, and between its chunks
 _CLOCK_JITTER_S = 2.0  # a difference of clocks within the error of Date, which has no fractions and arrives late
 _TRANSIENT_STATUSES = (429, 500, 502, 503, 504)  # 500 is the response while etcd or a webhook is away
 _JSON_HEADERS = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
@@ -27,7 +27,7 @@ Response = urllib3.BaseHTTPResponse
 
 
 class Request(NamedTuple):
-    """A request. `read_timeout_s`: seconds between two chunks of its response; None for `_READ_TIMEOUT_S`."""
+    """A request. `read_timeout_s`: seconds between two chunks of its response; None for `READ_TIMEOUT_S`."""
 
     method: str
     path: str
@@ -65,7 +65,7 @@ class Connection(NamedTuple):
         if token:
             headers["Authorization"] = token
         body = json.dumps(request.body) if request.body is not None else None
-        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=request.read_timeout_s or _READ_TIMEOUT_S)
+        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=request.read_timeout_s or READ_TIMEOUT_S)
         try:
             response: Response = self.http.request(
                 request.method,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
-_REQUEST_TIMEOUT_S = 30.0  # how long a request is repeated while the API server is away or busy
+REQUEST_TIMEOUT_S = 30.0  # how long a request is repeated while the API server is away or busy
 BRIEF_TIMEOUT_S = 3.0  # the same for a ping, for discovery, and for errors that a dry run is meant to find
 _MAX_RETRY_AFTER_S = 30.0  # the longest pause that a server may request
 _FIRST_DELAY_S = 0.2  # the longest pause before the second try; the ones after it grow
@@ -40,12 +40,12 @@ class TransientError(Exception):
 def retry_request(send: Callable[[], T], timeout_s: float | None = None) -> T:
     """Return the result of `send`, which is repeated while it raises TransientError.
 
-    It is called at least twice, and for `timeout_s` seconds (None: `_REQUEST_TIMEOUT_S`). Raises its last error.
+    It is called at least twice, and for `timeout_s` seconds (None: `REQUEST_TIMEOUT_S`). Raises its last error.
     """
     retrying = Retrying(
         retry=retry_if_exception_type(TransientError),
         wait=lambda state: max(_JITTERED_WAIT(state), _get_last_error(state).retry_after_s),
-        stop=lambda state: _is_given_up(state, timeout_s or _REQUEST_TIMEOUT_S),
+        stop=lambda state: _is_given_up(state, timeout_s or REQUEST_TIMEOUT_S),
         reraise=True,
     )
     return retrying(send)

@@ -23,7 +23,7 @@ def test_credentials_refused_anew_are_not_reloaded_for_a_while(monkeypatch: pyte
     tokens = Credentials("first", lambda: next(loaded))
     tokens.renew("first")
     assert not tokens.renew("second")
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + credentials._RELOAD_INTERVAL_S)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + credentials.RELOAD_INTERVAL_S)
     assert (tokens.renew("second"), tokens.current) == (True, "third")
 
 
@@ -44,5 +44,5 @@ def test_credentials_of_another_thread_are_used_for_as_long_as_they_work(monkeyp
     loaded = iter(["second", "third"])
     tokens = Credentials("first", lambda: next(loaded))
     tokens.renew("first")
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 2 * credentials._RELOAD_INTERVAL_S)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 2 * credentials.RELOAD_INTERVAL_S)
     assert (tokens.renew("first"), tokens.current) == (True, "second")

@@ -54,7 +54,7 @@ def test_retry_after_may_be_a_date() -> None:
 @pytest.fixture
 def short_request_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up a request sooner than in production."""
-    monkeypatch.setattr(retry, "_REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(retry, "REQUEST_TIMEOUT_S", 1.0)
 
 
 @pytest.mark.usefixtures("short_request_timeout")
