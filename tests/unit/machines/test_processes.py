@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from tests.python_commands import LARGE_STDERR, build_command
-from torchyard.machines.processes import _MAX_OUTPUT_BYTES, _build_argv, pipe_command, run_command
+from torchyard.machines.processes import MAX_OUTPUT_BYTES, build_argv, pipe_command, run_command
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Command
 
@@ -21,7 +21,7 @@ def ssh_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config.write_text(USER_CONFIG)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TORCHYARD_SSH", f"ssh -G -F {config}")
-        argv = _build_argv("gpu1", Command(argv=("true",)))
+        argv = build_argv("gpu1", Command(argv=("true",)))
     output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
 
@@ -62,7 +62,7 @@ def test_flood_on_stderr_does_not_block_a_pipe() -> None:
 
 def test_endless_response_is_refused() -> None:
     """Output that would fill the memory is refused."""
-    with pytest.raises(HostError, match=f"its output is larger than {_MAX_OUTPUT_BYTES >> 20} MiB"):
+    with pytest.raises(HostError, match=f"its output is larger than {MAX_OUTPUT_BYTES >> 20} MiB"):
         run_command("localhost", build_command("while True: print('x' * 65536)"))
 
 

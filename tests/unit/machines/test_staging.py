@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import Write, command_plan_of, load
-from torchyard.machines.staging import _list_checkpoints, _walk_files, script_command
+from torchyard.machines.staging import list_checkpoints, script_command, walk_files
 
 
 def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Path) -> None:
@@ -15,14 +15,14 @@ def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Pa
     for node in (0, 1):
         (tmp_path / f"attempt-1/node-{node}/files/checkpoints").mkdir(parents=True)
         (tmp_path / f"attempt-1/node-{node}/files/checkpoints/{node}.pt").touch()
-    assert [name for _, name in _list_checkpoints(site.previous_folders)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
+    assert [name for _, name in list_checkpoints(site.previous_folders)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
 
 
 def test_checkpoints_are_found_in_listed_folders(tmp_path: Path) -> None:
     """A plan may list the folders of the previous attempt one by one, even with special characters in a name."""
     (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
     (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
-    assert [name for _, name in _list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
+    assert [name for _, name in list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
 
 
 def test_link_to_a_local_file_is_not_sent(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_link_to_a_local_file_is_not_sent(tmp_path: Path) -> None:
     (checkpoints / "5.pt").touch()
     (checkpoints / "last").symlink_to("5.pt")
     (checkpoints / "leak").symlink_to(tmp_path / "secret")
-    assert sorted(name for _, name in _list_checkpoints([f"{tmp_path}/attempt-1/node-*/files"])) == [
+    assert sorted(name for _, name in list_checkpoints([f"{tmp_path}/attempt-1/node-*/files"])) == [
         "checkpoints/5.pt",
         "checkpoints/last",
     ]
@@ -45,7 +45,7 @@ def test_only_program_files_are_sent(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "gone").symlink_to("nowhere")
-    assert sorted(name for _, name in _walk_files(tmp_path)) == ["models/net.py", "train.py"]
+    assert sorted(name for _, name in walk_files(tmp_path)) == ["models/net.py", "train.py"]
 
 
 def test_old_python_is_reported(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from tests.conftest import Write, load
 from tests.lone_processes import build_lone_plan
 from tests.python_commands import LARGE_STDERR, build_command
-from torchyard.common.identity import _format_former_identity
+from torchyard.common.identity import format_former_identity
 from torchyard.machines.job_watch import ProcessWatch
-from torchyard.machines.status_stream import _MAX_STATE_BYTES
+from torchyard.machines.status_stream import MAX_STATE_BYTES
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import CommandPlan, Process
 from torchyard.model.profile import Deadlines
@@ -85,7 +85,7 @@ def test_endless_line_breaks_only_the_stream(make_process: MakeProcess) -> None:
         diagnosis = watch.diagnose()
         assert diagnosis
         assert diagnosis.failure.sentence == "a cannot be queried: a line of more than 64 KiB, where a state should be"
-    assert _MAX_STATE_BYTES == 64 << 10
+    assert MAX_STATE_BYTES == 64 << 10
 
 
 def test_flood_on_stderr_does_not_block_a_stream(make_process: MakeProcess, tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def write_heartbeat(plan: CommandPlan, owner: str) -> Path:
 
 def test_lease_is_renewed_under_the_former_name(job: CommandPlan) -> None:
     """If a supervisor names this launcher `host:folder`, its lease is renewed under that name."""
-    heartbeat_file = write_heartbeat(job, _format_former_identity(str(runs_folder() / FOLDER)))
+    heartbeat_file = write_heartbeat(job, format_former_identity(str(runs_folder() / FOLDER)))
     mtime_ns = heartbeat_file.stat().st_mtime_ns
     deadline = time.monotonic() + 30
     with ProcessWatch(job.processes) as watch:
         while heartbeat_file.stat().st_mtime_ns == mtime_ns and time.monotonic() < deadline:
             watch.poll(timeout_s=0.2)
     assert heartbeat_file.stat().st_mtime_ns > mtime_ns
-    assert heartbeat_file.read_text().strip() == _format_former_identity(str(runs_folder() / FOLDER))
+    assert heartbeat_file.read_text().strip() == format_former_identity(str(runs_folder() / FOLDER))
 
 
 def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
@@ -144,6 +144,6 @@ def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
 
 def test_job_of_another_owner_is_refused(job: CommandPlan) -> None:
     """If another owner renews a supervisor's lease, this launcher raises RunInUseError."""
-    write_heartbeat(job, _format_former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
+    write_heartbeat(job, format_former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
     with ProcessWatch(job.processes) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
         poll_for(watch, 30)

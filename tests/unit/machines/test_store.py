@@ -59,7 +59,7 @@ def test_unreachable_store_is_reported(write: Write, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     unreachable_plan = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": f"127.0.0.1:{port}"})), tmp_path)
-    wait_for_store = store._wait_for_store.retry_with(stop=stop_after_delay(0.1))
+    wait_for_store = store.wait_for_store.retry_with(stop=stop_after_delay(0.1))
     assert unreachable_plan.probe
     with pytest.raises(store.StoreNotReadyError, match="refused"):
         wait_for_store(unreachable_plan.probe, None, None)
