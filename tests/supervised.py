@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
 def call_supervisor(verb: str, folder: Path, *args: str, spec: dict[str, Any] | None = None) -> Any:
     """Call the supervisor once; return the last JSON line that it printed."""
-    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, verb, str(folder), *args]
+    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb, str(folder), *args]
     completed = subprocess.run(
         argv, input=json.dumps(spec or {}), capture_output=True, text=True, check=True, timeout=30
     )

@@ -43,7 +43,7 @@ _POD_VARIABLE_PATTERN = re.compile(rf"(?<!\$)\$\(({process_env.NODE_VARIABLE}|MA
 _MASTER_ENDPOINT = Endpoint.model_construct(address="$(MASTER_ADDR)", port="$(MASTER_PORT)")  # type: ignore[arg-type]
 
 
-def _build_script(profile: Profile, run: Run) -> str:
+def build_script(profile: Profile, run: Run) -> str:
     """The script that every pod runs, as a variable's value; the words `/bin/sh -c $(VARIABLE)` pass it to sh.
 
     These words have no quotes and no spaces, so they mean the same if a CLI joins them into one shell line: the kubelet
@@ -87,7 +87,7 @@ def _list_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[
     for variable in template.build_container_env(profile, run, []):
         if variable["name"] != _COMMAND_VARIABLE:
             yield "--environment", f"{variable['name']}={variable['value']}"
-    yield "--environment", f"{_COMMAND_VARIABLE}={_build_script(profile, run)}"
+    yield "--environment", f"{_COMMAND_VARIABLE}={build_script(profile, run)}"
     for path, mount in merge_mounts(profile).items():
         yield _build_claim_flag(path, mount, generation)
     yield from _list_pod_flags(template.merge_pod_settings(profile))

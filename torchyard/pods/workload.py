@@ -145,10 +145,14 @@ class ManifestContainer(NamedTuple):
     @property
     def torchrun_calls(self) -> list[list[TorchrunOption]]:
         """The options of every torchrun that the container starts, one list for each."""
-        argv = _split_script(self.script) if self.shell else self.argv
+        argv = split_script(self.script) if self.shell else self.argv
         if self.shell and '"$@"' in self.script:  # the words after the script
             argv += self.argv[self.argv.index(self.script) + 1 :]
-        return [_parse_options(argv[index + 1 :]) for index, arg in enumerate(argv) if _TORCHRUN_PATTERN.fullmatch(arg)]
+        return [
+            parse_torchrun_options(argv[index + 1 :])
+            for index, arg in enumerate(argv)
+            if _TORCHRUN_PATTERN.fullmatch(arg)
+        ]
 
     def find_option(self, name: str) -> str | None:
         """An option of torchrun, from its command line or else its environment; None if neither has it.
@@ -166,7 +170,7 @@ class ManifestContainer(NamedTuple):
         return value if isinstance(value, str) else None
 
 
-def _split_script(script: str) -> list[str]:
+def split_script(script: str) -> list[str]:
     """The words of a script, with `;` after each command.
 
     A quoted text is one word, without its quotes; a substitution is SUBSTITUTED_TEXT.
@@ -185,7 +189,7 @@ def _join_quoted_words(match: re.Match[str]) -> str:
     return re.sub(r"[\s;&|]", "_", match[1] or match[2] or "")
 
 
-def _parse_options(argv: list[str]) -> list[TorchrunOption]:
+def parse_torchrun_options(argv: list[str]) -> list[TorchrunOption]:
     """The options before the program, with dashes in their names: `--nproc_per_node` is `nproc-per-node`."""
     options = []
     remaining_args = iter(argv)

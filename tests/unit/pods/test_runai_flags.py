@@ -18,7 +18,7 @@ from torchyard.model.pod import Pod
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.pods import template
-from torchyard.pods.runai_flags import _build_script
+from torchyard.pods.runai_flags import build_script
 
 RUN = Run(id=RUN_ID, attempt=1, folder="/runs")
 BASE = Profile(name="sample", about="a test", launcher="runai", image="pi:v1", program="pi.py", nodes=2)
@@ -184,7 +184,7 @@ def test_arguments_arrive_unchanged(shell: str, args: list[str]) -> None:
     """Any argument reaches the program unchanged, whether the CLI passes arguments on or builds a shell line."""
     path = shutil.which(shell) or pytest.skip(f"there is no {shell}")
     env = {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    env["TORCHYARD_COMMAND"] = expand_variables(_build_script(build_printf_profile(*args), RUN), env)
+    env["TORCHYARD_COMMAND"] = expand_variables(build_script(build_printf_profile(*args), RUN), env)
     command = ["/bin/sh", "-c", "$(TORCHYARD_COMMAND)"]
     for argv in ([path, *command[1:]], [path, "-c", " ".join(command)]):
         expanded = [expand_variables(arg, env) for arg in argv]
@@ -197,7 +197,7 @@ def test_world_size_counts_processes(operator_world_size: str) -> None:
     """A program without an agent gets the number of processes, whatever WORLD_SIZE means to the operator."""
     env_profile = build_printf_profile().model_copy(update={"program": "env", "args": ()})
     assert "\nWORLD_SIZE=8\n" in "\n" + run_script(
-        _build_script(env_profile, RUN), WORLD_SIZE=operator_world_size, RANK="1"
+        build_script(env_profile, RUN), WORLD_SIZE=operator_world_size, RANK="1"
     )
 
 
@@ -208,5 +208,5 @@ def test_node_rank_is_the_newest_variable(env: dict[str, str], rank: str) -> Non
         update={"program": "echo", "args": ("{node_rank}", "{master_addr}:{master_port}")}
     )
     assert (
-        run_script(_build_script(echo_profile, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"
+        run_script(build_script(echo_profile, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"
     )

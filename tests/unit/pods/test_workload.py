@@ -4,7 +4,7 @@ import pytest
 
 from tests.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
 from torchyard.pods.lint import lint_manifest
-from torchyard.pods.workload import _parse_options, _split_script, is_floating_image, is_new_etcd, list_workloads
+from torchyard.pods.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_options, split_script
 
 
 def test_words_after_a_script_are_read() -> None:
@@ -18,8 +18,8 @@ def test_words_after_a_script_are_read() -> None:
 
 def test_options_are_torchruns_own() -> None:
     """Options after the program belong to the program, and the value of a substitution is unknown."""
-    argv = _split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
-    assert _parse_options(argv[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
+    argv = split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
+    assert parse_torchrun_options(argv[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
 
 
 @pytest.mark.parametrize(
