@@ -79,18 +79,18 @@ def sweep(
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
 
     # This machine's runs are removed first; what remains in the clusters was left by other machines.
-    abandoned_runs = [*_find_local_runs(requested_runs, faults), *_find_orphan_process_runs(requested_runs)]
-    leftovers = [_remove_run(run, dry_run=dry_run) for run in abandoned_runs]
-    for run in _find_cluster_runs(contexts, requested_runs, faults, without_lease=without_lease):
+    abandoned_runs = [*find_local_runs(requested_runs, faults), *find_orphan_process_runs(requested_runs)]
+    leftovers = [remove_run(run, dry_run=dry_run) for run in abandoned_runs]
+    for run in find_cluster_runs(contexts, requested_runs, faults, without_lease=without_lease):
         abandoned_runs.append(run)
-        leftovers.append(_remove_run(run, dry_run=dry_run))
+        leftovers.append(remove_run(run, dry_run=dry_run))
 
     _publish_table(abandoned_runs, leftovers)
     faults += _flatten(leftovers)
     if requested_runs:
-        faults += _describe_refusals(requested_runs, abandoned_runs, leftovers)
-    state = _build_sweep_state(_format_summary(abandoned_runs, resumed_count, dry_run=dry_run), faults)
-    if state.message == _format_summary([], resumed_count=0, dry_run=False):
+        faults += describe_refusals(requested_runs, abandoned_runs, leftovers)
+    state = build_sweep_state(format_summary(abandoned_runs, resumed_count, dry_run=dry_run), faults)
+    if state.message == format_summary([], resumed_count=0, dry_run=False):
         delete_runs_with_same_end(state)
     return state
 
@@ -99,11 +99,11 @@ def sweep_machine() -> State[Any]:
     """Do this machine's part of a sweep without a flow run, as every machine's `make up` does regularly."""
     faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
-    abandoned_runs = [*_find_local_runs(None, faults), *_find_orphan_process_runs(None)]
-    leftovers = [_remove_run(run, dry_run=False) for run in abandoned_runs]
+    abandoned_runs = [*find_local_runs(None, faults), *find_orphan_process_runs(None)]
+    leftovers = [remove_run(run, dry_run=False) for run in abandoned_runs]
     faults += recovery.faults
     faults += _flatten(leftovers)
-    return _build_sweep_state(_format_summary(abandoned_runs, len(recovery.resumed), dry_run=False), faults)
+    return build_sweep_state(format_summary(abandoned_runs, len(recovery.resumed), dry_run=False), faults)
 
 
 def _flatten(leftovers: Sequence[Sequence[str] | None]) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _flatten(leftovers: Sequence[Sequence[str] | None]) -> Iterator[str]:
         yield from run_leftovers or ()
 
 
-def _format_summary(abandoned_runs: Sequence[AbandonedRun], resumed_count: int, *, dry_run: bool) -> str:
+def format_summary(abandoned_runs: Sequence[AbandonedRun], resumed_count: int, *, dry_run: bool) -> str:
     """What the sweep did, in one line: `swept 2 runs, resumed 1; 1 listed and kept`."""
     removed_names = [run.run for run in abandoned_runs if not run.kept_reason]
     kept_count = len(abandoned_runs) - len(removed_names)
@@ -127,7 +127,7 @@ def _format_summary(abandoned_runs: Sequence[AbandonedRun], resumed_count: int, 
     return summary
 
 
-def _describe_refusals(
+def describe_refusals(
     requested_runs: frozenset[str], abandoned_runs: Sequence[AbandonedRun], leftovers: Sequence[Sequence[str] | None]
 ) -> list[str]:
     """A message for each requested run that was not removed, with the reason.
@@ -152,7 +152,7 @@ def _describe_refusals(
     return messages
 
 
-def _build_sweep_state(summary: str, faults: list[str]) -> State[Any]:
+def build_sweep_state(summary: str, faults: list[str]) -> State[Any]:
     """Failed with the faults, each once, after the summary; Completed if there are none."""
     if not faults:
         return Completed(message=strip_control_codes(summary))
@@ -166,7 +166,7 @@ def _recover_runs(contexts: list[str] | None, faults: list[str]) -> int:
     return len(recovery.resumed) + sum(map(reschedule_run, _find_unrenewed_runs(contexts)))
 
 
-def _find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) -> Iterator[AbandonedRun]:
+def find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) -> Iterator[AbandonedRun]:
     """This machine's open runs that are requested or, by default, whose lease has ended.
 
     A folder that cannot be read adds a message to `faults`.
@@ -184,7 +184,7 @@ def _find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) -
             faults.append(str(error))
 
 
-def _find_orphan_process_runs(requested_runs: frozenset[str] | None) -> Iterator[AbandonedRun]:
+def find_orphan_process_runs(requested_runs: frozenset[str] | None) -> Iterator[AbandonedRun]:
     """The runs of processes on this machine whose run folder was removed and whose supervisor has exited.
 
     Processes that still have a supervisor are only logged: it ends them when the lease ends.
@@ -225,7 +225,7 @@ def _list_contexts(contexts: list[str] | None, faults: list[str]) -> Iterator[st
             faults.append(str(error))
 
 
-def _find_cluster_runs(
+def find_cluster_runs(
     contexts: list[str] | None, requested_runs: frozenset[str] | None, faults: list[str], *, without_lease: bool
 ) -> Iterator[AbandonedRun]:
     """The runs that any machine has left in a cluster; a cluster that cannot be searched adds to `faults`."""
@@ -244,12 +244,12 @@ def _find_cluster_runs(
                 orphan.run,
                 f"namespace {orphan.client.namespace}",
                 orphan.reason,
-                partial(_remove_orphan, orphan),
+                partial(remove_orphan, orphan),
                 orphan.kept_reason,
             )
 
 
-def _remove_orphan(orphan: "Orphan") -> list[str] | None:
+def remove_orphan(orphan: "Orphan") -> list[str] | None:
     """Remove a run from its cluster, and set the final state of its flow run, which may still wait for a worker.
 
     Prefect is not changed unless it confirms that the flow run belongs to the Lease. Returns the leftovers; None if a
@@ -264,7 +264,7 @@ def _remove_orphan(orphan: "Orphan") -> list[str] | None:
     return leftovers
 
 
-def _remove_run(run: AbandonedRun, *, dry_run: bool) -> Sequence[str] | None:
+def remove_run(run: AbandonedRun, *, dry_run: bool) -> Sequence[str] | None:
     """Remove one run unless it is kept; return its leftovers, None if a living process owns the run."""
     if dry_run:
         return ()

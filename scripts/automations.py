@@ -21,9 +21,9 @@ _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
-_RECOVERY_DEPLOYMENT = "recover/crashed"  # checks all runs that may be lost
+RECOVERY_DEPLOYMENT = "recover/crashed"  # checks all runs that may be lost
 # Automations of the previous version, which scheduled runs themselves.
-_RETIRED_NAMES = ("a Crashed run comes back", "a run that never began is scheduled again")
+RETIRED_TITLES = ("a Crashed run comes back", "a run that never began is scheduled again")
 
 
 def _build_run_match() -> list[dict[str, str | list[str]]]:
@@ -34,14 +34,15 @@ def _build_run_match() -> list[dict[str, str | list[str]]]:
     ]
 
 
-def _format_automation_name(title: str) -> str:
+def format_automation_name(title: str) -> str:
+    """The name of an automation in Prefect: each installation has its own automations."""
     return f"{read_pool()}: {title}"
 
 
-def _build_heartbeat_automation() -> AutomationCore:
+def build_heartbeat_automation() -> AutomationCore:
     """Set a run whose heartbeats have stopped to Crashed. Prefect refuses that for a run that has ended."""
     return AutomationCore(
-        name=_format_automation_name("a run without heartbeat is Crashed"),
+        name=format_automation_name("a run without heartbeat is Crashed"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
             match_related=_build_run_match(),
@@ -59,14 +60,14 @@ def _build_heartbeat_automation() -> AutomationCore:
     )
 
 
-def _build_crashed_automation(recovery_id: UUID) -> AutomationCore:
+def build_crashed_automation(recovery_id: UUID) -> AutomationCore:
     """Start a check of all lost runs when the state of a run is named Crashed and stays so.
 
     The run's watchdog is faster, if its machine is alive. The automation does not change the run itself, because it may
     fire 15 minutes late after a restart of the server.
     """
     return AutomationCore(
-        name=_format_automation_name("a run that stays Crashed is looked at"),
+        name=format_automation_name("a run that stays Crashed is looked at"),
         trigger=EventTrigger(
             match=_RUN_MATCH | {"prefect.state-message": f"!{IMPORT_FAILURE_MESSAGES[0]}*"},
             match_related=_build_run_match(),
@@ -81,11 +82,11 @@ def _build_crashed_automation(recovery_id: UUID) -> AutomationCore:
     )
 
 
-def _build_pending_automation(recovery_id: UUID) -> AutomationCore:
+def build_pending_automation(recovery_id: UUID) -> AutomationCore:
     """Start a check of all lost runs when a worker took a run and died before it started the run."""
     started_states = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
-        name=_format_automation_name("a run that never began is looked at"),
+        name=format_automation_name("a run that never began is looked at"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
             match_related=_build_run_match(),
@@ -100,7 +101,7 @@ def _build_pending_automation(recovery_id: UUID) -> AutomationCore:
     )
 
 
-def _get_definition(automation: AutomationCore) -> dict[str, Any]:
+def get_definition(automation: AutomationCore) -> dict[str, Any]:
     """What two equal automations have in common; a stored trigger also has its own id."""
     return automation.model_dump(include={"trigger", "actions"}, exclude={"trigger": {"id"}})
 
@@ -111,23 +112,23 @@ def create_automations() -> None:
     A correct automation is kept: a new one would not watch the runs whose events came before it.
     """
     with get_client(sync_client=True) as client:
-        recovery_id = client.read_deployment_by_name(format_deployment_name(_RECOVERY_DEPLOYMENT, read_pool())).id
+        recovery_id = client.read_deployment_by_name(format_deployment_name(RECOVERY_DEPLOYMENT, read_pool())).id
         for automation in (
-            _build_heartbeat_automation(),
-            _build_crashed_automation(recovery_id),
-            _build_pending_automation(recovery_id),
+            build_heartbeat_automation(),
+            build_crashed_automation(recovery_id),
+            build_pending_automation(recovery_id),
         ):
             existing = client.read_automations_by_name(automation.name)
-            definition = _get_definition(automation)
-            matching = [candidate for candidate in existing if _get_definition(candidate) == definition]
+            definition = get_definition(automation)
+            matching = [candidate for candidate in existing if get_definition(candidate) == definition]
             kept_automations = matching[:1]
             for candidate in existing:
                 if candidate not in kept_automations:
                     client.delete_automation(candidate.id)
             if not kept_automations:
                 client.create_automation(automation)
-        for title in _RETIRED_NAMES:
-            for retired_automation in client.read_automations_by_name(_format_automation_name(title)):
+        for title in RETIRED_TITLES:
+            for retired_automation in client.read_automations_by_name(format_automation_name(title)):
                 client.delete_automation(retired_automation.id)
 
 

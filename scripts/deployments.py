@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 _LOCAL_NIGHTLY_TAGS = frozenset({"nightly", "local"})
-_DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
+DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
 
 class WorkPool(BaseModel):
@@ -74,11 +74,11 @@ def deploy_flows(*, take_over: bool = False, nightly: bool = False, pool_type: s
     exists with another type.
     """
     pool = read_pool()
-    specs = [spec.for_pool(pool) for spec in _read_deployment_specs()]
+    specs = [spec.for_pool(pool) for spec in read_deployment_specs()]
     with open_prefect_client() as client:
         existing = {spec.full_name: _find_deployment(client, spec.full_name) for spec in specs}
         if not take_over:
-            _check_ownership({name: deployment for name, deployment in existing.items() if deployment})
+            check_ownership({name: deployment for name, deployment in existing.items() if deployment})
         _create_pool(client, pool, pool_type)
         for spec in specs:
             deployment = existing[spec.full_name]
@@ -91,7 +91,7 @@ def deploy_flows(*, take_over: bool = False, nightly: bool = False, pool_type: s
                 _start_schedules(client, spec.full_name)
 
 
-def _read_deployment_specs() -> list[DeploymentSpec]:
+def read_deployment_specs() -> list[DeploymentSpec]:
     """The deployments of prefect.yaml. YardError with the first key that is wrong."""
     path = ROOT / "prefect.yaml"
     try:
@@ -115,12 +115,12 @@ def _find_deployment_folder(deployment: "DeploymentResponse") -> str | None:
     """The folder whose code a deployment runs; None if it gets its code from other storage."""
     steps: Iterable[dict[str, Any]] = deployment.pull_steps or ()
     for step in steps:
-        if _DIRECTORY_STEP in step:
-            return str(step[_DIRECTORY_STEP]["directory"])
+        if DIRECTORY_STEP in step:
+            return str(step[DIRECTORY_STEP]["directory"])
     return None
 
 
-def _check_ownership(deployments: "dict[str, DeploymentResponse]") -> None:
+def check_ownership(deployments: "dict[str, DeploymentResponse]") -> None:
     """Raise YardError if a deployment runs the code of another folder, or of other storage."""
     folders_by_name = {name: _find_deployment_folder(deployment) for name, deployment in deployments.items()}
     foreign = {name: folder for name, folder in folders_by_name.items() if folder != str(ROOT)}
@@ -181,7 +181,7 @@ def _build_deployment_fields(spec: DeploymentSpec) -> dict[str, Any]:
     """The fields of a deployment that the code defines; they replace what a user has set."""
     fields = spec.model_dump(include={"description", "entrypoint", "tags", "parameters"})
     fields["parameter_openapi_schema"] = _build_parameter_schema(spec)
-    fields["pull_steps"] = [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
+    fields["pull_steps"] = [{DIRECTORY_STEP: {"directory": str(ROOT)}}]
     return fields
 
 

@@ -83,7 +83,7 @@ def _running_worker() -> Iterator[Callable[[], None]]:
 
     def ensure_worker() -> None:
         nonlocal worker, swept_at
-        if (worker is None or worker.poll() is not None) and not _has_other_worker():
+        if (worker is None or worker.poll() is not None) and not has_other_worker():
             worker = subprocess.Popen(argv, cwd=ROOT, env=build_worker_environment())
         if time.monotonic() - swept_at > _SWEEP_INTERVAL_S:
             swept_at = time.monotonic()
@@ -93,19 +93,22 @@ def _running_worker() -> Iterator[Callable[[], None]]:
         yield ensure_worker
     finally:
         if worker:
-            _stop_worker(worker)
+            stop_worker(worker)
 
 
-def _has_other_worker() -> bool:
+def has_other_worker() -> bool:
     """Whether this folder has a worker that another process started, such as a killed service."""
     return "worker" in find_yard_processes(skipped_pid=os.getpid())
 
 
-def _stop_worker(worker: "subprocess.Popen[bytes]") -> None:
-    """Stop the worker, which stops its flows; their jobs keep running under their lease."""
+def stop_worker(worker: "subprocess.Popen[bytes]", *, timeout_s: float = _WORKER_STOP_TIMEOUT_S) -> None:
+    """Stop the worker, which stops its flows; their jobs keep running under their lease.
+
+    A worker that has not exited `timeout_s` seconds after its SIGTERM is killed.
+    """
     worker.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        worker.wait(_WORKER_STOP_TIMEOUT_S)
+        worker.wait(timeout_s)
         return
     worker.kill()
     worker.wait()

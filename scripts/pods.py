@@ -32,7 +32,7 @@ def main() -> int:
     """`python -m scripts.pods`, in a pod with the variables POD_NAME and POD_NAMESPACE; return the exit code."""
     try:
         _wait_for_server()
-        template = build_job_template(_read_run_pod(_RUN_POD_FOLDER), _read_own_image(), os.environ["POD_NAMESPACE"])
+        template = build_job_template(read_run_pod(_RUN_POD_FOLDER), _read_own_image(), os.environ["POD_NAMESPACE"])
         _write_pool(template)
         from scripts.automations import create_automations
         from scripts.deployments import deploy_flows
@@ -92,7 +92,7 @@ def _has_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, Mapping) and "name" in item for item in value)
 
 
-def _read_run_pod(folder: Path) -> KubeObject:
+def read_run_pod(folder: Path) -> KubeObject:
     """The pod spec of a run, merged from the folder's YAML files. YardError if a file is not a YAML mapping."""
     merged: KubeObject = {}
     for path in sorted(folder.glob("*.yaml")):

@@ -61,10 +61,11 @@ def _list_worker_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowR
     runs: list[FlowRun] = []
     while page := client.read_flow_runs(**filters, limit=_RUNS_PER_PAGE, offset=len(runs)):
         runs += page
-    return [run for run in runs if _is_worker_run(run)]
+    return [run for run in runs if is_worker_run(run)]
 
 
-def _is_worker_run(run: FlowRun) -> bool:
+def is_worker_run(run: FlowRun) -> bool:
+    """Whether this folder's worker, or the one of the previous version, has taken the flow run."""
     return run.labels.get("prefect.worker.name") in (get_worker_name(), FORMER_WORKER_NAME)
 
 
@@ -136,6 +137,6 @@ def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:
     """Whether the folder's run was taken by the worker; False if the server has no such run."""
     run_id = str(folder.last("start").get("run"))
     try:
-        return _is_worker_run(client.read_flow_run(UUID(run_id)))
+        return is_worker_run(client.read_flow_run(UUID(run_id)))
     except (ObjectNotFound, ValueError):
         return False

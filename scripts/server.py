@@ -80,7 +80,7 @@ def create_prefect_home() -> None:
         ) from error
 
 
-def _ensure_password() -> str:
+def ensure_password() -> str:
     """The server's password: created once, and again if a crash has left the file incomplete."""
     with contextlib.suppress(OSError):
         match = re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text())
@@ -102,7 +102,7 @@ def use_own_server(api_url: str) -> None:
     os.environ |= {
         "PREFECT_HOME": str(PREFECT_HOME),
         "PREFECT_API_URL": api_url,
-        "PREFECT_API_AUTH_STRING": _ensure_password(),
+        "PREFECT_API_AUTH_STRING": ensure_password(),
     }
     password_line = f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(_PASSWORD_FILE))})"'
     write_private_file(ENV_FILE, f"export PREFECT_API_URL={api_url}\n{password_line}\n")
@@ -131,7 +131,7 @@ def _wait_for_running_server(server: YardProcess) -> str:
     use_own_server(api_url)
     wait_for_result(
         f"this folder's Prefect server (process {server.pid}) hangs (`make down` stops it): no response at {api_url}",
-        lambda: _is_healthy(port, server.pid),
+        lambda: is_healthy(port, server.pid),
         timeout_s=_RESPONSE_TIMEOUT_S,
     )
     if "PREFECT_SERVER_API_AUTH_STRING" not in server.environment:
@@ -144,19 +144,19 @@ def _start_server() -> str:
 
     Raises YardError, with the end of the server's log, if the server exits or does not respond.
     """
-    _check_database()
+    check_database()
     last_port = read_last_address().removesuffix("/api").rpartition(":")[2]
-    port = int(last_port) if last_port and _is_port_free(int(last_port)) else _find_free_port()
+    port = int(last_port) if last_port and _is_port_free(int(last_port)) else find_free_port()
     api_url = f"http://127.0.0.1:{port}/api"
     use_own_server(api_url)
     print(f"starting a Prefect server at {api_url} ...", flush=True)
     command = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
     command += ["--port", str(port)]
-    process = start_yard_process("server", command, {"PREFECT_SERVER_API_AUTH_STRING": _ensure_password()})
+    process = start_yard_process("server", command, {"PREFECT_SERVER_API_AUTH_STRING": ensure_password()})
     try:
         wait_for_result(
             "the Prefect server has not responded",
-            lambda: _is_healthy(port, process.pid) or process.poll() is not None,
+            lambda: is_healthy(port, process.pid) or process.poll() is not None,
             timeout_s=_START_TIMEOUT_S,
         )
         if process.poll() is not None:
@@ -168,7 +168,7 @@ def _start_server() -> str:
     return api_url
 
 
-def _check_database() -> None:
+def check_database() -> None:
     """Record the database that the server is about to use, without its password.
 
     Raises YardError if the server had a PostgreSQL and would now start with an empty database.
@@ -185,7 +185,7 @@ def _check_database() -> None:
         write_private_file(_DATABASE_FILE, f"{location}\n")
 
 
-def _is_healthy(port: int, pid: int) -> bool:
+def is_healthy(port: int, pid: int) -> bool:
     """Whether exactly this process responds at the port: another process at the port must not get the password."""
     connection = HTTPConnection("127.0.0.1", port, timeout=3)
     try:
@@ -216,7 +216,8 @@ def _is_port_free(port: int) -> bool:
         return listener.connect_ex(("127.0.0.1", port)) != 0
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
+    """A TCP port of 127.0.0.1 that no process uses now; another process may take it before the caller does."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

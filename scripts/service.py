@@ -53,10 +53,10 @@ def install_service(*, take_over: bool = False) -> None:
     `take_over`: let the service take over the deployments of another folder.
     """
     _check_systemd()
-    path = _get_unit_path()
+    path = get_unit_path()
     _check_unit_owner(path)
     create_prefect_home()
-    write_private_file(_get_environment_path(), _format_environment())
+    write_environment()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(build_unit(take_over=take_over), encoding="utf-8")
     for arguments in (("daemon-reload",), ("enable", path.name), ("restart", path.name)):
@@ -67,7 +67,7 @@ def install_service(*, take_over: bool = False) -> None:
 
 def uninstall_service() -> None:
     """Stop the unit and remove it. Jobs keep running under their lease: the next `make up` resumes their runs."""
-    path = _get_unit_path()
+    path = get_unit_path()
     if not path.exists():
         print(f"{path.name} is not installed")
         return
@@ -82,7 +82,7 @@ def uninstall_service() -> None:
 
 def show_service() -> int:
     """Print whether the unit is installed and active; return 0 if it is active, else 1."""
-    path = _get_unit_path()
+    path = get_unit_path()
     if not path.exists():
         print(f"{path.name} is not installed: make service")
         return 1
@@ -128,7 +128,7 @@ WantedBy=default.target
 """
 
 
-def _get_unit_path() -> Path:
+def get_unit_path() -> Path:
     """The path of this installation's unit. Each installation of a user has a separate name, from its pool."""
     pool = read_pool()
     name = "torchyard" if pool == DEFAULT_POOL else f"torchyard-{pool}"
@@ -196,11 +196,12 @@ def _get_user_name() -> str:
     return pwd.getpwuid(os.getuid()).pw_name
 
 
-def _format_environment() -> str:
-    """The variables that the service gets, in the format of systemd's EnvironmentFile."""
+def write_environment() -> None:
+    """Write the variables that the service gets from this shell to a file that only this user can read. OSError."""
     variables = {name: os.environ[name] for name in _PASSED_VARIABLES if os.environ.get(name)}
     variables.setdefault("PATH", os.defpath)
-    return "".join(f"{name}={_quote_value(value)}\n" for name, value in variables.items())
+    lines = [f"{name}={_quote_value(value)}\n" for name, value in variables.items()]  # as in EnvironmentFile of systemd
+    write_private_file(_get_environment_path(), "".join(lines))
 
 
 def _quote_value(value: str) -> str:

@@ -24,7 +24,7 @@ _CRASHED_TIMEOUT_S = 30.0  # a run that stays Crashed for longer is not expected
 _END_PREFIX = "Finished in state"  # Prefect's line about an end, which is printed below the log
 
 
-class _RunFollower:
+class RunFollower:
     """Follows one run: prints its states and its log lines until its end. Used by one thread."""
 
     def __init__(self, client: "SyncPrefectClient", run: FlowRun) -> None:
@@ -62,7 +62,7 @@ class _RunFollower:
     def _poll_state(self) -> State:
         """Read the run's state, then print the log lines that have arrived."""
         state = self.client.read_flow_run(self.run.id).state
-        self._print_logs()
+        self.print_new_logs()
         assert state is not None  # Prefect gives every run a state
         return state
 
@@ -70,9 +70,9 @@ class _RunFollower:
         """Print the last log lines, which reach the API up to two seconds late."""
         for _ in range(5):
             time.sleep(0.5)
-            self._print_logs()
+            self.print_new_logs()
 
-    def _print_logs(self) -> None:
+    def print_new_logs(self) -> None:
         """Print the lines that were not printed before. They arrive late and out of order: offsets would skip some."""
         log_filter = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
         for line in reversed(self.client.read_logs(log_filter, limit=200, sort=LogSort.TIMESTAMP_DESC)):
@@ -84,7 +84,7 @@ class _RunFollower:
 def run_and_follow(api_url: str, profile: str) -> int:
     """Run train/PROFILE and print it; return 0 if it succeeded, else 1. Ctrl-C cancels the run."""
     with open_prefect_client() as client:
-        follower = _RunFollower(client, _create_flow_run(client, profile))
+        follower = RunFollower(client, _create_flow_run(client, profile))
         run_url = f"{api_url.removesuffix('/api')}/runs/flow-run/{follower.run.id}"
         print(f"train/{Path(profile).stem}: {run_url}", flush=True)
         try:

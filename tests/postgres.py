@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from tests.skips import find_postgres
 
 PASSWORD = "a-password-of-a-test"
@@ -21,7 +21,7 @@ def run_postgres() -> Iterator[str]:
     programs = find_postgres()
     assert programs, "there is no PostgreSQL"
     folder = Path(tempfile.mkdtemp(prefix="torchyard-postgres-"))
-    port = _find_free_port()
+    port = find_free_port()
     try:
         (folder / "password").write_text(PASSWORD)
         if not os.getuid():

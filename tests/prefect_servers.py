@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from scripts.processes import wait_for_result
-from scripts.server import _find_free_port, _is_healthy
+from scripts.server import find_free_port, is_healthy
 from torchyard.common.project_root import ROOT
 
 PASSWORD = "a password of a test"
@@ -20,7 +20,7 @@ PASSWORD = "a password of a test"
 @contextmanager
 def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     """A Prefect server; yields the environment variables with which a process reaches it."""
-    port = _find_free_port()
+    port = find_free_port()
     argv = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
     api_url = f"http://127.0.0.1:{port}/api"
     settings = {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD, "PREFECT_UI_API_URL": api_url}
@@ -32,7 +32,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for_result("the server did not answer", lambda: _is_healthy(port, process.pid), timeout_s=400)
+        wait_for_result("the server did not answer", lambda: is_healthy(port, process.pid), timeout_s=400)
         yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": PASSWORD}
     finally:
         process.terminate()

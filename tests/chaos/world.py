@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from tests.caller import SERVER
 from torchyard.common.project_root import ROOT
 
@@ -70,7 +70,7 @@ class World:
         # A new port: a worker left over from an earlier, killed matrix must not find this server and take its runs.
         folder.mkdir(parents=True)
         self.folder = folder
-        self.port = _find_free_port()
+        self.port = find_free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.runs_folders = {"worker": folder / "runs", "other": folder / "elsewhere"}
         self.kubeconfig = folder / "gates.yaml"

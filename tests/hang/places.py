@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from tests.waiting import wait_until
 
 _DISK_BYTES = 1 << 20
@@ -34,7 +34,7 @@ class LoopbackNetwork:
 
     def __init__(self) -> None:
         self.address = "127.0.0.1"
-        self.port = _find_free_port()
+        self.port = find_free_port()
 
     def build_prefix(self, _: int) -> list[str]:
         """The arguments before a node's command."""

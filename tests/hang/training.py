@@ -52,7 +52,7 @@ def forward(seconds: float, work_s: float) -> None:
 
 def record_fault(lines: int = 1) -> None:
     """Record that the fault starts now, in the next `lines` lines of the caller."""
-    caller_frame = sys._getframe(1)
+    caller_frame = sys._getframe(1)  # documented, despite its name
     first_line = caller_frame.f_lineno + 1
     fault_record = {"at": time.time(), "rank": dist.get_rank(), "lines": list(range(first_line, first_line + lines))}
     with Path(os.environ[TRUTH_VARIABLE]).open("a", encoding="utf-8") as file:

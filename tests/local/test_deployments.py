@@ -17,7 +17,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from scripts.api import YardError
-from scripts.deployments import _DIRECTORY_STEP, deploy_flows
+from scripts.deployments import DIRECTORY_STEP, deploy_flows
 from scripts.server import choose_server
 from tests.prefect_servers import prefect_server, use_prefect_server
 from tests.waiting import wait_until
@@ -121,14 +121,14 @@ def test_second_deploy_writes_nothing(client: SyncPrefectClient) -> None:
 
 def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) -> None:
     """A second clone changes the deployments of the first one only with TAKE_OVER=1."""
-    steps = [{_DIRECTORY_STEP: {"directory": "/home/ada/torchyard"}}]
+    steps = [{DIRECTORY_STEP: {"directory": "/home/ada/torchyard"}}]
     digits = read_deployment(client, "train/digits-local")
     client.update_deployment(digits.id, DeploymentUpdate(pull_steps=steps))
     with pytest.raises(YardError, match=r"train/digits-local.* belong to /home/ada/torchyard: .* make up TAKE_OVER=1"):
         deploy_flows()
     assert read_deployment(client, "train/digits-local").pull_steps == steps
     deploy_flows(take_over=True)
-    assert read_deployment(client, "train/digits-local").pull_steps == [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
+    assert read_deployment(client, "train/digits-local").pull_steps == [{DIRECTORY_STEP: {"directory": str(ROOT)}}]
 
 
 def test_refused_credentials_are_reported_in_one_sentence(server: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from programs import digits
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from tests.started_programs import PRINT_THREADS, Finished, Rows, build_command, build_env, read_rows, run
 from torchyard.common.project_root import ROOT
 
@@ -162,7 +162,7 @@ def start_digits(*args: str, **env: str) -> subprocess.Popen[str]:
 
 def test_digits_stands_in_under_torch_distributed_launch() -> None:
     """digits.py accepts the --local-rank that torch.distributed.launch passes."""
-    agent = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={_find_free_port()}")
+    agent = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={find_free_port()}")
     process = start_digits(*agent, "programs/digits.py", "--epochs=1")
     output = process.communicate(timeout=60)[0]
     assert (process.returncode, '"world_size": 2' in output) == (0, True), output

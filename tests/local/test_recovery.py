@@ -22,11 +22,11 @@ from prefect.states import Scheduled
 from flows.recover import recover
 from flows.train import train
 from scripts.automations import (
-    _RECOVERY_DEPLOYMENT,
-    _RETIRED_NAMES,
-    _build_heartbeat_automation,
-    _format_automation_name,
+    RECOVERY_DEPLOYMENT,
+    RETIRED_TITLES,
+    build_heartbeat_automation,
     create_automations,
+    format_automation_name,
 )
 from tests.conftest import Write
 from tests.flow_processes import FlowRunProcesses, wait_until
@@ -34,7 +34,7 @@ from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
 from torchyard.run.sweep import sweep_run
 from torchyard.tasks.flow_run.states import report_end, reschedule_run
-from torchyard.tasks.recovery import _report_lost_run, recover_lost_runs
+from torchyard.tasks.recovery import recover_lost_runs, report_lost_run
 
 pytestmark = pytest.mark.usefixtures("api")
 CRASHED = State[Any](type=StateType.CRASHED, name="Crashed")
@@ -164,7 +164,7 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
     """If no worker reports the death of a flow process, its watchdog does, and checks until another process starts."""
     lost_run = create_run(RUNNING)
     lost_run.left()
-    watchdog = threading.Thread(target=copy_context().run, args=(_report_lost_run, lost_run.folder))
+    watchdog = threading.Thread(target=copy_context().run, args=(report_lost_run, lost_run.folder))
     watchdog.start()
     wait_until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
     lost_run.client.set_flow_run_state(lost_run.id, CRASHED, force=True)  # a worker that reports it late
@@ -217,7 +217,7 @@ def test_retry_by_a_user_trains_again(failed_run: FlowRunProcesses, client: Sync
 @pytest.fixture
 def check_deployment(client: SyncPrefectClient) -> UUID:
     """The id of the deployment that the automations call."""
-    return client.create_deployment(client.create_flow(recover), name=_RECOVERY_DEPLOYMENT.partition("/")[2])
+    return client.create_deployment(client.create_flow(recover), name=RECOVERY_DEPLOYMENT.partition("/")[2])
 
 
 def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment: UUID) -> None:
@@ -231,9 +231,9 @@ def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment:
 
 def test_retired_automations_are_removed(client: SyncPrefectClient, check_deployment: UUID) -> None:
     """An upgrade removes the retired automations, which scheduled runs by themselves."""
-    automation_names = [_format_automation_name(retired_name) for retired_name in _RETIRED_NAMES]
+    automation_names = [format_automation_name(retired_name) for retired_name in RETIRED_TITLES]
     for name in automation_names:
-        client.create_automation(_build_heartbeat_automation().model_copy(update={"name": name}))
+        client.create_automation(build_heartbeat_automation().model_copy(update={"name": name}))
     create_automations()
     assert [name for name in automation_names if client.read_automations_by_name(name)] == []
 

@@ -203,7 +203,7 @@ def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | N
 # --- the watchdog of one run
 
 
-def _report_lost_run(folder: RunFolder) -> None:
+def report_lost_run(folder: RunFolder) -> None:
     """Report to Prefect that the launcher died, so that the run is resumed now and not after missed heartbeats.
 
     A run that was being cancelled is not resumed: it is ended here. Returns once another process has started the run
@@ -251,7 +251,7 @@ def main(argv: Iterable[str]) -> int:
         return 1 if result.faults else 0
     folder = RunFolder(Path(arguments[0]))
     if command == "keep":
-        _report_lost_run(folder)
+        report_lost_run(folder)
     else:
         sweep_run(folder, "guard", LAUNCHER_LOST_SENTENCE, report_end)
     return 0

@@ -6,7 +6,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.api import YardError, open_prefect_client
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from tests.fake_prefect import FakePrefect
 
 
@@ -24,7 +24,7 @@ def test_api_that_no_variable_names_is_an_error() -> None:
 
 def test_api_that_does_not_respond_is_named() -> None:
     """The error names the address that does not respond, and how to use this folder's own server."""
-    os.environ["PREFECT_API_URL"] = api = f"http://127.0.0.1:{_find_free_port()}/api"
+    os.environ["PREFECT_API_URL"] = api = f"http://127.0.0.1:{find_free_port()}/api"
     with (
         temporary_settings({PREFECT_API_URL: api}),
         pytest.raises(YardError, match=rf"^no Prefect API responds at {api} .* unset PREFECT_API_URL to use this"),

@@ -35,29 +35,29 @@ def test_key_that_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(deployments, "ROOT", tmp_path)
     (tmp_path / "prefect.yaml").write_text(yaml.safe_dump({"deployments": [DEPLOYMENTS[0] | {"job_variables": {}}]}))
     with pytest.raises(YardError, match=rf"^{tmp_path}/prefect.yaml: job_variables: Extra inputs are not permitted$"):
-        deployments._read_deployment_specs()
+        deployments.read_deployment_specs()
 
 
 def build_deployment(folder: str) -> DeploymentResponse:
     """A deployment on the server, with the folder whose code it runs."""
-    steps = [{deployments._DIRECTORY_STEP: {"directory": folder}}]
+    steps = [{deployments.DIRECTORY_STEP: {"directory": folder}}]
     return DeploymentResponse.model_validate({"name": "a", "flow_id": RUN_ID, "pull_steps": steps if folder else None})
 
 
 def test_deployment_of_another_folder_is_refused() -> None:
     """Deployments that run other code are an error with that code's location; those of this folder are not."""
     own_deployments = {"train/mine": build_deployment(str(ROOT))}
-    deployments._check_ownership(own_deployments)
+    deployments.check_ownership(own_deployments)
     foreign = own_deployments | {"train/a": build_deployment("/home/ada/torchyard"), "train/b": build_deployment("")}
     with pytest.raises(
         YardError, match=r"^2 of the .*train/a, .* belong to /home/ada/torchyard and other storage: .* POOL=team-b"
     ):
-        deployments._check_ownership(foreign)
+        deployments.check_ownership(foreign)
 
 
 def test_installation_with_a_name_has_deployments_of_its_own() -> None:
     """Every deployment of a pool has its name and its work pool; one that names another work pool stays there."""
-    specs = deployments._read_deployment_specs()
+    specs = deployments.read_deployment_specs()
     assert [spec.for_pool("torchyard") for spec in specs] == specs
     renamed = [spec.for_pool("team-b") for spec in specs]
     assert {spec.work_pool.name for spec in renamed} == {"team-b"}

@@ -11,24 +11,23 @@ from scripts import keep_alive, processes
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(60)\n"
 
 
-def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ignores_sigterm_is_killed() -> None:
     """A service that stops leaves no worker behind, which would take runs without a server."""
-    monkeypatch.setattr(keep_alive, "_WORKER_STOP_TIMEOUT_S", 0.2)
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as worker:
         assert worker.stdout
         worker.stdout.readline()
-        keep_alive._stop_worker(worker)
+        keep_alive.stop_worker(worker, timeout_s=0.2)
         assert worker.returncode == -9
 
 
 def test_worker_of_a_killed_service_is_left_running(home: Path) -> None:
     """After a service was killed, its worker, which has runs, is found by its name and not started twice."""
     argv = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)\n", processes.get_worker_name()]
-    assert not keep_alive._has_other_worker()
+    assert not keep_alive.has_other_worker()
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as worker:
         assert worker.stdout
         worker.stdout.readline()
-        assert keep_alive._has_other_worker()
+        assert keep_alive.has_other_worker()
         worker.kill()
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from scripts.api import YardError
-from scripts.pods import _read_run_pod, build_job_template, merge_manifest
+from scripts.pods import build_job_template, merge_manifest, read_run_pod
 from torchyard.common.project_root import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -46,7 +46,7 @@ def test_claim_replaces_the_empty_folder(tmp_path: Path) -> None:
     for path in (KUBERNETES / "run-pod.yaml", KUBERNETES / "claim" / "runs-on-claim.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
     claim = {"persistentVolumeClaim": {"claimName": "torchyard-runs"}}
-    assert _read_run_pod(tmp_path)["volumes"] == [{"name": "runs"} | claim]
+    assert read_run_pod(tmp_path)["volumes"] == [{"name": "runs"} | claim]
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "word"])
@@ -54,4 +54,4 @@ def test_file_that_is_not_a_pod_is_named(tmp_path: Path, text: str) -> None:
     """A file that is not a YAML mapping is an error with its path."""
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(YardError, match=r"mine\.yaml"):
-        _read_run_pod(tmp_path)
+        read_run_pod(tmp_path)

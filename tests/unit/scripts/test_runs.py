@@ -4,7 +4,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 
 from scripts.processes import FORMER_WORKER_NAME, get_worker_name
-from scripts.runs import _is_worker_run, print_open_runs, tear_down_open_runs
+from scripts.runs import is_worker_run, print_open_runs, tear_down_open_runs
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
@@ -24,9 +24,9 @@ def test_worker_is_known_by_its_name() -> None:
     are_ours = []
     for worker in (get_worker_name(), FORMER_WORKER_NAME, "torchyard of another folder"):
         run = FlowRun.model_validate({"flow_id": RUN_ID, "labels": {"prefect.worker.name": worker}})
-        are_ours.append(_is_worker_run(run))
+        are_ours.append(is_worker_run(run))
     assert are_ours == [True, True, False]
-    assert not _is_worker_run(FlowRun.model_validate({"flow_id": RUN_ID}))  # started by hand
+    assert not is_worker_run(FlowRun.model_validate({"flow_id": RUN_ID}))  # started by hand
 
 
 def test_open_runs_are_printed_with_their_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def test_shell_that_sources_env_reaches_the_server(home: Path) -> None:
     server.use_own_server("http://127.0.0.1:4321/api")
     shell_script = f"source {shlex.quote(str(home / 'env'))}; echo $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
     completed = subprocess.run(["bash", "-c", shell_script], env={}, capture_output=True, text=True, check=True)
-    assert completed.stdout.split() == ["http://127.0.0.1:4321/api", server._ensure_password()]
+    assert completed.stdout.split() == ["http://127.0.0.1:4321/api", server.ensure_password()]
     assert server.read_last_address() == "http://127.0.0.1:4321/api"
 
 
@@ -40,8 +40,8 @@ def test_incomplete_files_are_created_again(home: Path, content: str) -> None:
     (home / "password").write_text(content)
     (home / "env").write_text(content)
     assert server.read_last_address() == ""
-    assert len(server._ensure_password()) >= 32
-    assert "\0" not in server._ensure_password()
+    assert len(server.ensure_password()) >= 32
+    assert "\0" not in server.ensure_password()
 
 
 def test_keys_of_another_server_stay_away_from_ours(home: Path) -> None:
@@ -77,23 +77,23 @@ def healthy_port() -> Iterator[int]:
 def test_stranger_at_the_port_is_not_taken_for_the_server(healthy_port: int) -> None:
     """Only the started process counts as the server: another one at the port would get the password."""
     with subprocess.Popen([sys.executable, "-c", IDLE]) as other:
-        assert server._is_healthy(healthy_port, os.getpid())
-        assert not server._is_healthy(healthy_port, other.pid)
+        assert server.is_healthy(healthy_port, os.getpid())
+        assert not server.is_healthy(healthy_port, other.pid)
         other.kill()
 
 
 def test_database_is_not_forgotten(home: Path) -> None:
     """A server that had its data in PostgreSQL is not started with an empty SQLite; its password is not stored."""
     os.environ[processes.DATABASE_VARIABLE] = "postgresql+asyncpg://ada:secret@db.lan:5433/prefect"
-    server._check_database()
+    server.check_database()
     del os.environ[processes.DATABASE_VARIABLE]
     with pytest.raises(YardError, match=r"has its data in db\.lan:5433/prefect: set PREFECT_SERVER_DATABASE"):
-        server._check_database()
+        server.check_database()
     assert not [path for path in home.iterdir() if "secret" in path.read_text()]
 
 
 def test_server_without_postgresql_needs_nothing(home: Path) -> None:
     """By default the database is a file in the server's folder."""
     os.environ.pop(processes.DATABASE_VARIABLE, None)
-    server._check_database()
+    server.check_database()
     assert not (home / "database").exists()

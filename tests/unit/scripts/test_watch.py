@@ -27,10 +27,10 @@ def test_each_line_is_printed_once_and_in_order(fake_prefect: FakePrefect, capsy
     second = build_log("epoch 2", 2)
     noise = build_log("Finished in state Completed()", 3)
     with open_prefect_client() as client:
-        follower = watch._RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run))
+        follower = watch.RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run))
         for lines in ([noise, second], [noise, second, first], [noise, second, first]):
             fake_prefect.responses["/logs/filter"] = lines
-            follower._print_logs()
+            follower.print_new_logs()
     assert capsys.readouterr().out.splitlines() == ["  00:00:02 epoch 2", "  00:00:01 epoch 1"]
 
 
@@ -42,7 +42,7 @@ def test_lost_run_that_is_resumed_is_followed_to_its_end(
     fake_prefect.state = "CRASHED"
     Timer(0.3, lambda: setattr(fake_prefect, "state", "COMPLETED")).start()
     with open_prefect_client() as client:
-        state = watch._RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run)).follow()
+        state = watch.RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run)).follow()
     assert state.is_completed()
     assert capsys.readouterr().out.splitlines() == ["  [Crashed]", "  [Completed]"]
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from torchyard.common.project_root import ROOT
 
 YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
@@ -12,7 +12,7 @@ YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
 
 def test_server_that_does_not_answer_is_one_sentence() -> None:
     """A PREFECT_API_URL at which no server responds is an error, and nothing is started."""
-    completed = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{_find_free_port()}/api")
+    completed = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{find_free_port()}/api")
     assert completed.stderr.startswith("no Prefect API responds at http://127.0.0.1:")
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from scripts.server import _find_free_port
+from scripts.server import find_free_port
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
@@ -76,7 +76,7 @@ def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
 
 def test_prefect_that_does_not_respond_is_a_fault(lost: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a response no run counts as resumed, and `make up` gets an exit code of 1 and the reason."""
-    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{find_free_port()}/api"}):
         assert main(["back"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "resumed 0"
