@@ -30,7 +30,7 @@ raise ValueError("\\x1b[2J<b>bad</b> ``` key " + os.environ["WANDB_API_KEY"])
 def common_umask() -> Iterator[None]:
     """Set the umask of most machines, with which all users may read new files."""
     previous_umask = os.umask(0o022)
-    secrets._known_secrets.clear()
+    secrets.forget_values()
     yield
     os.umask(previous_umask)
 

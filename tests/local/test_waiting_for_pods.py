@@ -46,7 +46,7 @@ def test_job_that_ended_unobserved_is_not_late(job: Job) -> None:
 
 def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose states and logs are current is ended for silence if it prints nothing."""
-    monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.5)
+    monkeypatch.setattr(wait_module, "LOG_SILENCE_S", 0.5)
     for node in NODES:
         job.fake_api.logs[job.get_pod_name(node)] = slow_log(10_000, 60, first_lines=build_lines(1))
     assert job.wait(silence=1).cause == "silence"
@@ -58,7 +58,7 @@ def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_slow_log_is_read_to_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow log is read to its end, and meanwhile the wait calls `on_poll`."""
-    monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.8)
+    monkeypatch.setattr(wait_module, "LOG_SILENCE_S", 0.8)
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
     job.end()
     polls: list[list[str]] = []
@@ -69,7 +69,7 @@ def test_slow_log_is_read_to_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) 
 
 def test_log_is_read_after_an_outage_at_the_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that is unavailable during an outage is read once the API server responds again."""
-    monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.3)
+    monkeypatch.setattr(log_follower, "MAX_RETRY_DELAY_S", 0.3)
     job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(5))
     job.fake_api.fail("GET", "/log", 0)
     with ClusterWatch(job.plan) as watch:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from torchyard.archive import histories
 from torchyard.archive.contents import JOURNAL, RECORD, Version, is_log, list_ended_logs, list_records, merge_journals
@@ -23,11 +24,26 @@ from torchyard.trend.records import HistoryKey, Record, get_history_key
 
 _COPY_INTERVAL_S = 2.0  # between two checks of the folder, which send no request
 _MAX_RETRY_PAUSE_S = 60.0  # between two tries while the store cannot be reached
-_FETCH_TIMEOUT_S = 60.0  # how long a process that resumes the run waits for the archive
-_FETCH_PAUSE_S = 2.0
-_SETTLE_PAUSE_S = 1.0
-_SETTLE_TIMEOUT_S = 20.0  # how long the end of a run waits for a store that makes no progress
-_MAX_SETTLE_S = 600.0  # and for one that is slow
+
+
+class ArchiveTimeouts(NamedTuple):
+    """How long a run waits for its archive, in seconds.
+
+    fetch_s: of a process that resumes the run, until the archive answers.
+    fetch_pause_s: between two tries of it.
+    settle_s: at the end of the run, for a store that makes no progress.
+    settle_pause_s: between two checks of its progress.
+    max_settle_s: at the end of the run, for a store that is slow.
+    """
+
+    fetch_s: float = 60.0
+    fetch_pause_s: float = 2.0
+    settle_s: float = 20.0
+    settle_pause_s: float = 1.0
+    max_settle_s: float = 600.0
+
+
+_DEFAULT_TIMEOUTS = ArchiveTimeouts()
 
 
 class RunArchive:
@@ -46,11 +62,20 @@ class RunArchive:
     `describe` and `settle` return the error as text for the report.
     """
 
-    def __init__(self, folder: Path, check_owner: Callable[[], None], store: Store | None, fault: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        check_owner: Callable[[], None],
+        store: Store | None,
+        fault: str = "",
+        *,
+        timeouts: ArchiveTimeouts = _DEFAULT_TIMEOUTS,
+    ) -> None:
         """`fault`: why there is no `store` although TORCHYARD_ARCHIVE names one; empty if it names none."""
         self._store = store
         self._folder = folder
         self._check_owner = check_owner
+        self._timeouts = timeouts
         self._copied_versions: dict[str, Version] = {}
         self._archived_journal: bytes | None = None  # the journal that was in the archive, once that is known
         self._pending_history: HistoryKey | None = None  # of the history that is still to be fetched
@@ -68,23 +93,23 @@ class RunArchive:
     def fetch(self, timeout_s: float | None = None) -> bool:
         """Update the folder with what the archive contains; return False, with a warning, if it does not answer.
 
-        It is tried for `timeout_s` seconds, by default `_FETCH_TIMEOUT_S`.
+        It is tried for `timeout_s` seconds, by default `ArchiveTimeouts.fetch_s`.
         """
         if self._store is None:
             return not self._fault
         store = self._store
-        deadline = time.monotonic() + (timeout_s or _FETCH_TIMEOUT_S)
+        deadline = time.monotonic() + (timeout_s or self._timeouts.fetch_s)
         while True:
             try:
-                remaining_s = max(deadline - time.monotonic(), _SETTLE_PAUSE_S)
+                remaining_s = max(deadline - time.monotonic(), self._timeouts.settle_pause_s)
                 if call_bounded(lambda: fetch_run(store, self._folder), remaining_s, store.url):
                     get_log().info("fetched the records of earlier processes of this run from %s", store.url)
                 return True
             except ArchiveError as error:
                 self._report_fault(error)
-            if time.monotonic() + _FETCH_PAUSE_S > deadline:
+            if time.monotonic() + self._timeouts.fetch_pause_s > deadline:
                 return False
-            time.sleep(_FETCH_PAUSE_S)
+            time.sleep(self._timeouts.fetch_pause_s)
 
     def start(self, profile: Profile | None = None) -> None:
         """Copy from now on, and fetch the history of the profile's runs."""
@@ -115,7 +140,8 @@ class RunArchive:
         self._requested_copies += 1
         while not self._is_settled():
             now = time.monotonic()
-            if now > self._last_progress_at + _SETTLE_TIMEOUT_S or now > started_at + _MAX_SETTLE_S:
+            is_stuck = now > self._last_progress_at + self._timeouts.settle_s
+            if is_stuck or now > started_at + self._timeouts.max_settle_s:
                 self._stop_event.set()
                 return self._describe_missing()
         return None
@@ -206,10 +232,10 @@ class RunArchive:
         """Wake the thread and wait a moment for it; return whether it has copied everything, or was stopped."""
         self._pass_finished.clear()
         self._wake.set()
-        self._pass_finished.wait(_SETTLE_PAUSE_S)
+        self._pass_finished.wait(self._timeouts.settle_pause_s)
         is_done = self._finished_copies >= self._requested_copies or self._stop_event.is_set()
         if self._fault and not is_done:
-            time.sleep(_SETTLE_PAUSE_S)
+            time.sleep(self._timeouts.settle_pause_s)
         return is_done
 
     def _describe_missing(self) -> str:
@@ -226,13 +252,19 @@ class RunArchive:
 
 
 @contextlib.contextmanager
-def open_run_archive(folder: Path, check_owner: Callable[[], None], *, is_resumed: bool) -> Iterator[RunArchive]:
+def open_run_archive(
+    folder: Path,
+    check_owner: Callable[[], None],
+    *,
+    is_resumed: bool,
+    timeouts: ArchiveTimeouts = _DEFAULT_TIMEOUTS,
+) -> Iterator[RunArchive]:
     """The archive of a run that this process owns: complete at the end, unless another process owns the run by then.
 
     ArchiveError if TORCHYARD_ARCHIVE is wrong; for a resumed run that is only a warning, because its job may be
     running.
     """
-    archive = _create_run_archive(folder, check_owner, is_resumed=is_resumed)
+    archive = _create_run_archive(folder, check_owner, timeouts, is_resumed=is_resumed)
     try:
         yield archive
     except RunInUseError:
@@ -245,11 +277,13 @@ def open_run_archive(folder: Path, check_owner: Callable[[], None], *, is_resume
         archive.stop()
 
 
-def _create_run_archive(folder: Path, check_owner: Callable[[], None], *, is_resumed: bool) -> RunArchive:
+def _create_run_archive(
+    folder: Path, check_owner: Callable[[], None], timeouts: ArchiveTimeouts, *, is_resumed: bool
+) -> RunArchive:
     try:
-        return RunArchive(folder, check_owner, open_store())
+        return RunArchive(folder, check_owner, open_store(), timeouts=timeouts)
     except ArchiveError as error:
         if not is_resumed:
             raise
         get_log().warning("%s", error)
-        return RunArchive(folder, check_owner, None, str(error))
+        return RunArchive(folder, check_owner, None, str(error), timeouts=timeouts)

@@ -17,9 +17,9 @@ def identify_holder(path: str) -> str:
     returned.
     """
     try:
-        return f"{_format_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
+        return f"{format_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
     except OSError:  # no such folder, or a full disk
-        return _format_former_identity(path)
+        return format_former_identity(path)
 
 
 def identify_machine(runs: Path) -> str:
@@ -27,14 +27,14 @@ def identify_machine(runs: Path) -> str:
     return identify_holder(str(runs / "any")).replace("/any#", "#")
 
 
-def _format_former_identity(path: str) -> str:
+def format_former_identity(path: str) -> str:
     """The holder as the previous version wrote it, without the id."""
     return f"{socket.gethostname()}:{path}"
 
 
 def is_holder(holder: str, path: str) -> bool:
     """Whether `holder` is this machine as the holder of the run in the folder `path`."""
-    return holder in (identify_holder(path), _format_former_identity(path))
+    return holder in (identify_holder(path), format_former_identity(path))
 
 
 def _get_or_create_id(file: Path) -> str:

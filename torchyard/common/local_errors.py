@@ -17,7 +17,7 @@ from torchyard.model.errors import ClusterError, FolderError, RunInUseError
 START_TIMEOUT_S = 60.0  # before anything was created
 OUTAGE_TIMEOUT_S = 300.0  # once objects may exist
 COLLECT_TIMEOUT_S = 600.0  # to read logs that are already on disk
-_RETRY_PAUSE_S = 1.0  # after a failure, before the next try
+RETRY_PAUSE_S = 1.0  # after a failure, before the next try
 _REMINDER_INTERVAL_S = 600.0  # between two reports of an error that persists
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ def retry_step(timeout_s: float | None) -> Callable[[Callable[P, R]], Callable[P
     """
     return retry(
         retry=retry_if_exception(is_local_error),
-        wait=wait_random_exponential(_RETRY_PAUSE_S, 5 * _RETRY_PAUSE_S),
+        wait=wait_random_exponential(RETRY_PAUSE_S, 5 * RETRY_PAUSE_S),
         stop=stop_never if timeout_s is None else stop_after_delay(timeout_s),
         before_sleep=_log_retry,
         reraise=True,
@@ -86,9 +86,9 @@ class LocalErrorGuard:
                 get_log().info("can %s again", action)
 
     def pause(self) -> None:
-        """Sleep `_RETRY_PAUSE_S` if an action is failing, so that the next try has a better chance."""
+        """Sleep `RETRY_PAUSE_S` if an action is failing, so that the next try has a better chance."""
         if self._reported_at:
-            time.sleep(_RETRY_PAUSE_S)
+            time.sleep(RETRY_PAUSE_S)
 
     def _report(self, action: str, error: Exception) -> None:
         now = time.monotonic()

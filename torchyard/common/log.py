@@ -14,10 +14,15 @@ def _get_default_log() -> RunLogger:
 _source: Callable[[], RunLogger] = _get_default_log
 
 
-def set_log_source(source: Callable[[], RunLogger]) -> None:
-    """Make `get_log` return what this source returns, for example Prefect's log of the running task."""
+def set_log_source(source: Callable[[], RunLogger]) -> Callable[[], RunLogger]:
+    """Make `get_log` return what this source returns, for example Prefect's log of the running task.
+
+    Returns the previous source, as `signal.signal` does, for a caller that restores it.
+    """
     global _source  # noqa: PLW0603 - one process has one log
+    previous_source = _source
     _source = source
+    return previous_source
 
 
 def get_log() -> RunLogger:

@@ -14,7 +14,7 @@ from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.requirements import Check, warning_check
 
 AnyModel = TypeVar("AnyModel", bound=FrozenModel)
-_MASK = "****"
+MASK = "****"
 _MIN_SECRET_CHARS = 8  # length of a value that is masked wherever it occurs: shorter ones are also words
 _WORD_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _SECRET_NAME = re.compile(
@@ -64,7 +64,9 @@ _HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null
 # An expression of a program, as in `token=args.token`.
 _CODE_VALUE = re.compile(r"[A-Za-z_]+[])}:]*|[A-Za-z_]\w*[.(\[].*")
 
-_known_secrets: set[str] = set()  # of all plans of this process; never removed, because their text may be shown later
+_known_secrets: set[str] = (
+    set()
+)  # of all plans of this process: a run never removes one, because its text may be shown later
 
 
 class FoundSecret(NamedTuple):
@@ -74,7 +76,7 @@ class FoundSecret(NamedTuple):
     value: str
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
     """Whether the value of a variable or an option looks like a secret, and not like a reference to one."""
     normalized = _WORD_BREAK.sub("_", name).lower().strip("_")
     if not _SECRET_NAME.search(normalized):
@@ -89,18 +91,18 @@ def _is_secret(name: str, value: str) -> bool:
 def mask_text(text: str) -> str:
     """The text with every known secret, and everything that looks like one, replaced by asterisks."""
     for value in sorted(_known_secrets, key=len, reverse=True):  # a secret may contain another one
-        text = text.replace(value, _MASK)
-    text = _SECRET_SHAPE.sub(_MASK, text)
-    text = _URL_PASSWORD.sub(rf"\1:{_MASK}", text)
+        text = text.replace(value, MASK)
+    text = _SECRET_SHAPE.sub(MASK, text)
+    text = _URL_PASSWORD.sub(rf"\1:{MASK}", text)
     text = _ASSIGNED_VALUE.sub(_mask_match, text)
     return _FOLLOWING_VALUE.sub(_mask_match, text)
 
 
 def _mask_match(match: re.Match[str]) -> str:
     """The match of a name, a separator and a value, with the value masked if it is a secret."""
-    if not _is_secret(match[1], _get_matched_value(match)):
+    if not is_secret(match[1], _get_matched_value(match)):
         return match[0]
-    return f"{match[1]}{match[2]}{_MASK}"
+    return f"{match[1]}{match[2]}{MASK}"
 
 
 def _get_matched_value(match: re.Match[str]) -> str:
@@ -110,12 +112,12 @@ def _get_matched_value(match: re.Match[str]) -> str:
 
 def mask_document(document: Any) -> Any:
     """A copy of a document, such as a plan, with its secrets masked, and without control codes for a terminal."""
-    secret_values = {secret.value for secret in _list_secrets(document)}
+    secret_values = {secret.value for secret in list_secrets(document)}
 
     def walk(node: Any) -> Any:
         match node:
             case str():
-                return _MASK if node in secret_values else mask_text(strip_control_codes(node))
+                return MASK if node in secret_values else mask_text(strip_control_codes(node))
             case dict():
                 return {key: walk(value) for key, value in node.items()}
             case list() | tuple():
@@ -133,7 +135,7 @@ def mask_model(model: AnyModel) -> AnyModel:
 
 def remember_secrets(plan: Plan) -> None:
     """Mask a plan's secrets from now on in every text: a program may print them."""
-    remember_values(secret.value for secret in _list_secrets(plan.model_dump()))
+    remember_values(secret.value for secret in list_secrets(plan.model_dump()))
 
 
 def remember_values(values: Iterable[str]) -> None:
@@ -141,12 +143,20 @@ def remember_values(values: Iterable[str]) -> None:
     _known_secrets.update(value for value in values if len(value) >= _MIN_SECRET_CHARS)
 
 
-def _list_secrets(document: Any) -> Iterator[FoundSecret]:
+def forget_values() -> None:
+    """Forget all values of `remember_values`: from now on only shapes and names of secrets are masked.
+
+    For a process that starts anew, such as a test; not during a run.
+    """
+    _known_secrets.clear()
+
+
+def list_secrets(document: Any) -> Iterator[FoundSecret]:
     """Every secret that is written out in a document, by the name of a variable or an option, or by its shape."""
     match document:
         case str():
             yield from _list_secrets_in_text(document)
-        case {"name": str(name), "value": str(value)} if _is_secret(name, value):
+        case {"name": str(name), "value": str(value)} if is_secret(name, value):
             yield FoundSecret(name, value)
         case dict():
             for key, value in document.items():
@@ -156,7 +166,7 @@ def _list_secrets(document: Any) -> Iterator[FoundSecret]:
                 if _is_option_with_secret(name, value):
                     yield FoundSecret(name, value)
             for item in document:
-                yield from _list_secrets(item)
+                yield from list_secrets(item)
         case _:
             return
 
@@ -165,14 +175,14 @@ def _is_option_with_secret(name: object, value: object) -> bool:
     """Whether two neighbours in a command line are an option and its secret value."""
     if not isinstance(name, str) or not isinstance(value, str) or not _OPTION_NAME.fullmatch(name):
         return False
-    return not value.startswith("-") and _is_secret(name, value)
+    return not value.startswith("-") and is_secret(name, value)
 
 
 def _list_secrets_in_text(text: str) -> Iterator[FoundSecret]:
     for pattern in (_ASSIGNED_VALUE, _FOLLOWING_VALUE):
         for match in pattern.finditer(text):
             value = _get_matched_value(match)
-            if _is_secret(match[1], value):
+            if is_secret(match[1], value):
                 yield FoundSecret(match[1], value)
     for match in _SECRET_SHAPE.finditer(text):
         yield FoundSecret("a value", match[0])
@@ -183,10 +193,10 @@ def _list_secrets_in_mapping(document: dict[str, Any], key: str, value: Any) -> 
     is_secret_object = document.get("kind") == "Secret" and key in ("data", "stringData")
     if isinstance(value, dict) and (key in ("env", "data") or is_secret_object):
         for name, text in value.items():
-            if isinstance(text, str) and (is_secret_object or _is_secret(str(name), text)):
+            if isinstance(text, str) and (is_secret_object or is_secret(str(name), text)):
                 yield FoundSecret(str(name), text)
     is_program = document.get("kind") == "ConfigMap" and key in ("data", "binaryData")
-    for secret in _list_secrets(value):
+    for secret in list_secrets(value):
         if not (is_program and _is_code(secret.value)):
             yield secret
 
@@ -206,7 +216,7 @@ def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
 
 def _list_secret_names(document: Any) -> list[str]:
     """The names of the secrets that are written out in a document, each once."""
-    return list(dict.fromkeys(secret.name.lstrip("-") for secret in _list_secrets(document)))
+    return list(dict.fromkeys(secret.name.lstrip("-") for secret in list_secrets(document)))
 
 
 def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str | None:

@@ -145,7 +145,7 @@ class StatusStream(CommandStream):
             self._owner = owner  # an earlier version gave this launcher another name
         if self.process.follow and state.get("started"):  # its log exists even if it prints nothing
             with contextlib.suppress(OSError):
-                _append_bytes(Path(self.process.log), b"")
+                append_bytes(Path(self.process.log), b"")
 
     def update_contact(self, data: bytes) -> None:
         """A state with a `detail`, the reason why it is an old one, does not count as contact."""
@@ -206,7 +206,7 @@ class LogCopy(CommandStream):
         if self._size and not self._path.exists():
             raise FileNotFoundError(errno.ENOENT, "the copy was removed", str(self._path))
         if data:
-            _append_bytes(self._path, data)
+            append_bytes(self._path, data)
             self._size += len(data)
 
     def is_behind(self, log_size: object) -> bool:
@@ -221,7 +221,7 @@ class LogCopy(CommandStream):
         return self._opened_at is None or time.monotonic() - self._opened_at < _FIRST_BYTE_TIMEOUT_S
 
 
-def _append_bytes(path: Path, data: bytes) -> None:
+def append_bytes(path: Path, data: bytes) -> None:
     """Append to a private file, created if needed with its folder. Raises OSError."""
     make_private_folder(path.parent)
     with open(path, "ab", buffering=0, opener=open_private_file) as file:

@@ -26,9 +26,9 @@ from torchyard.steps.log_tail import LogTails, count_lines
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics, the network and the failure of one attempt."""
     logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
-    failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
+    failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
-        failure = _blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
+        failure = blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
     if failure and not outcome.hang:
         failure = _add_last_wait(plan, failure)
     retries = outcome.status.retries
@@ -88,7 +88,7 @@ def _describe_log(node: str, path: str, lost: str) -> LogFile:
     return LogFile(node=node, path=path, lines=count_lines(path), lost=lost)
 
 
-def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
+def find_failure(plan: Plan, outcome: Outcome) -> Failure:
     """The root cause; if the launcher itself ended the job, the cluster's failure, or else the expired deadline."""
     logs = LogTails(plan.logs)
     failure = outcome.status.failure
@@ -141,7 +141,7 @@ def _read_tail(logs: LogTails, node: str) -> tuple[str, ...]:
     return tuple(line.text for line in logs.last(node, TAIL_LINES)) if node in logs else ()
 
 
-def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
+def blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
     """Replace the failure by a full disk if a program's last output was not written.
 
     No log then shows the cause, and the other ranks only lose a peer. A failure that a process reports about itself

@@ -7,7 +7,7 @@ from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.requirements import Check, failed_check
 
 # The limit that a job's processes get back: select() cannot handle descriptors above 1,024.
-_FORMER_LIMIT_VARIABLE = "TORCHYARD_NOFILE"
+FORMER_LIMIT_VARIABLE = "TORCHYARD_NOFILE"
 _SPARE_FILES = 100  # for Prefect, the run's folder and everything else
 _FILES_PER_STREAM = 2  # per command that is followed: its output and its stderr
 _FILES_PER_COMMAND = 4  # per command that ends by itself, while it is being started
@@ -22,10 +22,10 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):  # macOS calls its hard limit infinite, and refuses it
         return
-    os.environ.setdefault(_FORMER_LIMIT_VARIABLE, str(soft))
+    os.environ.setdefault(FORMER_LIMIT_VARIABLE, str(soft))
 
 
-def _count_needed_files(plan: Plan) -> int:
+def count_needed_files(plan: Plan) -> int:
     """About how many descriptors a plan needs at its busiest: everything followed, and stopped at once."""
     match plan:
         case CommandPlan():
@@ -42,7 +42,7 @@ def read_file_limit() -> int:
 
 def check_file_limit(plan: Plan, limit: int) -> tuple[Check, ...]:
     """A failed check if the limit of open files is too low for a plan; empty if it is high enough."""
-    count = _count_needed_files(plan)
+    count = count_needed_files(plan)
     if limit == resource.RLIM_INFINITY or limit >= count:
         return ()
     detail = f"a job of {len(plan.nodes)} nodes needs about {count} descriptors, and the limit is {limit}"

@@ -15,10 +15,10 @@ from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
-_MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job is polled in between
+MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job is polled in between
 
 
-class _RankZeroFilter:
+class RankZeroFilter:
     """Select the output of global rank 0 in one node's log: of local rank 0 of the node that got group rank 0.
 
     If the lines do not name the rank that printed them, all lines of that node are selected. `joined_at` is the time of
@@ -67,7 +67,7 @@ def read_blocks(path: str) -> Iterator[bytes]:
     """A log in blocks of complete lines; an incomplete last line is a block too."""
     partial_line = b""
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(_MAX_READ_BYTES):
+        while block := file.read(MAX_READ_BYTES):
             end = block.rfind(b"\n") + 1
             if end:
                 yield partial_line + block[:end]
@@ -77,9 +77,9 @@ def read_blocks(path: str) -> Iterator[bytes]:
         yield partial_line
 
 
-def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
+def _create_filters(plan: Plan) -> dict[str, RankZeroFilter]:
     """A filter for each node."""
-    return {name: _RankZeroFilter(plan.ranks, is_first_node=index == 0) for index, name in enumerate(plan.nodes)}
+    return {name: RankZeroFilter(plan.ranks, is_first_node=index == 0) for index, name in enumerate(plan.nodes)}
 
 
 def read_rank_zero(plan: Plan, marker: bytes = b"") -> Iterator[str]:
@@ -109,7 +109,7 @@ def read_records(plan: Plan) -> Iterator[LogLine]:
 class JobLogReader:
     """Read the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
 
-    Each call of `read` takes at most about `_MAX_READ_BYTES` of all logs together, so that the job is polled in
+    Each call of `read` takes at most about `MAX_READ_BYTES` of all logs together, so that the job is polled in
     between; `is_behind` until a call has reached the end of every log. The next call continues with the next node, so
     that one long log does not delay the others. A log that was replaced or cut is read again from its start.
 
@@ -150,9 +150,9 @@ class JobLogReader:
         return max((rank_filter.joined_at for rank_filter in self._filters.values()), default=0.0)
 
     def read(self) -> list[str]:
-        """Read the next part of every log, `_MAX_READ_BYTES` in all; return rank 0's new lines."""
+        """Read the next part of every log, `MAX_READ_BYTES` in all; return rank 0's new lines."""
         lines = list[str]()
-        remaining_bytes = _MAX_READ_BYTES
+        remaining_bytes = MAX_READ_BYTES
         for name in tuple(self._node_queue):
             self._node_queue.rotate(-1)
             previous_offset = self._positions[name].offset

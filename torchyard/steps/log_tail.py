@@ -9,12 +9,7 @@ from torchyard.common.log_lines import BLOCK_BYTES, parse_log_line, parse_log_li
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.run import LogLine
 
-_MAX_NODE_LINES = 5000  # last lines of a node
-_MAX_TOTAL_LINES = 320_000  # last lines of all nodes together
-_MAX_TOTAL_BYTES = 128 << 20
-_MIN_NODE_BYTES = 128 << 10  # of each node, however many there are
-# Before the last lines of a node: lines with a failure word, each with the lines that follow it, such as a traceback.
-_MAX_FAILURE_LINES = 1000
+# After a line with a failure word: the lines that are read with it, such as a traceback.
 _FAILURE_CONTEXT_LINES = 40
 _MAX_CONTEXT_BYTES = 16 << 10
 # Every line that shows a cause (diagnosis/log_patterns.py) contains one of these.
@@ -68,6 +63,26 @@ def count_lines(path: str) -> int:
     return count
 
 
+class TailLimits(NamedTuple):
+    """How much of the logs of a job is read at most; the nodes share the totals.
+
+    node_lines: last lines of a node.
+    total_lines: last lines of all nodes.
+    total_bytes: of the last lines of all nodes.
+    min_node_bytes: of a node, however many nodes share `total_bytes`.
+    failure_lines: lines of a node with a failure word, before its last lines.
+    """
+
+    node_lines: int = 5000
+    total_lines: int = 320_000
+    total_bytes: int = 128 << 20
+    min_node_bytes: int = 128 << 10
+    failure_lines: int = 1000
+
+
+DEFAULT_TAIL_LIMITS = TailLimits()
+
+
 class LogTails(Mapping[str, list[LogLine]]):
     """The last lines of each node, read on demand, because those of a thousand nodes need not fit in memory.
 
@@ -75,12 +90,15 @@ class LogTails(Mapping[str, list[LogLine]]):
     has no lines; other errors are raised as OSError.
     """
 
-    def __init__(self, paths: Mapping[str, str], *, with_failures: bool = False) -> None:
+    def __init__(
+        self, paths: Mapping[str, str], *, with_failures: bool = False, limits: TailLimits = DEFAULT_TAIL_LIMITS
+    ) -> None:
         node_count = max(len(paths), 1)
         self._paths = paths
         self._with_failures = with_failures
-        self._max_lines = min(_MAX_NODE_LINES, _MAX_TOTAL_LINES // node_count)
-        self._max_bytes = max(_MIN_NODE_BYTES, _MAX_TOTAL_BYTES // node_count)
+        self._max_lines = min(limits.node_lines, limits.total_lines // node_count)
+        self._max_bytes = max(limits.min_node_bytes, limits.total_bytes // node_count)
+        self._max_failure_lines = limits.failure_lines
 
     def __getitem__(self, node: str) -> list[LogLine]:
         return self._read(node, self._max_lines, with_failures=self._with_failures)
@@ -99,7 +117,7 @@ class LogTails(Mapping[str, list[LogLine]]):
         with suppress(FileNotFoundError), open(self._paths[node], "rb", buffering=0) as file:
             last_lines = _read_last_lines(file, line_count, self._max_bytes)[-line_count:]
             start = last_lines[0].offset if last_lines else file.seek(0, os.SEEK_END)
-            raw_lines = list(_read_failure_lines(file, start)) if with_failures else []
+            raw_lines = list(_read_failure_lines(file, start, self._max_failure_lines)) if with_failures else []
             raw_lines += [line.raw for line in last_lines]
             return [_parse_output_line(raw, node) for raw in raw_lines]
         return []
@@ -159,10 +177,10 @@ def _split_output_lines(text: bytes, offset: int) -> Iterator[_RawLine]:
         offset += len(raw) + 1
 
 
-def _read_failure_lines(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """The last lines with a failure word before the offset `end`, each once, with the lines that follow them."""
+def _read_failure_lines(file: BinaryIO, end: int, max_lines: int) -> Iterator[bytes]:
+    """The last `max_lines` with a failure word before the offset `end`, each once, with the lines that follow them."""
     next_offset = 0
-    for start in _find_failure_lines(file, end):
+    for start in _find_failure_lines(file, end, max_lines):
         file.seek(start)
         block = file.read(min(_MAX_CONTEXT_BYTES, end - start))
         for line in list(_split_output_lines(block, start))[:_FAILURE_CONTEXT_LINES]:
@@ -171,12 +189,12 @@ def _read_failure_lines(file: BinaryIO, end: int) -> Iterator[bytes]:
                 next_offset = line.offset + len(line.raw) + 1
 
 
-def _find_failure_lines(file: BinaryIO, end: int) -> list[int]:
-    """The offsets of the last lines with a failure word before the offset `end`, in order."""
+def _find_failure_lines(file: BinaryIO, end: int, max_lines: int) -> list[int]:
+    """The offsets of the last `max_lines` with a failure word before the offset `end`, in order."""
     line_starts: list[int] = []
     start = end
     partial_line = b""  # the end of a line whose start is in the block before
-    while start and len(line_starts) < _MAX_FAILURE_LINES:
+    while start and len(line_starts) < max_lines:
         size = min(BLOCK_BYTES, start)
         start -= size
         file.seek(start)
@@ -190,7 +208,7 @@ def _find_failure_lines(file: BinaryIO, end: int) -> list[int]:
             index for index in hits if index >= first and not _is_record(block[index : block.find(b"\n", index)])
         ]
         line_starts = sorted(start + index for index in outputs) + line_starts
-    return line_starts[-_MAX_FAILURE_LINES:]
+    return line_starts[-max_lines:]
 
 
 def _find_in_lines(text: bytes, needle: bytes) -> Iterator[int]:

@@ -21,8 +21,8 @@ from torchyard.steps.log_reader import JobLogReader
 
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
-_ENDS_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
-_LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
+ENDS_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
+LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 RankZeroCallback = Callable[[list[str]], None]
 StatusCallback = Callable[[Status, float], None]
 
@@ -89,7 +89,7 @@ class _JobPoller:
         self._logs = JobLogReader(handle.plan)
         self._local_errors = LocalErrorGuard()
         self._deadlines = DeadlineMonitor(handle.deadlines, job_age_s=handle.age_s, now=now)
-        self._fabric = _FabricMonitor(handle.plan)
+        self._fabric = FabricMonitor(handle.plan)
         self._hangs = HangMonitor(handle.plan, on_hang)
         self._wait_reporter = _WaitReporter()
         self._lost_line_reporter = _LostLineReporter()
@@ -111,7 +111,7 @@ class _JobPoller:
             self._lost_worker_reporter.report(self._logs.lost_workers)
             status, diagnosis = self._read_status(are_logs_current=are_logs_current)
             if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
-                self._watch.await_exit_codes(timeout_s=_ENDS_TIMEOUT_S)
+                self._watch.await_exit_codes(timeout_s=ENDS_TIMEOUT_S)
                 status, diagnosis = self._read_status(are_logs_current=are_logs_current)
             self._publish_status(status, diagnosis)
             self.outcome = self._find_outcome(status, are_logs_current=are_logs_current)
@@ -212,7 +212,7 @@ class _JobPoller:
         return outcome
 
 
-class _FabricMonitor:
+class FabricMonitor:
     """Checks the network as soon as a log has a new line about it."""
 
     def __init__(self, plan: Plan) -> None:
@@ -337,12 +337,12 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callab
     is_stopped = True
     if outcome.status.state != "succeeded":
         get_log().warning("%s; stopping what still runs", outcome.status.reason)
-        watch.drain_ended_logs(read_logs, idle_timeout_s=_LOG_SILENCE_S)
+        watch.drain_ended_logs(read_logs, idle_timeout_s=LOG_SILENCE_S)
         is_stopped = _stop_job(plan)
     if is_stopped:
-        watch.drain_logs(read_logs, idle_timeout_s=_LOG_SILENCE_S)
+        watch.drain_logs(read_logs, idle_timeout_s=LOG_SILENCE_S)
     else:  # a process that could not be stopped may print forever
-        watch.drain_ended_logs(read_logs, idle_timeout_s=_LOG_SILENCE_S)
+        watch.drain_ended_logs(read_logs, idle_timeout_s=LOG_SILENCE_S)
     update = {
         "ended_at": ended_at,
         "lost": watch.lost_logs(),

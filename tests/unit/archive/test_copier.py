@@ -2,14 +2,15 @@
 
 import logging
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.histories import build_records
 from tests.waiting import wait_until
-from torchyard.archive import copier
-from torchyard.archive.copier import open_run_archive
+from torchyard.archive.copier import ArchiveTimeouts, RunArchive, open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
 from torchyard.model.errors import ArchiveError, RunInUseError
 from torchyard.run.folder import RunFolder
@@ -23,13 +24,12 @@ def refuse_owner() -> None:
     raise RunInUseError("runs/x", "another process")
 
 
-@pytest.fixture(autouse=True)
-def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait only a moment for a store that cannot be reached."""
-    monkeypatch.setattr(copier, "_SETTLE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(copier, "_SETTLE_PAUSE_S", 0.1)
-    monkeypatch.setattr(copier, "_FETCH_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(copier, "_FETCH_PAUSE_S", 0.1)
+def open_archive(
+    path: Path, check_owner: Callable[[], None] = accept_owner, *, is_resumed: bool = False
+) -> AbstractContextManager[RunArchive]:
+    """The archive of a run that waits only a moment for a store that cannot be reached."""
+    timeouts = ArchiveTimeouts(fetch_s=0.1, fetch_pause_s=0.1, settle_s=0.1, settle_pause_s=0.1)
+    return open_run_archive(path, check_owner, is_resumed=is_resumed, timeouts=timeouts)
 
 
 def break_archive(root: Path) -> None:
@@ -51,7 +51,7 @@ def add_ended_attempt(folder: RunFolder) -> None:
 
 def test_journal_is_archived_while_the_run_continues(folder: RunFolder, store: Store) -> None:
     """The journal is in the archive before the end of the run, for a process that resumes the run."""
-    with open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+    with open_archive(folder.path) as archive:
         archive.start()
         folder.record_event("start", run="an-id")
         wait_until(lambda: "journal" in store.list_files(folder.name))
@@ -62,7 +62,7 @@ def test_archive_is_complete_at_the_end(folder: RunFolder, store: Store, root: P
     """After `settle` the archive contains the last line, the logs and the report, but no checkpoints and locks."""
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / "model.pt").write_text("huge")
-    with folder.owned(), open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+    with folder.owned(), open_archive(folder.path) as archive:
         archive.start()
         add_ended_attempt(folder)
         folder.record_event("end", end="succeeded")
@@ -83,7 +83,7 @@ def test_unreachable_store_is_reported_once(
     """A store that fails is one warning in the log, and `settle` returns what is missing where and why."""
     break_archive(root)
     folder.record_event("start", run="an-id")
-    with caplog.at_level(logging.WARNING), open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+    with caplog.at_level(logging.WARNING), open_archive(folder.path) as archive:
         archive.start()
         add_ended_attempt(folder)
         missing = archive.settle()
@@ -98,7 +98,7 @@ def test_archive_is_complete_after_the_store_recovers(folder: RunFolder, store: 
     """Files that could not be copied are copied once the store works again."""
     break_archive(root)
     folder.record_event("start", run="an-id")
-    with open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+    with open_archive(folder.path) as archive:
         archive.start()
         wait_until(lambda: "cannot" in archive.describe())
         repair_archive(root)
@@ -110,7 +110,7 @@ def test_archive_is_complete_after_the_store_recovers(folder: RunFolder, store: 
 def test_other_owner_keeps_the_archive(folder: RunFolder, store: Store) -> None:
     """A process that has lost the run copies nothing, because it would overwrite the new owner's files."""
     folder.record_event("start", run="an-id")
-    with open_run_archive(folder.path, refuse_owner, is_resumed=False) as archive:
+    with open_archive(folder.path, refuse_owner) as archive:
         archive.start()
         folder.record_event("end", end="moved")
         archive.settle()
@@ -121,7 +121,7 @@ def test_nothing_is_copied_after_the_run_was_taken_over(folder: RunFolder, store
     """If the run itself raises RunInUseError, its archive stays as it was at that moment."""
 
     def lose() -> None:
-        with open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+        with open_archive(folder.path) as archive:
             archive.start()
             wait_until(lambda: "journal" in store.list_files(folder.name))
             archive.stop()
@@ -140,7 +140,7 @@ def test_lines_that_only_the_archive_has_stay(folder: RunFolder, store: Store, r
     remote.path.mkdir()
     remote.record_event("start", run="an-id", host="first")
     folder.record_event("start", run="an-id", host="second")
-    with open_run_archive(folder.path, accept_owner, is_resumed=True) as archive:
+    with open_archive(folder.path, is_resumed=True) as archive:
         archive.start()
     assert [event["host"] for event in remote.events()] == ["first", "second"]
 
@@ -150,7 +150,7 @@ def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root:
     add_ended_attempt(folder)
     folder.record_event("start", run="an-id")
     store.write(f"{folder.name}/attempt-1/node-0/log", b"A LINE\n")  # of the same size
-    with open_run_archive(folder.path, accept_owner, is_resumed=True) as archive:
+    with open_archive(folder.path, is_resumed=True) as archive:
         archive.start()
     assert store.read(f"{folder.name}/attempt-1/node-0/log") == b"A LINE\n"
     assert "journal" in store.list_files(folder.name)
@@ -159,7 +159,7 @@ def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root:
 def test_numbers_are_in_the_archived_history(folder: RunFolder, store: Store) -> None:
     """The run's record is one object of its history in the archive."""
     (record,) = build_records([1.5])
-    with open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+    with open_archive(folder.path) as archive:
         archive.start()
         archive.save_record(record)
     (name,) = store.list_files(f"history/{record.key.stem}")
@@ -171,7 +171,7 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
     remote = RunFolder(root / folder.name)
     remote.path.mkdir()
     remote.record_event("end", end="succeeded", sentence="done")
-    with open_run_archive(folder.path, accept_owner, is_resumed=True) as archive:
+    with open_archive(folder.path, is_resumed=True) as archive:
         assert archive.fetch()
     assert folder.last("end")["sentence"] == "done"
 
@@ -179,7 +179,7 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
 def test_archive_that_does_not_answer_is_not_empty(folder: RunFolder, store: Store, root: Path) -> None:
     """`fetch` returns False, after a bounded time, if the archive does not answer."""
     break_archive(root)
-    with open_run_archive(folder.path, accept_owner, is_resumed=True) as archive:
+    with open_archive(folder.path, is_resumed=True) as archive:
         assert not archive.fetch()
         assert "cannot list" in archive.describe()
 
@@ -187,9 +187,9 @@ def test_archive_that_does_not_answer_is_not_empty(folder: RunFolder, store: Sto
 def test_wrong_setting_ends_only_a_new_run(folder: RunFolder) -> None:
     """A wrong URL is an error for a new run; a resumed run continues without its archive, and reports the error."""
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
-    with pytest.raises(ArchiveError, match="nowhere"), open_run_archive(folder.path, accept_owner, is_resumed=False):
+    with pytest.raises(ArchiveError, match="nowhere"), open_archive(folder.path):
         pass
-    with open_run_archive(folder.path, accept_owner, is_resumed=True) as archive:
+    with open_archive(folder.path, is_resumed=True) as archive:
         assert not archive.fetch()
         assert "nowhere" in archive.describe()
 
@@ -198,7 +198,7 @@ def test_without_an_archive_nothing_happens(folder: RunFolder) -> None:
     """Without an archive there is no file and no row in the report."""
     os.environ.pop(ARCHIVE_VARIABLE, None)
     (record,) = build_records([1.5])
-    with open_run_archive(folder.path, accept_owner, is_resumed=False) as archive:
+    with open_archive(folder.path) as archive:
         archive.start()
         archive.save_record(record)
         assert (archive.fetch(), archive.describe(), archive.settle()) == (True, "", None)

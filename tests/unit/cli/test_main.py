@@ -16,7 +16,7 @@ from tests.reports import short_report
 from torchyard.cli.main import main
 from torchyard.common import secrets
 from torchyard.common.project_root import ROOT
-from torchyard.common.secrets import _MASK
+from torchyard.common.secrets import MASK
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.launchers import registry
@@ -114,7 +114,7 @@ WANDB = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def no_known_secrets() -> None:
-    secrets._known_secrets.clear()
+    secrets.forget_values()
 
 
 @pytest.mark.usefixtures("no_known_secrets")
@@ -122,7 +122,7 @@ def test_printed_plan_has_no_secret(write: Write, capsys: pytest.CaptureFixture[
     """A printed plan has no secret, because it may end up in a ticket; a warning names the variable."""
     assert main(["plan", str(write(env={"WANDB_API_KEY": WANDB}))]) == 0
     captured = capsys.readouterr()
-    assert (WANDB in captured.out, f"WANDB_API_KEY: '{_MASK}'" in captured.out) == (False, True)
+    assert (WANDB in captured.out, f"WANDB_API_KEY: '{MASK}'" in captured.out) == (False, True)
     assert "secret WANDB_API_KEY" in captured.err
 
 

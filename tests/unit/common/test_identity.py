@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.identity import _format_former_identity, identify_holder, identify_machine, is_holder
+from torchyard.common.identity import format_former_identity, identify_holder, identify_machine, is_holder
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, runs_folder
 
@@ -45,7 +45,7 @@ def test_holder_of_the_previous_version_is_recognized(folder: RunFolder) -> None
 
 def test_holder_without_a_disk_is_host_and_folder() -> None:
     """If no id can be stored, the identity is just host and folder."""
-    assert identify_holder("/proc/no-such-folder/run") == _format_former_identity("/proc/no-such-folder/run")
+    assert identify_holder("/proc/no-such-folder/run") == format_former_identity("/proc/no-such-folder/run")
 
 
 def test_empty_id_is_replaced(folder: RunFolder) -> None:

@@ -24,7 +24,7 @@ def test_api_server_that_may_respond_later_is_a_local_error(status: int, is_loca
 
 def test_step_is_repeated_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that a full disk prevents is repeated, and fails with the disk's own error after the timeout."""
-    monkeypatch.setattr(local_errors, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(local_errors, "RETRY_PAUSE_S", 0.001)
     call_count = 0
 
     def write(failure_count: int) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchyard.common import log
 from torchyard.common.log import LOGGER_NAME, get_log, set_log_source
 from torchyard.common.project_root import ROOT
 
@@ -15,7 +14,7 @@ from torchyard.common.project_root import ROOT
 @pytest.fixture(autouse=True)
 def same_source() -> Iterator[None]:
     """Restore the source of the log after each test."""
-    previous_source = log._source
+    previous_source = set_log_source(lambda: logging.getLogger(LOGGER_NAME))
     yield
     set_log_source(previous_source)
 

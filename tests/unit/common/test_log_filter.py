@@ -3,9 +3,9 @@
 import logging
 
 from torchyard.common.log_filter import SafeText
-from torchyard.common.secrets import _MASK
+from torchyard.common.secrets import MASK
 from torchyard.model.errors import FolderError
-from torchyard.tasks.flow_run.step import _EngineLogFilter
+from torchyard.tasks.flow_run.step import EngineLogFilter
 
 
 def record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
@@ -16,8 +16,8 @@ def record(message: str, *args: object, error: Exception | None = None) -> loggi
 def test_a_line_of_the_runs_log_goes_to_prefect_without_secrets_and_escapes() -> None:
     """Log lines for Prefect lose their secrets and terminal escapes."""
     record = logging.LogRecord("x", logging.INFO, "", 0, "%s ended: \x1b[2J%s", ("node-0", "--token=abc123"), None)
-    assert _EngineLogFilter().filter(record)
-    assert record.getMessage() == f"node-0 ended: --token={_MASK}"
+    assert EngineLogFilter().filter(record)
+    assert record.getMessage() == f"node-0 ended: --token={MASK}"
 
 
 def test_torchyard_error_has_no_stack_trace() -> None:

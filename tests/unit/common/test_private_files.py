@@ -12,7 +12,7 @@ from torchyard.cluster.log_file import LogWriter
 from torchyard.common.private_files import make_private_folder, open_private_file, write_private_text
 from torchyard.host.staging import record_heartbeat
 from torchyard.host.state import write_state
-from torchyard.machines.status_stream import _append_bytes
+from torchyard.machines.status_stream import append_bytes
 from torchyard.run.folder import RunFolder
 
 
@@ -60,7 +60,7 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
     with folder.owned():
         folder.record_event("start")
         folder.renew(60)
-        _append_bytes(folder.attempt(1) / "node-0" / "log", b"x\n")
+        append_bytes(folder.attempt(1) / "node-0" / "log", b"x\n")
         LogWriter(folder.attempt(1) / "worker-0" / "log", "worker-0").record_gap("something")
         write_state(str(folder.attempt(1) / "node-0"), phase="running")
         record_heartbeat(str(folder.attempt(1) / "owner"), "me")

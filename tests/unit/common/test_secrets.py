@@ -9,11 +9,11 @@ from tests.conftest import Planned, Write, command_plan_of, load
 from torchyard.common import secrets
 from torchyard.common.project_root import ROOT
 from torchyard.common.secrets import (
-    _MASK,
-    _is_secret,
-    _list_secrets,
+    MASK,
     check_exposed_secrets,
     describe_exposed_overrides,
+    is_secret,
+    list_secrets,
     mask_document,
     mask_text,
 )
@@ -25,7 +25,7 @@ WANDB = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    secrets._known_secrets.clear()
+    secrets.forget_values()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def nothing_known() -> None:
 )
 def test_name_of_a_secret_is_recognized(name: str) -> None:
     """A secret is recognized by the words in its name, in any case and with any separators."""
-    assert _is_secret(name, "s3cr3t-value")
+    assert is_secret(name, "s3cr3t-value")
 
 
 @pytest.mark.parametrize(
@@ -71,19 +71,19 @@ def test_name_of_a_secret_is_recognized(name: str) -> None:
 )
 def test_name_that_only_resembles_a_secret_is_not_one(name: str, value: str) -> None:
     """A name that only contains a word of secrets gives no false alarm."""
-    assert not _is_secret(name, value)
+    assert not is_secret(name, value)
 
 
 @pytest.mark.parametrize(
     ("text", "masked"),
     [
-        ("python t.py --token=abc123 --lr 1", f"python t.py --token={_MASK} --lr 1"),
-        ("t.py --password hunter2 -v", f"t.py --password {_MASK} -v"),
-        ("export HF_TOKEN='x y'; run", f"export HF_TOKEN={_MASK}; run"),
-        ("docker run -e HF_TOKEN=abc img", f"docker run -e HF_TOKEN={_MASK} img"),
-        ("git clone https://me:pw@host/x", f"git clone https://me:{_MASK}@host/x"),
-        ("401 for hf_abcdefghijklmnopqrstuvwx", f"401 for {_MASK}"),
-        ("--verbose --token x", f"--verbose --token {_MASK}"),
+        ("python t.py --token=abc123 --lr 1", f"python t.py --token={MASK} --lr 1"),
+        ("t.py --password hunter2 -v", f"t.py --password {MASK} -v"),
+        ("export HF_TOKEN='x y'; run", f"export HF_TOKEN={MASK}; run"),
+        ("docker run -e HF_TOKEN=abc img", f"docker run -e HF_TOKEN={MASK} img"),
+        ("git clone https://me:pw@host/x", f"git clone https://me:{MASK}@host/x"),
+        ("401 for hf_abcdefghijklmnopqrstuvwx", f"401 for {MASK}"),
+        ("--verbose --token x", f"--verbose --token {MASK}"),
         ("the token is missing: a secret of yours", "the token is missing: a secret of yours"),
         ("max_tokens=512 tokenizer=gpt2", "max_tokens=512 tokenizer=gpt2"),
     ],
@@ -105,14 +105,14 @@ def test_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
 def test_every_value_of_a_secret_object_is_masked() -> None:
     """Every value of a Secret is masked, whatever its key."""
     document = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
-    assert mask_document(document)["stringData"] == {"anything": _MASK, "n": _MASK}
+    assert mask_document(document)["stringData"] == {"anything": MASK, "n": MASK}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_no_shipped_profile_contains_a_secret(path: Path) -> None:
     """Masking changes nothing in the plans of the shipped profiles."""
     plan = json.loads(path.read_text())
-    assert (list(_list_secrets(plan)), mask_document(plan)) == ([], plan)
+    assert (list(list_secrets(plan)), mask_document(plan)) == ([], plan)
 
 
 def test_preflight_warns_about_a_secret_by_its_name_only(planned: Planned, write: Write, tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_preflight_warns_about_a_secret_by_its_name_only(planned: Planned, write
 
 def test_secret_of_a_plan_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
     """A secret in a plan is masked in all later text, because a failing program may print its environment."""
-    assert mask_text(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{_MASK}'}}"
+    assert mask_text(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{MASK}'}}"
     secrets.remember_secrets(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
-    assert mask_text(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{_MASK}'}}"
+    assert mask_text(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{MASK}'}}"
 
 
 def test_secret_in_the_overrides_gives_a_warning() -> None:

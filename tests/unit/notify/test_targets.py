@@ -75,13 +75,13 @@ def test_secret_in_an_address_gets_a_warning() -> None:
 
 def test_secrets_of_an_address_are_masked_everywhere() -> None:
     """A token in an address, or in a variable that one names, is masked in everything that the run prints later."""
-    secrets._known_secrets.clear()
+    secrets.forget_values()
     remember_addresses(
         Notify(to=(SLACK, "$HOOK", "json://127.0.0.1:8080/x")), {"HOOK": "json://me:longpassword@host1234/"}
     )
     masked = mask_text("posted TIiajkdnlazkcOXrIdevi7FQ and longpassword to host1234, 127.0.0.1")
     assert masked == "posted **** and **** to host1234, 127.0.0.1"
-    secrets._known_secrets.clear()
+    secrets.forget_values()
 
 
 @pytest.mark.parametrize(

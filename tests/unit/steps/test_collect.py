@@ -12,7 +12,7 @@ from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Failure, LogFile, Outcome, Status
 from torchyard.steps import log_reader
-from torchyard.steps.collect import _blame_disk, _find_failure, collect
+from torchyard.steps.collect import blame_disk, collect, find_failure
 
 DISK_FULL_LOSS = "9 lines: No space left on device"
 
@@ -29,7 +29,7 @@ DISK_FULL_LOSS = "9 lines: No space left on device"
 def test_full_disk_replaces_a_failure_of_peers(cause: str, lost: str, is_disk_blamed: bool) -> None:
     """If a full disk has lost lines, only a failure that a process reports about itself stays the cause."""
     logs = (LogFile(node="node-0", path="", lines=1, lost=lost),)
-    failure = _blame_disk(Failure(cause=cause, sentence="", retry=True), logs)
+    failure = blame_disk(Failure(cause=cause, sentence="", retry=True), logs)
     assert (failure.cause == "disk-full", failure.retry) == (is_disk_blamed, not is_disk_blamed)
 
 
@@ -39,7 +39,7 @@ def test_explained_cause_goes_before_the_deadline(plan: ManifestPlan) -> None:
         cause="host-port", sentence="not started within 4 s (deadlines.start): port", retry=True
     )
     status = Status(state="failed", reason=host_port_failure.sentence, failure=host_port_failure)
-    failure = _find_failure(plan, Outcome(status=status, cause="start-deadline", exit_codes={}))
+    failure = find_failure(plan, Outcome(status=status, cause="start-deadline", exit_codes={}))
     assert (failure.cause, failure.sentence, failure.retry) == (
         host_port_failure.cause,
         host_port_failure.sentence,
@@ -99,7 +99,7 @@ def test_blocks_are_the_complete_file(tmp_path_factory: pytest.TempPathFactory, 
     path = tmp_path_factory.mktemp("log") / "log"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_reader, "_MAX_READ_BYTES", size)
+        patched.setattr(log_reader, "MAX_READ_BYTES", size)
         blocks = list(log_reader.read_blocks(str(path)))
     assert b"".join(blocks) == content
     assert all(block.endswith(b"\n") for block in blocks[:-1])

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
 from tests.supervised import call_supervisor
 from torchyard.model.plan import Plan
-from torchyard.steps.descriptors import _FORMER_LIMIT_VARIABLE, _count_needed_files, check_file_limit
+from torchyard.steps.descriptors import FORMER_LIMIT_VARIABLE, check_file_limit, count_needed_files
 
 Job = Callable[[str, int], Plan]
 RAISE_LIMIT_SCRIPT = """
@@ -31,10 +31,10 @@ def test_limit_is_raised_to_what_is_allowed() -> None:
 
 def test_job_gets_the_old_limit(tmp_path: Path) -> None:
     """A program has the same limit of open files as without the launcher."""
-    os.environ[_FORMER_LIMIT_VARIABLE] = "200"
+    os.environ[FORMER_LIMIT_VARIABLE] = "200"
     spec = {
         "name": "a",
-        "argv": ["bash", "-c", f"ulimit -n; env | grep -c {_FORMER_LIMIT_VARIABLE}"],
+        "argv": ["bash", "-c", f"ulimit -n; env | grep -c {FORMER_LIMIT_VARIABLE}"],
         "env": {},
         "cwd": "/",
         "label": str(tmp_path),
@@ -65,7 +65,7 @@ def test_limit_that_is_too_low_fails_the_check(job: Job, kind: str, enough: int,
     """A job that needs more open files than the limit fails the check with the number that it needs."""
     assert check_file_limit(job(kind, enough), 1024) == ()
     (check,) = check_file_limit(job(kind, too_many), 1024)
-    count = _count_needed_files(job(kind, too_many))
+    count = count_needed_files(job(kind, too_many))
     detail = f"a job of {too_many} nodes needs about {count} descriptors, and the limit is 1024"
     assert (check.verdict, check.detail) == ("failed", detail)
     assert "ulimit -n" in check.remedy
@@ -73,4 +73,4 @@ def test_limit_that_is_too_low_fails_the_check(job: Job, kind: str, enough: int,
 
 def test_three_hundred_hosts_fit_into_4096(job: Job) -> None:
     """A job of 300 hosts fits into a limit of 4,096 open files."""
-    assert _count_needed_files(job("ssh", 300)) < 4096
+    assert count_needed_files(job("ssh", 300)) < 4096

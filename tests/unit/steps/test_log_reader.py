@@ -10,7 +10,7 @@ from torchyard.common.log_lines import parse_log_line
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.run import LogLine
-from torchyard.steps.log_reader import _MAX_READ_BYTES, JobLogReader, _RankZeroFilter, read_rank_zero
+from torchyard.steps.log_reader import MAX_READ_BYTES, JobLogReader, RankZeroFilter, read_rank_zero
 
 PREFIX = "2026-11-21T08:00:47.123Z node-0 | "
 
@@ -27,16 +27,16 @@ def agent_log(rank: int, *texts: str) -> list[LogLine]:
 
 def test_rank_zero_has_group_rank_zero() -> None:
     """Only local rank 0 of the node with group rank 0 is global rank 0."""
-    second_node = _RankZeroFilter("teed", is_first_node=False)
+    second_node = RankZeroFilter("teed", is_first_node=False)
     lines = agent_log(0, "[default0]:rank 0", "[default1]:rank 1", "agent")
     assert [list(second_node.select(line)) for line in lines] == [[], [], ["rank 0"], [], []]
-    first_node = _RankZeroFilter("teed", is_first_node=True)
+    first_node = RankZeroFilter("teed", is_first_node=True)
     assert [list(first_node.select(line)) for line in agent_log(1, "[default0]:rank 2")] == [[], [], []]
 
 
 def test_lines_that_torchrun_joined_are_separate() -> None:
     """If torchrun writes the next prefix after an unfinished line, each part is a line of its rank."""
-    rank_filter = _RankZeroFilter("teed", is_first_node=True)
+    rank_filter = RankZeroFilter("teed", is_first_node=True)
     joined = agent_log(
         0, '[default0]: 50%|##  [default0]:{"loss": 1}', "File x[default1]:other[default0]:mine", "a [default0]"
     )
@@ -47,7 +47,7 @@ def test_lines_that_torchrun_joined_are_separate() -> None:
 def test_first_node_has_rank_zero_without_an_agent() -> None:
     """If the program starts its own processes, all output of the first node, and no other, is rank 0's."""
     line = LogLine(1.0, "node", "text")
-    filters = [_RankZeroFilter("placed", is_first_node=is_first) for is_first in (True, False)]
+    filters = [RankZeroFilter("placed", is_first_node=is_first) for is_first in (True, False)]
     assert [list(rank_filter.select(line)) for rank_filter in filters] == [["text"], []]
 
 
@@ -89,7 +89,7 @@ def test_long_log_is_read_in_parts(job: Make) -> None:
     while reader.is_behind:
         sizes.append(len(reader.read()))
     assert (sum(sizes), reader.line_count) == (3000, 3001)
-    assert max(sizes) * 1000 <= _MAX_READ_BYTES
+    assert max(sizes) * 1000 <= MAX_READ_BYTES
 
 
 def test_new_log_is_read_from_its_start(job: Make) -> None:

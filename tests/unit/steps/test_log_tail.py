@@ -11,7 +11,7 @@ from tests.failure_logs import SPELLINGS
 from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.steps import log_tail
-from torchyard.steps.log_tail import LogTails, count_lines
+from torchyard.steps.log_tail import DEFAULT_TAIL_LIMITS, LogTails, TailLimits, count_lines
 
 PREFIX = "2026-11-21T08:00:47.123Z node-0 | "
 PIECES = st.sampled_from([PREFIX.encode() + b"[default0]:x", b"\n", b"\r"])
@@ -41,13 +41,12 @@ def test_missing_log_has_no_lines(tmp_path: Path) -> None:
     assert (count_lines(str(tmp_path / "a")), LogTails({"a": str(tmp_path / "a")})["a"]) == (0, [])
 
 
-def test_long_end_is_bounded(tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_end_is_bounded(tmp_path: Path, small_blocks: None) -> None:
     """However long the lines are, at most the bytes of one node are read."""
-    monkeypatch.setattr(log_tail, "_MAX_TOTAL_BYTES", 100)
-    monkeypatch.setattr(log_tail, "_MIN_NODE_BYTES", 100)
+    limits = TailLimits(total_bytes=100, min_node_bytes=100)
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"%060d\n" % number for number in range(50)))
-    assert [int(line.text) for line in LogTails({"a": str(path)})["a"]] == [49]
+    assert [int(line.text) for line in LogTails({"a": str(path)}, limits=limits)["a"]] == [49]
 
 
 def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
@@ -56,24 +55,26 @@ def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
     path.write_bytes(b"x\n" * 6000)
     few_paths, many_paths = ({str(node): str(path) for node in range(count)} for count in (2, 1000))
     assert (len(LogTails(few_paths)["1"]), len(LogTails(many_paths)["1"])) == (
-        log_tail._MAX_NODE_LINES,
-        log_tail._MAX_TOTAL_LINES // 1000,
+        DEFAULT_TAIL_LIMITS.node_lines,
+        DEFAULT_TAIL_LIMITS.total_lines // 1000,
     )
 
 
 # --- a failure long before the end
 
 
-def read_with_failures(path: Path) -> list[str]:
+FIVE_LINES = TailLimits(node_lines=5)
+
+
+def read_with_failures(path: Path, limits: TailLimits = FIVE_LINES) -> list[str]:
     """The last lines of a log, after the earlier ones with a failure word."""
-    return [line.text for line in LogTails({"a": str(path)}, with_failures=True)["a"]]
+    return [line.text for line in LogTails({"a": str(path)}, with_failures=True, limits=limits)["a"]]
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000, 1 << 20])
 def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """A traceback that thousands of lines follow is read completely, wherever a block of the file begins."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", block)
-    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     traceback = ["Traceback (most recent call last):", '  File "a.py", line 1', "    step()", "KeyError: 'x'"]
     steps = [f"step {number}" for number in range(300)]
     path = tmp_path / "log"
@@ -84,25 +85,23 @@ def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pyte
 def test_early_lines_are_the_last_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log full of errors, the last ones are read, each once, up to the limit."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", 256)
-    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
-    monkeypatch.setattr(log_tail, "_MAX_FAILURE_LINES", 50)
     path = tmp_path / "log"
     path.write_text("".join(f"Error {number}\n" for number in range(1000)))
-    assert read_with_failures(path) == [f"Error {number}" for number in range(945, 1000)]
+    assert read_with_failures(path, TailLimits(node_lines=5, failure_lines=50)) == [
+        f"Error {number}" for number in range(945, 1000)
+    ]
 
 
-def test_log_without_a_failure_has_its_last_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_without_a_failure_has_its_last_lines_only(tmp_path: Path) -> None:
     """Earlier lines without a failure word are not read."""
-    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     path = tmp_path / "log"
     path.write_text("".join(f"step {number}\n" for number in range(100)))
     assert read_with_failures(path) == [f"step {number}" for number in range(95, 100)]
 
 
 @pytest.mark.parametrize("line", [line for cause, line in SPELLINGS if cause != "unknown"])
-def test_line_of_every_cause_has_a_failure_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_line_of_every_cause_has_a_failure_word(tmp_path: Path, line: str) -> None:
     """A line that shows a cause is read even if it is long before the log's end."""
-    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     path = tmp_path / "log"
     path.write_text("".join(f"{PREFIX}{text}\n" for text in [line, *(f"step {number}" for number in range(100))]))
     assert read_with_failures(path)[0] == line
@@ -140,5 +139,5 @@ def test_no_line_is_read_twice(tmp_path: Path) -> None:
     path = tmp_path / "log"
     lines = [output for number in range(6_000) for output in (f"{PREFIX}error {number}", RECORD)]
     path.write_text("\n".join([*lines, ""]))
-    texts = read_with_failures(path)
+    texts = read_with_failures(path, DEFAULT_TAIL_LIMITS)
     assert len(texts) == len(set(texts)) == 6_000

@@ -17,7 +17,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Status
 from torchyard.steps.log_reader import JobLogReader
-from torchyard.steps.wait import _FabricMonitor, wait
+from torchyard.steps.wait import FabricMonitor, wait
 
 
 def append_lines(path: Path, timestamp: str, line_count: int) -> None:
@@ -100,7 +100,7 @@ def test_network_is_checked_by_the_poll_that_reads_the_line(plan: ManifestPlan) 
     path.parent.mkdir(parents=True)
     path.write_text("".join(f"{line}\n" for line in list_socket_lines("gpu-1")[:-1]))
     logs = JobLogReader(plan)
-    monitor = _FabricMonitor(plan.model_copy(update={"on_fabric": "fail"}))
+    monitor = FabricMonitor(plan.model_copy(update={"on_fabric": "fail"}))
     logs.read()
     assert monitor.check(logs) is None
     with path.open("a") as file:
