@@ -6,11 +6,11 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from torchyard.launchers import registry
-from torchyard.loading.profile import _list_hardware, _load_hardware
+from torchyard.loading.profile import list_hardware, load_hardware
 from torchyard.model.hardware import Hardware
 from torchyard.model.plan import Plan
-from torchyard.model.pod import _PLAIN_RESOURCES
-from torchyard.model.profile import _WITHOUT_AGENT, WITH_AGENT, Profile
+from torchyard.model.pod import PLAIN_RESOURCES
+from torchyard.model.profile import WITH_AGENT, WITHOUT_AGENT, Profile
 from torchyard.model.run import Run
 
 POD_LAUNCHERS = (
@@ -20,7 +20,7 @@ POD_LAUNCHERS = (
     "jobset",
     "runai",
 )  # add a new launcher here to have the properties tested for it
-SHIPPED_HARDWARE = {name: _load_hardware(name) for name in sorted(_list_hardware())}
+SHIPPED_HARDWARE = {name: load_hardware(name) for name in sorted(list_hardware())}
 Keys = st.SearchStrategy[dict[str, Any]]
 TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])
 NAMES = st.sampled_from(["a", "data", "hub-token", "x1", "n" * 63])
@@ -33,7 +33,7 @@ DURATIONS = st.one_of(st.floats(0.001, 3e8), st.sampled_from(["1ms", "90s", "1.5
 DEVICES = ("gpus", "rdma/rdma", "nvidia.com/gpu")
 RESOURCES = st.builds(
     lambda amounts, devices: amounts | devices,
-    st.dictionaries(st.sampled_from([name for name in _PLAIN_RESOURCES if name not in DEVICES]), AMOUNTS),
+    st.dictionaries(st.sampled_from([name for name in PLAIN_RESOURCES if name not in DEVICES]), AMOUNTS),
     st.dictionaries(st.sampled_from(DEVICES), st.sampled_from(["0", "1"])),
 )
 
@@ -137,7 +137,7 @@ def rendezvous_keys(draw: st.DrawFn, max_nodes: int, *, is_elastic: bool) -> dic
     agents = ["launch", "none"]
     if rendezvous in WITH_AGENT:
         agents = ["torchrun", "launch"]
-    elif rendezvous in _WITHOUT_AGENT:
+    elif rendezvous in WITHOUT_AGENT:
         agents = ["none"]
     nodes: Any = draw(st.integers(1, max_nodes))
     if rendezvous in WITH_AGENT and is_elastic and draw(st.booleans()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.causes_page import render_table
-from torchyard.cli.main import _build_parser
+from torchyard.cli.main import build_parser
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading import catalog
@@ -179,17 +179,26 @@ def render_hardware_keys() -> str:
     return "".join(parts)
 
 
+def find_verbs() -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    """The part of the program's parser that contains the verbs. argparse has no public way to read a parser."""
+    (verbs,) = (action for action in list_actions(build_parser()) if isinstance(action, argparse._SubParsersAction))
+    return verbs
+
+
+def list_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options and arguments of a parser, with `--help`."""
+    return list(parser._actions)
+
+
 def list_verbs() -> dict[str, argparse.ArgumentParser]:
     """Each verb with its parser."""
-    (verbs,) = (action for action in _build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(verbs.choices)
+    return dict(find_verbs().choices)
 
 
 def render_commands() -> str:
     """docs/commands.md"""
     verbs = list_verbs()
-    (subparsers,) = (action for action in _build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    helps = {choice.dest: str(choice.help) for choice in subparsers._choices_actions}
+    helps = {choice.dest: str(choice.help) for choice in find_verbs()._choices_actions}
     rows = [(f"[`torchyard {name}`](#torchyard-{name})", helps[name]) for name in verbs]
     rows.append(("`torchyard --version`", "print the version"))
     parts = [COMMANDS_HEADER, "\n", render_table(("command", "what it does"), rows)]
@@ -210,8 +219,8 @@ def render_commands() -> str:
 
 def list_arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     """Each argument as users type it, and its help."""
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+    for action in list_actions(parser):
+        if action.dest == "help":
             continue
         value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper())
         tokens = action.option_strings[:1]

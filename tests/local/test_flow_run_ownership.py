@@ -11,8 +11,7 @@ from flows.train import train
 from tests.leases import build_lease
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
-from torchyard.tasks.flow_run import ownership
-from torchyard.tasks.flow_run.ownership import _ENTRYPOINT, confirm_flow_run, obtain_key, read_liveness_by_name
+from torchyard.tasks.flow_run.ownership import ENTRYPOINT, confirm_flow_run, obtain_key, read_liveness_by_name
 
 pytestmark = pytest.mark.usefixtures("api")
 
@@ -54,15 +53,6 @@ def test_run_of_another_server_has_no_key() -> None:
     assert (obtain_key("0190c7f0-0000-7000-8000-0000a1b2c3d4"), obtain_key("x")) == ("", "")
 
 
-def test_missing_key_does_not_delay_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If Prefect does not respond, a run continues after a few seconds without a key for seals."""
-    import threading
-
-    monkeypatch.setattr(ownership, "_KEY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(ownership, "_request_key", lambda _: threading.Event().wait(5))
-    assert obtain_key(create_flow_run()) == ""
-
-
 def test_sealed_lease_names_its_run() -> None:
     """A Lease that names a flow run with a key is confirmed only if it has the seal of that key."""
     run_id = create_flow_run()
@@ -78,10 +68,10 @@ def test_sealed_lease_names_its_run() -> None:
 @pytest.mark.parametrize(
     ("flow_function", "entrypoint", "is_confirmed"),
     [
-        (train, _ENTRYPOINT, True),
+        (train, ENTRYPOINT, True),
         (train, "flows/evil.py:train", False),
         (train, None, False),
-        (foreign_flow, _ENTRYPOINT, False),
+        (foreign_flow, ENTRYPOINT, False),
     ],
 )
 def test_run_without_a_key_must_be_of_our_deployment(
@@ -94,8 +84,8 @@ def test_run_without_a_key_must_be_of_our_deployment(
 
 def test_flow_run_must_match_the_name_of_the_run() -> None:
     """A Lease is not confirmed if the name of its run does not end with the id of the flow run."""
-    mismatched = build_sealed_lease(create_flow_run(train, _ENTRYPOINT))
-    mismatched["metadata"]["annotations"]["torchyard/flow-run"] = create_flow_run(train, _ENTRYPOINT)
+    mismatched = build_sealed_lease(create_flow_run(train, ENTRYPOINT))
+    mismatched["metadata"]["annotations"]["torchyard/flow-run"] = create_flow_run(train, ENTRYPOINT)
     assert confirm_flow_run(mismatched) is None
 
 

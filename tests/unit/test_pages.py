@@ -16,7 +16,7 @@ import yaml
 
 from tests.pages import PAGES, Block, list_anchors, list_blocks, list_files, list_links, name_page, split_commands
 from tests.reference_pages import PAGES as REFERENCE_PAGES
-from tests.reference_pages import list_verbs
+from tests.reference_pages import list_actions, list_verbs
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_profiles
 
@@ -97,7 +97,7 @@ def check_torchyard(argv: list[str], *, is_complete: bool) -> None:
         if argv[0] in ("plan", "check", "run", "benchmark") and argv[1:]:
             profile = argv[1]
             assert profile in list_profiles() or profile.endswith(".yaml") or profile == "my-profile", profile
-    options = {option for action in verbs[argv[0]]._actions for option in action.option_strings}
+    options = {option for action in list_actions(verbs[argv[0]]) for option in action.option_strings}
     assert {arg for arg in argv if arg.startswith("--")} <= options, shlex.join(argv)
 
 

@@ -14,7 +14,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.errors import FolderError, TorchyardError
 
 _FOLDER = Path("torchyard-demo")
-_PROGRAMS = {"digits": "digits.py", "pi": "plain_pi.py", "fails": "plain_pi.py"}
+PROGRAMS = {"digits": "digits.py", "pi": "plain_pi.py", "fails": "plain_pi.py"}
 _TRAINING_PACKAGES = {"torch": "torch", "scikit-learn": "sklearn"}  # the name of the package, and of the module
 _INSTALL = "pip install 'torchyard[local]'"
 _CPU_INSTALL = "pip install torch scikit-learn --extra-index-url https://download.pytorch.org/whl/cpu"
@@ -70,7 +70,7 @@ def run_demo(*, fail: bool, without_torch: bool) -> int:
         missing = _list_missing_packages()
         if missing:
             raise MissingPackagesError(missing)
-    path = _copy_files(name)
+    path = copy_files(name)
     profile = load_profile(str(path))
     print(f"{path}: {profile.about}", flush=True)
     run_name, exit_code = run_new(profile)
@@ -87,7 +87,7 @@ def _list_missing_packages() -> tuple[str, ...]:
     return tuple(name for name, module in _TRAINING_PACKAGES.items() if importlib.util.find_spec(module) is None)
 
 
-def _copy_files(name: str) -> Path:
+def copy_files(name: str) -> Path:
     """Copy the profile and its program into the demo's folder, without replacing an existing file.
 
     FolderError if the folder cannot be written.
@@ -95,7 +95,7 @@ def _copy_files(name: str) -> Path:
     path = _FOLDER / f"{name}.yaml"
     try:
         _FOLDER.mkdir(exist_ok=True)
-        for source in (ROOT / "profiles" / "demo" / path.name, ROOT / "programs" / _PROGRAMS[name]):
+        for source in (ROOT / "profiles" / "demo" / path.name, ROOT / "programs" / PROGRAMS[name]):
             if not (_FOLDER / source.name).exists():
                 shutil.copyfile(source, _FOLDER / source.name)
     except OSError as error:

@@ -32,7 +32,7 @@ _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code. 1 if a check, the profile or the run failed, with a message on stderr."""
-    args = _build_parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         return int(args.run_verb(args))
     except TorchyardError as error:
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torchyard", description=__doc__)
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")

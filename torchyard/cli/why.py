@@ -201,7 +201,7 @@ def _describe_rank(record: RankRecord) -> list[str]:
     cells = [
         str(record.rank),
         record.node,
-        _count_collectives(record),
+        format_collective_counts(record),
         f"{pending.operation} {pending.sequence} of group {pending.group}" if pending else "",
         describe_location(record),
         format_duration(record.stalled_s) if math.isfinite(record.stalled_s) else "",
@@ -210,7 +210,7 @@ def _describe_rank(record: RankRecord) -> list[str]:
     return [single_line(cell, _MAX_CELL_CHARS) for cell in cells]
 
 
-def _count_collectives(record: RankRecord) -> str:
+def format_collective_counts(record: RankRecord) -> str:
     """`7`, or `0: 7, 1: 3` for several groups; empty if the rank is in none."""
     groups = [(name, progress.completed) for name, progress in record.groups.items()]
     if len(groups) == 1:

@@ -42,7 +42,7 @@ def resolve_file(name: str) -> Path:
         return _resolve_profile(name)
     path = _find_named_file("hardware", hardware_name)
     if path is None:
-        message = _describe_unknown("there is no such hardware file", hardware_name, _list_hardware())
+        message = _describe_unknown("there is no such hardware file", hardware_name, list_hardware())
         raise ProfileError(name, (message,))
     return path
 
@@ -208,13 +208,13 @@ def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             continue
         if not isinstance(value, str):
             raise ProfileKeyError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
-        loaded[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+        loaded[key] = load_hardware(value) if key == "hardware" else _load_manifest(value, path)
     if raw.get("files") is not None:
         loaded["files"] = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
     return loaded
 
 
-def _list_hardware() -> dict[str, Path]:
+def list_hardware() -> dict[str, Path]:
     """Every hardware file, by its name in profiles: oke/bm-gpu-b4-8."""
     hardware_paths: dict[str, Path] = {}
     for folder in _list_profile_folders():
@@ -225,12 +225,12 @@ def _list_hardware() -> dict[str, Path]:
     return hardware_paths
 
 
-def _load_hardware(name: str) -> Hardware:
+def load_hardware(name: str) -> Hardware:
     """Load the hardware file of this name. ProfileError if it contains a mistake, ProfileKeyError if there is none."""
     path = _find_named_file("hardware", name)
     if path is None:
         problem = f"there is no {shorten_value(name)}"
-        raise ProfileKeyError("hardware", _describe_unknown(problem, name, _list_hardware()))
+        raise ProfileKeyError("hardware", _describe_unknown(problem, name, list_hardware()))
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     if "name" in document:
         location = format_location(path, root, ("name",), {})

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from torchyard.model.base import FrozenModel, Quantity, Text
 
-_PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
+PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
 
 
 def _read_resources(value: object) -> object:
@@ -17,9 +17,9 @@ def _read_resources(value: object) -> object:
     Devices are counted: Kubernetes refuses half of one.
     """
     for name, amount in value.items() if isinstance(value, dict) else ():
-        if name not in _PLAIN_RESOURCES and not re.fullmatch(r"hugepages-\w+|[\w.-]+/[\w.-]+", str(name)):
+        if name not in PLAIN_RESOURCES and not re.fullmatch(r"hugepages-\w+|[\w.-]+/[\w.-]+", str(name)):
             raise ValueError(
-                f"unknown resource {name}: use {', '.join(_PLAIN_RESOURCES)}, or a full name such as rdma/rdma"
+                f"unknown resource {name}: use {', '.join(PLAIN_RESOURCES)}, or a full name such as rdma/rdma"
             )
         if (name == "gpus" or "/" in str(name)) and not re.fullmatch(r"\d{1,9}", str(amount)):
             raise ValueError(f"{name}: {str(amount)[:40]} is not a number of devices: write a whole number")

@@ -82,7 +82,7 @@ class Cluster(FrozenModel):
 
 Rendezvous = Literal["c10d", "etcd-v2", "static", "env", "file"]
 Agent = Literal["torchrun", "launch", "none"]
-_WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would assign ranks of its own
+WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would assign ranks of its own
 WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents meet there, not the program
 _ELASTIC_RESTARTS = 100
 # `args` may contain these in braces; each process gets its own value.
@@ -207,7 +207,7 @@ class Profile(FrozenModel):
                 f"agent: none cannot be combined with rendezvous: {self.rendezvous}, which needs an agent on each "
                 "node. Use rendezvous: static, env or file"
             )
-        if self.resolved_agent != "none" and self.rendezvous in _WITHOUT_AGENT:
+        if self.resolved_agent != "none" and self.rendezvous in WITHOUT_AGENT:
             raise ValueError(
                 f"agent: {self.resolved_agent} cannot be combined with rendezvous: {self.rendezvous}. Use rendezvous: "
                 "c10d, etcd-v2 or static"
@@ -315,7 +315,7 @@ class Profile(FrozenModel):
     @property
     def resolved_agent(self) -> Agent:
         """What starts a node's processes: `agent`, or its default."""
-        return self.agent or ("none" if self.rendezvous in _WITHOUT_AGENT else "torchrun")
+        return self.agent or ("none" if self.rendezvous in WITHOUT_AGENT else "torchrun")
 
     @property
     def max_restarts(self) -> int:

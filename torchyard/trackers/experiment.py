@@ -17,7 +17,7 @@ _MAX_NAME_CHARS = 200
 _MAX_NUMBERS = 200  # of one row
 # Keys of a profile that are not parameters of the experiment, or are too large for one.
 _EXCLUDED_KEYS = frozenset({"name", "notify", "metrics_to", "manifest", "files", "hardware"})
-_FINEST_FIRST = ("step", "trial", "size", "epoch")  # of a row with several keys, the one by which a curve is drawn
+FINEST_FIRST = ("step", "trial", "size", "epoch")  # of a row with several keys, the one by which a curve is drawn
 _TOTALS = frozenset([f"{key}s" for key in ROW_KEYS] + [f"last_{key}" for key in ROW_KEYS])
 
 
@@ -39,7 +39,7 @@ class RowSteps:
 
     def convert(self, row: Row) -> MetricPoint | None:
         """The point with the row's numbers; None if it has none."""
-        keys = [key for key in _FINEST_FIRST if _is_number(row.get(key))]
+        keys = [key for key in FINEST_FIRST if _is_number(row.get(key))]
         key = keys[0] if keys else None
         if key:
             self._step = int(row[key] or 0)

@@ -19,7 +19,7 @@ _BATCH_INTERVAL_S = 2.0  # rows are collected for this long
 _RETRY_INTERVAL_S = 10.0  # after a failure
 _LAST_RETRY_INTERVAL_S = 1.0  # after a failure at the end of the run
 _MAX_BATCH = 500  # rows of a batch
-_MAX_WAITING = 20_000  # rows that wait for a tracker
+MAX_WAITING_ROWS = 20_000  # rows that wait for a tracker
 _MAX_REASON_CHARS = 300
 
 
@@ -72,7 +72,7 @@ class TrackerWorker:
     The run calls `add` for each row and `finish` at its end. Everything else happens on the worker's daemon thread,
     which ends after the tracker was closed, or once `finish` has given up; both sides share state under `_condition`.
     The tracker is opened before its first row. A call that raises is logged once and repeated after _RETRY_INTERVAL_S,
-    so no error reaches the run. Rows that an earlier process has written are skipped; above _MAX_WAITING rows are
+    so no error reaches the run. Rows that an earlier process has written are skipped; above MAX_WAITING_ROWS rows are
     dropped.
     """
 
@@ -102,7 +102,7 @@ class TrackerWorker:
             self._read_counts[attempt] += 1
             if (attempt, self._read_counts[attempt]) <= self._written_before:
                 return
-            if len(self._waiting) < _MAX_WAITING:
+            if len(self._waiting) < MAX_WAITING_ROWS:
                 self._waiting.append(_Row(attempt, point))
             else:
                 self._dropped_count += 1

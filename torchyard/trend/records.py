@@ -23,7 +23,7 @@ from torchyard.model.trend import Trend
 
 # Of a file, from its end:
 _MAX_LINES = 400
-_MAX_BYTES = 4 * 1024 * 1024
+MAX_READ_BYTES = 4 * 1024 * 1024
 _MAX_STEM_CHARS = 100
 _LOCK_TIMEOUT_S = 5.0
 
@@ -137,15 +137,15 @@ def list_histories(runs: Path) -> list[Path]:
 
 
 def _read_last_lines(path: Path) -> list[bytes]:
-    """The complete lines in the last _MAX_BYTES of a file, without empty ones; none if there is no file."""
+    """The complete lines in the last MAX_READ_BYTES of a file, without empty ones; none if there is no file."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _MAX_BYTES))
-            lines = file.read(_MAX_BYTES).split(b"\n")
+            file.seek(max(0, size - MAX_READ_BYTES))
+            lines = file.read(MAX_READ_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
-    if size > _MAX_BYTES:
+    if size > MAX_READ_BYTES:
         lines = lines[1:]  # its beginning was not read
     return [line for line in lines if line.strip()]
 

@@ -31,8 +31,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Profile]:
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_profile_of_the_demo_has_its_program_beside_it(path: Path) -> None:
     """Each of the demo's profiles is copied with its program, and loads without anything else of the project."""
-    copied = demo._copy_files(path.stem)
-    assert load_profile(str(copied)).program == str(Path.cwd() / copied.parent / demo._PROGRAMS[path.stem])
+    copied = demo.copy_files(path.stem)
+    assert load_profile(str(copied)).program == str(Path.cwd() / copied.parent / demo.PROGRAMS[path.stem])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.lone_processes import build_lone_profile
 from tests.reports import report
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.main import main
-from torchyard.cli.why import _count_collectives
+from torchyard.cli.why import format_collective_counts
 from torchyard.common.project_root import ROOT
 from torchyard.model.hang import Frame, GroupProgress, OnHang, RankRecord
 from torchyard.model.profile import Deadlines
@@ -175,7 +175,7 @@ def test_collectives_are_counted_by_group() -> None:
     progress = GroupProgress(enqueued=7, completed=6)
     texts: list[str] = []
     for names in ("", "0", "01", "012345"):
-        texts.append(_count_collectives(build_job_record(0, groups=dict.fromkeys(names, progress))))
+        texts.append(format_collective_counts(build_job_record(0, groups=dict.fromkeys(names, progress))))
     assert texts == ["", "6", "0: 6, 1: 6", "0: 6, 1: 6, 2: 6, 3: 6, 2 more"]
     assert ALL_REDUCE.group == "0"
 

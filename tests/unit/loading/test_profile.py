@@ -16,7 +16,7 @@ from tests.generated_profiles import POD_LAUNCHERS
 from tests.user_files import FILES, PROFILE, get_refusal, list_findings
 from tests.user_manifests import JOB
 from torchyard.common.project_root import ROOT
-from torchyard.loading.profile import _list_hardware, _load_hardware, list_profiles, load_profile
+from torchyard.loading.profile import list_hardware, list_profiles, load_hardware, load_profile
 from torchyard.model.errors import ProfileError
 
 
@@ -98,10 +98,10 @@ def shape(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(_list_hardware()))
+@pytest.mark.parametrize("name", sorted(list_hardware()))
 def test_shipped_hardware_loads(name: str) -> None:
     """Each hardware file names the source of its values, and each of its fabrics the expected transport."""
-    hardware = _load_hardware(name)
+    hardware = load_hardware(name)
     assert hardware.source
     assert all(fabric.expect.transport for fabric in hardware.fabrics.values())
 
@@ -129,7 +129,7 @@ def test_own_hardware_comes_first(shape: Path) -> None:
     user_path = shape.parent.parent / "oke" / "bm-gpu-b4-8.yaml"
     user_path.parent.mkdir()
     user_path.write_text(SHAPE)
-    assert _load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
+    assert load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
 
 
 def test_mistake_in_the_hardware_is_reported_with_its_own_line(write: Write, shape: Path) -> None:

@@ -10,11 +10,11 @@ from tests.cluster import fake, objects
 from tests.conftest import manifest_plan_of
 from torchyard.agents.process_env import escape_dollars
 from torchyard.common.project_root import ROOT
-from torchyard.loading.profile import _list_hardware, _load_hardware, load_profile
+from torchyard.loading.profile import list_hardware, load_hardware, load_profile
 from torchyard.model.hardware import Expect, Fabric, Hardware
 from torchyard.model.plan import ManifestPlan
 
-SHAPES = {name: _load_hardware(name) for name in sorted(_list_hardware())}
+SHAPES = {name: load_hardware(name) for name in sorted(list_hardware())}
 FABRICS = {
     f"{name}:{fabric_name}": fabric for name, shape in SHAPES.items() for fabric_name, fabric in shape.fabrics.items()
 }
@@ -51,7 +51,7 @@ def test_line_rate_is_that_of_the_nics(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.line_rate is None])
 def test_unknown_line_rate_has_a_reason(name: str) -> None:
     """A file without a line rate gives the reason in a comment on that line."""
-    assert re.search(r"^line_rate: null # \w+", _list_hardware()[name].read_text(), re.M)
+    assert re.search(r"^line_rate: null # \w+", list_hardware()[name].read_text(), re.M)
 
 
 @pytest.mark.parametrize("name", [name for name, fabric in RDMA.items() if fabric.expect.min_busbw])

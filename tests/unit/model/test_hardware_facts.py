@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from torchyard.common.project_root import ROOT
-from torchyard.loading.profile import _load_hardware
+from torchyard.loading.profile import load_hardware
 from torchyard.model.hardware import Fabric
 
 PLATFORMS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "hardware_facts.yaml").read_text())
@@ -20,7 +20,7 @@ over_modes = pytest.mark.parametrize("name", MODES)
 
 def load_fabric(name: str) -> Fabric:
     platform, mode = name.split(":")
-    return _load_hardware(PLATFORMS[platform]["hardware"]).fabrics[mode]
+    return load_hardware(PLATFORMS[platform]["hardware"]).fabrics[mode]
 
 
 def test_survey_has_every_platform() -> None:
@@ -32,7 +32,7 @@ def test_survey_has_every_platform() -> None:
 def test_shape_is_that_of_the_source(name: str) -> None:
     """GPUs and line rate are those of the source, or unknown in both."""
     platform = PLATFORMS[name]
-    shape = _load_hardware(platform["hardware"])
+    shape = load_hardware(platform["hardware"])
     assert (shape.gpus.per_node, shape.line_rate) == (platform["gpus"], platform["line_rate"])
 
 

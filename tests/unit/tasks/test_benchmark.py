@@ -12,11 +12,11 @@ from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.model.run import RunEnd
 from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 from torchyard.tasks.benchmark import (
-    _describe_end,
-    _get_child_deployment_name,
-    _read_report,
-    _resume_benchmark,
+    describe_best_bandwidths,
+    get_child_deployment_name,
     measure_fabric,
+    read_report,
+    resume_benchmark,
 )
 
 
@@ -42,16 +42,16 @@ def refuse() -> RunEnd:
 
 def test_ended_benchmark_only_reports_its_end(folder: RunFolder) -> None:
     """A benchmark that is started late, after its end, measures nothing and reports the same end."""
-    first = _resume_benchmark(folder, compare)
-    assert (first, _resume_benchmark(folder, refuse)) == (("failed", "roce: no room"),) * 2
+    first = resume_benchmark(folder, compare)
+    assert (first, resume_benchmark(folder, refuse)) == (("failed", "roce: no room"),) * 2
 
 
 def test_user_request_repeats_the_measurements(folder: RunFolder, fake_prefect: FakePrefect) -> None:
     """A failed benchmark that a user starts again is measured again."""
-    _resume_benchmark(folder, compare)
+    resume_benchmark(folder, compare)
     states = (("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"))
     fake_prefect.responses["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
-    assert _resume_benchmark(folder, lambda: RunEnd("succeeded", "better")) == ("succeeded", "better")
+    assert resume_benchmark(folder, lambda: RunEnd("succeeded", "better")) == ("succeeded", "better")
 
 
 def test_benchmark_that_is_lost_repeatedly_is_given_up(folder: RunFolder) -> None:
@@ -59,14 +59,14 @@ def test_benchmark_that_is_lost_repeatedly_is_given_up(folder: RunFolder) -> Non
     for _ in range(3):
         folder.record_event("start", run=RUN_ID)
         folder.record_event("step", name="roce")
-    assert _resume_benchmark(folder, refuse).end == "gave-up"
+    assert resume_benchmark(folder, refuse).end == "gave-up"
 
 
 def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> None:
     """A process that finds the previous process's cancel in the journal completes it."""
     folder.record_event("start", run=RUN_ID)
     folder.record_event("ending", end="cancelled")
-    assert _resume_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
+    assert resume_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
     assert folder.last("end")["end"] == "cancelled"
 
 
@@ -77,7 +77,7 @@ def test_task_measures_one_fabric() -> None:
 
 def test_end_names_the_largest_bandwidth_of_each_fabric() -> None:
     """The final state's sentence has the best busbw over each fabric."""
-    assert _describe_end(compare_two_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
+    assert describe_best_bandwidths(compare_two_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
 
 
 @pytest.mark.parametrize(("own_name", "child_name"), [("local", "train/a"), ("local@team-b", "train/a@team-b")])
@@ -86,7 +86,7 @@ def test_runs_are_those_of_the_same_installation(
 ) -> None:
     """A benchmark starts the deployments beside its own, which have the same pool in their names."""
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", own_name)
-    assert _get_child_deployment_name("a") == child_name
+    assert get_child_deployment_name("a") == child_name
 
 
 def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,6 @@ def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkey
     archived.path.mkdir(parents=True)
     archived.record_event("start", run=RUN_ID, folder=str(archived.path))
     archived.save_report(short_report())
-    report = _read_report(RunFolder(runs_folder() / archived.name))
+    report = read_report(RunFolder(runs_folder() / archived.name))
     assert report
     assert (report.run, report.end) == ("x-1", "succeeded")

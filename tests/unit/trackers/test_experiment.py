@@ -4,7 +4,7 @@ from tests.conftest import Write, load
 from tests.reports import short_report
 from torchyard.metrics.text import ROW_KEYS
 from torchyard.model.run import Row
-from torchyard.trackers.experiment import _FINEST_FIRST, RowSteps, describe_end, describe_experiment
+from torchyard.trackers.experiment import FINEST_FIRST, RowSteps, describe_end, describe_experiment
 
 
 def read_rows(*rows: Row) -> list[tuple[int, dict[str, float]]]:
@@ -34,7 +34,7 @@ def test_row_is_a_point_at_its_step() -> None:
         {"epoch": 2, "last_epoch": 9, "loss": 0.25},
         {"checkpoint": "b.pt"},
     ) == [(20, {"epoch": 1.0, "loss": 0.5}), (20, {"accuracy": 0.9}), (2, {"loss": 0.25})]
-    assert sorted(_FINEST_FIRST) == sorted(ROW_KEYS)
+    assert sorted(FINEST_FIRST) == sorted(ROW_KEYS)
 
 
 def test_end_of_a_run_has_its_cause() -> None:

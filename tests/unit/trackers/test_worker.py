@@ -120,7 +120,7 @@ def test_rows_that_were_not_written_are_reported(tmp_path: Path, hangs: bool, re
 
 def test_rows_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows above the limit are dropped, so that memory is bounded, and the loss is reported."""
-    monkeypatch.setattr(worker_module, "_MAX_WAITING", 2)
+    monkeypatch.setattr(worker_module, "MAX_WAITING_ROWS", 2)
     stop_event = Event()
     worker = start_worker(tmp_path, FakeTracker(lambda _: stop_event.wait(60)), 1, 1, 2, 3, 4, 5)
     stop_event.set()

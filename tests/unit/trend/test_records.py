@@ -69,7 +69,7 @@ def test_long_history_is_read_from_its_end(path: Path, monkeypatch: pytest.Monke
     all_records = build_records(list(range(200)))
     path.parent.mkdir()
     path.write_text("".join(f"{record.model_dump_json()}\n" for record in all_records))
-    monkeypatch.setattr(records, "_MAX_BYTES", 2_000)
+    monkeypatch.setattr(records, "MAX_READ_BYTES", 2_000)
     history = read_history(path)
     assert 3 < len(history.records) < 20
     assert (history.records, history.skipped) == (tuple(all_records[-len(history.records) :]), 0)

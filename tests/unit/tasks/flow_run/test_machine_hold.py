@@ -33,7 +33,7 @@ def prefect(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakeP
     def stop_process(*_: Any, delay_s: float) -> None:
         raise GivenBackError
 
-    monkeypatch.setattr(machine_hold, "_give_back", stop_process)
+    monkeypatch.setattr(machine_hold, "give_back", stop_process)
     path = "torchyard.tasks.flow_run.machine_hold._take_over_or_give_back.retry.stop"
     monkeypatch.setattr(path, lambda _: True)  # no second try
     return fake_prefect

@@ -25,7 +25,8 @@ def build_progress_call(value: float) -> Callable[[SyncPrefectClient], None]:
     """A call that sets a run's progress bar."""
 
     def call(client: SyncPrefectClient) -> None:
-        client._client.patch("/artifacts/a", json=ArtifactUpdate(data=value).model_dump(mode="json"))
+        body = ArtifactUpdate(data=value).model_dump(mode="json")
+        client.request("PATCH", "/artifacts/{id}", path_params={"id": "a"}, json=body)
 
     return call
 

@@ -8,7 +8,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 
-from torchyard.tasks.flow_run.step import _EngineLogFilter, _get_run_log
+from torchyard.tasks.flow_run.step import EngineLogFilter, get_run_log
 from torchyard.tasks.train import STEPS
 
 
@@ -25,9 +25,9 @@ def test_result_of_a_step_is_never_taken_from_a_store(task: Task[..., Any]) -> N
 def test_end_of_a_flow_is_not_logged_again(error: Exception, is_logged: bool) -> None:
     """Prefect's engine raises a flow's end only to log it, so that error is dropped; other errors are logged."""
     record = logging.LogRecord("prefect.engine", logging.ERROR, "", 0, "ended", (), (type(error), error, None))
-    assert _EngineLogFilter().filter(record) is is_logged
+    assert EngineLogFilter().filter(record) is is_logged
 
 
 def test_step_outside_of_a_run_has_a_log() -> None:
     """A step that is called without a run writes to the engine's own logger."""
-    assert _get_run_log().name == "torchyard"
+    assert get_run_log().name == "torchyard"
