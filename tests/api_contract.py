@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchyard.cluster.checks.permissions import _read_user_name, is_allowed
+from torchyard.cluster.checks.permissions import is_allowed, read_user_name
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 
@@ -166,7 +166,7 @@ class ApiContract:
 
     def test_reviews_describe_this_user(self, client: Client) -> None:
         """The server reports the user's name, and that the user may do what these tests do."""
-        assert _read_user_name(client) not in ("", "this user")
+        assert read_user_name(client) not in ("", "this user")
         assert is_allowed(client, "create", "leases.coordination.k8s.io")
         assert is_allowed(client, "get", "pods/log")
 

@@ -106,9 +106,9 @@ class FakeCluster:
         line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000Z begins\n".encode()
 
         class HeldLogHandler(Handler):
-            def _serve(self) -> None:
+            def serve(self) -> None:
                 if "/log?" not in self.path:
-                    super()._serve()
+                    super().serve()
                     return
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
@@ -120,10 +120,7 @@ class FakeCluster:
                     self.wfile.write(b"0\r\n\r\n")
 
         self._folder = tempfile.TemporaryDirectory()
-        self._server = FakeApi(Path(self._folder.name))
-        self._server._http.RequestHandlerClass = type("HeldBound", (HeldLogHandler,), {"server_of": self._server})
-        self._server._http.request_queue_size = 1024
-        self._server._http.socket.listen(1024)
+        self._server = FakeApi(Path(self._folder.name), HeldLogHandler, max_waiting_connections=1024)
 
     @contextlib.contextmanager
     def prepare(self) -> Iterator[dict[str, Any]]:

@@ -61,7 +61,10 @@ class FakeApi:
     those threads.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, handler_class: "type[Handler] | None" = None, *, max_waiting_connections: int = 5
+    ) -> None:
+        """`handler_class` replaces the handler of all requests. `folder` gets the kubeconfig."""
         self.objects = Objects()
         self.received: list[ReceivedRequest] = []
         self.logs: dict[
@@ -72,8 +75,10 @@ class FakeApi:
         self.kinds = {f"{kind.api_version}/{plural_kind(kind.name)}": kind for kind in list_kinds()}
         self._faults: list[Fault] = []
         self.denied = set[tuple[str, str]]()  # verbs and resources that reviews deny, such as ("get", "pods/log")
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
+        bound_class = type("Bound", (handler_class or Handler,), {"server_of": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), bound_class)
         self._http.daemon_threads = True
+        self._http.socket.listen(max_waiting_connections)
         self.stop_event = threading.Event()
         self.kubeconfig = folder / "fake.kubeconfig"
         self.kubeconfig.write_text(yaml.safe_dump(self._build_kubeconfig()))
@@ -287,18 +292,18 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._serve()
+        self.serve()
 
     def do_POST(self) -> None:
-        self._serve()
+        self.serve()
 
     def do_PATCH(self) -> None:
-        self._serve()
+        self.serve()
 
     def do_DELETE(self) -> None:
-        self._serve()
+        self.serve()
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         url = urlsplit(self.path)
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None

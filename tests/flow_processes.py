@@ -24,7 +24,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.train import train
 from torchyard.common.project_root import ROOT
-from torchyard.host.processes import _has_variable
+from torchyard.host.processes import has_variable
 from torchyard.host.state import read_state
 from torchyard.run.folder import RunFolder, list_run_folders
 
@@ -85,7 +85,7 @@ class FlowRunProcesses:
         variable_prefix = f"TORCHYARD_JOB={self.folder.name}/1/".encode()
         pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
         return [
-            pid for pid in pids if any(_has_variable(pid, variable_prefix + node) for node in (b"node-0", b"node-1"))
+            pid for pid in pids if any(has_variable(pid, variable_prefix + node) for node in (b"node-0", b"node-1"))
         ]
 
 

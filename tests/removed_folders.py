@@ -39,4 +39,8 @@ def starter(tmp_path: Path) -> Iterator[Start]:
 
 
 def is_running(pid: int) -> bool:
-    return bool(processes._read_proc_file(pid, "cmdline"))
+    """Whether the process exists and is not a zombie."""
+    try:
+        return bool(Path("/proc", str(pid), "cmdline").read_bytes())
+    except OSError:
+        return False

@@ -18,7 +18,7 @@ from tests.flow_processes import FlowRunProcesses
 from tests.runai_jobs import Cli, Planned, build_profile_keys, start_agents
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import runai
-from torchyard.machines.backend import MachinesBackend, _remove_job
+from torchyard.machines.backend import MachinesBackend
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import ENDED_STATES, Observation, Report, Status
 from torchyard.run.folder import list_run_folders
@@ -114,7 +114,7 @@ def test_logs_of_an_ended_job_are_complete(runai_planned: Planned, generation: s
     plan = runai_planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
     start_agents(plan)
     assert wait_for_status(plan, has_ended).state == "succeeded"
-    _remove_job(plan)
+    MachinesBackend(plan).remove()
     assert (read_log(plan, 0), read_log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
 
 
@@ -124,10 +124,10 @@ def test_cancel_deletes_the_job_and_keeps_the_log(runai_planned: Planned, tmp_pa
     start_agents(plan)
     wait_for_status(plan, lambda status: status.state == "running")
     with MachinesBackend(plan).watch(list) as watch:
-        assert _remove_job(plan) == []
+        assert MachinesBackend(plan).remove() == []
         watch.drain_logs(idle_timeout_s=5.0)
         assert watch.lost_logs() == {}
-    assert (read_log(plan, 0), read_log(plan, 1), _remove_job(plan)) == (["up"], ["up"], [])
+    assert (read_log(plan, 0), read_log(plan, 1), MachinesBackend(plan).remove()) == (["up"], ["up"], [])
     assert not list((tmp_path / "cloud").iterdir())
 
 
@@ -150,10 +150,10 @@ def test_expired_login_does_not_end_the_job(runai_planned: Planned, tmp_path: Pa
     broken.write_text("your token is expired, please log in")
     status = wait_for_status(plan, lambda status: "runai does not answer" in status.reason)
     assert (status.state, "your token is expired" in status.reason) == ("running", True)
-    assert "your token is expired" in _remove_job(plan)[0]
+    assert "your token is expired" in MachinesBackend(plan).remove()[0]
     broken.unlink()
     wait_for_status(plan, lambda status: status.reason == "2 of 2 pods run")
-    assert _remove_job(plan) == []
+    assert MachinesBackend(plan).remove() == []
 
 
 def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: P
     failure = wait_for_status(plan, has_ended).failure
     assert failure
     assert (failure.cause, failure.retry) == ("preempted", True)
-    _remove_job(plan)
+    MachinesBackend(plan).remove()
 
 
 def test_log_is_served_from_an_offset(runai_planned: Planned) -> None:
@@ -178,7 +178,7 @@ def test_log_is_served_from_an_offset(runai_planned: Planned) -> None:
     assert follow
     assert read_log(plan, 0) == [f"line {number}" for number in range(1, 9)]
     assert subprocess.run([*follow.argv, "40"], capture_output=True, check=True).stdout == log_bytes[40:]
-    _remove_job(plan)
+    MachinesBackend(plan).remove()
 
 
 # --- preflight

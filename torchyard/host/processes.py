@@ -35,14 +35,14 @@ def find_labelled(label: str) -> list[int]:
     """The ids of the living processes with the label."""
     end = "" if label.endswith("/") else "\0"
     variable = ("%s=%s%s" % (JOB_VARIABLE, label, end)).encode()
-    return [pid for pid in _list_pids() if _has_variable(str(pid), variable)]
+    return [pid for pid in _list_pids() if has_variable(str(pid), variable)]
 
 
 def _list_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _has_variable(pid: str, variable: bytes) -> bool:
+def has_variable(pid: str, variable: bytes) -> bool:
     """Whether a variable of the process's environment starts with `variable` (`NAME=value`)."""
     return b"\0" + variable in b"\0" + _read_proc_file(pid, "environ") + b"\0"
 

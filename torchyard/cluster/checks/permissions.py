@@ -32,7 +32,7 @@ def check_permissions(client: Client, permissions: Iterable[Permission]) -> list
         return [failed_check("rights", f"cannot be checked: {error.action}: {error.message}", "")]
     if not missing:
         return [passed_check("rights", f"all {len(rights)} are granted")]
-    user_name = _read_user_name(client)
+    user_name = read_user_name(client)
     detail = f"{user_name} may not {_format_permissions(missing)} in namespace {client.namespace}"
     remedy = f"{RBAC_COMMAND} creates a role with these rights; bind it to {user_name}"
     return [failed_check("rights", detail, remedy)]
@@ -66,7 +66,7 @@ def is_allowed(client: Client, verb: str, resource: str) -> bool:
     return bool(review["status"].get("allowed"))
 
 
-def _read_user_name(client: Client) -> str:
+def read_user_name(client: Client) -> str:
     """The user's name as the API server reports it; `this user` if the server cannot."""
     try:
         review = _post_review(client, "authentication.k8s.io/v1", "SelfSubjectReview", {})
