@@ -8,6 +8,8 @@ PROFILE ?= digits-local
 CHAOS ?=
 SUITE ?= unit
 SOAK ?=
+# Processes that run tests. Tests wait more than they compute: three keep two cores busy.
+WORKERS ?= 3
 CASES ?=
 KUBE ?=
 TAKE_OVER ?=
@@ -52,7 +54,7 @@ format: .venv/.locked ## fix and format with ruff
 	@$(BIN)/ruff format -q .
 
 test: check ## run check and the unit tests
-	@$(BIN)/pytest -n 2 --dist loadfile -rs tests/unit
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -rs tests/unit
 
 docs: .venv/.locked ## build the documentation into site/, strictly; a test does the same
 	@$(BIN)/zensical build --clean --strict
@@ -62,7 +64,7 @@ picture: .venv/.locked ## record the animated picture of the README
 
 e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE
 	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
-		$(BIN)/python -m tests.rerun_alone -n 2 --dist loadfile -rs tests/local
+		$(BIN)/python -m tests.rerun_alone -n $(WORKERS) --dist loadfile -rs tests/local
 	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
 
 soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them under load, and count failures per test; SOAK='--rounds 5'
