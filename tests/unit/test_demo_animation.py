@@ -22,7 +22,7 @@ def _list_texts() -> list[str]:
         "torchyard demo",
         r"digits  digits-\w+  succeeded in .* s",
         "preflight .* 5 of 5 checks",
-        r"collect .* 2 logs, \d+ lines, whole \(runs/digits-\w+/attempt-1\)",
+        r"collect .* 2 logs, \d+ lines, complete \(runs/digits-\w+/attempt-1\)",
         "torchyard demo --fail",
         r"fails  fails-\w+  failed in .* s",
         "cause .* file-missing, another attempt would not help",

@@ -158,7 +158,7 @@ def _format_logs(files: Sequence[LogFile]) -> list[_Entry]:
     hidden = [file for index, file in enumerate(files) if index not in visible]
     if hidden:
         incomplete_count = sum(bool(file.lost) for file in hidden)
-        completeness = f"{incomplete_count:,} incomplete" if incomplete_count else "whole"
+        completeness = f"{incomplete_count:,} incomplete" if incomplete_count else "complete"
         line_count = sum(file.lines for file in hidden)
         entries.append(_Entry(f"{len(hidden):,} more", f"{line_count:,} lines, {completeness}"))
     return entries
@@ -245,7 +245,7 @@ def _get_failure_tail(report: Report) -> tuple[str, ...]:
 
 
 def _describe_log(log: LogFile) -> str:
-    completeness = f"incomplete: {single_line(log.lost, _MAX_DETAIL_CHARS)}" if log.lost else "whole"
+    completeness = f"incomplete: {single_line(log.lost, _MAX_DETAIL_CHARS)}" if log.lost else "complete"
     return f"{log.lines:,} lines, {completeness}"
 
 
@@ -313,9 +313,9 @@ def describe_checks(checks: Sequence[Check]) -> str:
 
 
 def describe_logs(attempt: Attempt) -> str:
-    """`2 logs, 1,204 lines, whole (FOLDER)`."""
+    """`2 logs, 1,204 lines, complete (FOLDER)`."""
     logs = attempt.collected.logs
-    completeness = "incomplete" if any(log.lost for log in logs) else "whole"
+    completeness = "incomplete" if any(log.lost for log in logs) else "complete"
     line_count = sum(log.lines for log in logs)
     return f"{len(logs)} logs, {line_count:,} lines, {completeness} ({Path(logs[0].path).parent.parent})"
 
