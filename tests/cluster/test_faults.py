@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fault_proxy import CONTEXT, FaultProxy
+from tests.cluster.fault_proxy import CONTEXT, EXPIRED_STATUS, FaultProxy
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import has_ended, is_running, read_kinds
 from torchyard.cluster import outage, reflector
@@ -19,13 +19,6 @@ from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
-EXPIRED_STATUS = {
-    "kind": "Status",
-    "status": "Failure",
-    "message": "too old resource version",
-    "reason": "Expired",
-    "code": 410,
-}
 Fault = Callable[[FaultProxy], None]
 ReadMessages = Callable[[ClusterWatch], list[str]]
 
