@@ -17,14 +17,6 @@ from torchyard.kube.kubeconfig import load_settings
 
 VERBS = (b"GET ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
 CONTEXT = "wire"
-# What the API server returns for a resource version that it no longer stores.
-EXPIRED_STATUS = {
-    "kind": "Status",
-    "status": "Failure",
-    "message": "too old resource version",
-    "reason": "Expired",
-    "code": 410,
-}
 
 
 class Link:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fault_proxy import CONTEXT, EXPIRED_STATUS, FaultProxy
+from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import has_ended, is_running, read_kinds
 from torchyard.cluster import outage, reflector

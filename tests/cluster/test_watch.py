@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fault_proxy import EXPIRED_STATUS, FaultProxy
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
 from torchyard.cluster import job_watch, reflector
 from torchyard.cluster.job_watch import ClusterWatch
@@ -118,6 +118,15 @@ def test_silent_connection_is_noticed(jobs: Jobs, proxy: FaultProxy, monkeypatch
         proxy.stall("watch=1")
         jobs.end(plan)
         until(lambda: has_ended(watch))
+
+
+EXPIRED_STATUS = {
+    "kind": "Status",
+    "status": "Failure",
+    "message": "too old resource version",
+    "reason": "Expired",
+    "code": 410,
+}
 
 
 @pytest.mark.parametrize(
