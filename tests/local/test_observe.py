@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -116,13 +117,24 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     log = (tmp_path / "prometheus.log").open("w+")
     process = subprocess.Popen([*command, "--config.file", str(tmp_path / "prometheus.yml")], stdout=log, stderr=log)
     try:
-        yield f"http://127.0.0.1:{wait_until(lambda: find_port(process.pid))}"
+        address = f"http://127.0.0.1:{wait_until(lambda: find_port(process.pid))}"
+        wait_until(lambda: is_ready(address))  # the port opens earlier, and responds with 503 until then
+        yield address
     finally:
         process.kill()
         process.wait()
         log.close()
         server.shutdown()
         server.server_close()
+
+
+def is_ready(address: str) -> bool:
+    """Whether Prometheus has loaded its data and responds to queries."""
+    try:
+        with urllib.request.urlopen(f"{address}/-/ready"):
+            return True
+    except urllib.error.HTTPError:
+        return False
 
 
 def find_port(pid: int) -> int | None:
