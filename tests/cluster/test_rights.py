@@ -254,7 +254,7 @@ def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs, monk
     plan = jobs.plan()
     plan.lease["spec"]["leaseDurationSeconds"] = 1
     create.create_job(plan)
-    scope = orphans.SweepScope(lambda _: "")
+    scope = orphans.SweepScope(lambda _: None)
     orphans_of_run = until(lambda: [orphan for orphan in orphans.find_orphans(NAME, scope) if orphan.run == plan.run])
     assert orphans.remove_orphan(orphans_of_run[0]) == []
     assert jobs.list_labelled(plan, "v1", "Pod") == []
