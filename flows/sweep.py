@@ -113,7 +113,7 @@ def _flatten(leftovers: Sequence[Sequence[str] | None]) -> Iterator[str]:
 
 def format_summary(abandoned_runs: Sequence[AbandonedRun], resumed_count: int, *, dry_run: bool) -> str:
     """What the sweep did, in one line: `swept 2 runs, resumed 1; 1 listed and kept`."""
-    removed_names = [run.run for run in abandoned_runs if not run.kept_reason]
+    removed_names = [run.run for run in abandoned_runs if run.kept_reason is None]
     kept_count = len(abandoned_runs) - len(removed_names)
     if dry_run:
         summary = f"would remove {len(removed_names)}: {', '.join(removed_names)}"
@@ -136,7 +136,7 @@ def describe_refusals(
     """
     reasons: dict[tuple[str, str], str] = {}  # by run and location
     for run, run_leftovers in zip(abandoned_runs, leftovers, strict=True):
-        if run.kept_reason:
+        if run.kept_reason is not None:
             reasons[run.run, run.location] = run.kept_reason
         elif run_leftovers is None:
             reasons[run.run, run.location] = "a living process owns it: cancel the run, or end that process"
@@ -268,7 +268,7 @@ def remove_run(run: AbandonedRun, *, dry_run: bool) -> Sequence[str] | None:
     """Remove one run unless it is kept; return its leftovers, None if a living process owns the run."""
     if dry_run:
         return ()
-    if run.kept_reason:
+    if run.kept_reason is not None:
         get_log().warning("%s, %s: %s; not removed: %s", run.run, run.location, run.reason, run.kept_reason)
         return ()
     try:

@@ -240,7 +240,7 @@ def test_sweeper_that_may_not_list_leases_removes_nothing(account: Account, jobs
     """A sweep with only the role torchyard removes nothing and names the missing role: any run may still be running."""
     account.grant(ROLE)
     plan = jobs.start()
-    scope = orphans.SweepScope(lambda _: "", lambda _: "", without_lease=True)
+    scope = orphans.SweepScope(lambda _: None, lambda _: None, without_lease=True)
     with pytest.raises(ClusterError, match=r"list leases.*torchyard-sweep"):
         list(orphans.find_orphans(NAME, scope))
     assert jobs.client.get(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
