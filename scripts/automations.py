@@ -67,7 +67,7 @@ def build_crashed_automation(recovery_id: UUID) -> AutomationCore:
     fire 15 minutes late after a restart of the server.
     """
     return AutomationCore(
-        name=format_automation_name("a run that stays Crashed is looked at"),
+        name=format_automation_name("a run that stays Crashed is checked"),
         trigger=EventTrigger(
             match=_RUN_MATCH | {"prefect.state-message": f"!{IMPORT_FAILURE_MESSAGES[0]}*"},
             match_related=_build_run_match(),
@@ -86,7 +86,7 @@ def build_pending_automation(recovery_id: UUID) -> AutomationCore:
     """Start a check of all lost runs when a worker took a run and died before it started the run."""
     started_states = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
-        name=format_automation_name("a run that never began is looked at"),
+        name=format_automation_name("a run that never started is checked"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
             match_related=_build_run_match(),

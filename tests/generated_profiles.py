@@ -13,13 +13,8 @@ from torchyard.model.pod import PLAIN_RESOURCES
 from torchyard.model.profile import WITH_AGENT, WITHOUT_AGENT, Profile
 from torchyard.model.run import Run
 
-POD_LAUNCHERS = (
-    "volcano",
-    "pytorchjob",
-    "appwrapper",
-    "jobset",
-    "runai",
-)  # add a new launcher here to have the properties tested for it
+# Add a new launcher here to have the properties tested for it.
+POD_LAUNCHERS = ("volcano", "pytorchjob", "appwrapper", "jobset", "runai")
 SHIPPED_HARDWARE = {name: load_hardware(name) for name in sorted(list_hardware())}
 Keys = st.SearchStrategy[dict[str, Any]]
 TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])

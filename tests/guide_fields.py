@@ -28,12 +28,8 @@ GUIDES = ROOT / "tests" / "guides"
 PAGE = ROOT / "docs" / "guides.md"
 HEADING = "## Field by field"
 Fields = dict[str, str]
-_NAMED_BY = (
-    "name",
-    "mountPath",
-    "key",
-    "event",
-)  # keys that name an entry of a list, so that its position does not matter
+# Keys that name an entry of a list, so that its position does not matter.
+_NAMED_BY = ("name", "mountPath", "key", "event")
 # Options of `runai submit-dist`: those without a value, and those with NAME=VALUE, by the prefix of their fields.
 _RUNAI_SWITCHES = ("--large-shm", "--interactive", "--command")
 _RUNAI_PAIRS = {

@@ -16,9 +16,8 @@ BRIEF_S = 0.4  # between the changes of two pods that change together
 EPOCH = 1_700_000_000  # the creation time of every recorded job
 ObjectStates = Mapping[str, Mapping[str, Any]]
 Case = dict[str, Any]
-NODE_NAMES = re.compile(
-    r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b"
-)  # fake nodes: cpu, or a hardware file's name
+# Fake nodes: cpu, or a hardware file's name.
+NODE_NAMES = re.compile(r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b")
 RANDOM_SUFFIX = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the random end of the name of a JobSet's pod
 UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')

@@ -27,11 +27,8 @@ if command -v python3 >/dev/null; then python3 -I -{args} <<'RDMA_FACTS'
 {program}RDMA_FACTS
 fi
 """
-_VERBS_TRANSPORTS = (
-    "roce",
-    "infiniband",
-    "rdma",
-)  # those of NCCL itself: they need the devices that rdma_facts looks for
+# The transports of NCCL itself, which need the devices that rdma_facts looks for.
+_VERBS_TRANSPORTS = ("roce", "infiniband", "rdma")
 _FIRST_NODE_LINES = """\
 if [ "${node}" = 0 ]; then rm -f {files}; fi
 """

@@ -64,9 +64,8 @@ _HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null
 # An expression of a program, as in `token=args.token`.
 _CODE_VALUE = re.compile(r"[A-Za-z_]+[])}:]*|[A-Za-z_]\w*[.(\[].*")
 
-_known_secrets: set[str] = (
-    set()
-)  # of all plans of this process: a run never removes one, because its text may be shown later
+# Of all plans of this process. A run never removes one, because its text may be shown later.
+_known_secrets: set[str] = set()
 
 
 class FoundSecret(NamedTuple):

@@ -14,7 +14,6 @@ from tests.hang_examples import (
     HANG,
     RECORDS,
     STRAGGLER,
-    WAITING_STACK,
     build_job_record,
     format_record_line,
 )
@@ -30,7 +29,6 @@ from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, S
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 from torchyard.steps.hang_files import write_hang_files
 
-IN_TORCH = WAITING_STACK[0].model_copy(update={"file": "/usr/lib/python3.12/site-packages/torch/d.py"})
 STAMP = "2026-11-21T08:00:47.123Z node-0 | "
 
 

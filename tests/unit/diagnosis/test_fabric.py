@@ -121,10 +121,7 @@ def test_one_node_of_many_on_tcp_is_found(tcp_index: int) -> None:
 UNDIRECTED = [line.replace("/GDRDMA", "") for line in list_rdma_lines("b", 8)]
 DEGRADED = {
     "a has 1 of 2 HCAs (mlx5_0): look at NCCL_IB_HCA": [*list_rdma_lines("a", hcas=1), *list_rdma_lines("b", 8)],
-    "no GPUDirect on b: load nvidia-peermem": [
-        *list_rdma_lines("a"),
-        *(line.replace("/GDRDMA", "") for line in list_rdma_lines("b", 8)),
-    ],
+    "no GPUDirect on b: load nvidia-peermem": [*list_rdma_lines("a"), *UNDIRECTED],
     "the devices of a, b are IB, not roce": [*list_rdma_lines("a", link="IB"), *list_rdma_lines("b", 8, link="IB")],
 }
 

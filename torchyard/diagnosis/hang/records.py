@@ -16,9 +16,8 @@ MAX_RANKS = 100_000
 MAX_WINDOWS = 12  # of each rank
 _MAX_PARTIAL_LINE_CHARS = MAX_RECORD_BYTES + 500  # an unfinished line, with a prefix
 _COLOUR = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]")
-_CONTROL = re.compile(
-    r"[\x00-\x1f\x7f]|\\u00[01][0-9a-fA-F]|\\u007[fF]|\\[nrtbf]"
-)  # not in any name that a recorder reports
+# Control codes, raw or escaped: no name that a recorder reports contains one.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\u00[01][0-9a-fA-F]|\\u007[fF]|\\[nrtbf]")
 _CLOCK_WINDOW_S = 300.0  # over which the smallest delay is measured
 
 
