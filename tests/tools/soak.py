@@ -23,8 +23,8 @@ from tests.skips import MAY_SKIP, list_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
-    "unit": ("-n", "2", "--dist", "loadfile", "tests/unit"),
-    "local": ("-n", "2", "--dist", "loadfile", "--timeout", "900", "tests/local"),
+    "unit": ("-n", "3", "--dist", "loadfile", "tests/unit"),
+    "local": ("-n", "3", "--dist", "loadfile", "--timeout", "900", "tests/local"),
     "cluster": ("-n", "3", "--dist", "loadfile", "--timeout", "900", "tests/cluster"),
 }
 _PYTEST_FAILED = 1  # tests ran and some failed; a higher code is an error of the run itself
