@@ -111,11 +111,12 @@ def test_failure_on_a_host_is_diagnosed(plan_job: Planned) -> None:
     assert (collected.failure.node, "no such planet" in collected.failure.sentence) == ("node-1", True)
 
 
-def test_logs_and_files_of_a_stopped_job_are_fetched(plan_job: Planned) -> None:
+def test_logs_and_files_of_a_stopped_job_are_fetched(plan_job: Planned, hosts: Hosts) -> None:
     """Teardown of a running job that no process watches fetches its logs and files first."""
     plan = plan_job(args=["60"])
     submit(plan, Deadlines())
-    time.sleep(0.5)
+    remote_folder = hosts.folder / "host-a" / ".torchyard"
+    wait_until(lambda: any("line 5" in log.read_text() for log in remote_folder.rglob("log")))
     assert teardown(plan) == ()
     assert "line 5" in read_log_texts(plan, 0)
     assert "checkpoints/rank-0" in read_fetched_files(plan, 0)
