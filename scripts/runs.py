@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 
 from scripts.api import YardError, open_prefect_client
-from scripts.processes import FORMER_WORKER_NAME, get_worker_name, wait_for_result
+from scripts.processes import get_worker_name, wait_for_result
 from torchyard.common.pool import read_pool
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
@@ -65,8 +65,8 @@ def _list_worker_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowR
 
 
 def is_worker_run(run: FlowRun) -> bool:
-    """Whether this folder's worker, or the one of the previous version, has taken the flow run."""
-    return run.labels.get("prefect.worker.name") in (get_worker_name(), FORMER_WORKER_NAME)
+    """Whether this folder's worker has taken the flow run."""
+    return run.labels.get("prefect.worker.name") == get_worker_name()
 
 
 def tear_down_open_runs() -> None:

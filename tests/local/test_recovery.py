@@ -23,10 +23,7 @@ from flows.recover import recover
 from flows.train import train
 from scripts.automations import (
     RECOVERY_DEPLOYMENT,
-    RETIRED_TITLES,
-    build_heartbeat_automation,
     create_automations,
-    format_automation_name,
 )
 from tests.conftest import Write
 from tests.flow_processes import FlowRunProcesses, wait_until
@@ -227,15 +224,6 @@ def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment:
     states = [action.state for action in actions if isinstance(action, ChangeFlowRunState)]
     called_ids = [action.deployment_id for action in actions if isinstance(action, RunDeployment)]
     assert (states, called_ids) == ([StateType.CRASHED], [check_deployment, check_deployment])
-
-
-def test_retired_automations_are_removed(client: SyncPrefectClient, check_deployment: UUID) -> None:
-    """An upgrade removes the retired automations, which scheduled runs by themselves."""
-    automation_names = [format_automation_name(retired_name) for retired_name in RETIRED_TITLES]
-    for name in automation_names:
-        client.create_automation(build_heartbeat_automation().model_copy(update={"name": name}))
-    create_automations()
-    assert [name for name in automation_names if client.read_automations_by_name(name)] == []
 
 
 def test_ended_run_cannot_become_crashed(create_run: Callable[[State[Any]], Run]) -> None:
