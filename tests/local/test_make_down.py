@@ -37,7 +37,7 @@ def open_run(name: str, worker: str) -> RunFolder:
             client.update_flow_run_labels(run_id, {"prefect.worker.name": worker})
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / name)
     with folder.owned():
-        folder.record_event("start", run=str(run_id))
+        folder.record_event("start", run=str(run_id), flow_run=str(run_id))
     return folder
 
 

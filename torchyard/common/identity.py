@@ -16,11 +16,11 @@ def identify_holder(path: str) -> str:
     it is the same in every process that uses them, and after a restart. If it cannot be stored, `host:folder` is
     returned.
     """
-    place = f"{socket.gethostname()}:{path}"
+    address = f"{socket.gethostname()}:{path}"
     try:
-        return f"{place}#{_get_or_create_id(Path(path).parent / '.id')}"
+        return f"{address}#{_get_or_create_id(Path(path).parent / '.id')}"
     except OSError:  # no such folder, or a full disk
-        return place
+        return address
 
 
 def identify_machine(runs: Path) -> str:

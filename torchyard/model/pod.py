@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from torchyard.model.base import FrozenModel, Quantity, Text
 
 PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
+_MAX_INTERFACES = 256  # of one network in a pod, which names the network once for each; nodes have up to 32
 
 
 def _read_resources(value: object) -> object:
@@ -109,7 +110,9 @@ class Pod(FrozenModel):
     shm: Quantity | None = Field(None, description="size of /dev/shm, in memory; default: 64 MiB")
     resources: Resources = Field({}, description="per pod")
     limits: Resources = Field({}, description="per pod, for CPU and memory; devices are limited to the request")
-    networks: dict[str, int] = Field({}, description="secondary networks (namespace/name) and how many of each")
+    networks: dict[str, Annotated[int, Field(ge=0, le=_MAX_INTERFACES)]] = Field(
+        {}, description="secondary networks (namespace/name) and how many of each"
+    )
     node_selector: dict[str, Text] = Field({}, description="labels that a node must have")
     avoid: dict[str, tuple[Text, ...]] = Field({}, description="node labels, and the values that keep pods off a node")
     only: dict[str, tuple[Text, ...]] = Field(

@@ -1,7 +1,10 @@
 """The settings of a pod: those of the fabric and the profile together."""
 
+import pytest
+
 from tests.conftest import Planned, Write, load
 from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ProfileError
 from torchyard.model.pod import Pod
 
 
@@ -17,6 +20,12 @@ def test_lists_of_two_pods_are_merged() -> None:
         "IPC_LOCK",
         "SYS_PTRACE",
     )
+
+
+def test_number_of_interfaces_is_limited(write: Write) -> None:
+    """The annotation names a network once for each interface: an absurd number is one sentence and not 22 GB."""
+    with pytest.raises(ProfileError, match="pod.networks.a/b: input should be less than or equal to 256"):
+        load(write(launcher="volcano", image="train:v1", pod={"networks": {"a/b": 2**31}}))
 
 
 def test_single_values_are_replaced() -> None:

@@ -14,7 +14,7 @@ def create_open_folder(name: str, lease: float) -> RunFolder:
     """The folder of a run without an end that no process owns."""
     folder = RunFolder(runs_folder() / name)
     folder.path.mkdir(parents=True)
-    folder.record_event("start", run=RUN_ID)
+    folder.record_event("start", run=RUN_ID, flow_run=RUN_ID)
     folder.renew(lease)
     return folder
 
