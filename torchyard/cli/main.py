@@ -21,12 +21,11 @@ from torchyard.loading.profile import list_profiles, load_profile, resolve_file
 from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.run import Run
+from torchyard.model.run import TRIAL_RUN
 from torchyard.model.trend import Trend
 from torchyard.pods.files import summarize_files
 from torchyard.run.folder import runs_folder
 
-_TRIAL_RUN_ID = "00000000-0000-0000-0000-000000000000"
 _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
 _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
@@ -115,8 +114,7 @@ def _load_profile(args: argparse.Namespace) -> Profile:
 
 def _create_plan(profile: Profile) -> Plan:
     """The plan of a run that is not started."""
-    run = Run(id=_TRIAL_RUN_ID, attempt=1, folder="")
-    run = run.model_copy(update={"folder": str(runs_folder() / run.name(profile))})
+    run = TRIAL_RUN.model_copy(update={"folder": str(runs_folder() / TRIAL_RUN.name(profile))})
     return registry.load_launcher(profile.launcher).plan(profile, run)
 
 
