@@ -1,4 +1,4 @@
-"""The flow `train`: one profile, from preflight to the report."""
+"""The flow `train`: one profile, from preflight to the report (torchyard/run/runner.py: `run_pipeline`)."""
 
 import argparse
 import sys
@@ -8,8 +8,8 @@ from typing import Any, cast
 from prefect import flow
 
 from tasks.train import train_flow_run
-from torchyard.cli.main import add_overrides, read_overrides
 from torchyard.common.escaping import escape_unencodable_output
+from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
 from torchyard.model.result import RunResult
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     """`python flows/train.py PROFILE [--set KEY=VALUE ...]`: the same flow, without a deployment."""
     parser = argparse.ArgumentParser(prog="flows/train.py", description=main.__doc__)
     parser.add_argument("profile")
-    add_overrides(parser)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
     args = parser.parse_args(argv)
     escape_unencodable_output()
     state = train(args.profile, read_overrides(args.set), return_state=True)

@@ -22,8 +22,6 @@ _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
 RECOVERY_DEPLOYMENT = "recover/crashed"  # checks all runs that may be lost
-# Automations of the previous version, which scheduled runs themselves.
-RETIRED_TITLES = ("a Crashed run comes back", "a run that never began is scheduled again")
 
 
 def _build_run_match() -> list[dict[str, str | list[str]]]:
@@ -107,7 +105,7 @@ def get_definition(automation: AutomationCore) -> dict[str, Any]:
 
 
 def create_automations() -> None:
-    """Create each automation once, and delete those that differ and the retired ones.
+    """Create each automation once, and delete those that differ.
 
     A correct automation is kept: a new one would not watch the runs whose events came before it.
     """
@@ -127,9 +125,6 @@ def create_automations() -> None:
                     client.delete_automation(candidate.id)
             if not kept_automations:
                 client.create_automation(automation)
-        for title in RETIRED_TITLES:
-            for retired_automation in client.read_automations_by_name(format_automation_name(title)):
-                client.delete_automation(retired_automation.id)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ or name an id that another process has been given since.
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,6 @@ from torchyard.common.project_root import ROOT
 PREFECT_HOME = ROOT / ".prefect"
 DATABASE_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # contains a password, so only the server gets it
 YARD_SCRIPT = ROOT / "scripts" / "yard.py"
-FORMER_WORKER_NAME = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the previous version
 
 
 class YardProcess(NamedTuple):

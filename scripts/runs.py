@@ -18,11 +18,12 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 
 from scripts.api import YardError, open_prefect_client
-from scripts.processes import FORMER_WORKER_NAME, get_worker_name, wait_for_result
+from scripts.processes import get_worker_name, wait_for_result
 from torchyard.common.pool import read_pool
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
+from torchyard.run.resume import find_flow_run_id
 from torchyard.run.sweep import is_run_open, sweep_run
 from torchyard.tasks.flow_run.states import report_end
 
@@ -65,8 +66,8 @@ def _list_worker_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowR
 
 
 def is_worker_run(run: FlowRun) -> bool:
-    """Whether this folder's worker, or the one of the previous version, has taken the flow run."""
-    return run.labels.get("prefect.worker.name") in (get_worker_name(), FORMER_WORKER_NAME)
+    """Whether this folder's worker has taken the flow run."""
+    return run.labels.get("prefect.worker.name") == get_worker_name()
 
 
 def tear_down_open_runs() -> None:
@@ -135,8 +136,7 @@ def print_open_runs() -> None:
 
 def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:
     """Whether the folder's run was taken by the worker; False if the server has no such run."""
-    run_id = str(folder.last("start").get("run"))
     try:
-        return is_worker_run(client.read_flow_run(UUID(run_id)))
+        return is_worker_run(client.read_flow_run(UUID(find_flow_run_id(folder.events()))))
     except (ObjectNotFound, ValueError):
         return False

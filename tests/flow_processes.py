@@ -3,22 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import copy_context
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prefect import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateName,
-)
 from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_API_URL
 
@@ -87,39 +77,6 @@ class FlowRunProcesses:
         return [
             pid for pid in pids if any(has_variable(pid, variable_prefix + node) for node in (b"node-0", b"node-1"))
         ]
-
-
-@contextmanager
-def serving_runs(deployment: str) -> Iterator[list[str]]:
-    """Run the scheduled runs of a deployment one after the other, as a worker does; yields the ids of started runs.
-
-    A thread polls the server and starts a process for each run, until the block ends.
-    """
-    started: list[str] = []
-    stop_event = threading.Event()
-    deployment_filter = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
-    state_filter = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled"])))
-
-    def serve() -> None:
-        environment = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
-        while not stop_event.is_set():
-            with get_client(sync_client=True) as client:
-                runs = client.read_flow_runs(deployment_filter=deployment_filter, flow_run_filter=state_filter)
-            for run in runs:
-                if str(run.id) not in started:
-                    started.append(str(run.id))
-                    subprocess.run(
-                        [sys.executable, "-c", FLOW_SCRIPT, str(run.id)], env=environment, cwd=ROOT, check=False
-                    )
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=copy_context().run, args=(serve,))
-    thread.start()
-    try:
-        yield started
-    finally:
-        stop_event.set()
-        thread.join()
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:

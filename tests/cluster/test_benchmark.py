@@ -12,7 +12,7 @@ from torchyard.benchmark.sequence import find_failure, run_benchmark
 from torchyard.benchmark.table import build_tables
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
-from torchyard.model.errors import BenchmarkError
+from torchyard.model.errors import NoReportError
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.run.folder import RunFolder
@@ -53,7 +53,7 @@ def run_here(profile: Profile, _: dict[str, Any]) -> Report:
     runner.run()
     report = RunFolder(runner.folder.path).report()
     if report is None:
-        raise BenchmarkError(f"no report in {runner.folder.path}")
+        raise NoReportError(runner.folder.name, f"see {runner.folder.path}")
     return report
 
 

@@ -1,7 +1,6 @@
-"""A benchmark in Prefect: a run of `train` for each fabric, in a separate process, and one page."""
+"""A benchmark in Prefect: a training for each fabric, and one page."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
 
 from flows.benchmark import benchmark
-from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import serving_runs
 from torchyard.common.project_root import ROOT
-from torchyard.run.folder import runs_folder
+from torchyard.run.folder import list_run_folders, runs_folder
 
 pytestmark = pytest.mark.usefixtures("api")
 SHAPE = """\
@@ -33,31 +30,26 @@ fabrics:
 
 @pytest.fixture
 def profile(write: Write, tmp_path: Path) -> Path:
-    """A profile with a deployment, whose program prints the speed of its fabric."""
+    """A profile whose program prints the speed of its fabric; it fails while the file `broken` exists."""
     shape = tmp_path / "hardware" / "lab" / "two.yaml"
     shape.parent.mkdir(parents=True)
     shape.write_text(SHAPE)
     os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
     program = str(ROOT / "tests" / "programs" / "bandwidth.py")
     keys = {"agent": "none", "rendezvous": "env", "metrics": "json-lines", "hardware": "lab/two", "fabric": "fast"}
-    path = write(program=program, env={"BROKEN": str(tmp_path / "broken")}, **keys)
-    with get_client(sync_client=True) as client:
-        client.create_deployment(client.create_flow(train), name=path.stem, entrypoint="flows/train.py:train")
-    return path
+    return write(program=program, env={"BROKEN": str(tmp_path / "broken")}, **keys)
 
 
-@pytest.fixture
-def started_runs(profile: Path) -> Iterator[list[str]]:
-    """Start a process for each scheduled run of the deployment, as a worker does; yields the ids of the runs."""
-    with serving_runs(profile.stem) as started:
-        yield started
+def count_trainings() -> int:
+    """How many trainings all runs together have started."""
+    return sum(event.get("entry") == "fresh" for folder in list_run_folders() for event in folder.events())
 
 
-def test_fabrics_are_measured_one_after_the_other(profile: Path, started_runs: list[str]) -> None:
+def test_fabrics_are_measured_one_after_the_other(profile: Path) -> None:
     """Each fabric is a separate run, the state has both bandwidths, and the page has a table and a plot."""
     state = benchmark(str(profile), ["fast", "slow"], return_state=True)
     assert (state.name, state.message) == ("Completed", "fast: 6 GB/s, slow: 2 GB/s")
-    assert len(started_runs) == 2
+    assert count_trainings() == 2
     (folder,) = (runs_folder() / "benchmarks").iterdir()
     table = (folder / "table.txt").read_text()
     assert table.count("3.00") == 2  # the ratio at both sizes
@@ -70,9 +62,7 @@ def test_fabrics_are_measured_one_after_the_other(profile: Path, started_runs: l
     assert "data:image/svg+xml;base64," in str(page.data)
 
 
-def test_benchmark_that_is_started_again_repeats_only_what_failed(
-    profile: Path, started_runs: list[str], tmp_path: Path
-) -> None:
+def test_benchmark_that_is_started_again_repeats_only_what_failed(profile: Path, tmp_path: Path) -> None:
     """A benchmark that is started again keeps the runs that have succeeded, and repeats those that have failed."""
     (tmp_path / "broken").touch()
     with get_client(sync_client=True) as client:
@@ -86,7 +76,7 @@ def test_benchmark_that_is_started_again_repeats_only_what_failed(
                 benchmark, flow_run=client.read_flow_run(run.id), parameters=run.parameters, return_type="state"
             )
             state_names.append(state.name)
-            assert len(started_runs) == count, state.message
+            assert count_trainings() == count, state.message
             messages.append(state.message)
             (tmp_path / "broken").unlink(missing_ok=True)
     assert messages[0].startswith("fast: the run failed: ")

@@ -6,24 +6,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import pytest
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
 from flows.benchmark import benchmark
-from flows.train import train
 from tests.conftest import Write
 from tests.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
-from torchyard.run.folder import list_benchmark_folders, list_run_folders
+from torchyard.run.folder import list_run_folders
 from torchyard.run.sweep import sweep_run
 from torchyard.tasks.recovery import recover_lost_runs
 
@@ -61,13 +59,9 @@ class StartedBenchmark(NamedTuple):
     def now(self) -> FlowRun:
         return self.client.read_flow_run(self.id)
 
-    def children(self) -> list[FlowRun]:
-        child_filter = FlowRunFilterParentFlowRunId(any_=[self.id])
-        return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=child_filter))
-
     def kill(self) -> None:
-        """Kill the benchmark's own process, whose id is in its lock file."""
-        (folder,) = list_benchmark_folders()
+        """Kill the benchmark's own process, whose id is in the lock file of its training."""
+        (folder,) = list_run_folders()
         os.kill(int((folder.path / "lock").read_text().split()[-1]), signal.SIGKILL)
 
     def await_measuring(self) -> None:
@@ -89,13 +83,6 @@ def _start_worker(tmp_path: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(argv, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 
 
-def _deploy(client: SyncPrefectClient, flow: Any, name: str, entrypoint: str) -> UUID:
-    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
-    return client.create_deployment(
-        client.create_flow(flow), name=name, work_pool_name=POOL, entrypoint=entrypoint, pull_steps=[step]
-    )
-
-
 @pytest.fixture
 def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark]:
     """A benchmark that a real worker has started, while it measures its first fabric."""
@@ -109,8 +96,14 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
     path = write(code=PROGRAM, env={"TRUTH": str(truth)}, **keys)
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
-        _deploy(client, train, path.stem, "flows/train.py:train")
-        deployment_id = _deploy(client, benchmark, path.stem, "flows/benchmark.py:benchmark")
+        step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+        deployment_id = client.create_deployment(
+            client.create_flow(benchmark),
+            name=path.stem,
+            work_pool_name=POOL,
+            entrypoint="flows/benchmark.py:benchmark",
+            pull_steps=[step],
+        )
         run = client.create_flow_run_from_deployment(
             deployment_id, parameters={"profile": str(path), "fabrics": ["fast", "slow"], "overrides": {}}
         )
@@ -128,7 +121,7 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
 
 
 def test_lost_benchmark_is_resumed(started_benchmark: StartedBenchmark) -> None:
-    """A benchmark whose process was killed is scheduled again, keeps the run that it has started, and completes."""
+    """A benchmark whose process was killed is scheduled again, attaches to its training, and completes."""
     started_benchmark.kill()
     wait_until(lambda: started_benchmark.now().state_name == "Crashed")
     assert recover_lost_runs().resumed == (started_benchmark.now().name,)
@@ -137,29 +130,22 @@ def test_lost_benchmark_is_resumed(started_benchmark: StartedBenchmark) -> None:
     state = started_benchmark.now().state
     assert state
     assert state.message == "fast: 3 GB/s, slow: 1 GB/s"
-    assert (started_benchmark.now().run_count, len(started_benchmark.children()), started_benchmark.programs()) == (
-        2,
-        2,
-        {"3": 1, "1": 1},
-    )
+    assert (started_benchmark.now().run_count, started_benchmark.programs()) == (2, {"3": 1, "1": 1})
     assert recover_lost_runs().resumed == ()
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_cancelled_benchmark_leaves_no_run(started_benchmark: StartedBenchmark, is_killed: bool) -> None:
-    """A cancel ends the run of the current fabric too, even if the benchmark's process is killed before that."""
+    """A cancel ends the training over the current fabric too, even if the benchmark's process is killed before that."""
     started_benchmark.client.set_flow_run_state(started_benchmark.id, Cancelling())
     if is_killed:
         started_benchmark.kill()
-    expected_states = [StateType.CANCELLED, StateType.CANCELLED]
 
-    def are_cancelled() -> bool:
+    def is_cancelled() -> bool:
         recover_lost_runs()
-        return [
-            flow_run.state_type for flow_run in (started_benchmark.now(), *started_benchmark.children())
-        ] == expected_states
+        return started_benchmark.now().state_type == StateType.CANCELLED
 
-    wait_until(are_cancelled)
+    wait_until(is_cancelled)
     assert started_benchmark.programs() == {"3": 1}
     # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has completed the teardown.
     wait_until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))

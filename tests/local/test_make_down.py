@@ -37,7 +37,7 @@ def open_run(name: str, worker: str) -> RunFolder:
             client.update_flow_run_labels(run_id, {"prefect.worker.name": worker})
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / name)
     with folder.owned():
-        folder.record_event("start", run=str(run_id))
+        folder.record_event("start", run=str(run_id), flow_run=str(run_id))
     return folder
 
 
@@ -45,7 +45,7 @@ def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: 
     """Runs of another worker, runs without Prefect, and runs that a living process owns are not ended."""
     with use_prefect_server(prefect_api):
         own_run = open_run("ours", processes.get_worker_name())
-        owned_run = open_run("carried", processes.FORMER_WORKER_NAME)
+        owned_run = open_run("carried", processes.get_worker_name())
         foreign_run = open_run("others", "torchyard of another folder")
         manual_run = open_run("by-hand", "")
         with owned_run.owned():

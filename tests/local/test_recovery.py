@@ -23,10 +23,7 @@ from flows.recover import recover
 from flows.train import train
 from scripts.automations import (
     RECOVERY_DEPLOYMENT,
-    RETIRED_TITLES,
-    build_heartbeat_automation,
     create_automations,
-    format_automation_name,
 )
 from tests.conftest import Write
 from tests.flow_processes import FlowRunProcesses, wait_until
@@ -60,7 +57,7 @@ class Run(NamedTuple):
     def left(self, *events: dict[str, Any]) -> None:
         """Write the journal of the launch that Prefect has counted, with these events after its start."""
         self.folder.path.mkdir(parents=True)
-        self.folder.record_event("start", run=str(self.id), count=self.now().run_count)
+        self.folder.record_event("start", run=str(self.id), flow_run=str(self.id), count=self.now().run_count)
         for event in events:
             self.folder.record_event(**event)
 
@@ -155,7 +152,7 @@ def test_end_of_an_earlier_launch_is_not_the_end_of_a_retry(create_run: Callable
     """A retry that is swept ends as swept, although an earlier launch ended as cancelled."""
     retried = create_run(RUNNING)
     retried.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
-    retried.folder.record_event("start", run=str(retried.id), count=2)
+    retried.folder.record_event("start", run=str(retried.id), flow_run=str(retried.id), count=2)
     sweep_run(retried.folder, "sweep", "its lease has ended", report_end)
     assert (retried.folder.last("end")["end"], retried.now().state_name) == ("swept", "Swept")
 
@@ -169,7 +166,7 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
     wait_until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
     lost_run.client.set_flow_run_state(lost_run.id, CRASHED, force=True)  # a worker that reports it late
     wait_until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
-    lost_run.folder.record_event("start", run=str(lost_run.id), count=2)
+    lost_run.folder.record_event("start", run=str(lost_run.id), flow_run=str(lost_run.id), count=2)
     watchdog.join(60)
     assert not watchdog.is_alive()
     state_names = [state.name for state in lost_run.client.read_flow_run_states(lost_run.id)][-4:]
@@ -227,15 +224,6 @@ def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment:
     states = [action.state for action in actions if isinstance(action, ChangeFlowRunState)]
     called_ids = [action.deployment_id for action in actions if isinstance(action, RunDeployment)]
     assert (states, called_ids) == ([StateType.CRASHED], [check_deployment, check_deployment])
-
-
-def test_retired_automations_are_removed(client: SyncPrefectClient, check_deployment: UUID) -> None:
-    """An upgrade removes the retired automations, which scheduled runs by themselves."""
-    automation_names = [format_automation_name(retired_name) for retired_name in RETIRED_TITLES]
-    for name in automation_names:
-        client.create_automation(build_heartbeat_automation().model_copy(update={"name": name}))
-    create_automations()
-    assert [name for name in automation_names if client.read_automations_by_name(name)] == []
 
 
 def test_ended_run_cannot_become_crashed(create_run: Callable[[State[Any]], Run]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import State
 
-import torchyard.tasks.train
 from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
@@ -23,6 +22,7 @@ from torchyard.model.run import Report
 from torchyard.run import folder_lease
 from torchyard.run.folder import RunFolder, list_run_folders
 from torchyard.steps.collect import collect
+from torchyard.tasks.steps import STEP_TASKS
 
 pytestmark = pytest.mark.usefixtures("api")
 
@@ -225,7 +225,7 @@ def test_error_in_the_wait_does_not_end_the_job(write: Write, monkeypatch: pytes
     def raise_error(*_: object) -> Any:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(wait=raise_error))
+    monkeypatch.setattr("torchyard.tasks.train.STEP_TASKS", STEP_TASKS._replace(wait=raise_error))
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
     (folder,) = list_run_folders()
     try:
@@ -257,6 +257,6 @@ def test_lease_is_renewed_during_collect(write: Write, monkeypatch: pytest.Monke
         wait_until(lambda: read_mtime(folder) > old_mtime)
         return collect(*args)
 
-    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(collect=collect_slowly))
+    monkeypatch.setattr("torchyard.tasks.train.STEP_TASKS", STEP_TASKS._replace(collect=collect_slowly))
     assert train(str(write(code="")), return_state=True).is_completed()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])

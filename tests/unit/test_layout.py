@@ -56,13 +56,19 @@ def test_packages_are_namespaces(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("name", ["preflight", "rendezvous", "submit", "wait", "collect", "teardown", "train"])
-def test_tasks_are_the_packages(name: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("steps", ["preflight", "ensure_rendezvous", "submit", "wait", "collect", "teardown"]),
+        ("train", ["train_profile"]),
+    ],
+)
+def test_tasks_are_the_packages(module: str, names: list[str]) -> None:
     """tasks/ exports the tasks of torchyard.tasks, and no second copy of one."""
-    shim = importlib.import_module(f"tasks.{name}")
+    exporting = importlib.import_module(f"tasks.{module}")
     package = importlib.import_module("torchyard.tasks")
-    task = {"rendezvous": "ensure_rendezvous", "train": "train_profile"}.get(name, name)
-    assert getattr(shim, task) is getattr(package, task)
+    for name in names:
+        assert getattr(exporting, name) is getattr(package, name)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "flows").glob("*.py")), ids=lambda path: path.stem)

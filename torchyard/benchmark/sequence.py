@@ -16,11 +16,10 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.benchmark import Benchmark, Curve
 from torchyard.model.errors import NoReportError, ProfileError
 from torchyard.model.profile import Profile
-from torchyard.model.run import Report, Run
-from torchyard.run.folder import benchmark_folder
+from torchyard.model.run import TRIAL_RUN, Report
+from torchyard.run.folder import runs_folder
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
-_TRIAL_RUN = Run(id="00000000-0000-0000-0000-000000000000", attempt=1, folder="")
 Overrides = Mapping[str, Any]
 RunProfile = Callable[[Profile, dict[str, Any]], Report]  # gets the profile and the overrides it was loaded with
 
@@ -96,7 +95,7 @@ def _check_comparable(profile: Profile) -> None:
         raise ProfileError(
             profile.name, (f"metrics: {profile.metrics} has no bandwidth to compare: it must be one of {choices}",)
         )
-    registry.load_launcher(profile.launcher).plan(profile, _TRIAL_RUN)
+    registry.load_launcher(profile.launcher).plan(profile, TRIAL_RUN)
 
 
 def _pin_nodes(name: str, overrides: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
@@ -129,8 +128,8 @@ def _find_curve_failure(curve: Curve) -> str | None:
 
 
 def save_benchmark(benchmark: Benchmark, name: str) -> Path:
-    """Write benchmark.json, table.txt and, if a curve can be drawn, plot.svg to the benchmark's folder; return it."""
-    folder = benchmark_folder(name).path
+    """Write benchmark.json, table.txt and, if a curve can be drawn, plot.svg to a folder beside the runs; return it."""
+    folder = runs_folder() / "benchmarks" / name  # no run has a name without an id
     make_private_folder(folder)
     write_private_text(folder / "benchmark.json", json.dumps(benchmark.model_dump(mode="json"), indent=1) + "\n")
     write_private_text(folder / "table.txt", render_benchmark_text(benchmark) + "\n")

@@ -7,7 +7,7 @@ Start with `torchyard demo`.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -16,16 +16,16 @@ from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
+from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
 from torchyard.loading.profile import list_profiles, load_profile, resolve_file
 from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.run import Run
+from torchyard.model.run import TRIAL_RUN
 from torchyard.model.trend import Trend
 from torchyard.pods.files import summarize_files
 from torchyard.run.folder import runs_folder
 
-_TRIAL_RUN_ID = "00000000-0000-0000-0000-000000000000"
 _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
 _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         verb_parsers[name].set_defaults(run_verb=run_verb)
     for name in ("plan", "check", "run", "benchmark"):
         verb_parsers[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
-        add_overrides(verb_parsers[name])
+        verb_parsers[name].add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
     verb_parsers["benchmark"].add_argument(
         "--fabric",
         action="append",
@@ -108,33 +108,13 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the profile")
-
-
-def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
-    """`deadlines.run=2h` as `{"deadlines.run": "2h"}`; values are read as YAML. ProfileError if a pair is malformed."""
-    overrides: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        try:
-            overrides[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            message = f"{pair!r}: the value is not YAML: {getattr(error, 'problem', error)}"
-            raise ProfileError("--set", (message,)) from error
-        if not (key and equals):
-            raise ProfileError("--set", (f"{pair!r} is not KEY=VALUE, such as nodes=4 or deadlines.run=2h",))
-    return overrides
-
-
 def _load_profile(args: argparse.Namespace) -> Profile:
     return load_profile(args.profile, read_overrides(args.set))
 
 
 def _create_plan(profile: Profile) -> Plan:
     """The plan of a run that is not started."""
-    run = Run(id=_TRIAL_RUN_ID, attempt=1, folder="")
-    run = run.model_copy(update={"folder": str(runs_folder() / run.name(profile))})
+    run = TRIAL_RUN.model_copy(update={"folder": str(runs_folder() / TRIAL_RUN.name(profile))})
     return registry.load_launcher(profile.launcher).plan(profile, run)
 
 

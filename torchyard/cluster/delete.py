@@ -14,7 +14,7 @@ from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
-from torchyard.pods.template import ATTEMPT_KEY, ROLE_LABEL, RUN_LABEL
+from torchyard.pods.template import ROLE_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
 GroupVersionKind = tuple[str, str]  # batch/v1, Job
@@ -50,9 +50,6 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     listed. Raises ClusterError if a request is refused for any other reason.
     """
     client = get_cluster_client(plan.cluster)
-    for obj in plan.store:
-        existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
-        disown_protected_data(client, existing, plan.labels)
     delete_object(plan, plan.main)
     _await_removal(plan, _is_part_of_job)
     for obj in plan.dependencies:
@@ -85,20 +82,6 @@ def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str)
     return (
         f"{location}: cannot be listed, so objects may remain: {reason}; deploy/kubernetes/rbac.yaml grants the right"
     )
-
-
-def disown_protected_data(client: Client, obj: KubeObject | None, labels: Mapping[str, str]) -> None:
-    """Remove the run's labels and owners from an object that holds data, if it has `labels`.
-
-    Otherwise teardown or the garbage collector would delete the data. Only an earlier version of torchyard has set
-    labels and owners of such objects.
-    """
-    if not obj or not has_protected_data(obj):
-        return
-    existing_labels = obj["metadata"].get("labels") or {}
-    if labels.items() <= existing_labels.items():
-        run_labels = [key for key in (RUN_LABEL, ATTEMPT_KEY, ROLE_LABEL) if key in existing_labels]
-        client.patch(obj, {"metadata": {"labels": dict.fromkeys(run_labels), "ownerReferences": None}})
 
 
 def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] | None = None) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 
-from torchyard.common.identity import identify_holder, is_holder
+from torchyard.common.identity import identify_holder
 from torchyard.common.log import get_log
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
@@ -33,10 +33,8 @@ def build_holder_identity(plan: ManifestPlan) -> str:
 
 
 def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
-    """Whether the Lease is held from here, also under the name that the previous version gave to this place."""
-    if lease_record.is_handed_over(lease):
-        return False
-    return is_holder(lease_record.read_holder(lease), str(Path(plan.folder).parent))
+    """Whether the Lease is held from here."""
+    return not lease_record.is_handed_over(lease) and lease_record.read_holder(lease) == build_holder_identity(plan)
 
 
 # --- acquiring it

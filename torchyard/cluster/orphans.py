@@ -23,7 +23,6 @@ from torchyard.cluster.delete import (
     GroupVersionKind,
     ListedObjects,
     describe_leftover,
-    disown_protected_data,
     list_kinds,
     list_labelled_objects,
 )
@@ -253,8 +252,6 @@ def remove_orphan(orphan: Orphan) -> list[str] | None:
         return None
 
     owned = _select_owned(orphan, listing.objects)
-    for obj in owned:
-        disown_protected_data(orphan.client, obj, labels)
     deletable = [obj for obj in owned if not has_protected_data(obj)]
     _delete_and_await(orphan, [obj for obj in deletable if ROLE_LABEL not in obj["metadata"]["labels"]])
     _delete_and_await(orphan, deletable)

@@ -16,25 +16,16 @@ def identify_holder(path: str) -> str:
     it is the same in every process that uses them, and after a restart. If it cannot be stored, `host:folder` is
     returned.
     """
+    address = f"{socket.gethostname()}:{path}"
     try:
-        return f"{format_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
+        return f"{address}#{_get_or_create_id(Path(path).parent / '.id')}"
     except OSError:  # no such folder, or a full disk
-        return format_former_identity(path)
+        return address
 
 
 def identify_machine(runs: Path) -> str:
     """This machine as the holder of the runs in the folder `runs`: `host:folder#id`."""
     return identify_holder(str(runs / "any")).replace("/any#", "#")
-
-
-def format_former_identity(path: str) -> str:
-    """The holder as the previous version wrote it, without the id."""
-    return f"{socket.gethostname()}:{path}"
-
-
-def is_holder(holder: str, path: str) -> bool:
-    """Whether `holder` is this machine as the holder of the run in the folder `path`."""
-    return holder in (identify_holder(path), format_former_identity(path))
 
 
 def _get_or_create_id(file: Path) -> str:

@@ -26,8 +26,3 @@ def read_pool() -> str:
 def format_deployment_name(name: str, pool: str) -> str:
     """The name of an installation's deployment, `digits-local@team-b`; the default installation adds no suffix."""
     return name if pool == DEFAULT_POOL else f"{name}{_SEPARATOR}{pool}"
-
-
-def parse_deployment_pool(name: str) -> str:
-    """The installation in a deployment's name."""
-    return name.partition(_SEPARATOR)[2] or DEFAULT_POOL

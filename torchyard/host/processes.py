@@ -20,7 +20,7 @@ from typing import Any, Iterable
 
 Json = Any
 JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
-FOLDER_VARIABLE = "TORCHYARD_KEPT"  # the folder that its supervisor writes
+FOLDER_VARIABLE = "TORCHYARD_SUPERVISED"  # the folder that its supervisor writes
 _KILL_TIMEOUT_S = 5.0
 _PROCESS_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
 
@@ -83,19 +83,10 @@ def send_signal(pids: Iterable[int], signal_number: int) -> None:
 # --- their supervisors
 
 
-def _read_supervised_folder(pid: int) -> str:
-    """The folder that a supervisor was started for; empty if the process is not a supervisor."""
-    argv = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
-    if len(argv) < 3 or os.path.basename(argv[-3]) not in ("supervisor.py", "keep.py") or argv[-2] != "submit":
-        return ""
-    try:
-        return os.path.abspath(os.path.join(os.readlink("/proc/%d/cwd" % pid), argv[-1]))
-    except OSError:
-        return ""
-
-
 def _is_supervisor(pid: int) -> bool:
-    return bool(_read_supervised_folder(pid))
+    """Whether the process was started as `supervisor.py submit FOLDER`."""
+    argv = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
+    return len(argv) >= 3 and os.path.basename(argv[-3]) == "supervisor.py" and argv[-2] == "submit"
 
 
 def _find_supervisors(pids: Iterable[int]) -> list[int]:
@@ -105,10 +96,7 @@ def _find_supervisors(pids: Iterable[int]) -> list[int]:
 
 
 def list_local_jobs() -> dict[str, Json]:
-    """This user's labelled processes on this host, by label: the `folder`, the `pids` and the `supervisors`.
-
-    Processes of an earlier version have no folder in their environment; their supervisor's command line names it.
-    """
+    """This user's labelled processes on this host, by label: the `folder`, the `pids` and the `supervisors`."""
     jobs: dict[str, Json] = {}
     own_uid = os.stat("/proc/self").st_uid
     for pid in _list_pids():
@@ -121,8 +109,6 @@ def list_local_jobs() -> dict[str, Json]:
         job["pids"].append(pid)
     for job in jobs.values():
         job["supervisors"] = _find_supervisors(job["pids"])
-        if not job["folder"] and job["supervisors"]:
-            job["folder"] = _read_supervised_folder(job["supervisors"][0])
     return jobs
 
 

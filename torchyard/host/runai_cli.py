@@ -24,8 +24,7 @@ _HELP_COMMANDS = {"cli-v1": ["submit-dist", "pytorch", "--help"], "cli-v2": ["tr
 _PROJECT_COMMANDS = {"cli-v1": ["list", "projects"], "cli-v2": ["project", "list"]}
 _DEFAULT_POD_LIMIT = 10  # pods that v2 describes by default
 _MISSING_MESSAGE = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
-# An earlier version wrote `torchyard/run`.
-_RUN_LABEL = re.compile(r'torchyard/(?:cli-)?run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
+_RUN_LABEL = re.compile(r'torchyard/cli-run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
 _STATUS_KEYS = ("status", "phase", "state")
 _NAME_KEYS = ("name", "podname", "pod")
 _PLAIN_STATUS = re.compile(

@@ -1,7 +1,6 @@
 """Load a profile from YAML. All mistakes are reported at once, each with its file, line and key.
 
-Internally a mistake that pydantic does not find is a ProfileKeyError, which has the key but not the line;
-`load_profile` converts it to a ProfileError.
+A mistake in a file that the profile names is a ProfileKeyError, which has the key but not the line.
 """
 
 import json
@@ -14,21 +13,26 @@ from pydantic import BaseModel, ValidationError
 
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
+from torchyard.loading.findings import Findings
 from torchyard.loading.local_files import read_local_files
 from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
 from torchyard.loading.yaml_errors import (
-    Finding,
     ProfileKeyError,
     explain_error,
     format_location,
     shorten_value,
     suggest_name,
 )
+from torchyard.model import rules
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
+from torchyard.model.run import TRIAL_RUN
 from torchyard.notify.targets import describe_invalid_address
 
+# For required keys with a wrong value, while the other keys are checked.
+_PLACEHOLDERS = {"name": "placeholder", "about": "", "launcher": "baremetal", "program": "program.py"}
+_FILE_KEYS = frozenset({"hardware", "manifest", "files"})
 _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
 
 
@@ -67,53 +71,93 @@ def list_profiles() -> dict[str, Path]:
 def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
     """Read a profile by name or path. `overrides` are keys with dots (`deadlines.run`) or nested mappings.
 
-    ProfileError lists every unknown key, wrong value and missing file, each with its line.
+    ProfileError lists every mistake, each with its file, line and key: in one key, between several keys, in the files
+    that the profile names, in the options of its launcher, and in what its launcher cannot plan.
     """
     path = _resolve_profile(name)
-    name = path.stem
-    document, root = read_document(path, name)
-    raw = merge_overrides(document, overrides or {})
-    try:
-        _check_no_name_key(raw, name)
-        raw = _apply_values(raw, path)
-        profile = Profile.model_validate(raw | _load_named_files(raw, path) | {"name": name})
-        launcher = registry.load_launcher(profile.launcher)
-        launcher.Options.model_validate(profile.options)
-        _check_notify_address(profile)
-    except ValidationError as error:
-        findings = _explain_errors(error, raw)
-        messages = [format_location(path, root, loc, overrides) + text for loc, text in findings]
-        raise ProfileError(name, tuple(messages)) from error
-    except registry.UnknownLauncherError as error:
-        raise ProfileError(name, (format_location(path, root, ("launcher",), overrides) + str(error),)) from error
-    except ProfileKeyError as error:
-        raise ProfileError(name, (format_location(path, root, error.loc, overrides) + str(error),)) from error
-    if profile.program and launcher.PROGRAM_IS_A_FILE:
-        return profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
+    document, root = read_document(path, path.stem)
+    findings = Findings(path, root, overrides or {})
+    profile = _build_profile(merge_overrides(document, overrides or {}), path, findings)
+    # Values files set many keys: without them nothing more can be said about the others.
+    if "values" not in findings.wrong_keys:
+        for sentence in rules.list_findings(profile, findings.wrong_keys):
+            findings.add_sentence(sentence)
+        _check_notify_address(profile, findings)
+        profile = _check_launcher(profile, path, findings)
+    if findings.messages:
+        raise ProfileError(path.stem, tuple(findings.messages))
     return profile
 
 
-def _explain_errors(error: ValidationError, raw: Mapping[str, Any]) -> list[Finding]:
-    """The findings about the profile, or about its launcher's options."""
-    model: type[BaseModel] = Profile
-    prefix: tuple[str, ...] = ()
-    if error.title == "Options":
-        model = registry.load_launcher(str(raw["launcher"])).Options
-        prefix = ("options",)
-    return [explain_error(details, prefix, model) for details in error.errors()]
+def _build_profile(raw: Mapping[str, Any], path: Path, findings: Findings) -> Profile:
+    """The profile of these keys; a key with a finding has its default, or a placeholder if it is required."""
+    keys = dict(raw)
+    if "name" in keys:
+        findings.add(("name",), f"name: {_NAME_REFUSAL.format(path.stem)}")
+        del keys["name"]
+    try:
+        keys = _apply_values(keys, path)
+    except (ProfileError, ProfileKeyError) as error:
+        findings.add_error("values", error)
+    for key, value in _load_named_files(keys, path, findings).items():
+        keys[key] = value
+    keys = {key: value for key, value in keys.items() if key not in findings.wrong_keys} | {"name": path.stem}
+    try:
+        return Profile.model_validate(keys)
+    except ValidationError as error:
+        findings.wrong_keys |= findings.add_validation_error(error, Profile)
+    keys = {key: value for key, value in keys.items() if isinstance(key, str) and key not in findings.wrong_keys}
+    for key in _PLACEHOLDERS.keys() & findings.wrong_keys:
+        keys[key] = _PLACEHOLDERS[key]
+    return Profile.model_validate(keys)
 
 
-def _check_no_name_key(raw: Mapping[str, Any], stem: str) -> None:
-    """Raise ProfileKeyError if a profile, or an override of it, has the key `name`: the file's name counts."""
-    if "name" in raw:
-        raise ProfileKeyError("name", _NAME_REFUSAL.format(stem))
-
-
-def _check_notify_address(profile: Profile) -> None:
-    """Raise ProfileKeyError if a message could not be sent to an address of `notify`."""
+def _check_notify_address(profile: Profile, findings: Findings) -> None:
+    """Add a finding if a message could not be sent to an address of `notify`."""
     problem = describe_invalid_address(profile.notify) if profile.notify else None
     if problem:
-        raise ProfileKeyError("notify", problem, "to")
+        findings.add(("notify", "to"), f"notify: {problem}")
+
+
+def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile:
+    """Check the launcher, its options, and what it can plan; return the profile with the path of its program."""
+    if "launcher" in findings.wrong_keys:
+        return profile
+    try:
+        launcher = registry.load_launcher(profile.launcher)
+    except registry.UnknownLauncherError as error:
+        findings.add(("launcher",), str(error))
+        return profile
+    profile, has_valid_options = _check_options(profile, launcher.Options, findings)
+    if profile.program and launcher.PROGRAM_IS_A_FILE:
+        profile = profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
+    if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
+        return profile
+    try:
+        launcher.plan(profile, TRIAL_RUN)
+    except ProfileError as error:
+        findings.add_new_sentences(error)
+    except Exception:
+        if not findings.messages:
+            raise
+        # The values that have a finding were left out, and a launcher may rely on the rules between keys.
+    return profile
+
+
+def _check_options(profile: Profile, model: type[BaseModel], findings: Findings) -> tuple[Profile, bool]:
+    """Check the options; return the profile without the wrong ones, and whether the launcher accepts the others."""
+    try:
+        model.model_validate(profile.options)
+    except ValidationError as error:
+        wrong_options = findings.add_validation_error(error, model, ("options",))
+    else:
+        return profile, True
+    options = {key: value for key, value in profile.options.items() if key not in wrong_options}
+    try:
+        model.model_validate(options)
+    except ValidationError:  # a required option has no value, or a rule between options is broken
+        return profile, False
+    return profile.model_copy(update={"options": options}), True
 
 
 def _resolve_profile(name: str) -> Path:
@@ -196,21 +240,24 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)
 
 
-def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The content of the files that the profile names, by key: hardware, manifest, files.
-
-    ProfileKeyError if one does not exist, ProfileError if it contains a mistake.
-    """
+def _load_named_files(raw: Mapping[str, Any], path: Path, findings: Findings) -> dict[str, Any]:
+    """The content of the files that the profile names, by key: hardware, manifest, files; without those in error."""
     loaded: dict[str, Any] = {}
     for key in ("hardware", "manifest"):
         value = raw.get(key)
         if value is None:
             continue
-        if not isinstance(value, str):
-            raise ProfileKeyError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
-        loaded[key] = load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+        try:
+            if not isinstance(value, str):
+                raise ProfileKeyError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
+            loaded[key] = load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+        except (ProfileError, ProfileKeyError) as error:
+            findings.add_error(key, error)
     if raw.get("files") is not None:
-        loaded["files"] = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
+        local_files = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
+        loaded["files"] = local_files.contents
+        for mistake in local_files.mistakes:
+            findings.add_error("files", mistake)
     return loaded
 
 

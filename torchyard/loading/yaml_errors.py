@@ -45,6 +45,11 @@ def shorten_value(text: str) -> str:
     return f"{text[:_MAX_VALUE_CHARS]}… ({len(text)} characters)"
 
 
+def shorten_message(text: str) -> str:
+    """The start of a message that is too long, as it may quote a part of the value."""
+    return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
+
+
 class Finding(NamedTuple):
     """A mistake: its location in the document, and one sentence."""
 
@@ -63,8 +68,7 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
         return Finding(loc[:-1], f"the key {key_path} is missing")
     pydantic_message = error["msg"].removeprefix("Value error, ")
     message = pydantic_message[:1].lower() + pydantic_message[1:]
-    if len(message) > _MAX_MESSAGE_CHARS:
-        message = f"{message[:_MAX_MESSAGE_CHARS]}…"
+    message = shorten_message(message)
     if loc:
         return Finding(loc, f"{key_path}: {message}, not {shorten_value(repr(error['input']))}")
     # The error is about the whole profile. The message may begin with a key, whose line is then shown.

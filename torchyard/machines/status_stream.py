@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from torchyard.common.identity import identify_holder, is_holder
+from torchyard.common.identity import identify_holder
 from torchyard.common.private_files import make_private_folder, open_private_file
 from torchyard.machines import processes
 from torchyard.model.errors import RunInUseError
@@ -103,8 +103,7 @@ class StatusStream(CommandStream):
     Each valid line replaces the process's entry in `states`, which the ProcessWatch shares with its callers. What a
     host sends is untrusted: other lines are ignored, and malformed values are left out (`_parse_state`).
 
-    A heartbeat renews the lease in the name of `_owner`: this launcher or, if the supervisor names it so, an earlier
-    name of this launcher. RunInUseError if the supervisor names another launcher.
+    A heartbeat renews the lease in the name of this launcher. RunInUseError if the supervisor names another one.
     """
 
     def __init__(self, process: Process, states: dict[str, Mapping[str, Any]]) -> None:
@@ -136,13 +135,10 @@ class StatusStream(CommandStream):
                 self._apply_state(state)
 
     def _apply_state(self, state: dict[str, Any]) -> None:
-        """Store a new state, and follow the owner that it names. RunInUseError if that is another launcher."""
+        """Store a new state. RunInUseError if it names another launcher as the owner."""
         self._states[self.process.name] = state
-        owner = state.get("other_owner")
-        if owner:
-            if not is_holder(owner, str(Path(self.process.log).parents[2])):
-                raise RunInUseError(f"{self.process.host}: {self.process.name}", owner)
-            self._owner = owner  # an earlier version gave this launcher another name
+        if state.get("other_owner"):
+            raise RunInUseError(f"{self.process.host}: {self.process.name}", state["other_owner"])
         if self.process.follow and state.get("started"):  # its log exists even if it prints nothing
             with contextlib.suppress(OSError):
                 append_bytes(Path(self.process.log), b"")

@@ -13,7 +13,7 @@ TorchyardError
       HandedOverError    another process resumes the run
     RunInUseError      another process owns this run
     HolderGoneError    the machine that holds this run has not resumed it
-    BenchmarkError     the runs of a benchmark cannot be compared
+    NoReportError      a run of a benchmark has left no report
       NoReportError      the run over one fabric has no report
     SettingError       an environment variable has an invalid value
     TrainingError      a training that a flow started did not succeed; holds its result
@@ -193,11 +193,7 @@ class HolderGoneError(TorchyardError):
         )
 
 
-class BenchmarkError(TorchyardError):
-    """The runs of a benchmark cannot be started or compared."""
-
-
-class NoReportError(BenchmarkError):
+class NoReportError(TorchyardError):
     """The run over one fabric has no report; the runs over the other fabrics may have one."""
 
     def __init__(self, run: str, reason: str) -> None:

@@ -74,7 +74,7 @@ class CommandPlan(FrozenModel):
     ranks: Ranks = "teed"
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
-    on_hang: OnHang = Field("off", description="off: no rank is recorded, as in plans of earlier versions")
+    on_hang: OnHang = Field(description="off: no rank is recorded")
     requires: tuple[HostRequirement, ...]
 
     @property
@@ -141,7 +141,7 @@ class ManifestPlan(FrozenModel):
     folder: str = Field(description="the attempt's folder on the launcher's machine")
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
-    on_hang: OnHang = Field("off", description="off: no rank is recorded, as in plans of earlier versions")
+    on_hang: OnHang = Field(description="off: no rank is recorded")
     requires: tuple[ClusterRequirement, ...]
 
     @property

@@ -1,7 +1,5 @@
 """The models of a profile, which the user writes, and how their values are read."""
 
-import difflib
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -87,25 +85,14 @@ WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents
 _ELASTIC_RESTARTS = 100
 # `args` may contain these in braces; each process gets its own value.
 PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
-_RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
-_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-_PATH_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(
-    rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PATH_PART}(?:/{_PATH_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]+)?"
-)
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]
 OnLauncherLost = Literal["keep", "stop"]
 OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
 
 
-def _is_file_path(path: str) -> bool:
-    """Whether this can be the path of a file in a pod."""
-    return path.startswith("/") and ":" not in path and not {"", ".", ".."} & set(path[1:].split("/"))
-
-
 class Profile(FrozenModel):
-    """One job, as its YAML file describes it."""
+    """One job, as its YAML file describes it. model/rules.py has the rules between its keys, which loading checks."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", description="the file's name without .yaml")
     about: str = Field(description="one line for the list of profiles")
@@ -198,120 +185,6 @@ class Profile(FrozenModel):
     )
     options: dict[str, Any] = Field({}, description="options of the launcher")
 
-    @model_validator(mode="after")
-    def validate_job(self) -> "Profile":
-        if bool(self.program) == bool(self.manifest):
-            raise ValueError("a profile must name either a program (with an image, in pods) or a manifest")
-        if self.resolved_agent == "none" and self.rendezvous in WITH_AGENT:
-            raise ValueError(
-                f"agent: none cannot be combined with rendezvous: {self.rendezvous}, which needs an agent on each "
-                "node. Use rendezvous: static, env or file"
-            )
-        if self.resolved_agent != "none" and self.rendezvous in WITHOUT_AGENT:
-            raise ValueError(
-                f"agent: {self.resolved_agent} cannot be combined with rendezvous: {self.rendezvous}. Use rendezvous: "
-                "c10d, etcd-v2 or static"
-            )
-        if self.rendezvous not in WITH_AGENT and self.nodes.min != self.nodes.max:
-            raise ValueError(f"nodes: must be one number with rendezvous: {self.rendezvous}, not {self.nodes}")
-        if (self.rendezvous == "file") != bool(self.shared_file):
-            raise ValueError("shared_file: is where nodes meet with rendezvous: file. Set both, or neither")
-        if self.restarts and (self.manifest or self.resolved_agent == "none"):
-            raise ValueError("restarts: requires torchrun, which restarts the processes; this job has none. Remove it")
-        return self
-
-    @model_validator(mode="after")
-    def validate_combinations(self) -> "Profile":
-        if self.hardware and self.fabric not in self.hardware.fabrics:
-            choices = ", ".join(self.hardware.fabrics)
-            raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {choices}")
-        if self.on_companion_data == "delete" and not self.manifest:
-            raise ValueError("on_companion_data: requires a manifest with objects beside the job")
-        if self.on_hang == "restart" and self.attempts < 2:
-            raise ValueError(
-                "on_hang: restart requires another attempt: set attempts to 2 or more, or use report or fail"
-            )
-        if self.files and self.manifest:
-            raise ValueError(
-                "files: cannot be combined with a manifest: add a ConfigMap to it, and mount it in its pods"
-            )
-        if self.avoid_failed and self.manifest:
-            raise ValueError("avoid_failed: cannot be combined with a manifest, which itself places its pods")
-        if self.fabric and not self.hardware:
-            raise ValueError("fabric: requires hardware, whose file lists the fabrics")
-        return self
-
-    @model_validator(mode="after")
-    def validate_fabric_check(self) -> "Profile":
-        if self.min_busbw and not self.check_fabric:
-            raise ValueError("min_busbw: requires check_fabric, which measures it: set check_fabric too, such as 30s")
-        if not self.check_fabric:
-            return self
-        if self.manifest:
-            raise ValueError("check_fabric: cannot be combined with a manifest, whose pods run their own commands")
-        if self.nodes.max < 2 or self.nodes.min != self.nodes.max:
-            raise ValueError(f"check_fabric: requires one number of nodes, 2 or more, not {self.nodes}: all take part")
-        if self.required_busbw is None:
-            raise ValueError(
-                "check_fabric: requires the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
-                "min_busbw in its hardware file"
-            )
-        gpus_per_node = self.hardware.gpus.per_node if self.hardware else None
-        if not self.min_busbw and gpus_per_node and self.processes < gpus_per_node:
-            raise ValueError(
-                f"check_fabric: the hardware file's {self.required_busbw:g} GB/s are for all {gpus_per_node} GPUs of a "
-                f"node, but this job has {self.processes} processes on each: set min_busbw"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def validate_names(self) -> "Profile":
-        if self.image is not None and not _IMAGE.fullmatch(self.image):
-            raise ValueError(
-                f"image: {self.image!r} is not the name of an image: write [registry/]path[:tag], the path in lower "
-                "case"
-            )
-        for path in self.mounts:
-            if not path.startswith("/"):
-                raise ValueError(f"mounts: {path!r} is not an absolute path: start it with /")
-        for path in self.files:
-            if not _is_file_path(path):
-                raise ValueError(
-                    f"files: {path!r} is not the path of a file in a pod: start it with /, without `:`, `.` and `..` "
-                    "in it"
-                )
-            if path in self.mounts:
-                raise ValueError(f"files: {path} is in `mounts` too: name it in one of them")
-        for name in self.env:
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(
-                    f"env: {name!r} is not the name of a variable: use letters, digits and _, no digit first"
-                )
-            if name in _RANK_VARIABLES:
-                raise ValueError(f"env: {name} differs between processes and is set by the agent: remove it")
-        self._check_placeholders()
-        return self
-
-    def _check_placeholders(self) -> None:
-        """Raise ValueError for a misspelled placeholder in `args`. Other words in braces are the program's own."""
-        names: set[str] = set()
-        for arg in self.args:
-            names.update(re.findall(r"\{(\w+)\}", arg))
-        for name in names - set(PLACEHOLDERS):
-            close = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.75)
-            if close:
-                raise ValueError(f"args: {{{name}}} is not a placeholder: did you mean {{{close[0]}}}?")
-
-    @model_validator(mode="after")
-    def validate_counts(self) -> "Profile":
-        gpus = 0 if self.manifest else int(self.resources.get("gpus", 0))
-        gpus_per_node = self.hardware.gpus.per_node if self.hardware else None
-        if gpus_per_node and gpus > gpus_per_node:
-            raise ValueError(f"resources: gpus: must be {gpus_per_node} or less on a node of this hardware, not {gpus}")
-        if 0 < gpus < self.processes:
-            raise ValueError(f"processes: must be {gpus} or less, one per GPU of a node, not {self.processes}")
-        return self
-
     @property
     def resolved_agent(self) -> Agent:
         """What starts a node's processes: `agent`, or its default."""
@@ -337,5 +210,5 @@ class Profile(FrozenModel):
 
     @property
     def network(self) -> Fabric | None:
-        """The chosen fabric; None without a hardware file."""
-        return self.hardware.fabrics[self.fabric] if self.hardware and self.fabric else None
+        """The chosen fabric; None without a hardware file, or if the file has no fabric of this name."""
+        return self.hardware.fabrics.get(self.fabric) if self.hardware and self.fabric else None

@@ -41,6 +41,10 @@ class Run(FrozenModel):
         return f"{self.folder}/attempt-{self.attempt}/{node}/log"
 
 
+# A run that is only planned: its names are as long as those of a real one.
+TRIAL_RUN = Run(id="00000000-0000-0000-0000-000000000000", attempt=1, folder="")
+
+
 # --- the submitted job and its state -------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ _MANIFEST_OWNED_KEYS = (
     "resources",
     "setup",
 )
+_MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
 _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 
 
@@ -207,6 +208,9 @@ def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> 
         last_pods = []
     if not any(task.pod_set.pod_count for task in tasks):
         return [f"manifest: the {main['kind']} has no task with replicas and a pod template with a named container"]
+    pod_count = sum(task.pod_set.pod_count for task in tasks)
+    if pod_count > _MAX_PODS:
+        return [f"manifest: the {main['kind']} has {pod_count} pods: at most {_MAX_PODS} are supported"]
     findings = [
         f"manifest: the pod {pod_name} has a name of over {_MAX_HOST_NAME_CHARS} characters"
         for pod_name in last_pods
@@ -237,6 +241,8 @@ def _list_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
     """
     tasks = []
     for pod_set in job_kind.list_pod_sets(job):
+        if not isinstance(pod_set.name, str):
+            raise TypeError(f"the name of a task is {pod_set.name!r}, not a text")
         template = get_nested(job, pod_set.template_path)
         names = [str(container["name"]) for container in template["spec"]["containers"]]
         tasks.append(_PodTask(pod_set, template, "pytorch" if "pytorch" in names else names[0]))

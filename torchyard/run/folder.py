@@ -35,7 +35,6 @@ from torchyard.run import journal
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
-_BENCHMARKS = "benchmarks"  # the folder of their folders; no run has a name without an id
 _LOG = logging.getLogger("torchyard")
 _UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
 
@@ -261,16 +260,6 @@ class RunFolder:
 def list_run_folders() -> list[RunFolder]:
     """Every run folder on this machine."""
     return [RunFolder(path.parent) for path in sorted(runs_folder().glob("*/journal"))]
-
-
-def benchmark_folder(name: str) -> RunFolder:
-    """The folder of a benchmark, beside those of the runs; it has a lock, a journal and the comparison."""
-    return RunFolder(runs_folder() / _BENCHMARKS / name)
-
-
-def list_benchmark_folders() -> list[RunFolder]:
-    """Every benchmark on this machine that a flow has started."""
-    return [RunFolder(path.parent) for path in sorted(runs_folder().glob(f"{_BENCHMARKS}/*/journal"))]
 
 
 def _try_lock(lock: int) -> bool:

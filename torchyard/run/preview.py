@@ -14,8 +14,8 @@ from torchyard.pages.report import describe_checks
 from torchyard.run.folder import RunFolder
 from torchyard.run.notifications import check_notifications
 from torchyard.run.reporter import Reporter
-from torchyard.steps.line import StepFunctions
 from torchyard.steps.preflight import report_warnings
+from torchyard.steps.step_functions import StepFunctions
 
 
 def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:

@@ -19,12 +19,14 @@ class Reporter(Protocol):
     count      how many processes have started this run, this one included
     watchdog   the command that takes over from a process that died; `keep` or `stop` and the run's folder are appended
     link       where the orchestrator shows the run to people; empty if it does not
+    flow_run_id  the orchestrator's id of the flow run that contains the run; empty without an orchestrator
     """
 
     stops: tuple[type[BaseException], ...]
     count: int
     watchdog: tuple[str, ...]
     link: str
+    flow_run_id: str
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -70,6 +72,7 @@ class LocalReporter:
     stops: tuple[type[BaseException], ...] = (Terminated,)
     watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.run.sweep")
     link = ""
+    flow_run_id = ""
 
     def __init__(self, count: int = 1, *, is_retry_requested: bool = True) -> None:
         self.count = count

@@ -207,6 +207,11 @@ def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
     return {}
 
 
+def find_flow_run_id(events: Iterable[JournalEvent]) -> str:
+    """The id of the flow run that contains the run, as its last process recorded it; empty without an orchestrator."""
+    return str(find_last_event(events, "start").get("flow_run", ""))
+
+
 def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:
     return float(process_events[-1]["at"]) - float(process_events[0]["at"]) < _SHORT_LAUNCH_S
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torchyard.archive.copier import RunArchive, open_run_archive
 from torchyard.backend import backend_of
@@ -23,8 +23,8 @@ from torchyard.model.errors import (
 )
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
-from torchyard.model.profile import Profile
-from torchyard.model.run import Attempt, End, Outcome, Report, Run, RunEnd, Status, Step
+from torchyard.model.profile import Deadlines, Profile
+from torchyard.model.run import Attempt, End, Handle, Outcome, Report, Run, RunEnd, Status, Step
 from torchyard.model.trend import TrendVerdict
 from torchyard.pages.hang import render_hang_page
 from torchyard.pages.report import (
@@ -45,16 +45,24 @@ from torchyard.run.progress import Progress
 from torchyard.run.reporter import Reporter
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop, find_submission_time, has_possible_job
 from torchyard.run.signals import SignalHold, protect_run
-from torchyard.steps.line import StepFunctions
 from torchyard.steps.rendezvous import describe_dead_store
+from torchyard.steps.step_functions import StepFunctions
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import RunIdentity, history_path
 
 T = TypeVar("T")
 
 
+class OpenAttempt(NamedTuple):
+    """An attempt that is not torn down yet: its number in the run, from 1 on, and its saved plan and deadlines."""
+
+    number: int
+    plan: Plan
+    deadlines: Deadlines
+
+
 class Runner:
-    """Take one run to its end. An attempt is preflight, rendezvous, submit, wait, collect, teardown.
+    """Take one run to its end: `run_pipeline` shows the steps of its attempts.
 
     `run` owns the run's folder, reads its journal and chooses how to start (`choose_entry`):
 
@@ -87,7 +95,7 @@ class Runner:
         self.started_at = time.time()  # of the run's first process, once the journal is read
         self.may_run = False  # whether a job may be running: only its own end or a user may end it
         self.plan: Plan | None = None  # of the latest attempt
-        self.open_attempt: tuple[int, Plan] | None = None  # an attempt that is not torn down yet, with its number
+        self.open_attempt: OpenAttempt | None = None
         self._step_functions = steps or StepFunctions()
 
         # For the report.
@@ -95,40 +103,62 @@ class Runner:
         self.attempts: list[Attempt] = []
         self.leftovers: list[str] = []
 
-    # --- one attempt
+    # --- the pipeline
 
-    def attempt(self, number: int) -> Attempt:
-        """Run one attempt, from its plan to its teardown; steps that an earlier process has done are not repeated."""
+    def run_pipeline(self, numbers: range) -> RunEnd:
+        """Run attempts, each of six steps, until one succeeds or its failure is not worth another; return the end.
+
+        `numbers`: of the attempts that the budget allows, not empty; the first may have been started by an earlier
+        process. A step that such a process has finished is not repeated: its method returns what was recorded.
+        """
+        for number in numbers:
+            attempt = self.preflight(number)
+            outcome = self.folder.outcome(number)
+            if outcome is None:
+                try:
+                    self.ensure_rendezvous(attempt)
+                    handle = self.submit(attempt)
+                    outcome = self.wait(attempt, handle)
+                except RendezvousError as error:
+                    outcome = describe_dead_store(error)
+            ended = self.collect(attempt, outcome)
+            self.teardown(attempt)
+            if number == numbers[-1] or not _is_worth_another(ended):
+                return _describe_end(ended)
+        raise AssertionError("no attempt is left")
+
+    def preflight(self, number: int) -> OpenAttempt:
+        """Check the plan of an attempt and save it before anything is started; return the attempt, which is open now.
+
+        The attempt of an earlier process keeps its plan. ProfileError or PreflightError if the profile cannot run,
+        FolderError if the plan cannot be saved.
+        """
         self.reporter.check_cancelled()
-        run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
-        attempt_plan = self.folder.attempt_plan(number) or self.prepare(run)
-        self.open_attempt = (number, attempt_plan.plan)
+        attempt_plan = self.folder.attempt_plan(number)
+        if attempt_plan is None:
+            plan = self._check_new_plan(Run(id=self.run_id, attempt=number, folder=str(self.folder.path)))
+            attempt_plan = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
+            self.folder.save_attempt_plan(number, attempt_plan)
+        self.open_attempt = OpenAttempt(number, attempt_plan.plan, attempt_plan.deadlines)
         self.plan = attempt_plan.plan
         secrets.remember_secrets(attempt_plan.plan)
-        outcome = self.folder.outcome(number) or self._execute(number, attempt_plan)
-        return self.close(number, attempt_plan.plan, outcome)
+        return self.open_attempt
 
-    def prepare(self, run: Run) -> AttemptPlan:
-        """Return the plan of a new attempt, checked and saved before anything is started.
-
-        ProfileError or PreflightError if the profile cannot run, FolderError if the plan cannot be saved.
-        """
+    def _check_new_plan(self, run: Run) -> Plan:
+        """The plan of a new attempt after its preflight, which avoids the failed machines if enough others are left."""
         adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
         try:
-            plan = self._check(adjusted_profile, run)
+            return self._check_plan(adjusted_profile, run)
         except (ProfileError, PreflightError) as error:
             if adjusted_profile is self.profile:
                 raise
             get_log().warning(
                 "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
             )
-            plan = self._check(self.profile, run)
-        attempt_plan = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
-        self.folder.save_attempt_plan(run.attempt, attempt_plan)
-        return attempt_plan
+            return self._check_plan(self.profile, run)
 
-    def _check(self, profile: Profile, run: Run) -> Plan:
-        """Return the plan of a profile after its preflight. PreflightError if a check failed."""
+    def _check_plan(self, profile: Profile, run: Run) -> Plan:
+        """The plan of a profile after its preflight. PreflightError if a check failed."""
         plan = make_plan(profile, run, self.reporter)
         other_checks = check_notifications(profile, is_first_attempt=run.attempt == 1)
         self._run_step(
@@ -138,54 +168,61 @@ class Runner:
         )
         return plan
 
-    def _execute(self, number: int, attempt_plan: AttemptPlan) -> Outcome:
-        """Submit the job, or attach to the one that an earlier process submitted, and wait for its end."""
-        plan = attempt_plan.plan
-        functions = self._step_functions
+    def ensure_rendezvous(self, attempt: OpenAttempt) -> None:
+        """Start or probe the rendezvous store of a job that is not submitted yet, if it has one. RendezvousError."""
+        if attempt.plan.probe and find_submission_time(self.folder.events()) is None:
+            self._run_step("rendezvous", lambda: self._step_functions.rendezvous(attempt.plan), str)
+
+    def submit(self, attempt: OpenAttempt) -> Handle:
+        """Submit the job, or attach to the one that an earlier process has submitted."""
         submitted_at = find_submission_time(self.folder.events())
-        if plan.probe and submitted_at is None:
-            try:
-                self._run_step("rendezvous", lambda: functions.rendezvous(plan), str)
-            except RendezvousError as error:
-                return describe_dead_store(error)
         handle = self._run_step(
-            "submit", lambda: functions.submit(plan, attempt_plan.deadlines, submitted_at), describe_submission
+            "submit",
+            lambda: self._step_functions.submit(attempt.plan, attempt.deadlines, submitted_at),
+            describe_submission,
         )
         self.may_run = True
-        self.notifier.open(number)
-        progress = Progress(plan.job, self.profile.metrics, self.reporter, self.notifier.add_row)
+        return handle
+
+    def wait(self, attempt: OpenAttempt, handle: Handle) -> Outcome:
+        """Wait for the end of the job; its rows, states and hangs are reported meanwhile."""
+        self.notifier.open(attempt.number)
+        progress = Progress(attempt.plan.job, self.profile.metrics, self.reporter, self.notifier.add_row)
 
         def publish_hang(update: HangUpdate) -> None:
             masked = secrets.mask_model(update)
-            self.reporter.show_page("hang", lambda: render_hang_page(plan.job, masked))
+            self.reporter.show_page("hang", lambda: render_hang_page(attempt.plan.job, masked))
             self.notifier.notify_hang(masked)
 
         outcome: Outcome = self._run_step(
             "wait",
-            lambda: functions.wait(handle, progress, self.notifier.record_status, publish_hang),
+            lambda: self._step_functions.wait(handle, progress, self.notifier.record_status, publish_hang),
             partial(describe_outcome, handle=handle),
         )
         progress.close()
         with contextlib.suppress(FolderError):  # the next process queries the supervisors again
-            self.folder.save_outcome(number, outcome)
+            self.folder.save_outcome(attempt.number, outcome)
         return outcome
 
-    def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
-        """Collect, then tear down: after a success, a failure and a signal alike."""
+    def collect(self, attempt: OpenAttempt, outcome: Outcome) -> Attempt:
+        """Read the logs of the ended job; return the attempt as the report shows it."""
 
         def collect_attempt() -> Attempt:
-            collected = self._step_functions.collect(plan, outcome, self.profile.metrics)
-            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collected))
+            collected = self._step_functions.collect(attempt.plan, outcome, self.profile.metrics)
+            return secrets.mask_model(Attempt(number=attempt.number, outcome=outcome, collected=collected))
 
-        attempt = self._run_step("collect", collect_attempt, describe_logs)
-        self.attempts.append(attempt)
+        ended = self._run_step("collect", collect_attempt, describe_logs)
+        self.attempts.append(ended)
         with contextlib.suppress(FolderError):  # the next process collects again
-            self.folder.save_ended(attempt)
+            self.folder.save_ended(ended)
         self.may_run = False
-        leftovers = self._run_step("teardown", lambda: self.remove(plan), _describe_leftovers)
+        return ended
+
+    def teardown(self, attempt: OpenAttempt) -> None:
+        """Remove everything of the attempt, which is then no longer open; what remains is a leftover of the run."""
+        leftovers = self._run_step("teardown", lambda: self.remove(attempt.plan), _describe_leftovers)
         self.leftovers += leftovers
         self.open_attempt = None
-        return attempt
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
         """Tear an attempt down; return its leftovers, empty if there are none.
@@ -220,23 +257,16 @@ class Runner:
         if self.plan:
             backend_of(self.plan).check_owner()
 
-    def _try_all(self, first: int) -> RunEnd:
-        """Run attempts, from the latest one on, while the budget lasts and the cause is worth another attempt."""
+    def _load_attempts(self, first: int) -> range:
+        """Read what earlier processes have recorded; return the numbers of the attempts that are left, not empty.
+
+        `first`: the number of the first attempt of the budget.
+        """
         latest = max([first, *self.folder.attempts()])
         self.may_run = has_possible_job(self.folder.events())
         ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
         self.attempts = [attempt for attempt in ended_attempts if attempt]
-        last = first + self.profile.attempts - 1
-        for number in range(latest, last + 1):
-            attempt = self.attempt(number)
-            if attempt.outcome.status.state == "succeeded":
-                return RunEnd("succeeded", describe_success(attempt))
-            failure = attempt.collected.failure
-            assert failure is not None
-            if not failure.retry or number == last:
-                return RunEnd("failed", failure.sentence)
-            get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", number, failure.sentence)
-        raise AssertionError("attempts is at least 1")
+        return range(latest, max(latest, first + self.profile.attempts - 1) + 1)
 
     # --- the run, from its start to its end
 
@@ -255,7 +285,13 @@ class Runner:
             first = self._find_first_attempt(entry_mode)
             start_fields = history.build_start_fields(self.profile, self.folder)
             self.folder.record_event(
-                "start", entry=entry_mode, run=self.run_id, count=self.reporter.count, first=first, **start_fields
+                "start",
+                entry=entry_mode,
+                run=self.run_id,
+                flow_run=self.reporter.flow_run_id,
+                count=self.reporter.count,
+                first=first,
+                **start_fields,
             )
             if entry_mode not in ("echo", "give-up"):
                 return self._run_to_end(entry_mode, first)
@@ -281,7 +317,7 @@ class Runner:
                 if entry_mode == "finish":
                     end = self._reopen()
                 else:
-                    end = protect_run(self, lambda: self._try_all(first), signals)
+                    end = protect_run(self, lambda: self.run_pipeline(self._load_attempts(first)), signals)
                 signals.ignore_signals()
                 watchdog_process.send("ending")
                 report = self.finish(*end)
@@ -310,7 +346,7 @@ class Runner:
         numbers = self.folder.attempts()
         attempt_plan = self.folder.attempt_plan(numbers[-1]) if numbers else None
         if attempt_plan:
-            self.open_attempt = (numbers[-1], attempt_plan.plan)
+            self.open_attempt = OpenAttempt(numbers[-1], attempt_plan.plan, attempt_plan.deadlines)
             self.plan = attempt_plan.plan
         ending = self.folder.last("ending")
         return RunEnd(ending["end"], ending["sentence"])
@@ -344,8 +380,7 @@ class Runner:
             sentence = f"{trend.sentence}; see {history_file}"
         self._record_ending(end, sentence)
         if self.open_attempt:
-            number, plan = self.open_attempt
-            self._stop_attempt(number, plan, sentence)
+            self._stop_attempt(self.open_attempt, sentence)
         report = Report(
             profile=self.profile.name,
             run=self.folder.name,
@@ -402,19 +437,19 @@ class Runner:
         sentence = secrets.mask_text(sentence)
         self.folder.record_event("ending", end=end, sentence=sentence)
         if self.open_attempt:
-            _, plan = self.open_attempt
-            backend_of(plan).record_ending(end, sentence)
+            backend_of(self.open_attempt.plan).record_ending(end, sentence)
 
-    def _stop_attempt(self, number: int, plan: Plan, reason: str) -> None:
+    def _stop_attempt(self, attempt: OpenAttempt, reason: str) -> None:
         """End an open attempt early: stop it and read its last lines, remove it, and collect its logs."""
-        outcome = self.folder.outcome(number)
+        outcome = self.folder.outcome(attempt.number)
         if not outcome:
-            lost_lines = backend_of(plan).stop_unwatched()
+            lost_lines = backend_of(attempt.plan).stop_unwatched()
             status = Status(state="failed", reason=reason)
             outcome = Outcome(status=status, cause="stopped", exit_codes={}, lost=lost_lines)
-        self.leftovers += self.remove(plan)
+        self.leftovers += self.remove(attempt.plan)
         try:
-            self.close(number, plan, outcome)
+            self.collect(attempt, outcome)
+            self.teardown(attempt)
         except RunInUseError:
             raise
         except TorchyardError as error:
@@ -435,3 +470,20 @@ class Runner:
 
 def _describe_leftovers(leftovers: tuple[str, ...]) -> str:
     return ", ".join(leftovers) or "nothing left"
+
+
+def _is_worth_another(attempt: Attempt) -> bool:
+    """Whether an attempt failed from a cause that another attempt may not meet; that is logged."""
+    failure = attempt.collected.failure
+    if attempt.outcome.status.state == "succeeded" or failure is None or not failure.retry:
+        return False
+    get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", attempt.number, failure.sentence)
+    return True
+
+
+def _describe_end(attempt: Attempt) -> RunEnd:
+    """The end of a run whose last attempt this is."""
+    if attempt.outcome.status.state == "succeeded":
+        return RunEnd("succeeded", describe_success(attempt))
+    assert attempt.collected.failure is not None
+    return RunEnd("failed", attempt.collected.failure.sentence)

@@ -23,15 +23,10 @@ from torchyard.model.errors import (
 )
 from torchyard.model.result import RunResult
 
-from .collect import collect
 from .flow_run.inner_run import plan
 from .flow_run.result import read_result
-from .preflight import preflight
-from .rendezvous import ensure_rendezvous
-from .submit import submit
-from .teardown import teardown
+from .steps import collect, ensure_rendezvous, preflight, submit, teardown, wait
 from .train import train_profile
-from .wait import wait
 
 __all__ = [
     "ClusterError",

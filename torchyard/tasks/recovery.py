@@ -5,7 +5,8 @@ Nothing here acts on an event, which Prefect may deliver 15 minutes late: each c
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -28,20 +29,20 @@ from prefect.states import Scheduled
 
 from torchyard.common.log import get_log
 from torchyard.model.errors import TorchyardError
-from torchyard.run.folder import RunFolder, list_benchmark_folders, list_run_folders
+from torchyard.run.folder import RunFolder, list_run_folders
 from torchyard.run.resume import (
     CRASHED,
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
     NEVER_STARTED_MESSAGE,
     choose_recovery,
+    find_flow_run_id,
     find_last_event,
     is_lost,
 )
 from torchyard.run.sweep import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
 
-from .flow_run.children import cancel_children
 from .flow_run.states import (
     build_final_state,
     get_flow_run_pool,
@@ -58,9 +59,22 @@ _WORKER_REPORT_TIMEOUT_S = 5.0
 _SECOND_REPORT_DELAY_S = 1.5
 _POLL_INTERVAL_S = 2.0  # between two checks of a watchdog
 _WATCH_TIMEOUT_S = 125.0  # for a watchdog to see its run resumed, while Prefect responds
-_BENCHMARK_FLOW_NAME = "benchmark"
-_FLOW_NAMES = ("train", _BENCHMARK_FLOW_NAME)
+_FLOW_NAMES = ("train", "benchmark")
 _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
+
+
+class _Candidate(NamedTuple):
+    """A flow run that may have lost its launcher.
+
+    folder: of its run on this machine; None if there is none here.
+    is_lost: whether the last process of that run has journalled no end.
+    is_nested: whether that run is one of several trainings in the flow run, and not the flow run itself.
+    """
+
+    flow_run_id: str
+    folder: RunFolder | None = None
+    is_lost: bool = False
+    is_nested: bool = False
 
 
 class RecoveryResult(NamedTuple):
@@ -80,38 +94,47 @@ def recover_lost_runs(*, only_leased: bool = False) -> RecoveryResult:
     `only_leased`: of this machine's runs, only those whose lease has not ended. Nothing is raised: what could not be
     checked is in the result's `faults`.
     """
-    resumed: list[str] = []
+    resumed: dict[str, None] = {}  # each name once
     faults: list[str] = []
-    # A benchmark has no lease, because nothing of it has to be removed after a loss.
-    benchmarks = dict(_list_local_runs(list_benchmark_folders(), faults))
-    folders = dict(_list_local_runs(list_run_folders(), faults)) | benchmarks
+    local_runs = list(_list_local_runs(faults))
     try:
         with open_bounded_client() as client:
-            candidates = _list_unfinished_runs(client)
-            candidates += [run_id for run_id, folder in folders.items() if is_lost(folder.events())]
-            for run_id in dict.fromkeys(candidates):
-                check_lease = only_leased and run_id not in benchmarks
+            unfinished = _list_unfinished_runs(client)
+            candidates = [run for run in local_runs if run.is_lost or run.flow_run_id in unfinished]
+            local_ids = {run.flow_run_id for run in local_runs}
+            candidates += [_Candidate(run_id) for run_id in unfinished if run_id not in local_ids]
+            for candidate in candidates:
                 try:
-                    name = _recover_run(client, run_id, folders.get(run_id), check_lease=check_lease)
+                    name = _recover_run(client, candidate, check_lease=only_leased)
                     if name:
-                        resumed.append(name)
+                        resumed[name] = None
                 except TorchyardError as error:
                     faults.append(str(error))
-            _cancel_benchmark_children(client)
     except Exception as error:
         faults.append(f"cannot query Prefect for lost runs: {error}")
     return RecoveryResult(tuple(resumed), tuple(faults))
 
 
-def _list_local_runs(folders: Iterable[RunFolder], faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
-    """The flow run id and the folder of each started run; a folder that cannot be read adds a message to `faults`."""
-    for folder in folders:
+def _list_local_runs(faults: list[str]) -> Iterator[_Candidate]:
+    """This machine's runs that Prefect has started; a folder that cannot be read adds a message to `faults`.
+
+    A training inside another flow is listed only while it is lost: its end is not the end of its flow run.
+    """
+    for folder in list_run_folders():
         try:
-            run_id = folder.last("start").get("run")
-            if run_id:
-                yield str(run_id), folder
+            candidate = _read_candidate(folder)
+            if candidate.flow_run_id and (candidate.is_lost or not candidate.is_nested):
+                yield candidate
         except TorchyardError as error:
             faults.append(str(error))
+
+
+def _read_candidate(folder: RunFolder) -> _Candidate:
+    """The run of a folder, as its journal describes it. FolderError if it cannot be read."""
+    events = folder.events()
+    start = find_last_event(events, "start")
+    flow_run_id = find_flow_run_id(events)
+    return _Candidate(flow_run_id, folder, is_lost=is_lost(events), is_nested=start.get("run") != flow_run_id)
 
 
 def _list_unfinished_runs(client: SyncPrefectClient) -> list[str]:
@@ -130,12 +153,10 @@ def _is_recent(flow_run: FlowRun) -> bool:
     return to_reported_state(flow_run.state).age_s < MAX_LOSS_AGE_S
 
 
-def _list_flow_runs(
-    client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0, names: Sequence[str] = _FLOW_NAMES
-) -> list[FlowRun]:
+def _list_flow_runs(client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0) -> list[FlowRun]:
     """One page of the flow runs in this pool, the last started first."""
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[*names])),
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*_FLOW_NAMES])),
         flow_run_filter=FlowRunFilter(state=state),
         work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[get_flow_run_pool()])),
         sort=FlowRunSort.START_TIME_DESC,
@@ -144,42 +165,44 @@ def _list_flow_runs(
     )
 
 
-def _cancel_benchmark_children(client: SyncPrefectClient) -> None:
-    """Cancel the runs of recently cancelled benchmarks, whose processes may have been killed before they did so."""
-    cancelled_filter = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
-    benchmarks = _list_flow_runs(client, cancelled_filter, names=[_BENCHMARK_FLOW_NAME])
-    recent_ids = [benchmark.id for benchmark in benchmarks if _is_recent(benchmark)]
-    if recent_ids:
-        cancel_children(client, recent_ids)
-
-
-def _recover_run(
-    client: SyncPrefectClient, run_id: str, folder: RunFolder | None, *, check_lease: bool = False
-) -> str | None:
+def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_lease: bool = False) -> str | None:
     """Schedule, end or report one run, as its current state requires; return its name if it is resumed, else None.
 
-    `folder`: None if the run is not one of this machine's. `check_lease`: leave a run whose lease has ended. Raises
-    TorchyardError if the folder cannot be used, and Prefect's own errors.
+    `check_lease`: leave a run whose lease has ended. Raises TorchyardError if the folder cannot be used, and Prefect's
+    own errors.
     """
+    run_id = candidate.flow_run_id
+    folder = candidate.folder
     try:
         run = client.read_flow_run(UUID(run_id))
     except (ObjectNotFound, ValueError):  # a folder may be of a run on another server
         return None
     if folder and (folder.is_owned() or (check_lease and folder.remaining_lease_s() < 0)):
         return None
+    # A user's own flow is never started again, because its other steps may not be repeatable.
+    is_user_flow = candidate.is_nested and client.read_flow(run.flow_id).name not in _FLOW_NAMES
     events = folder.events() if folder else []
     match choose_recovery(to_reported_state(run.state), run.run_count, events, lambda: has_user_request(run_id)):
-        case "schedule":
+        case "schedule" if not is_user_flow:
             return run.name if _schedule_run(client, run, folder) else None
         case "finish" if folder:
             folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
-            sweep_run(folder, "guard", "", report_end)
+            sweep_run(folder, "guard", "", _ignore_end if is_user_flow else partial(_report_flow_end, run_id))
         case "report":
             end = find_last_event(events, "end")
             report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
         case _:
             pass
     return None
+
+
+def _ignore_end(run_id: str, end: str, sentence: str) -> None:
+    """Report nothing: the flow run is a user's."""
+
+
+def _report_flow_end(flow_run_id: str, run_id: str, end: str, sentence: str) -> None:
+    """Report the end of a run as the end of the flow run that contains it."""
+    report_end(flow_run_id, end, sentence)
 
 
 def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None) -> bool:
@@ -210,12 +233,12 @@ def report_lost_run(folder: RunFolder) -> None:
     or its end is recorded, at the latest after `_WATCH_TIMEOUT_S`, or when the lease ends if Prefect is unreachable.
     """
     start = folder.last("start")
-    _wait_for_worker_report(UUID(start["run"]))
+    _wait_for_worker_report(UUID(_read_candidate(folder).flow_run_id))
     deadline = time.monotonic() + _WATCH_TIMEOUT_S
     while time.monotonic() < deadline and folder.last("start") == start and is_lost(folder.events()):
         try:
             with open_bounded_client() as client:
-                _recover_run(client, start["run"], folder)
+                _recover_run(client, _read_candidate(folder))
         except Exception as error:  # an unreachable server is queried for as long as the lease lasts
             get_log().debug("cannot check %s: %s (retrying)", folder.name, error)
             deadline = max(deadline, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.remaining_lease_s()))

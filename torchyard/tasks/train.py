@@ -28,9 +28,7 @@ from torchyard.run.preview import preview_run
 from torchyard.run.resume import CRASHED
 from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
-from torchyard.steps.line import StepFunctions
 
-from .collect import collect
 from .flow_run.inner_run import derive_run_id
 from .flow_run.machine_hold import hold_run
 from .flow_run.ownership import obtain_key, register_flow_run
@@ -38,14 +36,9 @@ from .flow_run.reporter import PrefectReporter
 from .flow_run.result import build_result, read_result
 from .flow_run.states import build_final_state
 from .flow_run.step import make_task
-from .preflight import preflight
-from .rendezvous import ensure_rendezvous
-from .submit import submit
-from .teardown import teardown
-from .wait import wait
+from .steps import STEP_TASKS
 
 _EXPOSED_ADDRESS = "an address with a secret is visible to everyone who may read this run in Prefect"
-STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
 
 
 def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry_run: bool = False) -> State[RunResult]:
@@ -60,18 +53,13 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry
         reporter = PrefectReporter(run_id, flow_run.run_count, loaded_profile.name)
         reporter.label_flow_run(loaded_profile)
         if dry_run:
-            return Completed(message=preview_run(loaded_profile, run_id, reporter, STEPS))
+            return Completed(message=preview_run(loaded_profile, run_id, reporter, STEP_TASKS))
         result = _run_to_end(loaded_profile, run_id, reporter)
         if _is_subflow():
             _propagate_stop(result, reporter)
         return build_final_state(result.end, result.sentence, result)
-    except RunInUseError as error:
-        return leave_to_owner(error)
-    except DetachedError as error:  # its watchdog resumes a run whose state is named Crashed
-        return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
     except TorchyardError as error:
-        get_log().error("%s", error)
-        return Failed(message=mask_text(strip_control_codes(str(error))))
+        return build_error_state(error)
 
 
 @make_task
@@ -138,7 +126,7 @@ def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> Run
     Raises RunInUseError if another process owns the run, DetachedError if this process cannot continue, and
     TerminationSignal if Prefect starts another process of this run.
     """
-    runner = Runner(profile, run_id, reporter, STEPS)
+    runner = Runner(profile, run_id, reporter, STEP_TASKS)
     hold_run(profile, run_id, runner.folder, reporter.count)
     try:
         end, sentence = runner.run()
@@ -156,13 +144,19 @@ def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> Run
         )
 
 
-def leave_to_owner(error: RunInUseError) -> State[Any]:
-    """Exit this process without touching the run: its owner reports how it ends.
+def build_error_state(error: TorchyardError) -> State[Any]:
+    """The final state of a flow run that ends by an error: Failed, or Crashed if another process must resume it.
 
-    A subflow shares its process with the calling flow, which continues: then a Failed state is returned.
+    If another process owns the run, this process exits without touching it: the owner reports how it ends. A subflow
+    shares its process with the calling flow, which continues: then a Failed state is returned.
     """
-    get_log().warning("%s", error)
-    if _is_subflow():
-        return Failed(message=str(error))
-    logging.shutdown()
-    os._exit(0)  # an exception or a normal exit would make Prefect's engine set a final state
+    if isinstance(error, DetachedError):  # its watchdog resumes a run whose state is named Crashed
+        return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
+    if isinstance(error, RunInUseError):
+        get_log().warning("%s", error)
+        if not _is_subflow():
+            logging.shutdown()
+            os._exit(0)  # an exception or a normal exit would make Prefect's engine set a final state
+    else:
+        get_log().error("%s", error)
+    return Failed(message=mask_text(strip_control_codes(str(error))))

@@ -50,7 +50,9 @@ def build_plan(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
         host_settings = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
         merged_options = {"hosts": host_settings, "python": sys.executable} | (options or {})
         profile_keys = {"code": PROGRAM, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env"} | keys
-        return command_plan_of(load(write(**profile_keys, options=merged_options)), tmp_path / run, attempt)
+        # A name of its own: tests in other folders, which may run at the same time, end processes by their label.
+        profile = load(write("behind-ssh", **profile_keys, options=merged_options))
+        return command_plan_of(profile, tmp_path / run, attempt)
 
     return plan
 

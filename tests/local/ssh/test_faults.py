@@ -37,7 +37,7 @@ def test_unreachable_host_is_reported_in_one_sentence(build_plan: Planned, name:
 @pytest.mark.parametrize(("options", "message"), [
     ({"supervisor_python": "python9"}, "choose another interpreter with options.python, or options.supervisor_python"),
     ({"python": "/no/python"}, "/no/python: No such file or directory choose another"),
-    ({"folder": "/proc/none"}, "run folder /proc/none/sample-a1b2c3d4-1 on host-a: No such file or directory"),
+    ({"folder": "/proc/none"}, "run folder /proc/none/behind-ssh-a1b2c3d4-1 on host-a: No such file or directory"),
     ({"hosts": [{"host": "host-a", "address": "gpu-x"}, "host-b"]}, "route from host-b to gpu-x: "),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")  # fmt: skip
 def test_host_that_lacks_something_is_reported(build_plan: Planned, options: dict[str, Any], message: str) -> None:
@@ -53,7 +53,7 @@ def test_full_disk_on_a_host_is_reported(build_plan: Planned, hosts: Hosts) -> N
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", small_disk], check=True)
     try:
         plan = build_plan(options={"folder": str(small_disk)})
-        with pytest.raises(HostError, match=r"host-[ab]: place sample-a1b2c3d4-1: No space left on device"):
+        with pytest.raises(HostError, match=r"host-[ab]: place behind-ssh-a1b2c3d4-1: No space left on device"):
             submit(plan, Deadlines())
         assert (teardown(plan), list(small_disk.iterdir())) == ((), [])
     finally:

@@ -42,7 +42,7 @@ def test_job_runs_on_hosts_and_its_output_is_fetched(plan_job: Planned, hosts: H
     assert (outcome.status.state, [log.lost for log in collected.logs]) == ("succeeded", ["", ""])
     assert read_log_texts(plan, 1) == ["found", *(f"line {number}" for number in range(10))]
     assert teardown(plan) == ()
-    home = hosts.folder / "host-b" / ".torchyard" / "sample-a1b2c3d4-1"
+    home = hosts.folder / "host-b" / ".torchyard" / "behind-ssh-a1b2c3d4-1"
     assert read_fetched_files(plan, 1) == {"checkpoints/rank-1": f"{home}/work"}
     assert hosts.list_leftovers() == []
 

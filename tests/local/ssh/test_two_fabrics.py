@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect import get_client
 
 from flows.benchmark import benchmark
-from flows.train import train
 from tests import sshd
 from tests.conftest import Write
-from tests.flow_processes import serving_runs
 from tests.sshd import Hosts, run_ip
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders, runs_folder
@@ -85,10 +82,7 @@ def test_each_network_is_measured_at_its_rate(hosts: Hosts, host_a_addresses: di
         hardware="lab/pair",
         fabric="fast",
     )
-    with get_client(sync_client=True) as client:
-        client.create_deployment(client.create_flow(train), name=path.stem, entrypoint="flows/train.py:train")
-    with serving_runs(path.stem):
-        state = benchmark(str(path), ["fast", "slow"], return_state=True)
+    state = benchmark(str(path), ["fast", "slow"], return_state=True)
     assert state.is_completed(), state.message
     (table,) = (runs_folder() / "benchmarks").glob("*/table.txt")
     print(table.read_text())

@@ -168,16 +168,6 @@ def test_kept_claim_is_used_by_the_next_run(launched: Launched, fake_api: FakeAp
     assert exists(fake_api, in_default_namespace(CLAIM))
 
 
-def test_claim_of_the_previous_version_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
-    """A run of the previous version, which owned its claims, ends without losing them to the garbage collector."""
-    plan = launched(JOB)
-    old_claim = CLAIM | {"metadata": CLAIM["metadata"] | {"labels": plan.labels | {"torchyard/role": "companion"}}}
-    assert create_and_delete(plan.model_copy(update={"store": (old_claim,)})) == []
-    lease.release_lease(plan)
-    assert exists(fake_api, in_default_namespace(CLAIM))
-    assert not (fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {})["metadata"].get("labels")
-
-
 # --- files of this machine
 
 

@@ -57,9 +57,9 @@ def test_objects_without_a_lease_are_removed_with_the_option(unleased: list[Any]
 
 
 def test_claim_without_a_lease_stays(unleased: list[Any], fake_api: FakeApi) -> None:
-    """A sweep never deletes a volume claim, which holds data."""
+    """A sweep never deletes a volume claim, which holds data; it is reported if somebody gave it the run's label."""
     claim = fake_api.put(build_object("v1", "PersistentVolumeClaim", "checkpoints"))
-    assert sweep(NO_RUN_ALIVE._replace(without_lease=True)) == []
+    assert sweep(NO_RUN_ALIVE._replace(without_lease=True)) == ["PersistentVolumeClaim default/checkpoints"]
     assert exists(fake_api, claim)
 
 
@@ -112,11 +112,11 @@ def test_label_alone_does_not_make_an_object_the_runs(cast: Make, fake_api: Fake
 
 
 def test_claim_that_a_lease_owns_is_kept(cast: Make, fake_api: FakeApi) -> None:
-    """Neither the sweep nor the garbage collector deletes a checkpoint claim of an earlier version."""
+    """A claim that somebody gave to the Lease is reported, and the Lease stays: with it the claim would be deleted."""
     run = cast()
     claim = run.add("v1", "PersistentVolumeClaim", run.lease)
-    assert sweep() == []
-    assert (run.remaining_kinds, exists(fake_api, claim)) == ([], True)
+    assert sweep() == [f"PersistentVolumeClaim default/{claim['metadata']['name']}"]
+    assert (run.remaining_kinds, exists(fake_api, claim)) == (["Lease"], True)
 
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.identity import format_former_identity, identify_holder, identify_machine, is_holder
+from torchyard.common.identity import identify_holder, identify_machine
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, runs_folder
 
@@ -34,18 +34,12 @@ def test_containers_with_one_name_are_two_holders(folder: RunFolder) -> None:
     identity = identify_holder(str(folder.path))
     (folder.path.parent / ".id").unlink()
     identify_holder.cache_clear()  # as in a process of the other container
-    assert not is_holder(identity, str(folder.path))
-
-
-def test_holder_of_the_previous_version_is_recognized(folder: RunFolder) -> None:
-    """The holder `host:folder`, as the previous version wrote it, is recognized as this machine."""
-    assert is_holder(f"{socket.gethostname()}:{folder.path}", str(folder.path))
-    assert not is_holder(f"elsewhere:{folder.path}", str(folder.path))
+    assert identify_holder(str(folder.path)) != identity
 
 
 def test_holder_without_a_disk_is_host_and_folder() -> None:
     """If no id can be stored, the identity is just host and folder."""
-    assert identify_holder("/proc/no-such-folder/run") == format_former_identity("/proc/no-such-folder/run")
+    assert identify_holder("/proc/no-such-folder/run") == f"{socket.gethostname()}:/proc/no-such-folder/run"
 
 
 def test_empty_id_is_replaced(folder: RunFolder) -> None:

@@ -21,10 +21,10 @@ def test_flow_has_the_parameters_of_its_deployments() -> None:
     [
         ({"profile": "allreduce-runai", "fabrics": ["rose"]}, "rose is not a fabric of this hardware: use roce, tcp"),
         ({"profile": "no-such"}, "no-such"),
-        ({"profile": "allreduce-local"}, "there is no deployment train/allreduce-local: `make up`"),
+        ({"profile": "yolov5-volcano"}, "metrics: yolov5 has no bandwidth to compare"),
     ],
 )
 def test_mistake_is_the_state_of_the_run(keys: dict[str, Any], message: str) -> None:
-    """A wrong profile, a wrong fabric, or a profile without a deployment fails the flow run with one sentence."""
+    """A wrong profile, a wrong fabric, or a profile without bandwidths fails the flow run with one sentence."""
     state: State[Any] = flow.benchmark(**keys, return_state=True)
     assert (state.name, message in str(state.message)) == ("Failed", True), state.message

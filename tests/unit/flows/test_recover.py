@@ -13,7 +13,7 @@ def test_flow_names_the_runs_that_it_has_resumed(fake_prefect: FakePrefect) -> N
     """The flow is Completed with the names of the runs that it has scheduled."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
-    folder.record_event("start", run=RUN_ID, count=1)
+    folder.record_event("start", run=RUN_ID, flow_run=RUN_ID, count=1)
     fake_prefect.run_fields = {"deployment_id": RUN_ID, "run_count": 1}
     state = recover.fn()
     assert (state.is_completed(), state.message) == (True, "resumed 1: a-run")

@@ -1,195 +1,11 @@
-"""The sweep as a user starts it: its arguments and its final state."""
-
-import os
-import signal
-from collections.abc import Callable
-from pathlib import Path
+"""The flow `sweep` as a command: its arguments and its exit code."""
 
 import pytest
 from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from flows import sweep as flow
-from flows.sweep import (
-    AbandonedRun,
-    build_sweep_state,
-    describe_refusals,
-    find_cluster_runs,
-    find_local_runs,
-    find_orphan_process_runs,
-    format_summary,
-    main,
-    remove_orphan,
-    remove_run,
-)
-from tests import removed_folders
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.fake_prefect import FakePrefect
-from tests.leases import RUN, OrphanedRun, build_lease
-from tests.removed_folders import LABEL, Start, is_running
-from tests.waiting import wait_until
-from torchyard.cluster import orphans
-from torchyard.host.processes import find_labelled
-from torchyard.run.folder import RunFolder, runs_folder
-from torchyard.tasks.flow_run import ownership
-
-CreateFolder = Callable[..., RunFolder]
-
-
-@pytest.fixture
-def folder() -> CreateFolder:
-    """Create the folder of an abandoned run, with a lease of so many seconds."""
-
-    def make(name: str, seconds: float) -> RunFolder:
-        folder = RunFolder(Path(runs_folder(), name))
-        folder.path.mkdir(parents=True)
-        folder.record_event("start", run="1", entry="fresh")
-        folder.renew(seconds)
-        return folder
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def isolated_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect has no run, and the sweep does not wait."""
-    monkeypatch.setattr(flow, "read_liveness", lambda _: None)
-    monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: None)
-    monkeypatch.setattr(orphans, "LEASE_OBSERVATION_S", 0.0)
-    monkeypatch.setattr(ownership, "open_bounded_client", lambda: None)
-
-
-# --- which runs
-
-
-def list_local_names(requested_runs: frozenset[str] | None) -> list[str]:
-    return [abandoned_run.run for abandoned_run in find_local_runs(requested_runs, [])]
-
-
-def test_folder_goes_after_its_lease(folder: CreateFolder) -> None:
-    """A run on this machine is swept once its lease has ended."""
-    folder("old-00000001", -1)
-    folder("new-00000002", 60)
-    assert list_local_names(None) == ["old-00000001"]
-
-
-def test_named_folder_goes_before_its_lease_has_ended(folder: CreateFolder) -> None:
-    """A named run is swept before its lease ends, and no other one with it; an empty list sweeps none."""
-    folder("old-00000001", -1)
-    folder("new-00000002", 60)
-    assert list_local_names(frozenset({"new-00000002"})) == ["new-00000002"]
-    assert list_local_names(frozenset()) == []
-
-
-def test_named_run_of_a_living_process_stays(folder: CreateFolder) -> None:
-    """A named run that a living process owns is not swept, and the final state reports it."""
-    folder_of_run = folder("mine-00000003", 60)
-    with folder_of_run.owned():
-        (abandoned_run,) = find_local_runs(frozenset({folder_of_run.name}), [])
-        leftovers = remove_run(abandoned_run, dry_run=False)
-    assert leftovers is None
-    assert (
-        "a living process owns it"
-        in describe_refusals(frozenset({folder_of_run.name}), [abandoned_run], [leftovers])[0]
-    )
-
-
-def test_run_that_was_removed_in_one_location_is_not_refused() -> None:
-    """A run that was refused in one place but swept in another, as after a move, is not reported as refused."""
-    abandoned_runs = [AbandonedRun("moved-00000005", location, "", list) for location in ("here", "namespace ml")]
-    assert describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, []]) == []
-    assert len(describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, None])) == 2
-
-
-def test_name_that_does_not_exist_is_an_error(folder: CreateFolder) -> None:
-    """Naming a run that does not exist is an error; naming one that has ended here is not."""
-    folder("over-00000006", 60).record_event("end", end="succeeded", by="flow", sentence="it went well")
-    assert (
-        list_local_names(frozenset({"over-00000006"})),
-        describe_refusals(frozenset({"over-00000006"}), [], []),
-    ) == ([], [])
-    assert describe_refusals(frozenset({"gone-00000004"}), [], []) == [
-        "there is no run gone-00000004 that this user may see"
-    ]
-
-
-# --- processes here whose run folder was removed
-
-
-@pytest.mark.parametrize("is_supervisor_killed", [False, True])
-def test_sweep_ends_only_processes_without_a_supervisor(
-    start: Start, caplog: pytest.LogCaptureFixture, is_supervisor_killed: bool
-) -> None:
-    """A sweep leaves orphan processes to their supervisor, and ends only those whose supervisor has exited."""
-    state = start()
-    if is_supervisor_killed:
-        os.kill(state["supervisor"], signal.SIGKILL)
-        wait_until(lambda: not is_running(state["supervisor"]))
-    abandoned_runs = list(find_orphan_process_runs(None))
-    assert [abandoned_run.run for abandoned_run in abandoned_runs] == (
-        [removed_folders.RUN] if is_supervisor_killed else []
-    )
-    assert ("its supervisor ends it with its lease" in caplog.text) is not is_supervisor_killed
-    assert [abandoned_run.remove() for abandoned_run in abandoned_runs] == ([()] if is_supervisor_killed else [])
-    assert bool(find_labelled(LABEL)) is not is_supervisor_killed
-
-
-# --- in a cluster
-
-
-def list_cluster_runs(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
-    return list(find_cluster_runs(None, None, faults, without_lease=without_lease))
-
-
-def test_refused_list_fails_the_sweep(fake_api: FakeApi) -> None:
-    """A sweep that may not list Leases removes nothing, ends Failed, and names the right and the role."""
-    faults: list[str] = []
-    run = OrphanedRun(fake_api, build_lease(ago=3))
-    fake_api.fail("GET", r"/leases\?", 403)
-    assert list_cluster_runs(faults, without_lease=True) == []
-    end = build_sweep_state(format_summary([], 0, dry_run=False), faults)
-    assert end.is_failed()
-    assert "list leases" in str(end.message)
-    assert "deploy/kubernetes/rbac.yaml" in str(end.message)
-    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
-
-
-def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> None:
-    """If objects without a Lease cannot be judged, runs with an expired Lease are still found."""
-    faults: list[str] = []
-    OrphanedRun(fake_api, build_lease(), "other")
-    bare = OrphanedRun(fake_api, build_lease())
-    fake_api.objects.stored.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
-    fake_api.fail("GET", f"namespaces/default/leases/{RUN}", 403)
-    assert [abandoned_run.location for abandoned_run in list_cluster_runs(faults)] == ["namespace other"]
-    assert len(faults) == 1
-    assert bare.remaining_kinds == ["Job", "Pod"]
-
-
-def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
-    """Objects without a Lease are listed with the reason why they stay, and the final state counts them."""
-    run = OrphanedRun(fake_api, build_lease())
-    fake_api.objects.stored.pop(ObjectKey("coordination.k8s.io/v1/leases", "default", RUN))
-    abandoned_runs = list_cluster_runs([])
-    assert [remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
-    assert format_summary(abandoned_runs, 0, dry_run=False) == "swept 0 runs; 1 listed and kept"
-    assert run.remaining_kinds == ["Job", "Pod"]
-
-
-def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect gets a final state only if the flow run is confirmed: a Lease may name another user's flow run."""
-    reported_states: list[str] = []
-
-    def report_state(run_id: str, state: State[None]) -> None:
-        reported_states.append(f"{run_id}: {state.name}")
-
-    monkeypatch.setattr(flow, "report_state", report_state)
-    for confirmed in (None, "0190c7f0"):
-        monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
-        run = OrphanedRun(fake_api, build_lease())
-        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(check_alive=lambda _: None))
-        assert (remove_orphan(orphan), run.remaining_kinds) == ([], [])
-    assert reported_states == ["0190c7f0: Swept"]
+from flows.sweep import main
 
 
 def test_arguments_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +14,7 @@ def test_arguments_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sweep(*arguments: object, return_state: bool) -> State[None]:
         flow_arguments.extend(arguments)
-        return build_sweep_state("swept 0 runs", [])
+        return Completed(message="swept 0 runs")
 
     monkeypatch.setattr(flow, "sweep", sweep)
     assert main(["--run", "a", "--run", "b", "--without-lease", "--context", "c"]) == 0
@@ -207,13 +23,12 @@ def test_arguments_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["--now"])
 
 
-def test_each_machine_sweeps_its_own_folders(
-    folder: CreateFolder, fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("has_faults", "exit_code"), [(False, 0), (True, 1)])
+def test_machine_is_swept_without_a_flow_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_faults: bool, exit_code: int
 ) -> None:
-    """`--here` ends this machine's runs whose lease has ended, without a flow run in Prefect."""
-    expired_folder = folder("old-00000001", -1)
-    current_folder = folder("new-00000002", 60)
-    assert main(["--here"]) == 0
-    assert (expired_folder.last("end").get("end"), current_folder.last("end").get("end")) == ("swept", None)
-    assert capsys.readouterr().out.splitlines()[-1] == "swept 1 run"
-    assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]
+    """`--here` sweeps this machine, and its exit code tells whether something was left behind."""
+    state: State[None] = Failed(message="left behind: a") if has_faults else Completed(message="swept 1 run")
+    monkeypatch.setattr(flow, "sweep_machine", lambda: state)
+    assert main(["--here"]) == exit_code
+    assert capsys.readouterr().out == f"{state.message}\n"

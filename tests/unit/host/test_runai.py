@@ -12,7 +12,7 @@ from torchyard.host.runai_cli import JobResponse
 from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
-from torchyard.pods.template import CLI_RUN_LABEL, RUN_LABEL
+from torchyard.pods.template import CLI_RUN_LABEL
 
 
 def test_second_submit_adopts(runai_planned: Planned) -> None:
@@ -33,21 +33,6 @@ def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
     argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo belongs to another run"):
         start_agents(plan)
-    MachinesBackend(plan).remove()
-
-
-@pytest.mark.parametrize("run", ["sample-a1b2c3d4", "another"])
-def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_path: Path, run: str) -> None:
-    """A job with the old label is adopted by its own run, and by no other."""
-    plan = runai_planned("sleep 60")
-    argv_file = tmp_path / "cloud" / plan.job / "given"
-    start_agents(plan)
-    argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{RUN_LABEL}={run}"))
-    if run == "another":
-        with pytest.raises(HostError, match="belongs to another run"):
-            start_agents(plan)
-    else:
-        assert not start_agents(plan).created
     MachinesBackend(plan).remove()
 
 

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from tests.conftest import plan_of
-from torchyard.cli.main import read_overrides
 from torchyard.common.project_root import ROOT
 from torchyard.loading import catalog
+from torchyard.loading.overrides import read_overrides
 from torchyard.loading.profile import list_profiles, load_profile
 
 GUIDES = (ROOT / "docs" / "guides.md").read_text()

@@ -83,7 +83,7 @@ def test_overrides_reach_nested_keys(write: Write) -> None:
 )
 def test_inner_keys_keep_their_dots(write: Write, overrides: dict[str, Any]) -> None:
     """Dots separate the keys of an override but not the labels inside it, and other labels are kept."""
-    labels = load(write(pod={"labels": {"x.y/z": "2"}}), **overrides).pod.labels
+    labels = load(write(launcher="volcano", image="i:1", pod={"labels": {"x.y/z": "2"}}), **overrides).pod.labels
     assert labels == {"x.y/z": "2", "nvidia.com/gpu": "yes", "a/b.c": "1"}
 
 

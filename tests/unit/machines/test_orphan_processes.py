@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tests.removed_folders import LABEL, RUN, Start
 from tests.waiting import wait_until
-from torchyard.host import processes
 from torchyard.host.processes import find_labelled
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 
@@ -24,12 +23,6 @@ def test_orphan_without_a_supervisor_is_marked(start: Start, tmp_path: Path) -> 
     """An orphan without a supervisor, which no lease will end, is marked."""
     os.kill(start()["supervisor"], signal.SIGKILL)
     wait_until(lambda: [orphan.is_supervised for orphan in find_orphan_processes(tmp_path / "runs")] == [False])
-
-
-def test_orphan_without_a_folder_variable_is_found(start: Start, tmp_path: Path) -> None:
-    """A process that lacks the variable with its folder is found by the folder of its supervisor."""
-    start(argv=["env", "-u", processes.FOLDER_VARIABLE, "sleep", "60"])
-    wait_until(lambda: len(find_orphan_processes(tmp_path / "runs")) == 1)
 
 
 def test_run_with_a_plan_has_no_orphans(start: Start, node: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Write, load
 from tests.lone_processes import build_lone_plan
 from tests.python_commands import LARGE_STDERR, build_command
-from torchyard.common.identity import format_former_identity
+from torchyard.common.identity import identify_holder
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.status_stream import MAX_STATE_BYTES
 from torchyard.model.errors import RunInUseError
@@ -124,18 +124,6 @@ def write_heartbeat(plan: CommandPlan, owner: str) -> Path:
     return heartbeat_file
 
 
-def test_lease_is_renewed_under_the_former_name(job: CommandPlan) -> None:
-    """If a supervisor names this launcher `host:folder`, its lease is renewed under that name."""
-    heartbeat_file = write_heartbeat(job, format_former_identity(str(runs_folder() / FOLDER)))
-    mtime_ns = heartbeat_file.stat().st_mtime_ns
-    deadline = time.monotonic() + 30
-    with ProcessWatch(job.processes) as watch:
-        while heartbeat_file.stat().st_mtime_ns == mtime_ns and time.monotonic() < deadline:
-            watch.poll(timeout_s=0.2)
-    assert heartbeat_file.stat().st_mtime_ns > mtime_ns
-    assert heartbeat_file.read_text().strip() == format_former_identity(str(runs_folder() / FOLDER))
-
-
 def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -144,6 +132,6 @@ def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
 
 def test_job_of_another_owner_is_refused(job: CommandPlan) -> None:
     """If another owner renews a supervisor's lease, this launcher raises RunInUseError."""
-    write_heartbeat(job, format_former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
+    write_heartbeat(job, identify_holder(str(runs_folder() / FOLDER)).partition("#")[0] + "#0190c7f0aaaa")
     with ProcessWatch(job.processes) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
         poll_for(watch, 30)

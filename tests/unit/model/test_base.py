@@ -20,4 +20,4 @@ def test_numbers_become_text_in_env_and_args(write: Write) -> None:
 @pytest.mark.parametrize("amount", [64, 0.5, "500m", "1.5", "512Gi", "1Ti", "2k"])
 def test_quantities_are_those_of_kubernetes(write: Write, amount: object) -> None:
     """A quantity is stored as it is written."""
-    assert load(write(resources={"cpu": amount})).resources == {"cpu": str(amount)}
+    assert load(write(launcher="volcano", image="i:1", resources={"cpu": amount})).resources == {"cpu": str(amount)}

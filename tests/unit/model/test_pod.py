@@ -46,4 +46,9 @@ def test_settings_of_the_fabric_are_kept(planned: Planned) -> None:
 
 def test_resource_may_have_a_full_name(write: Write) -> None:
     """A resource of a device plugin is requested by its full name."""
-    assert load(write(resources={"rdma/rdma": 1, "hugepages-2Mi": "1Gi"})).resources["rdma/rdma"] == "1"
+    assert (
+        load(write(launcher="volcano", image="i:1", resources={"rdma/rdma": 1, "hugepages-2Mi": "1Gi"})).resources[
+            "rdma/rdma"
+        ]
+        == "1"
+    )

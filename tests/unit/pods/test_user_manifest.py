@@ -164,6 +164,8 @@ REFUSED_MANIFESTS = [
     ((change_spec(JOB, tasks=None),), {}, "no task with replicas and a pod template"),
     ((change_spec(JOB, tasks=[OTHER | {"replicas": "many"}]),), {}, "no task with replicas and a pod template"),
     ((change_spec(JOB, tasks=[OTHER | {"replicas": 0}]),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[OTHER | {"name": ["a"]}]),), {}, "no task with replicas and a pod template"),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": 10**9}]),), {}, "has 1000000000 pods: at most 10000 are supported"),
     ((change_spec(JOB, tasks=[*JOB["spec"]["tasks"], OTHER]),), {}, "need one name; they are main, other"),  # type: ignore[index]
     ((change_spec(JOB, tasks=[OTHER | {"name": "a" * 45}]),), {}, "name of over 63 characters"),
     (
@@ -208,7 +210,7 @@ def test_keys_that_would_be_ignored_are_refused(launched: Launched) -> None:
     """Profile keys that the manifest itself decides are refused, all at once."""
     with pytest.raises(ProfileError) as error:
         launched(JOB, **IGNORED)
-    assert sorted(finding.partition(":")[0] for finding in error.value.findings) == sorted(IGNORED)
+    assert sorted(finding.split(": ")[1] for finding in error.value.findings) == sorted(IGNORED)
 
 
 # --- AppWrappers and JobSets

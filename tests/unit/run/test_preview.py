@@ -8,7 +8,7 @@ from tests.shown_pages import PageReporter
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import PreflightError
 from torchyard.run.preview import preview_run
-from torchyard.steps.line import StepFunctions
+from torchyard.steps.step_functions import StepFunctions
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,14 @@ from torchyard.loading.profile import load_profile
 from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
 from torchyard.model.plan import CommandPlan
-from torchyard.model.run import Collected, End, Metrics, Outcome, Report, Run, RunEnd, Status
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Collected, End, Metrics, Outcome, Report, RunEnd, Status
 from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.reporter import LocalReporter
-from torchyard.run.runner import Runner
+from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import SignalHold, protect_run
 from torchyard.steps.submit import submit
 from torchyard.tasks.flow_run.reporter import PrefectReporter
@@ -65,7 +66,8 @@ def test_no_step_starts_in_a_run_that_another_launcher_owns(
     outcome = Outcome(status=Status(state="succeeded", reason=""), exit_codes={})
     with pytest.raises(RunInUseError, match="taken it over"):
         wait_until(backend_of(plan).check_owner)
-    for touch in (lambda: runner.close(1, plan, outcome), lambda: runner.remove(plan)):
+    attempt = OpenAttempt(1, plan, Deadlines())
+    for touch in (lambda: runner.collect(attempt, outcome), lambda: runner.remove(plan)):
         with pytest.raises(RunInUseError):
             touch()
     assert not runner.folder.events()
@@ -166,13 +168,10 @@ def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
 
 def submit_attempt(runner: Runner) -> CommandPlan:
     """Start the run's first attempt without waiting for it."""
-    run = Run(id=RUN_ID, attempt=1, folder=str(runner.folder.path))
-    plan = runner.prepare(run).plan
-    assert isinstance(plan, CommandPlan)
-    submit(plan, runner.profile.deadlines)
-    runner.open_attempt = (1, plan)
-    runner.plan = plan
-    return plan
+    attempt = runner.preflight(1)
+    assert isinstance(attempt.plan, CommandPlan)
+    submit(attempt.plan, attempt.deadlines)
+    return attempt.plan
 
 
 def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:

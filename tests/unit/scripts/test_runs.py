@@ -3,7 +3,7 @@
 import pytest
 from prefect.client.schemas.objects import FlowRun
 
-from scripts.processes import FORMER_WORKER_NAME, get_worker_name
+from scripts.processes import get_worker_name
 from scripts.runs import is_worker_run, print_open_runs, tear_down_open_runs
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
@@ -14,18 +14,18 @@ def create_open_folder(name: str, lease: float) -> RunFolder:
     """The folder of a run without an end that no process owns."""
     folder = RunFolder(runs_folder() / name)
     folder.path.mkdir(parents=True)
-    folder.record_event("start", run=RUN_ID)
+    folder.record_event("start", run=RUN_ID, flow_run=RUN_ID)
     folder.renew(lease)
     return folder
 
 
 def test_worker_is_known_by_its_name() -> None:
-    """Only a run with the label of this folder's worker is ours, also under the worker's former name."""
+    """Only a run with the label of this folder's worker is ours."""
     are_ours = []
-    for worker in (get_worker_name(), FORMER_WORKER_NAME, "torchyard of another folder"):
+    for worker in (get_worker_name(), "torchyard of another folder"):
         run = FlowRun.model_validate({"flow_id": RUN_ID, "labels": {"prefect.worker.name": worker}})
         are_ours.append(is_worker_run(run))
-    assert are_ours == [True, True, False]
+    assert are_ours == [True, False]
     assert not is_worker_run(FlowRun.model_validate({"flow_id": RUN_ID}))  # started by hand
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from uuid import uuid4
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -9,7 +10,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from scripts.server import find_free_port
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
-from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
+from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.recovery import main, recover_lost_runs
 
 
@@ -19,7 +20,7 @@ def lost(fake_prefect: FakePrefect) -> RunFolder:
     fake_prefect.run_fields = {"deployment_id": RUN_ID, "run_count": 1}
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
-    folder.record_event("start", run=RUN_ID, count=1)
+    folder.record_event("start", run=RUN_ID, flow_run=RUN_ID, count=1)
     return folder
 
 
@@ -51,27 +52,42 @@ def test_run_whose_lease_has_ended_is_for_the_sweep(lost: RunFolder, lease: floa
     assert recover_lost_runs(only_leased=True).resumed == (("a-run",) if is_resumed else ())
 
 
-@pytest.mark.parametrize("only_leased", [True, False])
-def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, only_leased: bool) -> None:
-    """A lost benchmark is resumed, also by the sweep: it has no lease, because no job of its own keeps running."""
+@pytest.fixture
+def lost_training(fake_prefect: FakePrefect) -> RunFolder:
+    """The folder of a training inside another flow, whose process has died; that flow run is Running in Prefect."""
     fake_prefect.run_fields = {"deployment_id": RUN_ID, "run_count": 1}
-    folder = benchmark_folder("sample-a1b2c3d4")
-    with folder.owned():
-        folder.record_event("start", run=RUN_ID, count=1)
-        assert recover_lost_runs(only_leased=only_leased).resumed == ()
-    assert recover_lost_runs(only_leased=only_leased).resumed == ("a-run",)
-    assert fake_prefect.requested_states == ["Crashed", "Scheduled"]
-
-
-def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
-    """A benchmark whose process died while it was being cancelled is ended as cancelled, and not started again."""
-    fake_prefect.run_fields = {"deployment_id": RUN_ID, "run_count": 1}
-    fake_prefect.state = "CANCELLING"
-    folder = benchmark_folder("sample-a1b2c3d4")
+    folder = RunFolder(runs_folder() / "sample-0badcafe")
     folder.path.mkdir(parents=True)
-    folder.record_event("start", run=RUN_ID, count=1)
+    folder.record_event("start", run=str(uuid4()), flow_run=RUN_ID, count=1)
+    return folder
+
+
+@pytest.mark.parametrize(("flow_name", "is_resumed"), [("benchmark", True), ("my-flow", False)])
+def test_benchmark_with_a_lost_training_is_scheduled(
+    fake_prefect: FakePrefect, lost_training: RunFolder, flow_name: str, is_resumed: bool
+) -> None:
+    """A benchmark whose process died in a training is resumed; a user's own flow is not, as its steps may not be."""
+    fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": flow_name}
+    assert recover_lost_runs().resumed == (("a-run",) if is_resumed else ())
+    assert fake_prefect.requested_states == (["Crashed", "Scheduled"] if is_resumed else [])
+
+
+@pytest.mark.parametrize(("flow_name", "states"), [("benchmark", ["Cancelled"]), ("my-flow", [])])
+def test_training_of_a_cancelled_flow_is_ended(
+    fake_prefect: FakePrefect, lost_training: RunFolder, flow_name: str, states: list[str]
+) -> None:
+    """A training whose process died while its flow was being cancelled is torn down, and not started again."""
+    fake_prefect.state = "CANCELLING"
+    fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": flow_name}
     assert recover_lost_runs().resumed == ()
-    assert (folder.last("end")["end"], fake_prefect.requested_states) == ("cancelled", ["Cancelled"])
+    assert (lost_training.last("end")["end"], fake_prefect.requested_states) == ("cancelled", states)
+
+
+def test_ended_training_does_not_end_its_flow(fake_prefect: FakePrefect, lost_training: RunFolder) -> None:
+    """The end of a training is not reported as the end of the flow run that contains it, nor is that resumed."""
+    lost_training.record_event("end", end="succeeded", by="flow", sentence="it went well")
+    fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "benchmark"}
+    assert (recover_lost_runs().resumed, fake_prefect.requested_states) == ((), [])
 
 
 def test_prefect_that_does_not_respond_is_a_fault(lost: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ class PrefectReporter:
     def __init__(self, run_id: str, count: int = 1, profile: str = "") -> None:
         """`run_id`: of the flow run. `count`: how many processes have started it. `profile`: for the pages' keys."""
         self.count = count
+        self.flow_run_id = run_id
         self.link = url_for("flow-run", obj_id=run_id) or ""
         self.report: Report | None = None  # once `show_report` was called
         self.stop_exception: BaseException | None = None  # the last argument of `is_spurious_stop`

@@ -37,7 +37,7 @@ from tenacity import (
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
 from torchyard.model.result import RunResult
-from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, count_requests, is_requested_again
+from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, is_requested_again
 
 CALL_TIMEOUT_S = 5.0  # for one request to Prefect
 Result = TypeVar("Result")
@@ -158,11 +158,6 @@ def has_user_request(run_id: str) -> bool:
     except Exception as error:
         get_log().warning("cannot read from Prefect whether a user has requested this run again: %s", error)
         return False
-
-
-def count_user_requests(run_id: str) -> int:
-    """How often a user has requested a run again. Raises Prefect's own error if the server does not respond."""
-    return count_requests(read_reported_states(run_id))
 
 
 def read_reported_states(run_id: str) -> list[ReportedState]:

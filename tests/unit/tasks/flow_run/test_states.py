@@ -11,10 +11,9 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 
 from tests.conftest import RUN_ID
-from tests.fake_prefect import STATE, FakePrefect
+from tests.fake_prefect import FakePrefect
 from torchyard.tasks.flow_run.states import (
     build_final_state,
-    count_user_requests,
     delete_runs_with_same_end,
     get_flow_run_pool,
     open_bounded_client,
@@ -55,13 +54,6 @@ def test_end_is_reported_again_if_prefect_was_busy(server: FakePrefect) -> None:
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
     report_state(RUN_ID, build_final_state("swept", "it was lost"))
     assert server.requested_states == ["Swept"]
-
-
-def test_requests_of_users_are_counted(fake_prefect: FakePrefect) -> None:
-    """Each time that a user has requested a run again counts, also if the run has ended since."""
-    states = [("SCHEDULED", "Scheduled"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"), ("FAILED", "Failed")]
-    fake_prefect.responses["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
-    assert count_user_requests(RUN_ID) == 1
 
 
 def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 
 from torchyard.tasks.flow_run.step import EngineLogFilter, get_run_log
-from torchyard.tasks.train import STEPS
+from torchyard.tasks.steps import STEP_TASKS
 
 
-@pytest.mark.parametrize("task", STEPS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", STEP_TASKS, ids=lambda task: task.name)
 def test_result_of_a_step_is_never_taken_from_a_store(task: Task[..., Any]) -> None:
     """A step runs whenever it is called: a stored result would describe a job that may have ended since."""
     assert (task.cache_policy, task.persist_result, task.retries) == (NO_CACHE, False, 0)

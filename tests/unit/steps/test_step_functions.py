@@ -14,7 +14,7 @@ from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.requirements import Check
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
-from torchyard.steps.line import StepFunctions
+from torchyard.steps.step_functions import StepFunctions
 
 
 @pytest.fixture
