@@ -46,9 +46,8 @@ def find_values(plan: ManifestPlan, ending: str) -> list[Any]:
 
 def list_pod_variables(plan: ManifestPlan) -> list[dict[str, str]]:
     """The variables that the controller sets in each pod of the job: the node's number and the rank."""
-    count = sum(plan.tasks.values())
-    indexes = [index for task_size in plan.tasks.values() for index in range(task_size)]
-    return [{process_env.NODE_VARIABLE: str(indexes[rank]), "RANK": str(rank)} for rank in range(count)]
+    indexes = [node.rpartition("-")[2] for node in plan.pods]
+    return [{process_env.NODE_VARIABLE: index, "RANK": str(rank)} for rank, index in enumerate(indexes)]
 
 
 def expand_command(plan: ManifestPlan, variables: dict[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ import yaml
 from tests.conftest import plan_of
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
-from torchyard.model.plan import ManifestPlan, Plan, get_nested
+from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.pods.workload import ManifestContainer, list_workloads
 
 GUIDES = ROOT / "tests" / "guides"
@@ -173,7 +173,7 @@ def read_plan(plan: Plan, kind: str = "") -> Fields:
         stored = [obj for obj in plan.store if obj["kind"] == kind]
         return read_job(stored[0])
     if isinstance(plan, ManifestPlan):
-        return read_job(get_nested(plan.main, plan.wrapped_path))
+        return read_job(plan.main if plan.wrapped is None else plan.wrapped)
     submit = plan.processes[0].submit
     assert submit
     submission: Any = submit.input

@@ -43,7 +43,7 @@ from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError
-from torchyard.model.plan import ManifestPlan, get_nested
+from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Observation, Run
 
@@ -80,7 +80,7 @@ class RunningCase(NamedTuple):
     def get_path(self, node: str) -> str:
         """The API path of a pod, of the job, or of the job inside it."""
         if node in ("job", "inner"):
-            job = get_nested(self.plan.main, self.plan.wrapped_path if node == "inner" else ())
+            job = self.plan.wrapped if node == "inner" and self.plan.wrapped else self.plan.main
             return self.client.path(job["apiVersion"], job["kind"], self.plan.job)
         return self.client.path("v1", "Pod", self.find_pod_name(node))
 

@@ -179,11 +179,13 @@ def build_plan(
     cluster = Cluster(context=context, namespace=namespace)
     names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none", "lease": {}}
     fields = {
-        "tasks": {"worker": 2},
+        "pods": {"worker-0": "job-worker-0", "worker-1": "job-worker-1"},
         "objects": (build_pod_template(build_pod_spec()),),
-        "template_path": ("template",),
         "watch": (),
+        "on_hang": "off",
     } | fields
+    template = fields["objects"][-1].get("template", {"spec": build_pod_spec()})
+    fields["pod"] = {"apiVersion": "v1", "kind": "Pod"} | template | {"metadata": {"name": "job-worker-0"}}
     return ManifestPlan(**names, labels=LABELS, cluster=cluster, requires=requires, **fields)
 
 

@@ -23,7 +23,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client, KubeObject
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
-from torchyard.model.plan import ManifestPlan, get_nested
+from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster, Deadlines
 from torchyard.model.run import Failure, Handle, Run
 from torchyard.steps.collect import find_failure
@@ -201,7 +201,7 @@ def test_taint(job_factory: JobFactory, own_node: str) -> None:
 def test_host_port(job_factory: JobFactory, own_node: str) -> None:
     """If another run uses the host port, the sentence names the port and that run."""
     plan = job_factory.plan(select_node(own_node) | {"resources.gpus": 1}, "yolov5-pytorchjob")
-    container = get_nested(plan.main, plan.template_path)["spec"]["containers"][0]
+    container = plan.pod["spec"]["containers"][0]
     port = container["ports"][0]["containerPort"]
     ports = [{"containerPort": port, "hostPort": port}]
     job_factory.client.create(build_pod("holder", own_node, {"ports": ports}, nodeName=own_node, hostNetwork=True))
@@ -266,7 +266,7 @@ def test_sandbox(job_factory: JobFactory, admin_client: Client) -> None:
     """A node that cannot create a pod's sandbox is the cause, although only an event reports it."""
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     plan = job_factory.plan_on_real_nodes({})
-    get_nested(plan.main, plan.template_path)["spec"]["runtimeClassName"] = name
+    plan.pod["spec"]["runtimeClassName"] = name
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nope"}
     admin_client.request("POST", "/apis/node.k8s.io/v1/runtimeclasses", body=runtime)
     try:
@@ -338,7 +338,7 @@ def test_node_that_does_not_answer(silent_node_job: tuple[JobFactory, ManifestPl
 def create_stuck_job(jobs: Jobs, proxy: FaultProxy) -> ManifestPlan:
     """Create a job that requests more GPUs than any node has."""
     plan = jobs.plan(proxy)
-    for amounts in get_nested(plan.main, plan.template_path)["spec"]["containers"][0]["resources"].values():
+    for amounts in plan.pod["spec"]["containers"][0]["resources"].values():
         amounts[GPU_RESOURCE] = "16"
     create.create_job(plan)
     return plan

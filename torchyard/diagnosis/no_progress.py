@@ -101,7 +101,7 @@ def find_required_capacity(plan: ManifestPlan) -> Capacity | None:
 
 
 def _count_planned_pods(plan: ManifestPlan) -> int:
-    return sum(plan.tasks.values())
+    return len(plan.pods)
 
 
 def _count_spare_pods(plan: ManifestPlan) -> int:

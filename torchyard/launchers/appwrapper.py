@@ -16,9 +16,11 @@ from torchyard.launchers import pytorchjob
 from torchyard.model.base import Duration, FrozenModel, Pause
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission, ReferencedObject
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
+from torchyard.pods.job_kind import JobKind, build_metadata, list_queue_requirements
+from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
 _KIND = "AppWrapper"
@@ -37,7 +39,6 @@ _DURATION_ANNOTATIONS = {
 }
 _START_OPTIONS = ("admission", "warmup")
 _RETENTION_OPTIONS = ("deletion_on_failure", "success_ttl")
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _DISPATCHER_LABEL = "appwrapper.mcad.ibm.com"  # the dispatcher counts the pods that have this label
 _INSTALL_COMMAND = "kubectl apply --server-side -f https://github.com/project-codeflare/appwrapper/releases/download/v1.1.2/install.yaml"
 _DISPATCHER_INSTALL = (
@@ -70,43 +71,43 @@ class Options(FrozenModel):
 def plan(profile: Profile, run: Run) -> ManifestPlan:
     """The plan of a PyTorchJob, inside an AppWrapper of the same name."""
     options = Options.model_validate(profile.options)
+    template.validate_pod_profile(profile)
     if profile.manifest:
         from torchyard.pods import user_manifest
 
         options = Options.model_validate({"api": _read_api_version(profile)})
-        job_kind = user_manifest.JobKind(
-            options.api,
-            _KIND,
-            "appwrapper",
-            _list_watched_kinds(options),
+        return user_manifest.plan_manifest(
+            profile,
+            run,
+            _build_job_kind(options),
             (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None))),
-            pytorchjob.list_pod_sets,
-            find_job_path=find_wrapped_path,
-            has_ports=True,
         )
-        return user_manifest.plan_manifest(profile, run, job_kind)
-    inner_plan = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
-    wrapped_path: template.KeyPath
+    job = pytorchjob.build_pytorchjob(profile, run, pytorchjob.Options())
     if options.api == V1BETA2:
-        wrapper = _build_appwrapper(inner_plan.main, profile, options)
-        wrapped_path = _COMPONENT_PATH
+        wrapper = _build_appwrapper(job, build_metadata(profile, run, options.queue), profile, options)
     else:
-        wrapper = _build_dispatcher_wrapper(inner_plan.main, profile, options)
-        wrapped_path = _GENERIC_ITEM_PATH
-    return inner_plan.model_copy(
-        update={
-            "launcher": "appwrapper",
-            "objects": (*inner_plan.objects[:-1], wrapper),
-            "template_path": (*wrapped_path, *inner_plan.template_path),
-            "wrapped_path": wrapped_path,
-            "watch": _list_watched_kinds(options),
-            "requires": (*_list_requirements(options), *_list_inner_requirements(inner_plan.requires)),
-        }
+        wrapper = _build_dispatcher_wrapper(job, profile, options)
+    inner_requirements = _list_inner_requirements(pytorchjob.list_requirements(None))
+    return pytorchjob.plan_own_job(
+        profile,
+        run,
+        _build_job_kind(options),
+        wrapper,
+        options.etcd_image,
+        (*_list_requirements(options), *inner_requirements),
     )
 
 
-_COMPONENT_PATH = ("spec", "components", 0, "template")
-_GENERIC_ITEM_PATH = ("spec", "resources", "GenericItems", 0, "generictemplate")
+def _build_job_kind(options: Options) -> JobKind:
+    return JobKind(
+        launcher="appwrapper",
+        api=options.api,
+        kind=_KIND,
+        watch=(WatchedKind(api=options.api, kind=_KIND), *pytorchjob.WATCHED_KINDS),
+        list_pod_sets=pytorchjob.list_pod_sets,
+        find_job=find_wrapped_job,
+        has_ports=True,
+    )
 
 
 def _read_api_version(profile: Profile) -> Any:
@@ -117,12 +118,17 @@ def _read_api_version(profile: Profile) -> Any:
     return V1BETA2
 
 
-def find_wrapped_path(wrapper: Mapping[str, Any]) -> template.KeyPath:
-    """The path of the PyTorchJob in an AppWrapper of either controller."""
-    return _GENERIC_ITEM_PATH if "resources" in wrapper["spec"] else _COMPONENT_PATH
+def find_wrapped_job(wrapper: Manifest) -> Manifest:
+    """The PyTorchJob in an AppWrapper of either controller. KeyError, IndexError or TypeError if there is none."""
+    spec = wrapper["spec"]
+    if "resources" in spec:
+        job: Manifest = spec["resources"]["GenericItems"][0]["generictemplate"]
+    else:
+        job = spec["components"][0]["template"]
+    return job
 
 
-def _build_appwrapper(job: dict[str, Any], profile: Profile, options: Options) -> dict[str, Any]:
+def _build_appwrapper(job: Manifest, metadata: Manifest, profile: Profile, options: Options) -> Manifest:
     """The AppWrapper of v1beta2. Its deadlines end after those of the run, so that torchyard reports what is late."""
     durations = dict.fromkeys(_START_OPTIONS, profile.deadlines.start + 60)
     durations |= dict.fromkeys(_RETENTION_OPTIONS, profile.deadlines.lease)
@@ -133,16 +139,13 @@ def _build_appwrapper(job: dict[str, Any], profile: Profile, options: Options) -
             # In seconds, because Go's durations have no days: the controller would ignore one that has.
             annotations[f"{_ANNOTATION_PREFIX}{key}"] = f"{math.ceil(durations[name])}s"
     annotations[f"{_ANNOTATION_PREFIX}retryLimit"] = str(options.retries)
-    labels = dict(job["metadata"]["labels"])
-    if options.queue:
-        labels[_QUEUE_LABEL] = options.queue
     wrapped = copy.deepcopy(job)
     # The controller counts a component that is deleted by its TTL as lost.
     del wrapped["spec"]["runPolicy"]["ttlSecondsAfterFinished"]
     return {
         "apiVersion": options.api,
         "kind": _KIND,
-        "metadata": {"name": job["metadata"]["name"], "labels": labels, "annotations": annotations},
+        "metadata": metadata | {"annotations": annotations},
         "spec": {"components": [{"template": wrapped}]},
     }
 
@@ -178,10 +181,6 @@ def _build_dispatcher_wrapper(job: dict[str, Any], profile: Profile, options: Op
     }
 
 
-def _list_watched_kinds(options: Options) -> tuple[WatchedKind, ...]:
-    return (WatchedKind(api=options.api, kind=_KIND), *pytorchjob.list_watched_kinds())
-
-
 def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
     group, _, version = options.api.partition("/")
     job_requirements: list[ClusterRequirement] = []
@@ -192,8 +191,7 @@ def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
         verbs = ("create", *verbs)  # its webhook lets a user wrap only what that user may create
     else:
         job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_DISPATCHER_INSTALL))
-    if options.queue:
-        job_requirements.append(ReferencedObject(object_kind="LocalQueue", name=options.queue))
+    job_requirements += list_queue_requirements(options.queue)
     job_requirements.append(requirements.job_permission(f"appwrappers.{group}"))
     job_requirements.append(Permission(verbs=verbs, resource=_INNER_RESOURCE))
     return tuple(job_requirements)

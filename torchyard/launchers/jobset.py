@@ -1,6 +1,6 @@
 """JobSet of Kubernetes SIGs: a set of Jobs with stable host names; here one Job with a pod for each node."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field
@@ -12,12 +12,20 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission, ReferencedObject
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
-from torchyard.pods import lease_record, requirements, template
+from torchyard.pods import requirements, template
 from torchyard.pods.files import build_files
-from torchyard.pods.template import PodSet
+from torchyard.pods.job_kind import (
+    JobKind,
+    JobObjects,
+    PodSet,
+    build_metadata,
+    list_queue_requirements,
+    plan_job,
+)
+from torchyard.pods.volumes import Manifest
 
 _API = "jobset.x-k8s.io/v1alpha2"
 _KIND = "JobSet"
@@ -27,7 +35,6 @@ _INSTALL_COMMAND = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MAX_POD_NAME_CHARS = 63  # characters of a pod's name
 
 
@@ -46,31 +53,16 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        job_requirements = _list_requirements(None)
-        job_kind = user_manifest.JobKind(
-            _API, _KIND, "jobset", _list_watched_kinds(), job_requirements, _list_pod_sets, has_random_suffix=True
-        )
-        return user_manifest.plan_manifest(profile, run, job_kind)
+        return user_manifest.plan_manifest(profile, run, _JOB_KIND, _list_requirements(None))
     _validate_profile(profile, run)
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    return ManifestPlan(
-        launcher="jobset",
-        cluster=profile.cluster,
-        store=etcd,
-        objects=(*build_files(profile, run), _build_jobset(profile, run, options)),
-        tasks={f"{_JOB_NAME}-0": profile.nodes.max},
-        has_random_suffix=True,
-        container=_JOB_NAME,
-        template_path=("spec", "replicatedJobs", 0, "template", "spec", "template"),
-        watch=_list_watched_kinds(),
-        ranks=command.rank_source(profile),
-        requires=(
-            *_list_requirements(options.queue),
-            *_store.list_etcd_requirements(profile),
-            *requirements.list_pod_requirements(profile, run),
-        ),
-        **lease_record.build_plan_fields(profile, run),
+    objects = JobObjects(_build_jobset(profile, run, options), build_files(profile, run), etcd)
+    job_requirements = (
+        *_list_requirements(options.queue),
+        *_store.list_etcd_requirements(profile),
+        *requirements.list_pod_requirements(profile, run),
     )
+    return plan_job(profile, run, _JOB_KIND, objects, job_requirements, ranks=command.rank_source(profile))
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:
@@ -106,9 +98,6 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
         "backoffLimit": 0,
         "template": template.build_pod_template(profile, run, container),
     }
-    labels = template.attempt_labels(profile, run)
-    if options.queue:
-        labels[_QUEUE_LABEL] = options.queue
     spec: dict[str, Any] = {
         "failurePolicy": {"maxRestarts": 0},
         "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
@@ -125,7 +114,7 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
     return {
         "apiVersion": _API,
         "kind": _KIND,
-        "metadata": {"name": run.job(profile), "labels": labels},
+        "metadata": build_metadata(profile, run, options.queue),
         "spec": spec,
     }
 
@@ -141,17 +130,22 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
     return JobNode(endpoint, process_env.NODE_VARIABLE, address)
 
 
-def _list_watched_kinds() -> tuple[WatchedKind, ...]:
-    return (WatchedKind(api=_API, kind=_KIND), WatchedKind(api="v1", kind="Pod"))
-
-
-def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
+def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The pods of each Job of a JobSet, which is called <name>-<number>."""
-    for index, replicated_job in enumerate(job["spec"]["replicatedJobs"]):
+    for replicated_job in job["spec"]["replicatedJobs"]:
         spec = replicated_job["template"]["spec"]
-        template_path = ("spec", "replicatedJobs", index, "template", "spec", "template")
         for number in range(int(replicated_job.get("replicas", 1))):
-            yield PodSet(f"{replicated_job['name']}-{number}", int(spec.get("parallelism", 1)), template_path)
+            yield PodSet(f"{replicated_job['name']}-{number}", int(spec.get("parallelism", 1)), spec["template"])
+
+
+_JOB_KIND = JobKind(
+    launcher="jobset",
+    api=_API,
+    kind=_KIND,
+    watch=(WatchedKind(api=_API, kind=_KIND), WatchedKind(api="v1", kind="Pod")),
+    list_pod_sets=_list_pod_sets,
+    has_random_suffix=True,
+)
 
 
 def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
@@ -160,8 +154,7 @@ def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
         # The Helm chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
     ]
-    if queue:
-        job_requirements.append(ReferencedObject(object_kind="LocalQueue", name=queue))
+    job_requirements += list_queue_requirements(queue)
     job_requirements.append(requirements.job_permission("jobsets.jobset.x-k8s.io"))
     # To check that the Job which the JobSet creates is gone.
     job_requirements.append(Permission(verbs=("list",), resource="jobs.batch"))

@@ -1,7 +1,7 @@
 """Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, elastic, or with a master and workers."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import Field
@@ -15,9 +15,17 @@ from torchyard.model.profile import WITH_AGENT, Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
-from torchyard.pods import lease_record, requirements, template
+from torchyard.pods import requirements, template
 from torchyard.pods.files import build_files
-from torchyard.pods.template import PodSet
+from torchyard.pods.job_kind import (
+    JobKind,
+    JobObjects,
+    PodSet,
+    build_metadata,
+    list_queue_requirements,
+    plan_job,
+)
+from torchyard.pods.volumes import Manifest
 
 _API = "kubeflow.org/v1"
 KIND = "PyTorchJob"
@@ -35,6 +43,7 @@ class Options(FrozenModel):
     """The options of this launcher."""
 
     queue: str | None = Field(None, description="a queue of the gang scheduler, if the operator has one")
+    local_queue: str | None = Field(None, description="a LocalQueue of Kueue, which then admits the job")
     etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
     suspend: bool = Field(False, description="the job waits until it is resumed, for example by Kueue")
 
@@ -46,30 +55,29 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        job_requirements = list_requirements(_read_queue(profile))
-        job_kind = user_manifest.JobKind(
-            _API, KIND, "pytorchjob", list_watched_kinds(), job_requirements, list_pod_sets, has_ports=True
-        )
-        return user_manifest.plan_manifest(profile, run, job_kind)
-    job = _build_pytorchjob(profile, run, options)
-    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    return ManifestPlan(
-        launcher="pytorchjob",
-        cluster=profile.cluster,
-        store=etcd,
-        objects=(*build_files(profile, run), job),
-        tasks={role.lower(): pods for role, pods in _count_pods_by_role(profile).items()},
-        container=_CONTAINER_NAME,
-        template_path=("spec", "pytorchReplicaSpecs", next(iter(_count_pods_by_role(profile))), "template"),
-        watch=list_watched_kinds(),
-        ranks=command.rank_source(profile),
-        requires=(
-            *list_requirements(options.queue),
-            *_store.list_etcd_requirements(profile),
-            *requirements.list_pod_requirements(profile, run, has_ports=True),
-        ),
-        **lease_record.build_plan_fields(profile, run),
+        return user_manifest.plan_manifest(profile, run, _JOB_KIND, list_requirements(_read_queue(profile)))
+    job = build_pytorchjob(profile, run, options)
+    job_requirements = (*list_requirements(options.queue), *list_queue_requirements(options.local_queue))
+    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, job_requirements)
+
+
+def plan_own_job(
+    profile: Profile,
+    run: Run,
+    job_kind: JobKind,
+    main: Manifest,
+    etcd_image: str,
+    job_requirements: Iterable[ClusterRequirement],
+) -> ManifestPlan:
+    """The plan of `main`, a PyTorchJob or an object around one, with the run's files and its own store."""
+    etcd = _store.build_etcd(profile, run, etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    objects = JobObjects(main, build_files(profile, run), etcd)
+    all_requirements = (
+        *job_requirements,
+        *_store.list_etcd_requirements(profile),
+        *requirements.list_pod_requirements(profile, run, has_ports=True),
     )
+    return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
 
 
 def _count_pods_by_role(profile: Profile) -> dict[str, int]:
@@ -82,7 +90,7 @@ def _count_pods_by_role(profile: Profile) -> dict[str, int]:
     return counts
 
 
-def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+def build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The PyTorchJob. A failed pod and its log stay; a new attempt is torchyard's decision."""
     node = _build_job_node(profile, run)
     variables = []
@@ -106,7 +114,7 @@ def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str,
     return {
         "apiVersion": _API,
         "kind": KIND,
-        "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
+        "metadata": build_metadata(profile, run, options.local_queue),
         "spec": spec,
     }
 
@@ -156,14 +164,6 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
     return JobNode(endpoint, process_env.NODE_VARIABLE, address)
 
 
-def list_watched_kinds() -> tuple[WatchedKind, ...]:
-    return (
-        WatchedKind(api=_API, kind=KIND),
-        WatchedKind(api="v1", kind="Pod"),
-        WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
-    )
-
-
 def _read_queue(profile: Profile) -> str | None:
     """The queue that a manifest's PyTorchJob sets for its PodGroup; None if it sets none."""
     for obj in profile.manifest:
@@ -173,11 +173,19 @@ def _read_queue(profile: Profile) -> str | None:
     return None
 
 
-def list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
+def list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The replicas of a PyTorchJob, by role; their number defaults to 1."""
     for role, replica_spec in job["spec"]["pytorchReplicaSpecs"].items():
         pods = 1 if replica_spec.get("replicas") is None else int(replica_spec["replicas"])
-        yield PodSet(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
+        yield PodSet(role.lower(), pods, replica_spec["template"])
+
+
+WATCHED_KINDS = (
+    WatchedKind(api=_API, kind=KIND),
+    WatchedKind(api="v1", kind="Pod"),
+    WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
+)
+_JOB_KIND = JobKind("pytorchjob", _API, KIND, WATCHED_KINDS, list_pod_sets, has_ports=True)
 
 
 def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:

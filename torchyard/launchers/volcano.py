@@ -14,9 +14,10 @@ from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
-from torchyard.pods import lease_record, requirements, template
+from torchyard.pods import requirements, template
 from torchyard.pods.files import build_files
-from torchyard.pods.template import PodSet
+from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, build_metadata, plan_job
+from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
 _API = "batch.volcano.sh/v1alpha1"
@@ -47,30 +48,15 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        job_requirements = _list_requirements(_read_queue(profile))
-        job_kind = user_manifest.JobKind(
-            _API, _KIND, "volcano", _list_watched_kinds(), job_requirements, _list_pod_sets
-        )
-        return user_manifest.plan_manifest(profile, run, job_kind)
-    job = _build_volcano_job(profile, run, options)
+        return user_manifest.plan_manifest(profile, run, _JOB_KIND, _list_requirements(_read_queue(profile)))
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    return ManifestPlan(
-        launcher="volcano",
-        cluster=profile.cluster,
-        store=etcd,
-        objects=(*build_files(profile, run), job),
-        tasks={_TASK_NAME: profile.nodes.max},
-        container=_TASK_NAME,
-        template_path=("spec", "tasks", 0, "template"),
-        watch=_list_watched_kinds(),
-        ranks=command.rank_source(profile),
-        requires=(
-            *_list_requirements(options.queue),
-            *_store.list_etcd_requirements(profile),
-            *requirements.list_pod_requirements(profile, run),
-        ),
-        **lease_record.build_plan_fields(profile, run),
+    objects = JobObjects(_build_volcano_job(profile, run, options), build_files(profile, run), etcd)
+    job_requirements = (
+        *_list_requirements(options.queue),
+        *_store.list_etcd_requirements(profile),
+        *requirements.list_pod_requirements(profile, run),
     )
+    return plan_job(profile, run, _JOB_KIND, objects, job_requirements, ranks=command.rank_source(profile))
 
 
 def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
@@ -100,7 +86,7 @@ def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str
     return {
         "apiVersion": _API,
         "kind": _KIND,
-        "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
+        "metadata": build_metadata(profile, run),
         "spec": spec,
     }
 
@@ -124,14 +110,6 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
     return JobNode(endpoint, process_env.NODE_VARIABLE, f"{job}-{_TASK_NAME}-$({process_env.NODE_VARIABLE}).{job}")
 
 
-def _list_watched_kinds() -> tuple[WatchedKind, ...]:
-    return (
-        WatchedKind(api=_API, kind=_KIND),
-        WatchedKind(api="v1", kind="Pod"),
-        WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
-    )
-
-
 def _read_queue(profile: Profile) -> str:
     """The queue of a manifest's Job. Without one, Volcano's webhook sets `default`."""
     for obj in profile.manifest:
@@ -141,11 +119,23 @@ def _read_queue(profile: Profile) -> str:
     return "default"
 
 
-def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
+def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The tasks of a Job. A task without `replicas` has no pods."""
     for index, task in enumerate(job["spec"]["tasks"]):
-        pods = int(task.get("replicas") or 0)
-        yield PodSet(task.get("name") or f"default{index}", pods, ("spec", "tasks", index, "template"))
+        yield PodSet(task.get("name") or f"default{index}", int(task.get("replicas") or 0), task["template"])
+
+
+_JOB_KIND = JobKind(
+    launcher="volcano",
+    api=_API,
+    kind=_KIND,
+    watch=(
+        WatchedKind(api=_API, kind=_KIND),
+        WatchedKind(api="v1", kind="Pod"),
+        WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
+    ),
+    list_pod_sets=_list_pod_sets,
+)
 
 
 def _list_requirements(queue: str) -> tuple[ClusterRequirement, ...]:

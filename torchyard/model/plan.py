@@ -1,5 +1,6 @@
 """A plan: everything that a job will run, pure and printable. Processes on hosts, or objects in a cluster."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -106,15 +107,6 @@ class WatchedKind(FrozenModel):
     by_name: bool = Field(False, description="only the object named like the job; else all with the run's labels")
 
 
-def get_nested(obj: dict[str, Any], key_path: tuple[str | int, ...]) -> dict[str, Any]:
-    """The mapping at the end of a path of keys and indices. Raises KeyError or IndexError if there is none."""
-    value: Any = obj
-    for key in key_path:
-        value = value[key]
-    mapping: dict[str, Any] = value
-    return mapping
-
-
 class ManifestPlan(FrozenModel):
     """A job made of Kubernetes objects, created in order: the rendezvous store if the run brings one, then the job."""
 
@@ -128,11 +120,13 @@ class ManifestPlan(FrozenModel):
     objects: tuple[dict[str, Any], ...] = Field(
         description="what the job's pods mount, then the job itself, which is the last one"
     )
-    tasks: dict[str, int] = Field(description="number of pods per task; they are named <job>-<task>-<i>")
+    wrapped: dict[str, Any] | None = Field(
+        None, description="the job inside the main object that creates the pods; None if the main object does so itself"
+    )
+    pods: dict[str, str] = Field(description="the name of each node's pod, by the node's name")
+    pod: dict[str, Any] = Field(description="the first pod, as a controller will create it")
     has_random_suffix: bool = Field(False, description="pod names end in a random suffix after that")
     container: str = Field(description="the container in each pod whose log and exit code count")
-    template_path: tuple[str | int, ...] = Field(description="path in the job to the template of its first pod")
-    wrapped_path: tuple[str | int, ...] = Field((), description="path in the job to an inner job that creates the pods")
     watch: tuple[WatchedKind, ...]
     ranks: Ranks = "teed"
     force_delete: bool = Field(
@@ -162,32 +156,17 @@ class ManifestPlan(FrozenModel):
     @property
     def admitted_objects(self) -> tuple[dict[str, Any], ...]:
         """The objects that the API server must accept: the store, the job, and a job that a controller will unwrap."""
-        objects = [*self.store, *self.objects]
-        if self.wrapped_path:
-            objects.append(get_nested(self.main, self.wrapped_path))
-        return tuple(objects)
+        wrapped = () if self.wrapped is None else (self.wrapped,)
+        return (*self.store, *self.objects, *wrapped)
 
-    @property
-    def pod(self) -> dict[str, Any]:
-        """The first pod, as a controller will create it from its template."""
-        template = get_nested(self.main, self.template_path)
-        name = f"{self.job}-{next(iter(self.tasks))}-0"
-        if self.has_random_suffix:
-            name += "-xxxxx"
-        metadata = template["metadata"] | {"name": name}
-        return {"apiVersion": "v1", "kind": "Pod"} | template | {"metadata": metadata}
+    @cached_property
+    def _nodes_by_pod(self) -> dict[str, str]:
+        return {pod: node for node, pod in self.pods.items()}
 
     def node(self, pod: str) -> str:
-        """The node's name for a pod's name: worker-0."""
-        name = pod.removeprefix(f"{self.job}-")
-        node = name.rpartition("-")[0]
-        return node if self.has_random_suffix and self._is_node(node) else name
-
-    def _is_node(self, name: str) -> bool:
-        """Whether `nodes` has this name, without listing them all: this runs for every change of every pod."""
-        task, _, index = name.rpartition("-")
-        count = self.tasks.get(task, 0)
-        return index.isascii() and index.isdecimal() and int(index[:9]) < count and str(int(index[:9])) == index
+        """The node's name for a pod's name: worker-0. For a pod that is not one of the plan's, a part of its name."""
+        name = pod.rpartition("-")[0] if self.has_random_suffix else pod
+        return self._nodes_by_pod.get(name) or pod.removeprefix(f"{self.job}-")
 
     @property
     def probe(self) -> str | None:
@@ -199,12 +178,7 @@ class ManifestPlan(FrozenModel):
     @property
     def nodes(self) -> dict[str, str]:
         """The path of each node's log."""
-        paths: dict[str, str] = {}
-        for task, count in self.tasks.items():
-            for index in range(count):
-                name = f"{task}-{index}"
-                paths[name] = f"{self.folder}/{name}/log"
-        return paths
+        return {node: f"{self.folder}/{node}/log" for node in self.pods}
 
     @property
     def logs(self) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """A pod that runs torchrun, built from named pieces: what every launcher on Kubernetes puts into its job."""
 
 import math
-from typing import NamedTuple
 
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
@@ -17,7 +16,6 @@ from torchyard.pods.volumes import (
     drop_empty,
 )
 
-KeyPath = tuple[str | int, ...]  # keys, from the outermost to the innermost
 RUN_LABEL = "torchyard/run"
 ATTEMPT_KEY = "torchyard/attempt"
 ROLE_LABEL = "torchyard/role"
@@ -25,17 +23,6 @@ CLI_RUN_LABEL = "torchyard/cli-run"  # of a job without a Lease: with RUN_LABEL,
 _NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 GPU_RESOURCE = "nvidia.com/gpu"
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
-
-
-class PodSet(NamedTuple):
-    """The pods of one template in a user's manifest; they are named <job>-<name>-<i>.
-
-    template_path: the keys that lead from the job to the pod template.
-    """
-
-    name: str
-    pod_count: int
-    template_path: KeyPath
 
 
 def attempt_labels(profile: Profile, run: Run) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """A job from the user's own manifest: launched as it is, with the run's name, labels and rendezvous id."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torchyard.diagnosis import pod_facts
 from torchyard.model.errors import ProfileError
-from torchyard.model.plan import ManifestPlan, WatchedKind, get_nested
+from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     AdmissionAccepted,
@@ -18,10 +18,10 @@ from torchyard.model.requirements import (
     plural_kind,
 )
 from torchyard.model.run import Run
-from torchyard.pods import etcd, lease_record, requirements
+from torchyard.pods import etcd, requirements
 from torchyard.pods import template as pod_template
+from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, plan_job
 from torchyard.pods.lint import lint_manifest
-from torchyard.pods.template import KeyPath, PodSet
 
 # Keys that the manifest itself decides; in the profile they would have no effect.
 _MANIFEST_OWNED_KEYS = (
@@ -43,45 +43,10 @@ _MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
 _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 
 
-def _main_is_job(_main: Mapping[str, Any]) -> KeyPath:
-    """The path to the object that creates the pods, if that is the manifest's main object itself."""
-    return ()
-
-
-class JobKind(NamedTuple):
-    """How a launcher reads its kind of job in a manifest.
-
-    api, kind: of the manifest's main object.
-    watch: the kinds of objects that the run watches.
-    requires: of every job of this kind.
-    list_pod_sets: from the object that creates the pods to its sets of pods.
-    find_job_path: from the main object to the path of the object that creates the pods, such as the job that an
-        AppWrapper wraps; empty if they are the same.
-    has_ports: the controller gives each pod a port, which is the node's under its network.
-    has_random_suffix: the pods' names end in a random word.
-    """
-
-    api: str
-    kind: str
-    launcher: str
-    watch: tuple[WatchedKind, ...]
-    requires: tuple[ClusterRequirement, ...]
-    list_pod_sets: Callable[[Mapping[str, Any]], Iterable[PodSet]]
-    find_job_path: Callable[[Mapping[str, Any]], KeyPath] = _main_is_job
-    has_ports: bool = False
-    has_random_suffix: bool = False
-
-
-class _PodTask(NamedTuple):
-    """The pods of one template in the job, the template, and the name of its main container."""
-
-    pod_set: PodSet
-    template: dict[str, Any]
-    container: str
-
-
-def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan:
-    """The plan of the manifest's job and the objects beside it.
+def plan_manifest(
+    profile: Profile, run: Run, job_kind: JobKind, job_requirements: Iterable[ClusterRequirement]
+) -> ManifestPlan:
+    """The plan of the manifest's job and the objects beside it. `job_requirements`: of every job of this kind.
 
     Raises ProfileError unless the manifest holds exactly one job of this kind, in one namespace, and the profile
     repeats nothing of it.
@@ -93,46 +58,39 @@ def plan_manifest(profile: Profile, run: Run, job_kind: JobKind) -> ManifestPlan
     companions = [document for document in documents if document is not main]
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
-    tasks = _adopt_job(main, profile, run, job_kind)
-    first_task = tasks[0]
-    job_path = job_kind.find_job_path(main)
+    pod_sets = _adopt_job(main, profile, run, job_kind)
     namespaces = _list_namespaces(profile)
-    has_tee = "--tee" in str(first_task.template)  # torchrun then prefixes each line with its local rank
-    return ManifestPlan(
-        launcher=job_kind.launcher,
-        cluster=profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None}),
-        store=tuple(companions),
-        objects=(main,),
-        tasks={task.pod_set.name: task.pod_set.pod_count for task in tasks},
-        has_random_suffix=job_kind.has_random_suffix,
-        container=first_task.container,
-        template_path=(*job_path, *first_task.pod_set.template_path),
-        wrapped_path=job_path,
-        watch=job_kind.watch,
+    has_tee = "--tee" in str(pod_sets[0].template)  # torchrun then prefixes each line with its local rank
+    cluster = profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None})
+    all_requirements = (
+        *job_requirements,
+        *_list_companion_permissions(companions),
+        *_list_manifest_requirements(profile, run, main, job_kind),
+    )
+    return plan_job(
+        profile.model_copy(update={"cluster": cluster}),
+        run,
+        job_kind,
+        JobObjects(main, store=tuple(companions)),
+        all_requirements,
         ranks="teed" if has_tee else "logged",
-        requires=(
-            *job_kind.requires,
-            *_list_companion_permissions(companions),
-            *_list_manifest_requirements(profile, run, main, job_kind),
-        ),
-        **lease_record.build_plan_fields(profile, run),
     )
 
 
-def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, job_kind: JobKind) -> list[_PodTask]:
-    """Give the job, the object in it and its pods the run's name, labels and rendezvous id; return the job's tasks."""
-    job = get_nested(main, job_kind.find_job_path(main))
+def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, job_kind: JobKind) -> list[PodSet]:
+    """Give the job, the object in it and its pods the run's name, labels and rendezvous id; return the sets of pods."""
+    job = job_kind.find_job(main)
     labels = pod_template.attempt_labels(profile, run)
     for obj in (main, job):
         _add_labels(obj, labels)
         obj["metadata"]["name"] = run.job(profile)
-    tasks = _list_tasks(job, job_kind)
-    for task in tasks:
-        _add_labels(task.template, labels)
+    pod_sets = _list_pod_sets(job, job_kind)
+    for pod_set in pod_sets:
+        _add_labels(pod_set.template, labels)
     elastic_policy = job["spec"].get("elasticPolicy")  # without an id, all jobs would meet under the id `none`
     if isinstance(elastic_policy, dict) and not elastic_policy.get("rdzvId"):
         elastic_policy["rdzvId"] = run.job(profile)
-    return tasks
+    return pod_sets
 
 
 def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
@@ -155,11 +113,11 @@ def _list_manifest_requirements(
     profile: Profile, run: Run, main: dict[str, Any], job_kind: JobKind
 ) -> tuple[ClusterRequirement, ...]:
     """The requirements of any job, and advice about the traps of this one."""
-    job = get_nested(main, job_kind.find_job_path(main))
+    job = job_kind.find_job(main)
     return (
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
-        _required_capacity(job, _list_tasks(job, job_kind), job_kind),
+        _required_capacity(job, _list_pod_sets(job, job_kind), job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *(Advice(topic="manifest", detail=finding) for finding in lint_manifest(profile.manifest)),
@@ -193,22 +151,22 @@ def _validate_manifest(profile: Profile, run: Run, job_kind: JobKind) -> None:
 def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> list[str]:
     """Why the job cannot be launched as it is; empty if it can."""
     try:
-        job = get_nested(main, job_kind.find_job_path(main))
-        tasks = _list_tasks(job, job_kind)
-        _required_capacity(job, tasks, job_kind)
-        for obj in (job, *(task.template for task in tasks)):
+        job = job_kind.find_job(main)
+        pod_sets = _list_pod_sets(job, job_kind)
+        _required_capacity(job, pod_sets, job_kind)
+        for obj in (job, *(pod_set.template for pod_set in pod_sets)):
             _add_labels(dict(obj), {})  # raises if the metadata has another shape
         last_pods = []
-        for task in tasks:
+        for pod_set in pod_sets:
             # The last pod has the longest name.
-            last_index = max(task.pod_set.pod_count - 1, 0)
-            last_pods.append(f"{job_name}-{task.pod_set.name}-{last_index}")
+            last_index = max(pod_set.pod_count - 1, 0)
+            last_pods.append(f"{job_name}-{pod_set.name}-{last_index}")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):  # some part has another shape
-        tasks = []
+        pod_sets = []
         last_pods = []
-    if not any(task.pod_set.pod_count for task in tasks):
+    if not any(pod_set.pod_count for pod_set in pod_sets):
         return [f"manifest: the {main['kind']} has no task with replicas and a pod template with a named container"]
-    pod_count = sum(task.pod_set.pod_count for task in tasks)
+    pod_count = sum(pod_set.pod_count for pod_set in pod_sets)
     if pod_count > _MAX_PODS:
         return [f"manifest: the {main['kind']} has {pod_count} pods: at most {_MAX_PODS} are supported"]
     findings = [
@@ -216,7 +174,7 @@ def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> 
         for pod_name in last_pods
         if len(pod_name) > _MAX_HOST_NAME_CHARS
     ]
-    containers = dict.fromkeys(task.container for task in tasks)
+    containers = dict.fromkeys(pod_set.container for pod_set in pod_sets)
     if len(containers) > 1:
         findings.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
     return findings
@@ -234,19 +192,16 @@ def _list_namespaces(profile: Profile) -> list[str]:
     return list(dict.fromkeys(namespace for namespace in namespaces if namespace))
 
 
-def _list_tasks(job: dict[str, Any], job_kind: JobKind) -> list[_PodTask]:
-    """The sets of pods of a job with their templates; the main container is the operator's own, else the first.
+def _list_pod_sets(job: dict[str, Any], job_kind: JobKind) -> list[PodSet]:
+    """The sets of pods of a job.
 
     Raises KeyError, IndexError, TypeError, AttributeError or ValueError if the job has another shape.
     """
-    tasks = []
-    for pod_set in job_kind.list_pod_sets(job):
-        if not isinstance(pod_set.name, str):
-            raise TypeError(f"the name of a task is {pod_set.name!r}, not a text")
-        template = get_nested(job, pod_set.template_path)
-        names = [str(container["name"]) for container in template["spec"]["containers"]]
-        tasks.append(_PodTask(pod_set, template, "pytorch" if "pytorch" in names else names[0]))
-    return tasks
+    pod_sets = list(job_kind.list_pod_sets(job))
+    for pod_set in pod_sets:
+        if not isinstance(pod_set.name, str) or not pod_set.container:
+            raise TypeError(f"{pod_set.name!r} is not the name of pods, or they have no container")
+    return pod_sets
 
 
 def _add_labels(obj: dict[str, Any], labels: dict[str, str]) -> None:
@@ -270,19 +225,19 @@ def _name_resource(document: dict[str, Any]) -> str:
     return f"{resource}.{group}" if group else resource
 
 
-def _required_capacity(job: dict[str, Any], tasks: list[_PodTask], job_kind: JobKind) -> Capacity:
-    """The capacity that the first task's pods need. Under the host's network a port allows one pod per node.
+def _required_capacity(job: dict[str, Any], pod_sets: list[PodSet], job_kind: JobKind) -> Capacity:
+    """The capacity that the pods of the first set need. Under the host's network a port allows one pod per node.
 
-    The number of pods is Volcano's minAvailable, or else all. Raises as `_list_tasks` does.
+    The number of pods is Volcano's minAvailable, or else all. Raises as `_list_pod_sets` does.
     """
-    spec = tasks[0].template["spec"]
+    spec = pod_sets[0].template["spec"]
     container = spec["containers"][0]
     container_resources = container.get("resources") or {}
     resources = (container_resources.get("limits") or {}) | (container_resources.get("requests") or {})
     min_available = int(job["spec"].get("minAvailable") or 0)
     has_ports = job_kind.has_ports or container.get("ports")
     return Capacity(
-        pods=min_available or sum(task.pod_set.pod_count for task in tasks),
+        pods=min_available or sum(pod_set.pod_count for pod_set in pod_sets),
         labels=spec.get("nodeSelector") or {},
         tolerations=tuple(toleration.get("key") or "" for toleration in spec.get("tolerations") or ()),
         resources={name: str(amount) for name, amount in resources.items()},

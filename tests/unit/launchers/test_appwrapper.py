@@ -30,11 +30,8 @@ def of(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
 
 
 def inner(plan: ManifestPlan) -> dict[str, Any]:
-    value: Any = plan.main
-    for key in appwrapper.find_wrapped_path(plan.main):
-        value = value[key]
-    job: dict[str, Any] = value
-    return job
+    assert plan.wrapped
+    return plan.wrapped
 
 
 def observe(**status: Any) -> Observation:
@@ -50,7 +47,7 @@ def test_wrapper_contains_the_job_that_pytorchjob_plans(plan_wrapped: Planned, a
     """The wrapped object is the PyTorchJob's own plan, except for the fields that only the wrapper may have."""
     plan = plan_wrapped(options={"api": api})
     unwrapped = plan_wrapped(launcher="pytorchjob")
-    assert plan.tasks == unwrapped.tasks == {"master": 1, "worker": 1}
+    assert plan.pods == unwrapped.pods == {node: f"{plan.job}-{node}" for node in ("master-0", "worker-0")}
     assert plan.pod["spec"] == unwrapped.pod["spec"]
     assert inner(plan)["metadata"] == unwrapped.main["metadata"]
 

@@ -45,7 +45,8 @@ def test_names_are_those_of_the_svc_plugin(planned: Planned) -> None:
     """A pod of Volcano is <job>-<task>-<i>.<job>."""
     plan = planned(nodes=2)
     assert get_local_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
-    assert (plan.tasks, plan.container) == ({"worker": 2}, volcano(plan)["tasks"][0]["name"])
+    assert plan.pods == {f"worker-{index}": f"{plan.job}-worker-{index}" for index in range(2)}
+    assert plan.container == volcano(plan)["tasks"][0]["name"]
 
 
 def test_volcano_pods_have_no_ports(planned: Planned) -> None:

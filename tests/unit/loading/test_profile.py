@@ -184,7 +184,12 @@ def test_manifest_is_looked_for_beside_the_profile(planned: Planned, tmp_path: P
     """A relative manifest path is relative to the profile's folder."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "job.yaml").write_text(yaml.safe_dump(JOB))
-    assert planned(image=None, program=None, manifest="sub/job.yaml").tasks == {"lead": 1, "rest": 3}
+    assert planned(image=None, program=None, manifest="sub/job.yaml").pods.keys() == {
+        "lead-0",
+        "rest-0",
+        "rest-1",
+        "rest-2",
+    }
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedR
         case Capacity():
             check = check_capacity(client, requirement, name)
         case ReferencedObject():
-            check = check_reference(client, requirement, name, sum(plan.tasks.values()))
+            check = check_reference(client, requirement, name, len(plan.pods))
         case AdmissionAccepted():
             check = check_admission(client, requirement, name, plan)
         case Advice():

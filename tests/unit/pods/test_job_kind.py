@@ -1,0 +1,36 @@
+"""A kind of job, and the plan of one."""
+
+import pytest
+
+from tests.conftest import Planned
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import ReferencedObject
+from torchyard.pods.job_kind import QUEUE_LABEL, PodSet
+
+KUEUE_OPTIONS = {"jobset": "queue", "appwrapper": "queue", "pytorchjob": "local_queue"}
+
+
+def test_main_container_is_the_operators_own() -> None:
+    """The container called pytorch counts, wherever it is; without one the first does."""
+    names = [["side", "pytorch"], ["first", "second"]]
+    templates = [{"spec": {"containers": [{"name": name} for name in containers]}} for containers in names]
+    assert [PodSet("a", 1, template).container for template in templates] == ["pytorch", "first"]
+
+
+@pytest.mark.parametrize("launcher", KUEUE_OPTIONS)
+def test_queue_of_kueue_is_on_the_main_object_alone(planned: Planned, launcher: str) -> None:
+    """The label with the LocalQueue is on the object that Kueue admits, and preflight checks that the queue exists."""
+    plan: ManifestPlan = planned(launcher=launcher, options={KUEUE_OPTIONS[launcher]: "team-a"})
+    assert plan.main["metadata"]["labels"][QUEUE_LABEL] == "team-a"
+    inner = [obj["metadata"].get("labels", {}) for obj in (plan.pod, plan.wrapped or plan.pod)]
+    assert [QUEUE_LABEL in labels for labels in inner] == [False, False]
+    assert ReferencedObject(object_kind="LocalQueue", name="team-a") in plan.requires
+
+
+def test_first_pod_is_a_value_of_the_plan(planned: Planned) -> None:
+    """The first pod is in the plan as a controller creates it; a JobSet's has a random suffix."""
+    volcano = planned(launcher="volcano", nodes=2)
+    assert (volcano.pod["kind"], volcano.pod["metadata"]["name"]) == ("Pod", f"{volcano.job}-worker-0")
+    jobset = planned(launcher="jobset", nodes=2)
+    assert jobset.pod["metadata"]["name"] == f"{jobset.job}-worker-0-0-xxxxx"
+    assert jobset.node(f"{jobset.job}-worker-0-1-abcde") == "worker-0-1"

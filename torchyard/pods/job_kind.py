@@ -1,0 +1,125 @@
+"""A kind of job in a cluster, and the plan of a job of that kind: our own jobs and those of manifests go this way."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torchyard.model.plan import ManifestPlan, Ranks, WatchedKind
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import ClusterRequirement, ReferencedObject
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
+from torchyard.pods.template import attempt_labels
+from torchyard.pods.volumes import Manifest
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for
+
+
+class PodSet(NamedTuple):
+    """The pods of one template in a job; they are named <job>-<name>-<i>."""
+
+    name: str
+    pod_count: int
+    template: Manifest
+
+    @property
+    def container(self) -> str:
+        """The name of the main container: the operator's own if there is one, else the first."""
+        names = [str(container["name"]) for container in self.template["spec"]["containers"]]
+        return _OPERATOR_CONTAINER if _OPERATOR_CONTAINER in names else names[0]
+
+
+def _find_main(main: Manifest) -> Manifest:
+    """The object that creates the pods, if that is the job's main object itself."""
+    return main
+
+
+class JobKind(NamedTuple):
+    """A kind of job.
+
+    launcher: the name of its launcher.
+    api, kind: of its main object.
+    watch: the kinds of objects that a run watches.
+    list_pod_sets: from the object that creates the pods to its sets of pods. It may raise KeyError, IndexError,
+        TypeError, AttributeError or ValueError for an object of another shape.
+    find_job: from the main object to the object in it that creates the pods, such as the job that an AppWrapper wraps;
+        the main object itself if they are the same. It may raise the same errors.
+    has_ports: the controller gives each pod a port, which is the node's under its network.
+    has_random_suffix: the pods' names end in a random word.
+    """
+
+    launcher: str
+    api: str
+    kind: str
+    watch: tuple[WatchedKind, ...]
+    list_pod_sets: Callable[[Manifest], Iterable[PodSet]]
+    find_job: Callable[[Manifest], Manifest] = _find_main
+    has_ports: bool = False
+    has_random_suffix: bool = False
+
+
+class JobObjects(NamedTuple):
+    """The objects of a job.
+
+    main: the job itself.
+    files: what its pods mount; created before it.
+    store: the rendezvous store, or the companions of a manifest; created first.
+    """
+
+    main: Manifest
+    files: tuple[Manifest, ...] = ()
+    store: tuple[Manifest, ...] = ()
+
+
+def build_metadata(profile: Profile, run: Run, local_queue: str | None = None) -> Manifest:
+    """The metadata of a job's main object: its name and labels. `local_queue`: of Kueue, which then admits the job."""
+    labels = attempt_labels(profile, run)
+    if local_queue:
+        labels[QUEUE_LABEL] = local_queue
+    return {"name": run.job(profile), "labels": labels}
+
+
+def list_queue_requirements(local_queue: str | None) -> tuple[ClusterRequirement, ...]:
+    """The requirements of a job in a LocalQueue of Kueue; empty without one."""
+    return (ReferencedObject(object_kind="LocalQueue", name=local_queue),) if local_queue else ()
+
+
+def plan_job(
+    profile: Profile,
+    run: Run,
+    job_kind: JobKind,
+    objects: JobObjects,
+    requires: Iterable[ClusterRequirement],
+    *,
+    ranks: Ranks,
+) -> ManifestPlan:
+    """The plan of a job of this kind. `ranks`: how rank 0's lines are found."""
+    main = objects.main
+    job = job_kind.find_job(main)
+    pod_sets = list(job_kind.list_pod_sets(job))
+    pods: dict[str, str] = {}
+    for pod_set in pod_sets:
+        for index in range(pod_set.pod_count):
+            pods[f"{pod_set.name}-{index}"] = f"{run.job(profile)}-{pod_set.name}-{index}"
+    return ManifestPlan(
+        launcher=job_kind.launcher,
+        cluster=profile.cluster,
+        store=objects.store,
+        objects=(*objects.files, main),
+        wrapped=None if job is main else job,
+        pods=pods,
+        pod=_build_first_pod(f"{run.job(profile)}-{pod_sets[0].name}-0", pod_sets[0].template, job_kind),
+        has_random_suffix=job_kind.has_random_suffix,
+        container=pod_sets[0].container,
+        watch=job_kind.watch,
+        ranks=ranks,
+        requires=tuple(requires),
+        **lease_record.build_plan_fields(profile, run),
+    )
+
+
+def _build_first_pod(name: str, template: Manifest, job_kind: JobKind) -> dict[str, Any]:
+    """The first pod, as a controller will create it from its template."""
+    if job_kind.has_random_suffix:
+        name += "-xxxxx"
+    return {"apiVersion": "v1", "kind": "Pod"} | template | {"metadata": template["metadata"] | {"name": name}}
