@@ -49,10 +49,10 @@ def build_plan(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
     def plan(attempt: int = 1, options: dict[str, Any] | None = None, run: str = "run", **keys: Any) -> CommandPlan:
         host_settings = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
         merged_options = {"hosts": host_settings, "python": sys.executable} | (options or {})
-        profile_keys = {"code": PROGRAM, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env"} | keys
         # A name of its own: tests in other folders, which may run at the same time, end processes by their label.
-        profile = load(write("behind-ssh", **profile_keys, options=merged_options))
-        return command_plan_of(profile, tmp_path / run, attempt)
+        profile_keys: dict[str, Any] = {"name": "behind-ssh", "code": PROGRAM, "args": ["0.1"], "nodes": 2}
+        profile_keys |= {"agent": "none", "rendezvous": "env", "options": merged_options} | keys
+        return command_plan_of(load(write(**profile_keys)), tmp_path / run, attempt)
 
     return plan
 

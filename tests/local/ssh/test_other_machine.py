@@ -54,7 +54,7 @@ def test_machine_without_files_of_the_run_finds_the_attempt(plan_job: Planned, w
     options = {"hosts": [process.host for process in plan.processes]}
     folder = RunFolder(tmp_path / "elsewhere")
     folder.path.mkdir()
-    adopt_run(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
+    adopt_run(folder, load(write("behind-ssh", nodes=2, attempts=3, options=options)), RUN_ID)
     assert (folder.attempts(), folder.last("start")["first"]) == ([2], 1)
 
 
