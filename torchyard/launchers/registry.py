@@ -1,6 +1,7 @@
-"""The list of launchers. A new one is one module in this folder and its name in _LAUNCHERS."""
+"""The list of launchers. A new one is one module in this folder."""
 
 import importlib
+from pathlib import Path
 from typing import Protocol, cast
 
 from pydantic import BaseModel
@@ -9,7 +10,7 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Observation, Run, Status
 
-_LAUNCHERS = ("appwrapper", "baremetal", "jobset", "pytorchjob", "runai", "volcano")  # one module of this folder each
+_OTHER_MODULES = frozenset({"__init__", Path(__file__).stem})
 
 
 class Launcher(Protocol):
@@ -45,12 +46,12 @@ class UnknownLauncherError(Exception):
 
 
 def list_launchers() -> list[str]:
-    """The names of all launchers."""
-    return list(_LAUNCHERS)
+    """The names of all launchers, which are those of their modules, in alphabetical order."""
+    return sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - _OTHER_MODULES)
 
 
 def load_launcher(name: str) -> Launcher:
     """The launcher of this name, imported only now, so that a profile pays only for its own."""
-    if name not in _LAUNCHERS:
+    if name not in list_launchers():
         raise UnknownLauncherError(name)
     return cast(Launcher, importlib.import_module(f"torchyard.launchers.{name}"))
