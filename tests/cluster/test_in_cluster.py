@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import uuid
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from tests.cluster import launcher_image
 from tests.cluster.jobs import require_real_nodes
@@ -22,6 +24,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
+from torchyard.tasks.flow_run.states import is_transient_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -135,8 +138,11 @@ class Installation:
             timeout=30,
         )
 
+    @retry(
+        retry=retry_if_exception(is_transient_error), wait=wait_fixed(1), stop=stop_after_delay(TIMEOUT_S), reraise=True
+    )
     def call(self, method: str, path: str, body: Object | None = None) -> Any:
-        """Send a request to the Prefect server; return the JSON of the response."""
+        """Send a request to the Prefect server, again while it is busy; return the JSON of the response."""
         response = self.prefect_api.request(method, path, json=body)
         response.raise_for_status()
         return response.json()
@@ -144,7 +150,9 @@ class Installation:
     def start_flow_run(self, deployment: str, parameters: Object) -> str:
         """Start a flow run as the UI does; return its id."""
         details = self.call("GET", f"/deployments/name/{deployment}")
-        flow_run = self.call("POST", f"/deployments/{details['id']}/create_flow_run", {"parameters": parameters})
+        # With the key a request that was repeated starts one run.
+        body = {"parameters": parameters, "idempotency_key": uuid.uuid4().hex}
+        flow_run = self.call("POST", f"/deployments/{details['id']}/create_flow_run", body)
         return str(flow_run["id"])
 
     def read_state(self, run: str) -> Object:
