@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
@@ -100,12 +100,15 @@ def run_and_follow(api_url: str, profile: str) -> int:
 def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
     """Create a run of the profile's deployment, or of the one that takes any profile if the profile has none."""
     path = list_profiles().get(profile)
+    key = uuid4().hex  # Prefect's client repeats a request to a busy server: without a key that may start two runs
     with suppress(ObjectNotFound):
         if path:
-            return client.create_flow_run_from_deployment(_find_deployment(client, profile))
+            return client.create_flow_run_from_deployment(_find_deployment(client, profile), idempotency_key=key)
     deployment_id = _find_deployment(client, ANY_PROFILE)
     profile_path = path or Path(profile).expanduser().absolute()
-    return client.create_flow_run_from_deployment(deployment_id, parameters={"profile": str(profile_path)})
+    return client.create_flow_run_from_deployment(
+        deployment_id, parameters={"profile": str(profile_path)}, idempotency_key=key
+    )
 
 
 def _find_deployment(client: "SyncPrefectClient", name: str) -> UUID:
