@@ -19,7 +19,7 @@ from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
-from torchyard.pods.job_kind import JobKind, build_metadata, list_queue_requirements
+from torchyard.pods.job_kind import JobKind, build_metadata, list_queue_requirements, plan_own_job
 from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
@@ -88,7 +88,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     else:
         wrapper = _build_dispatcher_wrapper(job, profile, options)
     inner_requirements = _list_inner_requirements(pytorchjob.list_requirements(None))
-    return pytorchjob.plan_own_job(
+    return plan_own_job(
         profile,
         run,
         _build_job_kind(options),

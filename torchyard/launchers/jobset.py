@@ -16,14 +16,12 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
-from torchyard.pods.files import build_files
 from torchyard.pods.job_kind import (
     JobKind,
-    JobObjects,
     PodSet,
     build_metadata,
     list_queue_requirements,
-    plan_job,
+    plan_own_job,
 )
 from torchyard.pods.volumes import Manifest
 
@@ -55,14 +53,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
         return user_manifest.plan_manifest(profile, run, _JOB_KIND, _list_requirements(None))
     _validate_profile(profile, run)
-    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    objects = JobObjects(_build_jobset(profile, run, options), build_files(profile, run), etcd)
-    job_requirements = (
-        *_list_requirements(options.queue),
-        *_store.list_etcd_requirements(profile),
-        *requirements.list_pod_requirements(profile, run),
-    )
-    return plan_job(profile, run, _JOB_KIND, objects, job_requirements, ranks=command.rank_source(profile))
+    job = _build_jobset(profile, run, options)
+    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, _list_requirements(options.queue))
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:

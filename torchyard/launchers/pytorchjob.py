@@ -1,7 +1,7 @@
 """Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, elastic, or with a master and workers."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field
@@ -16,14 +16,12 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
-from torchyard.pods.files import build_files
 from torchyard.pods.job_kind import (
     JobKind,
-    JobObjects,
     PodSet,
     build_metadata,
     list_queue_requirements,
-    plan_job,
+    plan_own_job,
 )
 from torchyard.pods.volumes import Manifest
 
@@ -59,25 +57,6 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     job = build_pytorchjob(profile, run, options)
     job_requirements = (*list_requirements(options.queue), *list_queue_requirements(options.local_queue))
     return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, job_requirements)
-
-
-def plan_own_job(
-    profile: Profile,
-    run: Run,
-    job_kind: JobKind,
-    main: Manifest,
-    etcd_image: str,
-    job_requirements: Iterable[ClusterRequirement],
-) -> ManifestPlan:
-    """The plan of `main`, a PyTorchJob or an object around one, with the run's files and its own store."""
-    etcd = _store.build_etcd(profile, run, etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    objects = JobObjects(main, build_files(profile, run), etcd)
-    all_requirements = (
-        *job_requirements,
-        *_store.list_etcd_requirements(profile),
-        *requirements.list_pod_requirements(profile, run, has_ports=True),
-    )
-    return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
 
 
 def _count_pods_by_role(profile: Profile) -> dict[str, int]:

@@ -15,8 +15,7 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
-from torchyard.pods.files import build_files
-from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, build_metadata, plan_job
+from torchyard.pods.job_kind import JobKind, PodSet, build_metadata, plan_own_job
 from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
@@ -49,14 +48,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         from torchyard.pods import user_manifest
 
         return user_manifest.plan_manifest(profile, run, _JOB_KIND, _list_requirements(_read_queue(profile)))
-    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    objects = JobObjects(_build_volcano_job(profile, run, options), build_files(profile, run), etcd)
-    job_requirements = (
-        *_list_requirements(options.queue),
-        *_store.list_etcd_requirements(profile),
-        *requirements.list_pod_requirements(profile, run),
-    )
-    return plan_job(profile, run, _JOB_KIND, objects, job_requirements, ranks=command.rank_source(profile))
+    job = _build_volcano_job(profile, run, options)
+    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, _list_requirements(options.queue))
 
 
 def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:

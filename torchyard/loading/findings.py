@@ -33,7 +33,7 @@ class Findings:
         location = format_location(self._path, self._root, loc, self._overrides)
         self.messages.append(location + shorten_message(text))
         if loc:
-            self.wrong_keys.add(str(loc[0]))
+            self.wrong_keys.add(_name_wrong_key(loc))
 
     def add_sentence(self, sentence: str) -> None:
         """Add a finding that begins with its key, such as `options.hosts: ...`; the whole profile's if it does not."""
@@ -44,7 +44,8 @@ class Findings:
         """Add the findings of a plan, except those about keys that have one already."""
         known_keys = frozenset(self.wrong_keys)
         for sentence in error.findings:
-            if read_first_key(sentence) not in known_keys:
+            key_path = sentence.partition(":")[0]
+            if not {read_first_key(sentence), key_path} & known_keys:
                 self.add_sentence(sentence)
 
     def add_error(self, key: str, error: ProfileError | ProfileKeyError) -> None:
@@ -65,3 +66,8 @@ class Findings:
             self.add(finding.loc, finding.text)
             wrong_keys.update(map(str, details["loc"][:1]))  # a missing key has the location of its mapping
         return wrong_keys
+
+
+def _name_wrong_key(loc: Loc) -> str:
+    """The top-level key of a location; of an option its path, because the other options can still be checked."""
+    return ".".join(map(str, loc[:2])) if loc[0] == "options" else str(loc[0])

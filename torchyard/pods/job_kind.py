@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from torchyard.agents import command
 from torchyard.model.plan import ManifestPlan, Ranks, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, ReferencedObject
 from torchyard.model.run import Run
-from torchyard.pods import lease_record
+from torchyard.pods import etcd, lease_record, requirements
+from torchyard.pods.files import build_files
 from torchyard.pods.template import attempt_labels
 from torchyard.pods.volumes import Manifest
 
@@ -116,6 +118,28 @@ def plan_job(
         requires=tuple(requires),
         **lease_record.build_plan_fields(profile, run),
     )
+
+
+def plan_own_job(
+    profile: Profile,
+    run: Run,
+    job_kind: JobKind,
+    main: Manifest,
+    etcd_image: str,
+    job_requirements: Iterable[ClusterRequirement],
+) -> ManifestPlan:
+    """The plan of a job that a launcher has built, with the run's files and its own store.
+
+    `job_requirements`: of every job of this kind; those of the store and of the pods follow them.
+    """
+    store = etcd.build_etcd(profile, run, etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    all_requirements = (
+        *job_requirements,
+        *etcd.list_etcd_requirements(profile),
+        *requirements.list_pod_requirements(profile, run, has_ports=job_kind.has_ports),
+    )
+    objects = JobObjects(main, build_files(profile, run), store)
+    return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
 
 
 def _build_first_pod(name: str, template: Manifest, job_kind: JobKind) -> dict[str, Any]:

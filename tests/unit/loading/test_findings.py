@@ -82,3 +82,10 @@ def test_every_missing_file_is_reported(write: Write) -> None:
     files = {"/opt/a.py": "no-a.py", "/opt/b.py": "no-b.py"}
     refusal = get_refusal(write(launcher="volcano", image="train:v1", files=files))
     assert ("no-a.py does not exist" in refusal, "no-b.py does not exist" in refusal) == (True, True)
+
+
+def test_wrong_option_hides_no_other(write: Write) -> None:
+    """Beside an unknown option, what the launcher cannot plan with another option is reported too."""
+    refusal = get_refusal(write(nodes=3, options={"hosts": ["a", "b"], "prt": 1}))
+    assert "unknown key options.prt" in refusal
+    assert "options.hosts: 2 hosts for 3 nodes" in refusal
