@@ -10,7 +10,9 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Observation, Run, Status
 
-_OTHER_MODULES = frozenset({"__init__", Path(__file__).stem})
+# Read once, with this module: a run that has no free file descriptor must still find its launcher.
+_MODULES = frozenset(path.stem for path in Path(__file__).parent.glob("*.py"))
+_LAUNCHERS = sorted(_MODULES - {"__init__", Path(__file__).stem})
 
 
 class Launcher(Protocol):
@@ -42,16 +44,16 @@ class UnknownLauncherError(Exception):
         self.name = name
 
     def __str__(self) -> str:
-        return f"launcher: {self.name} does not exist; use one of {', '.join(list_launchers())}"
+        return f"launcher: {self.name} does not exist; use one of {', '.join(_LAUNCHERS)}"
 
 
 def list_launchers() -> list[str]:
     """The names of all launchers, which are those of their modules, in alphabetical order."""
-    return sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - _OTHER_MODULES)
+    return list(_LAUNCHERS)
 
 
 def load_launcher(name: str) -> Launcher:
     """The launcher of this name, imported only now, so that a profile pays only for its own."""
-    if name not in list_launchers():
+    if name not in _LAUNCHERS:
         raise UnknownLauncherError(name)
     return cast(Launcher, importlib.import_module(f"torchyard.launchers.{name}"))
