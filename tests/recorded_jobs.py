@@ -26,6 +26,8 @@ JUNK += [
     {"status": "x"},
     [{"status": []}, {"name": {}}],
 ]
+_JUNK_TYPES = sorted({type(value) for value in JUNK}, key=lambda kind: kind.__name__)
+_JUNK_OF_TYPE = {kind: [value for value in JUNK if type(value) is kind] for kind in _JUNK_TYPES}
 # States that the launchers on machines read from their supervisors and from Run:ai's CLI.
 HOST_STATES: dict[str, dict[str, Any]] = {
     "baremetal": {"node-0": {"phase": "exited", "exit": 0}, "etcd": {"phase": "running"}},
@@ -40,6 +42,8 @@ HOST_STATES: dict[str, dict[str, Any]] = {
 def damaged_observations(draw: st.DrawFn, *, with_host_states: bool = True) -> tuple[str, Observation]:
     """A case and an observation of it, with some values or whole objects removed or replaced by any JSON."""
     moment = draw(st.sampled_from(MOMENTS))
+    # A seed is drawn, not each value: hypothesis prefers the first values of a list, and some types would be rare.
+    random = draw(st.randoms(use_true_random=True))
     case = moment.case
     states = copy.deepcopy(dict(moment.observed.states))
     if with_host_states and draw(st.integers(0, 9)) == 0:
@@ -50,7 +54,7 @@ def damaged_observations(draw: st.DrawFn, *, with_host_states: bool = True) -> t
         if draw(st.booleans()):
             del container[key]
         else:
-            container[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
+            container[key] = copy.deepcopy(random.choice(_JUNK_OF_TYPE[random.choice(_JUNK_TYPES)]))
         if not states:
             break
     return case, Observation(states, frozenset(), moment.observed.observed_at)
