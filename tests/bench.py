@@ -16,8 +16,9 @@ from pathlib import Path
 from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_queue, bench_scale
 from tests.caller import forget_caller
 from torchyard.common.project_root import ROOT
-from torchyard.launchers import baremetal, registry
+from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
+from torchyard.model.plan import CommandPlan
 from torchyard.model.run import Run
 from torchyard.steps.collect import collect
 from torchyard.steps.submit import submit
@@ -128,7 +129,8 @@ def measure_pipeline(folder: Path) -> None:
 
 def run_bare_agents(folder: Path, name: str) -> None:
     """Run two torchrun agents alone, until both have ended."""
-    plan = baremetal.plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
+    plan = registry.make_plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
+    assert isinstance(plan, CommandPlan)
     agents = []
     for process in plan.processes:
         assert process.submit
@@ -144,7 +146,7 @@ def run_steps(folder: Path, name: str) -> tuple[float, float]:
     """Run the steps alone, without Prefect; return their seconds, and those until the end was detected."""
     profile = load_profile(str(folder / "nothing.yaml"))
     started_at = time.perf_counter()
-    plan = registry.load_launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
+    plan = registry.make_plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
     outcome = wait(submit(plan, profile.deadlines))
     end_delay_s = time.time() - (outcome.ended_at or 0)
     collect(plan, outcome, "none")
@@ -172,7 +174,7 @@ def measure_plan() -> None:
 
 def plan_once(name: str, nodes: int) -> None:
     profile = load_profile(name, {"nodes": nodes})
-    registry.load_launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
+    registry.make_plan(profile, Run(id="x", attempt=1, folder="/x"))
 
 
 def run_command(command: list[str]) -> None:

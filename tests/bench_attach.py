@@ -50,9 +50,7 @@ def run_child(folder: Path, mib: int) -> None:
     from torchyard.steps.wait import wait
 
     profile = load_profile(str(folder / "bench.yaml"))
-    plan = registry.load_launcher(profile.launcher).plan(
-        profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run"))
-    )
+    plan = registry.make_plan(profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run")))
     assert isinstance(plan, CommandPlan)
     exit_path = folder / "over"
     status = Command(argv=("sh", "-c", STATUS_SCRIPT % exit_path))

@@ -85,7 +85,7 @@ def submit_job(name: str, namespace: str, seconds: float) -> Handle:
     overrides["pod.priority_class"] = None  # the test cluster lacks the guide's priority classes
     profile = load_profile(name, overrides | {"pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
-    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.resolve_cluster(registry.make_plan(profile, run))  # type: ignore[arg-type]
     return submit(plan, profile.deadlines)
 
 

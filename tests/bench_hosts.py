@@ -102,7 +102,7 @@ def run_child(folder: Path, files: int) -> None:
     costs = FileCounter()
     profile = load_profile(str(folder / "many.yaml"))
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "runs/x"))
-    plan = measure_step(figures, "plan", lambda: registry.load_launcher("baremetal").plan(profile, run))
+    plan = measure_step(figures, "plan", lambda: registry.make_plan(profile, run))
     assert isinstance(plan, CommandPlan)
     try:
         measure_step(figures, "preflight", lambda: run_checks(plan))

@@ -64,7 +64,7 @@ def submit_job(folder: Path, namespace: str, pods: int) -> Handle:
     """Submit a job whose pods run until an annotation ends them, and save its handle for the child."""
     profile = load_profile(str(folder / "many.yaml"), as_user() | {"cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
-    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.resolve_cluster(registry.make_plan(profile, run))  # type: ignore[arg-type]
     handle = submit(plan, profile.deadlines)
     (folder / f"{plan.job}.handle").write_text(handle.model_dump_json())
     return handle

@@ -195,7 +195,7 @@ def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
 def submit_job(folder: Path, overrides: dict[str, Any]) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), overrides)
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "run"))
-    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.resolve_cluster(registry.make_plan(profile, run))  # type: ignore[arg-type]
     return submit(plan, profile.deadlines)
 
 

@@ -133,7 +133,7 @@ def measure_pods(show: Any, folder: Path) -> None:
         path.write_text(PROFILE.format(launcher, PODS))
         module = registry.load_launcher(launcher)
         run = Run(id="0" * 32, attempt=1, folder=str(folder))
-        plan = module.plan(load_profile(str(path)), run)
+        plan = registry.make_plan(load_profile(str(path)), run)
         assert isinstance(plan, ManifestPlan)
         cases = [build_observation(plan, kind, case) for case in CASES.values()]
         explain_times = [measure_median_s(partial(explain_no_progress, plan, *case)) for case in cases]
@@ -282,9 +282,7 @@ def run_child(action: str, path: str, format: MetricsFormat) -> None:
     """Read one log; print the seconds, the memory in addition to that of the start, and the rows, as JSON."""
     profile = Path(path).with_suffix(".yaml")
     profile.write_text(PROFILE.format("volcano", 1))
-    plan = registry.load_launcher("volcano").plan(
-        load_profile(str(profile)), Run(id="0" * 32, attempt=1, folder=path + ".d")
-    )
+    plan = registry.make_plan(load_profile(str(profile)), Run(id="0" * 32, attempt=1, folder=path + ".d"))
     (log,) = plan.nodes.values()
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     Path(log).unlink(missing_ok=True)

@@ -145,7 +145,7 @@ def launched(planned: Planned, tmp_path: Path) -> Launched:
 
 def plan_of(profile: Profile, folder: Path, attempt: int = 1) -> Plan:
     """The plan of a profile for the run with RUN_ID."""
-    return registry.load_launcher(profile.launcher).plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
+    return registry.make_plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
 
 
 def command_plan_of(profile: Profile, folder: Path, attempt: int = 1) -> CommandPlan:

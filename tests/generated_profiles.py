@@ -174,4 +174,4 @@ RUNS = st.builds(
 
 
 def build_plan(profile: Profile, run: Run) -> Plan:
-    return registry.load_launcher(profile.launcher).plan(profile, run)
+    return registry.make_plan(profile, run)

@@ -21,6 +21,6 @@ def build_lone_profile(write: Write, code: str = "import time; time.sleep(60)") 
 def build_lone_plan(profile: Profile, folder: Path) -> CommandPlan:
     """The plan of a new run, with its own ports."""
     run = Run(id=str(uuid4()), attempt=1, folder=str(folder))
-    plan = registry.load_launcher(profile.launcher).plan(profile, run)
+    plan = registry.make_plan(profile, run)
     assert isinstance(plan, CommandPlan)
     return plan

@@ -249,7 +249,7 @@ def plan_case(name: str, case: Case, folder: str) -> ManifestPlan:
     options = {"queue": f"{NAMESPACE}-{name}"} if "queue" in case else base_profile.options
     profile = base_profile.model_copy(update={"pod": pod, "options": options, "cluster": Cluster(namespace=NAMESPACE)})
     run = Run(id=f"{zlib.crc32(name.encode()):032x}", attempt=1, folder=folder)
-    plan = registry.load_launcher(case["launcher"]).plan(profile, run)
+    plan = registry.make_plan(profile, run)
     assert isinstance(plan, ManifestPlan)
     job = copy.deepcopy(plan.main)
     for path, value in case.get("job", {}).items():

@@ -85,7 +85,7 @@ class Jobs:
         overrides |= self.extra_overrides
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
         loaded_profile = load_profile(profile, overrides)
-        plan = registry.load_launcher(loaded_profile.launcher).plan(loaded_profile, run)
+        plan = registry.make_plan(loaded_profile, run)
         assert isinstance(plan, ManifestPlan)
         return plan
 

@@ -18,8 +18,8 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.pod import PLAIN_RESOURCES
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import resolve
 from torchyard.model.run import Run
-from torchyard.pods.template import merge_pod_settings
 
 Overrides = dict[str, Any]
 COMMON_OVERRIDES: Overrides = json.loads((ROOT / "docs" / "small.json").read_text())
@@ -72,7 +72,7 @@ def choose_program(profile: Profile) -> Overrides:
 
 def choose_size(profile: Profile) -> Overrides:
     """At most two pods per node and two processes per pod; one process without an agent, as our programs start none."""
-    pod_count = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread or profile.values else 4)
+    pod_count = min(profile.nodes.max, 2 if resolve(profile).pod.spread or profile.values else 4)
     return {"nodes": pod_count, "processes": 1 if profile.resolved_agent == "none" else min(profile.processes, 2)}
 
 
@@ -87,9 +87,7 @@ def list_pod_profiles() -> Iterator[str]:
     for name in sorted(list_profiles().keys() - set(NEEDS_MCAD)):
         try:
             loaded_profile = load_profile(name, build_small_overrides(name))
-            plan = registry.load_launcher(loaded_profile.launcher).plan(
-                loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs")
-            )
+            plan = registry.make_plan(loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs"))
         except ProfileError:  # baremetal has no pods
             continue
         if isinstance(plan, ManifestPlan):

@@ -89,9 +89,7 @@ def run_profile(
 def build_plan(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
     """The plan of a profile, for a run that does not exist."""
     loaded_profile = load_profile(profile, overrides)
-    plan = registry.load_launcher(loaded_profile.launcher).plan(
-        loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs")
-    )
+    plan = registry.make_plan(loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
     return plan
 

@@ -67,9 +67,7 @@ def plan_profile(profile: str, namespace: str = "runai-any") -> ManifestPlan:
         key: value for key, value in build_local_overrides(profile, namespace).items() if key != "options.api"
     }
     loaded_profile = load_profile(profile, local_overrides | {"cluster.context": NAME})
-    plan = registry.load_launcher(loaded_profile.launcher).plan(
-        loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs")
-    )
+    plan = registry.make_plan(loaded_profile, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
     return plan
 

@@ -50,7 +50,7 @@ class JobFactory(NamedTuple):
         changes = self.fake_overrides | {"cluster.namespace": self.client.namespace} | overrides
         loaded_profile = load_profile(profile, changes)
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder / uuid.uuid4().hex))
-        plan = registry.load_launcher(loaded_profile.launcher).plan(loaded_profile, run)
+        plan = registry.make_plan(loaded_profile, run)
         assert isinstance(plan, ManifestPlan)
         self.plans.append(plan)
         return plan

@@ -119,7 +119,7 @@ def _plan(profile: Any, attempt: int = 1) -> str:
     from torchyard.launchers import registry
     from torchyard.model.run import Run
 
-    plan = registry.load_launcher(profile.launcher).plan(profile, Run(**RUN, attempt=attempt))
+    plan = registry.make_plan(profile, Run(**RUN, attempt=attempt))
     return str(plan.model_dump_json())
 
 

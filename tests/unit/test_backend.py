@@ -15,7 +15,7 @@ from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import Run
 profile = load_profile("digits-local")
-plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0190c7f0-0000-7000", attempt=1, folder="/runs/r"))
+plan = registry.make_plan(profile, Run(id="0190c7f0-0000-7000", attempt=1, folder="/runs/r"))
 print(type(backend_of(plan)).__name__, *({"kubernetes", "torchyard.cluster", "torchyard.kube"} & sys.modules.keys()))
 """
 

@@ -12,6 +12,7 @@ from torchyard.agents.torchrun import JobNode
 from torchyard.host import rdma_facts
 from torchyard.model.plan import Ranks
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 
 # The first pod, and no other, serves the c10d store. Without is_host torchrun compares the endpoint with the host's
@@ -46,7 +47,7 @@ def node_command(profile: Profile, run: Run, job_node: JobNode, *extra_args: str
     return (*agent, command_word(str(profile.program), job_node), *program_arguments(profile, run, job_node))
 
 
-def pod_command(profile: Profile, run: Run, job_node: JobNode) -> tuple[str, ...]:
+def pod_command(profile: ResolvedProfile, run: Run, job_node: JobNode) -> tuple[str, ...]:
     """The command of a pod, the same for every pod of the job; without a prelude it needs no shell."""
     argv = node_command(profile, run, job_node)
     if profile.resolved_agent == "torchrun":
@@ -73,18 +74,16 @@ def rank_source(profile: Profile) -> Ranks:
     return "placed" if profile.resolved_agent == "none" else "teed"
 
 
-def _build_prelude(profile: Profile, run: Run, job_node: JobNode) -> str:
+def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode) -> str:
     """The shell lines before a pod's command: the fabric's setup, the profile's, and what is known only in the pod.
 
     `(exit $?)` is for `a && b`, which `set -e` lets pass if `a` fails.
     """
-    network = profile.network
-    setup_lines = [*network.setup, *profile.setup] if network else list(profile.setup)
-    prelude = "".join(f"{escape_dollars(line)}\n(exit $?)\n" for line in setup_lines)
-    if network and network.find_gid:
-        hca = str((network.env | profile.env).get("NCCL_IB_HCA", ""))
+    prelude = "".join(f"{escape_dollars(line)}\n(exit $?)\n" for line in profile.setup)
+    if profile.find_gid:
+        hca = str(profile.env.get("NCCL_IB_HCA", ""))
         prelude += escape_dollars(gid_script(hca))
-    if network and network.expect.transport in _VERBS_TRANSPORTS:
+    if profile.expect and profile.expect.transport in _VERBS_TRANSPORTS:
         args = " required" if profile.on_fabric == "fail" else ""
         program = Path(rdma_facts.__file__).read_text("utf-8")
         prelude += escape_dollars(_RDMA_FACTS_LINES.format(args=args, program=program))

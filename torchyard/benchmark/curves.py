@@ -7,6 +7,7 @@ from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.model.benchmark import BandwidthPoint, Curve
 from torchyard.model.fabric import FabricReading
 from torchyard.model.profile import MetricsFormat, Profile
+from torchyard.model.resolved import resolve
 from torchyard.model.run import Metrics, Report, Row
 
 DEFAULT_FABRIC = "default"  # the name of a curve whose profile names no fabric
@@ -21,7 +22,7 @@ _COLLECTIVES = {"alltoall": "all_to_all", "": "all_reduce"}
 
 def build_curve(profile: Profile, report: Report) -> Curve:
     """The curve of one run; without points if it printed no bandwidth."""
-    expect = profile.network.expect if profile.network else None
+    expect = resolve(profile).expect
     metrics = report.collected.metrics if report.collected else Metrics()
     machines = set(report.attempts[-1].outcome.machines.values()) if report.attempts else set()
     nodes = len(machines) or profile.nodes.max
@@ -43,7 +44,7 @@ def build_curve(profile: Profile, report: Report) -> Curve:
 
 def build_empty_curve(profile: Profile, run: str, sentence: str) -> Curve:
     """The curve of a run that has left no report."""
-    expect = profile.network.expect if profile.network else None
+    expect = resolve(profile).expect
     return Curve(
         fabric=profile.fabric or DEFAULT_FABRIC,
         run=run,

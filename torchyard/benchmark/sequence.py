@@ -95,7 +95,7 @@ def _check_comparable(profile: Profile) -> None:
         raise ProfileError(
             profile.name, (f"metrics: {profile.metrics} has no bandwidth to compare: it must be one of {choices}",)
         )
-    registry.load_launcher(profile.launcher).plan(profile, TRIAL_RUN)
+    registry.make_plan(profile, TRIAL_RUN)
 
 
 def _pin_nodes(name: str, overrides: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _load_profile(args: argparse.Namespace) -> Profile:
 def _create_plan(profile: Profile) -> Plan:
     """The plan of a run that is not started."""
     run = TRIAL_RUN.model_copy(update={"folder": str(runs_folder() / TRIAL_RUN.name(profile))})
-    return registry.load_launcher(profile.launcher).plan(profile, run)
+    return registry.make_plan(profile, run)
 
 
 def _show_plan(args: argparse.Namespace) -> int:

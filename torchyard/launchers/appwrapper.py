@@ -17,6 +17,7 @@ from torchyard.model.base import Duration, FrozenModel, Pause
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
 from torchyard.pods.job_kind import JobKind, build_metadata, list_queue_requirements, plan_own_job
@@ -68,7 +69,7 @@ class Options(FrozenModel):
     etcd_image: str = Field(etcd.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
-def plan(profile: Profile, run: Run) -> ManifestPlan:
+def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     """The plan of a PyTorchJob, inside an AppWrapper of the same name."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
@@ -150,7 +151,7 @@ def _build_appwrapper(job: Manifest, metadata: Manifest, profile: Profile, optio
     }
 
 
-def _build_dispatcher_wrapper(job: dict[str, Any], profile: Profile, options: Options) -> dict[str, Any]:
+def _build_dispatcher_wrapper(job: dict[str, Any], profile: ResolvedProfile, options: Options) -> dict[str, Any]:
     """The AppWrapper of v1beta1. Without completionstatus it would run forever."""
     wrapped = copy.deepcopy(job)
     metadata = job["metadata"]

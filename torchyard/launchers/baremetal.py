@@ -29,6 +29,7 @@ from torchyard.model.requirements import (
     Reachable,
     WritableFolder,
 )
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 
 __all__ = ["PROGRAM_IS_A_FILE", "Options", "plan", "read_status"]
@@ -47,7 +48,7 @@ _SILENT_GUARD = """[ -e "$0" ] || exit 0; exec "$@\""""
 class _Job:
     """One attempt of a profile, with the host of each node."""
 
-    profile: Profile
+    profile: ResolvedProfile
     run: Run
     options: Options
     placements: tuple[Placement, ...]
@@ -93,7 +94,7 @@ class _Job:
         return self.profile.rendezvous == "etcd-v2" and not self.options.etcd
 
 
-def plan(profile: Profile, run: Run) -> CommandPlan:
+def plan(profile: ResolvedProfile, run: Run) -> CommandPlan:
     """One process per host entry, and the run's own etcd for etcd-v2."""
     options = Options.model_validate(profile.options)
     job = _Job(profile, run, options, placement.place_agents(profile, run, options))
@@ -106,7 +107,7 @@ def plan(profile: Profile, run: Run) -> CommandPlan:
         store=_build_etcd(job) if job.has_own_store else None,
         probe=f"http://{job.endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
         ranks=command.rank_source(profile),
-        expect=profile.network.expect if profile.network else None,
+        expect=profile.expect,
         on_fabric=profile.on_fabric,
         on_hang=profile.on_hang,
         requires=_list_host_requirements(job),
@@ -298,10 +299,8 @@ def _build_environment(job: _Job, node: int) -> dict[str, str]:
         # The GPUs that follow those of earlier agents on the same host.
         first = gpus * job.local_indices[node]
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + gpus)))
-    if profile.network or gpus:
+    if profile.expect or gpus:
         env |= process_env.NCCL_LOG_ENV
-    if profile.network:
-        env |= profile.network.env
     env |= {name: value for name, value in profile.env.items() if isinstance(value, str)}
     return env
 

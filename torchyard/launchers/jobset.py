@@ -13,6 +13,7 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
@@ -44,7 +45,7 @@ class Options(FrozenModel):
     etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
-def plan(profile: Profile, run: Run) -> ManifestPlan:
+def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     """One JobSet of one Job; with etcd-v2 the run's own store before it."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
@@ -77,7 +78,7 @@ def _validate_profile(profile: Profile, run: Run) -> None:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+def _build_jobset(profile: ResolvedProfile, run: Run, options: Options) -> dict[str, Any]:
     """The JobSet. A failed pod ends it and nothing restarts: a new attempt is torchyard's decision."""
     node = _build_job_node(profile, run)
     pods = profile.nodes.max

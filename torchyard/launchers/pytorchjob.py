@@ -13,6 +13,7 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import WITH_AGENT, Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
@@ -46,7 +47,7 @@ class Options(FrozenModel):
     suspend: bool = Field(False, description="the job waits until it is resumed, for example by Kueue")
 
 
-def plan(profile: Profile, run: Run) -> ManifestPlan:
+def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     """One PyTorchJob; with etcd-v2 the run's own store before it."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
@@ -69,7 +70,7 @@ def _count_pods_by_role(profile: Profile) -> dict[str, int]:
     return counts
 
 
-def build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+def build_pytorchjob(profile: ResolvedProfile, run: Run, options: Options) -> dict[str, Any]:
     """The PyTorchJob. A failed pod and its log stay; a new attempt is torchyard's decision."""
     node = _build_job_node(profile, run)
     variables = []

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import ResolvedProfile, resolve
 from torchyard.model.run import Observation, Run, Status
 
 # Read once, with this module: a run that has no free file descriptor must still find its launcher.
@@ -29,7 +30,7 @@ class Launcher(Protocol):
         With an option `avoid`, `avoid_failed` puts the failed machines there; else it sets `pod.avoid`.
         """
 
-    def plan(self, profile: Profile, run: Run) -> Plan:
+    def plan(self, profile: ResolvedProfile, run: Run) -> Plan:
         """Everything that the job will run. ProfileError if the profile requires what this launcher cannot do."""
 
     def read_status(self, observed: Observation) -> Status:
@@ -57,3 +58,8 @@ def load_launcher(name: str) -> Launcher:
     if name not in _LAUNCHERS:
         raise UnknownLauncherError(name)
     return cast(Launcher, importlib.import_module(f"torchyard.launchers.{name}"))
+
+
+def make_plan(profile: Profile, run: Run) -> Plan:
+    """Everything that an attempt of this profile will run. ProfileError if its launcher cannot plan it."""
+    return load_launcher(profile.launcher).plan(resolve(profile), run)

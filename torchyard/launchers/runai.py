@@ -16,8 +16,9 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import Command, CommandPlan, ManifestPlan, Plan, Process
 from torchyard.model.pod import Pod
-from torchyard.model.profile import Cluster, Profile
+from torchyard.model.profile import Cluster
 from torchyard.model.requirements import RunaiCli, WritableFolder
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Failure, Observation, Run, Status
 from torchyard.pods import runai_flags, template
 from torchyard.pods.runai_flags import Generation
@@ -62,7 +63,7 @@ class Options(FrozenModel):
         return self
 
 
-def plan(profile: Profile, run: Run) -> Plan:
+def plan(profile: ResolvedProfile, run: Run) -> Plan:
     """A Run:ai job with one process per pod, of which the first submits and deletes the job; or a PyTorchJob."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
@@ -80,7 +81,7 @@ def plan(profile: Profile, run: Run) -> Plan:
         label=f"{run.name(profile)}/{run.attempt}/",
         processes=tuple(_build_pod_process(profile, run, options, node) for node in range(profile.nodes.max)),
         ranks=command.rank_source(profile),
-        expect=profile.network.expect if profile.network else None,
+        expect=profile.expect,
         on_fabric=profile.on_fabric,
         on_hang=profile.on_hang,
         requires=(WritableFolder(host="localhost", path=run.folder), cli_requirement),
@@ -90,7 +91,7 @@ def plan(profile: Profile, run: Run) -> Plan:
 # --- through the CLI
 
 
-def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) -> Process:
+def _build_pod_process(profile: ResolvedProfile, run: Run, options: Options, node: int) -> Process:
     """One pod: node 0 is the job's master."""
     name = f"node-{node}"
     folder = f"{run.folder}/attempt-{run.attempt}"
@@ -117,7 +118,7 @@ def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) 
     )
 
 
-def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple[str, ...]:
+def _build_submit_command(profile: ResolvedProfile, run: Run, options: Options) -> tuple[str, ...]:
     """The command line that submits the job. Its pods stay when it ends, so that their logs can be read."""
     generation: Generation = "cli-v1" if options.through == "cli-v1" else "cli-v2"
     argv = [options.cli, *_SUBMIT_ARGS[generation], run.job(profile)]
@@ -151,7 +152,7 @@ def _build_session_flags(options: Options, generation: Generation) -> tuple[str,
 # --- through Kubernetes
 
 
-def _plan_pytorchjob(profile: Profile, run: Run, options: Options) -> ManifestPlan:
+def _plan_pytorchjob(profile: ResolvedProfile, run: Run, options: Options) -> ManifestPlan:
     """The PyTorchJob for Run:ai's scheduler, in the project's namespace, with the labels that name its queue."""
     namespace = f"runai-{options.project}"
     if profile.cluster.namespace not in (None, namespace):

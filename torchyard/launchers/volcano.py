@@ -12,6 +12,7 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
@@ -40,7 +41,7 @@ class Options(FrozenModel):
     etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
-def plan(profile: Profile, run: Run) -> ManifestPlan:
+def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     """One Job with one task; with etcd-v2 the run's own store before it."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
@@ -52,7 +53,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, _list_requirements(options.queue))
 
 
-def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+def _build_volcano_job(profile: ResolvedProfile, run: Run, options: Options) -> dict[str, Any]:
     """The Job, with every default that a webhook would fill in: an installation may lack the webhook."""
     node = _build_job_node(profile, run)
     env = template.build_container_env(profile, run, process_env.pod_environment(profile, node, _INDEX_FIELD))

@@ -134,7 +134,7 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
         return profile
     try:
-        launcher.plan(profile, TRIAL_RUN)
+        registry.make_plan(profile, TRIAL_RUN)
     except ProfileError as error:
         findings.add_new_sentences(error)
     except Exception:

@@ -37,7 +37,7 @@ def render_plan_page(profile: Profile, plan: Plan) -> str:
 
 def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
     """The rows of the table: names and values. The caller leaves out empty values."""
-    network = profile.network
+    fabric = profile.network
     hardware = f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else ""
     deadlines = ", ".join(f"{key} {value:g} s" for key, value in profile.deadlines.model_dump().items())
     return [
@@ -48,7 +48,7 @@ def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
         ("image", profile.image),
         ("rendezvous", profile.rendezvous),
         ("hardware", hardware),
-        ("network promised", network.expect.transport if network and network.expect else ""),
+        ("network promised", fabric.expect.transport if fabric else ""),
         ("resources", ", ".join(f"{key} {value}" for key, value in profile.resources.items())),
         ("environment", ", ".join(profile.env)),
         ("deadlines", deadlines),

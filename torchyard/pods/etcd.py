@@ -4,6 +4,7 @@ from typing import Any
 
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Permission
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
 from torchyard.pods.volumes import drop_empty
@@ -25,7 +26,7 @@ def etcd_name(profile: Profile, run: Run) -> str:
     return f"{run.job(profile)}-etcd"
 
 
-def build_etcd(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
+def build_etcd(profile: ResolvedProfile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
     """The Service, the policy that keeps others out, and the pod, in the order of creation."""
     name = etcd_name(profile, run)
     labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: "store"}
@@ -40,14 +41,14 @@ def build_etcd(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], 
     return (service, *_build_policies(profile, run, labels), etcd)
 
 
-def _build_policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple[dict[str, Any], ...]:
+def _build_policies(profile: ResolvedProfile, run: Run, labels: dict[str, str]) -> tuple[dict[str, Any], ...]:
     """The policy that lets only the run's own pods reach the store.
 
     Agents unpickle its values, so a process that writes to it can run code in every agent. There is no policy if the
     pods use their nodes' network: no label identifies them there, and it would block them. It names no port, because a
     service mesh may route the connections through one of its own.
     """
-    if template.merge_pod_settings(profile).host_network:
+    if profile.pod.host_network:
         return ()
     run_pods = {"podSelector": {"matchLabels": template.attempt_labels(profile, run)}}
     spec = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [{"from": [run_pods]}]}
@@ -74,9 +75,9 @@ def _get_role(obj: dict[str, Any]) -> str:
     return str((obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL, ""))
 
 
-def _build_placement(profile: Profile) -> dict[str, Any]:
+def _build_placement(profile: ResolvedProfile) -> dict[str, Any]:
     """The placement of the profile's pods, but on nodes of any shape: the store needs no GPU."""
-    pod = template.merge_pod_settings(profile)
+    pod = profile.pod
     tolerations = [{"key": key, "operator": "Exists"} for key in pod.tolerations]
     placement = {
         "nodeSelector": dict(pod.node_selector),

@@ -7,6 +7,7 @@ from torchyard.agents import command
 from torchyard.model.plan import ManifestPlan, Ranks, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, ReferencedObject
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, lease_record, requirements
 from torchyard.pods.files import build_files
@@ -87,7 +88,7 @@ def list_queue_requirements(local_queue: str | None) -> tuple[ClusterRequirement
 
 
 def plan_job(
-    profile: Profile,
+    profile: ResolvedProfile,
     run: Run,
     job_kind: JobKind,
     objects: JobObjects,
@@ -121,7 +122,7 @@ def plan_job(
 
 
 def plan_own_job(
-    profile: Profile,
+    profile: ResolvedProfile,
     run: Run,
     job_kind: JobKind,
     main: Manifest,

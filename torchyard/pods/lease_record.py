@@ -19,6 +19,7 @@ from pydantic import Field
 from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_number, to_text
 from torchyard.model.base import FrozenModel
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import End, Outcome, Run
 from torchyard.pods import seal
 from torchyard.pods.template import ATTEMPT_KEY, RUN_LABEL, attempt_labels
@@ -59,7 +60,7 @@ def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
     }
 
 
-def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
+def build_plan_fields(profile: ResolvedProfile, run: Run) -> dict[str, Any]:
     """The fields of any job's plan that come from its run."""
     return {
         "job": run.job(profile),
@@ -67,7 +68,7 @@ def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
         "lease": _build_lease(profile, run),
         "force_delete": profile.on_stuck_pod == "force",
         "folder": f"{run.folder}/attempt-{run.attempt}",
-        "expect": profile.network.expect if profile.network else None,
+        "expect": profile.expect,
         "on_fabric": profile.on_fabric,
         "on_hang": profile.on_hang,
     }

@@ -11,9 +11,8 @@ from torchyard.model.requirements import (
     ReferencedObject,
     WritableFolder,
 )
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
-from torchyard.pods.template import list_resource_claims, list_tolerations, merge_pod_settings, resource_requests
-from torchyard.pods.volumes import merge_mounts
 
 _RUN_PERMISSIONS = (
     Permission(verbs=("list", "watch"), resource="pods"),
@@ -36,7 +35,9 @@ def job_permission(crd: str) -> Permission:
     return Permission(verbs=("create", "get", "list", "watch", "delete"), resource=crd)
 
 
-def list_pod_requirements(profile: Profile, run: Run, *, has_ports: bool = False) -> tuple[ClusterRequirement, ...]:
+def list_pod_requirements(
+    profile: ResolvedProfile, run: Run, *, has_ports: bool = False
+) -> tuple[ClusterRequirement, ...]:
     """The requirements of the job's pods.
 
     `has_ports`: they declare ports, which are the node's under the host's network.
@@ -59,43 +60,40 @@ def list_pod_requirements(profile: Profile, run: Run, *, has_ports: bool = False
     return tuple(requirements)
 
 
-def _required_capacity(profile: Profile, *, has_ports: bool) -> Capacity:
+def _required_capacity(profile: ResolvedProfile, *, has_ports: bool) -> Capacity:
     """Enough nodes for the smallest number of pods."""
-    pod = merge_pod_settings(profile)
+    pod = profile.pod
     is_spread = profile.nodes.max > 1 and pod.spread
     uses_host_ports = has_ports and pod.host_network
-    labels = dict(profile.hardware.match) if profile.hardware else {}
-    labels |= pod.node_selector
     return Capacity(
         pods=profile.nodes.min,
-        labels=labels,
+        labels=profile.node_labels,
         avoid=pod.avoid,
         only=pod.only,
-        tolerations=list_tolerations(profile),
-        resources=resource_requests(profile),
+        tolerations=profile.tolerations,
+        resources=profile.requests,
         one_per_node=is_spread or uses_host_ports,
         uses_host_ports=uses_host_ports and not is_spread,
-        device_plugin=profile.network.device_plugin if profile.network else None,
+        device_plugin=profile.device_plugin,
     )
 
 
-def _list_references(profile: Profile) -> list[ReferencedObject]:
+def _list_references(profile: ResolvedProfile) -> list[ReferencedObject]:
     """Every object that the pods name, which must exist before them."""
-    pod = merge_pod_settings(profile)
+    pod = profile.pod
     references = _list_networks(pod)
     for source in profile.env.values():
         if isinstance(source, KeyReference):
             references.append(_reference_source(source, required_entries=(source.key,)))
     references += [_reference_source(source) for source in pod.env_from]
-    mounts = merge_mounts(profile)
-    for mount in mounts.values():
+    for mount in profile.mounts.values():
         references += _list_mounted_objects(mount)
     for init in pod.init:
         for mount in init.mounts.values():
             references += _list_mounted_objects(mount)
     references += [ReferencedObject(object_kind="Secret", name=name) for name in pod.pull_secrets]
     references += _list_claimed_objects(profile)
-    for mount in mounts.values():
+    for mount in profile.mounts.values():
         if mount.storage_class:
             references.append(ReferencedObject(object_kind="StorageClass", name=mount.storage_class))
     if pod.priority_class:
@@ -138,13 +136,11 @@ def _list_mounted_objects(mount: Mount) -> list[ReferencedObject]:
     return []
 
 
-def _list_claimed_objects(profile: Profile) -> list[ReferencedObject]:
+def _list_claimed_objects(profile: ResolvedProfile) -> list[ReferencedObject]:
     """The objects that provide the fabric's resource claims; a ComputeDomain creates its own claim template."""
-    domain = profile.network.compute_domain if profile.network else None
     references = []
-    for claim in list_resource_claims(profile):
-        name = claim["name"]
-        if name == domain:
+    for name in profile.claims:
+        if name == profile.compute_domain:
             references.append(ReferencedObject(object_kind="ComputeDomain", name=name))
         else:
             references.append(ReferencedObject(object_kind="ResourceClaimTemplate", name=name))

@@ -8,10 +8,9 @@ from typing import Literal
 from torchyard.agents import command, process_env
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.model.pod import Mount, Pod
-from torchyard.model.profile import Profile
+from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
-from torchyard.pods.volumes import merge_mounts
 
 Generation = Literal["cli-v1", "cli-v2"]
 _COMMAND_VARIABLE = "TORCHYARD_COMMAND"
@@ -43,7 +42,7 @@ _POD_VARIABLE_PATTERN = re.compile(rf"(?<!\$)\$\(({process_env.NODE_VARIABLE}|MA
 _MASTER_ENDPOINT = Endpoint.model_construct(address="$(MASTER_ADDR)", port="$(MASTER_PORT)")  # type: ignore[arg-type]
 
 
-def build_script(profile: Profile, run: Run) -> str:
+def build_script(profile: ResolvedProfile, run: Run) -> str:
     """The script that every pod runs, as a variable's value; the words `/bin/sh -c $(VARIABLE)` pass it to sh.
 
     These words have no quotes and no spaces, so they mean the same if a CLI joins them into one shell line: the kubelet
@@ -65,7 +64,7 @@ def _quote_word(text: str) -> str:
     return _POD_VARIABLE_PATTERN.sub(r"""'"$\1"'""", shlex.quote(text))
 
 
-def build_cli_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[str]:
+def build_cli_flags(profile: ResolvedProfile, run: Run, generation: Generation) -> Iterator[str]:
     """Yield every flag that a profile needs, each followed by its value if it has one, and then the command.
 
     The run's label has another key here: with RUN_LABEL, a sweep would take the job for one that has lost its Lease.
@@ -76,7 +75,7 @@ def build_cli_flags(profile: Profile, run: Run, generation: Generation) -> Itera
     yield from ("--command", "--", "/bin/sh", "-c", f"$({_COMMAND_VARIABLE})")
 
 
-def _list_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[tuple[str, ...]]:
+def _list_flags(profile: ResolvedProfile, run: Run, generation: Generation) -> Iterator[tuple[str, ...]]:
     """Yield the flags under their names in v1, each with its value if it has one."""
     yield from _list_resource_flags(profile)
     metadata = template.build_pod_template(profile, run, {"name": "pytorch"})["metadata"]
@@ -88,24 +87,23 @@ def _list_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[
         if variable["name"] != _COMMAND_VARIABLE:
             yield "--environment", f"{variable['name']}={variable['value']}"
     yield "--environment", f"{_COMMAND_VARIABLE}={build_script(profile, run)}"
-    for path, mount in merge_mounts(profile).items():
+    for path, mount in profile.mounts.items():
         yield _build_claim_flag(path, mount, generation)
-    yield from _list_pod_flags(template.merge_pod_settings(profile))
+    yield from _list_pod_flags(profile.pod)
 
 
-def _list_resource_flags(profile: Profile) -> Iterator[tuple[str, ...]]:
+def _list_resource_flags(profile: ResolvedProfile) -> Iterator[tuple[str, ...]]:
     """Yield the resources that each pod requests, and its limits; no GPU is written as 0."""
-    flag_names = {template.GPU_RESOURCE: "--gpu", "cpu": "--cpu", "memory": "--memory"}
-    requests = {template.GPU_RESOURCE: "0"} | template.resource_requests(profile)
+    flag_names = {GPU_RESOURCE: "--gpu", "cpu": "--cpu", "memory": "--memory"}
+    requests = {GPU_RESOURCE: "0"} | profile.requests
     for name, amount in requests.items():
         if name in flag_names:
             yield flag_names[name], _format_cores(amount)
         else:
             yield "--extended-resource", f"{name}={amount}"
-    limits = template.rename_resources(profile, template.merge_pod_settings(profile).limits)
     for name in ("cpu", "memory"):
-        if name in limits:
-            yield f"--{name}-limit", _format_cores(limits[name])
+        if name in profile.limits:
+            yield f"--{name}-limit", _format_cores(profile.limits[name])
 
 
 def _format_cores(amount: str) -> str:
@@ -140,14 +138,13 @@ def _list_pod_flags(pod: Pod) -> Iterator[tuple[str, ...]]:
 # --- settings without a flag
 
 
-def find_unsupported_settings(profile: Profile, generation: Generation) -> Iterator[str]:
+def find_unsupported_settings(profile: ResolvedProfile, generation: Generation) -> Iterator[str]:
     """Yield one finding, with its remedy, for each setting of the profile that this CLI cannot express."""
     yield from _find_unsupported_pod_settings(profile)
-    claims = [claim["name"] for claim in template.list_resource_claims(profile)]
-    if claims:
+    if profile.claims:
         yield (
-            f"fabric: {profile.fabric} claims devices ({', '.join(claims)}), for which the CLI has no flag: use "
-            f"another fabric, {_KUBERNETES_REMEDY}"
+            f"fabric: {profile.fabric} claims devices ({', '.join(profile.claims)}), for which the CLI has no flag: "
+            f"use another fabric, {_KUBERNETES_REMEDY}"
         )
     yield from _find_unsupported_environment(profile)
     yield from _find_unsupported_mounts(profile, generation)
@@ -163,9 +160,9 @@ def find_unsupported_settings(profile: Profile, generation: Generation) -> Itera
         )
 
 
-def _find_unsupported_pod_settings(profile: Profile) -> Iterator[str]:
+def _find_unsupported_pod_settings(profile: ResolvedProfile) -> Iterator[str]:
     """Yield a finding for each pod setting, of the profile or its hardware, that Run:ai's CLI cannot express."""
-    pod = template.merge_pod_settings(profile)
+    pod = profile.pod
     for key in _UNSUPPORTED_POD_KEYS:
         if getattr(pod, key):
             yield f"pod.{key}: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
@@ -176,26 +173,26 @@ def _find_unsupported_pod_settings(profile: Profile) -> Iterator[str]:
         )
     if pod.scheduler not in (None, "runai-scheduler"):
         yield f"pod.scheduler: must be runai-scheduler, Run:ai's own, and not {pod.scheduler}: remove it"
-    if pod.node_selector or (profile.hardware and profile.hardware.match):
+    if profile.node_labels:
         yield (
             "pod.node_selector, or match of the hardware file: the CLI selects only pools: use options.node_pools, "
             f"{_KUBERNETES_REMEDY}"
         )
 
 
-def _find_unsupported_environment(profile: Profile) -> Iterator[str]:
+def _find_unsupported_environment(profile: ResolvedProfile) -> Iterator[str]:
     for name, value in profile.env.items():
         if not isinstance(value, str):
             yield f"env.{name}: the CLI passes values, not references: mount a claim with it, {_KUBERNETES_REMEDY}"
 
 
-def _find_unsupported_mounts(profile: Profile, generation: Generation) -> Iterator[str]:
+def _find_unsupported_mounts(profile: ResolvedProfile, generation: Generation) -> Iterator[str]:
     if profile.files:
         yield (
             "files: the CLI cannot create a ConfigMap: put the files into the image or on a claim, "
             f"{_KUBERNETES_REMEDY}"
         )
-    for path, mount in merge_mounts(profile).items():
+    for path, mount in profile.mounts.items():
         if not mount.claim:
             yield f"mounts.{path}: the CLI mounts claims only: use a claim, {_KUBERNETES_REMEDY}"
         elif mount.read_only and generation == "cli-v2":
@@ -210,9 +207,8 @@ def _find_unsupported_mounts(profile: Profile, generation: Generation) -> Iterat
             )
 
 
-def _find_unsupported_amounts(profile: Profile) -> Iterator[str]:
-    if "ephemeral-storage" in template.resource_requests(profile):
+def _find_unsupported_amounts(profile: ResolvedProfile) -> Iterator[str]:
+    if "ephemeral-storage" in profile.requests:
         yield f"resources.ephemeral-storage: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
-    limits = template.merge_pod_settings(profile).limits
-    for name in limits.keys() - {"cpu", "memory"}:
+    for name in profile.pod.limits.keys() - {"cpu", "memory"}:
         yield f"pod.limits.{name}: the CLI limits cpu and memory only: remove it, {_KUBERNETES_REMEDY}"

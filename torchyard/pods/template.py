@@ -6,6 +6,7 @@ from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dol
 from torchyard.model.errors import ProfileError
 from torchyard.model.pod import ConfigReference, Init, KeyReference, Pod
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods.volumes import (
     Manifest,
@@ -21,7 +22,6 @@ ATTEMPT_KEY = "torchyard/attempt"
 ROLE_LABEL = "torchyard/role"
 CLI_RUN_LABEL = "torchyard/cli-run"  # of a job without a Lease: with RUN_LABEL, a sweep would remove it as abandoned
 _NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
-GPU_RESOURCE = "nvidia.com/gpu"
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
 
 
@@ -35,18 +35,13 @@ def files_name(profile: Profile, run: Run) -> str:
     return f"{run.job(profile)}-files"
 
 
-def merge_pod_settings(profile: Profile) -> Pod:
-    """The pod settings of the fabric and the profile together; the profile takes precedence."""
-    return profile.pod.merge_over(profile.network.pod) if profile.network else profile.pod
-
-
-def build_pod_template(profile: Profile, run: Run, container: Manifest) -> Manifest:
+def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) -> Manifest:
     """A pod template with `container` as its only regular container.
 
     Raises ProfileError if two containers have the same name.
     """
-    pod = merge_pod_settings(profile)
-    _check_container_names(profile, pod, container)
+    pod = profile.pod
+    _check_container_names(profile, container)
 
     annotations = dict(pod.annotations)
     networks = []
@@ -65,37 +60,37 @@ def build_pod_template(profile: Profile, run: Run, container: Manifest) -> Manif
         "enableServiceLinks": False,  # a Service called `etcd` or `port` would set variables that programs read
     }
     spec |= _build_host_network(pod)
-    spec |= _build_placement(profile, run, pod)
+    spec |= _build_placement(profile, run)
     spec |= build_pod_identity(pod)
     spec["initContainers"] = _build_init_containers(pod)
-    spec["resourceClaims"] = list_resource_claims(profile)
-    spec["volumes"] = _list_volumes(profile, run, pod)
+    spec["resourceClaims"] = [{"name": name, "resourceClaimTemplateName": name} for name in profile.claims]
+    spec["volumes"] = _list_volumes(profile, run)
     return {"metadata": drop_empty(metadata), "spec": drop_empty(spec)}
 
 
-def _check_container_names(profile: Profile, pod: Pod, container: Manifest) -> None:
+def _check_container_names(profile: Profile, container: Manifest) -> None:
     """Raise ProfileError if two containers of the pod have the same name, which Kubernetes rejects."""
     names = {container["name"]}
-    for init in pod.init:
+    for init in profile.pod.init:
         if init.name in names:
             message = f"pod.init: a second container cannot be called {init.name}; the job's own is {container['name']}"
             raise ProfileError(profile.name, (message,))
         names.add(init.name)
 
 
-def _list_volumes(profile: Profile, run: Run, pod: Pod) -> list[Manifest]:
+def _list_volumes(profile: ResolvedProfile, run: Run) -> list[Manifest]:
     """The volumes of the job's container, of the init containers, and of the profile's files."""
-    volumes = [volume for volume, _ in build_volumes(profile, pod)]
-    for index in range(len(pod.init)):
-        volumes += [volume for volume, _ in build_init_volumes(pod, index)]
+    volumes = [volume for volume, _ in build_volumes(profile)]
+    for index in range(len(profile.pod.init)):
+        volumes += [volume for volume, _ in build_init_volumes(profile.pod, index)]
     volumes += build_files_volume(profile, files_name(profile, run))
     return volumes
 
 
-def build_container(profile: Profile, name: str, command: tuple[str, ...], env: list[Manifest]) -> Manifest:
+def build_container(profile: ResolvedProfile, name: str, command: tuple[str, ...], env: list[Manifest]) -> Manifest:
     """The container that runs torchrun, or the program alone."""
-    pod = merge_pod_settings(profile)
-    mounts = [mount for _, mount in build_volumes(profile, pod)]
+    pod = profile.pod
+    mounts = [mount for _, mount in build_volumes(profile)]
     mounts += build_file_mounts(profile)
     fields = {
         "name": name,
@@ -112,11 +107,11 @@ def build_container(profile: Profile, name: str, command: tuple[str, ...], env: 
     return drop_empty(fields)
 
 
-def build_container_env(profile: Profile, run: Run, node_env: list[Manifest]) -> list[Manifest]:
+def build_container_env(profile: ResolvedProfile, run: Run, node_env: list[Manifest]) -> list[Manifest]:
     """The environment of every process.
 
     `node_env`: the variables that give the pod its place in the job. They come first, because the others may refer to
-    them. The profile takes precedence over them and over the fabric.
+    them. The profile and its fabric take precedence over them.
     """
     variables: dict[str, str | KeyReference] = {
         "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result at this level only
@@ -124,10 +119,8 @@ def build_container_env(profile: Profile, run: Run, node_env: list[Manifest]) ->
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
     }
-    if GPU_RESOURCE in resource_requests(profile) or profile.hardware:
+    if GPU_RESOURCE in profile.requests or profile.hardware:
         variables |= NCCL_LOG_ENV
-    if profile.network:
-        variables |= profile.network.env
     variables |= profile.env
     env = [variable for variable in node_env if variable["name"] not in variables]
     env += [_build_variable(name, value) for name, value in variables.items()]
@@ -174,43 +167,15 @@ def _build_init_container(init: Init, mounts: list[Manifest]) -> Manifest:
     return drop_empty(fields)
 
 
-def resource_requests(profile: Profile) -> dict[str, str]:
-    """The resources that a pod requests, under Kubernetes' names."""
-    return rename_resources(profile, merge_pod_settings(profile).resources | profile.resources)
-
-
-def rename_resources(profile: Profile, amounts: dict[str, str]) -> dict[str, str]:
-    """Amounts under Kubernetes' names, without those that are 0: `gpus` becomes the resource of the hardware."""
-    resources = {}
-    for name, amount in amounts.items():
-        if amount != "0":
-            resources[_get_gpu_resource(profile) if name == "gpus" else name] = amount
-    return resources
-
-
-def _get_gpu_resource(profile: Profile) -> str:
-    """The GPUs' resource name, which is also the key of their nodes' taint."""
-    return profile.hardware.gpus.resource if profile.hardware else GPU_RESOURCE
-
-
-def build_resources(profile: Profile) -> Manifest:
+def build_resources(profile: ResolvedProfile) -> Manifest:
     """Requests, limits and claims.
 
     CPU and memory have a limit only if the profile sets one: by default a limit would throttle or kill the job.
     """
-    requests = resource_requests(profile)
-    limits = {name: amount for name, amount in requests.items() if name not in ("cpu", "memory")}
-    limits |= rename_resources(profile, merge_pod_settings(profile).limits)
-    claims = [{"name": claim["name"]} for claim in list_resource_claims(profile)]
+    requests = profile.requests
+    limits = {name: amount for name, amount in requests.items() if name not in ("cpu", "memory")} | profile.limits
+    claims = [{"name": name} for name in profile.claims]
     return drop_empty({"requests": requests, "limits": limits, "claims": claims})
-
-
-def list_resource_claims(profile: Profile) -> list[Manifest]:
-    """The fabric's claims: on a channel of its ComputeDomain, whose template has the domain's name, and on devices."""
-    if not profile.network:
-        return []
-    names = (profile.network.compute_domain, *profile.network.claim_templates)
-    return [{"name": name, "resourceClaimTemplateName": name} for name in names if name]
 
 
 def _build_host_network(pod: Pod) -> Manifest:
@@ -227,18 +192,16 @@ def _build_host_network(pod: Pod) -> Manifest:
     return fields
 
 
-def _build_placement(profile: Profile, run: Run, pod: Pod) -> Manifest:
+def _build_placement(profile: ResolvedProfile, run: Run) -> Manifest:
     """Nodes of the shape, and one pod on each: two pods on one node would not use the fabric between nodes."""
-    node_selector = dict(profile.hardware.match) if profile.hardware else {}
-    node_selector |= pod.node_selector
-    affinity = _build_node_affinity(pod)
-    if profile.nodes.max > 1 and pod.spread:
+    affinity = _build_node_affinity(profile.pod)
+    if profile.nodes.max > 1 and profile.pod.spread:
         affinity["podAntiAffinity"] = _build_anti_affinity(profile, run)
     fields = {
-        "nodeSelector": node_selector,
+        "nodeSelector": profile.node_labels,
         "affinity": affinity,
-        "tolerations": [{"key": key, "operator": "Exists"} for key in list_tolerations(profile)],
-        "schedulerName": pod.scheduler,
+        "tolerations": [{"key": key, "operator": "Exists"} for key in profile.tolerations],
+        "schedulerName": profile.pod.scheduler,
     }
     return drop_empty(fields)
 
@@ -264,16 +227,6 @@ def _build_node_affinity(pod: Pod) -> Manifest:
         return {}
     selector = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
-
-
-def list_tolerations(profile: Profile) -> tuple[str, ...]:
-    """The taints to tolerate, by key: tolerating all would keep pods on dead nodes, and put them on control planes."""
-    keys = []
-    gpu_resource = _get_gpu_resource(profile)
-    if gpu_resource in resource_requests(profile):
-        keys.append(gpu_resource)
-    keys += merge_pod_settings(profile).tolerations
-    return tuple(dict.fromkeys(keys))
 
 
 def build_pod_identity(pod: Pod) -> Manifest:

@@ -17,6 +17,7 @@ from torchyard.model.requirements import (
     WritableFolder,
     plural_kind,
 )
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, requirements
 from torchyard.pods import template as pod_template
@@ -44,7 +45,7 @@ _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 
 
 def plan_manifest(
-    profile: Profile, run: Run, job_kind: JobKind, job_requirements: Iterable[ClusterRequirement]
+    profile: ResolvedProfile, run: Run, job_kind: JobKind, job_requirements: Iterable[ClusterRequirement]
 ) -> ManifestPlan:
     """The plan of the manifest's job and the objects beside it. `job_requirements`: of every job of this kind.
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torchyard.model.pod import LocalFile, Mount, Pod
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import ResolvedProfile
 
 Manifest = dict[str, Any]
 _FILES_VOLUME = "files"
@@ -32,15 +33,14 @@ def drop_empty(fields: Manifest) -> Manifest:
     return {key: value for key, value in fields.items() if value not in (None, "", [], {})}
 
 
-def build_volumes(profile: Profile, pod: Pod) -> list[MountedVolume]:
+def build_volumes(profile: ResolvedProfile) -> list[MountedVolume]:
     """The volumes of the job's container: devices, shared memory, and the mounts of the fabric and the profile."""
-    sources: dict[str, Manifest] = {path: {"hostPath": {"path": path}} for path in pod.devices}
-    if pod.shm:
-        sources["/dev/shm"] = {"emptyDir": {"medium": "Memory", "sizeLimit": pod.shm}}
-    mounts = merge_mounts(profile)
-    for path, mount in mounts.items():
+    sources: dict[str, Manifest] = {path: {"hostPath": {"path": path}} for path in profile.pod.devices}
+    if profile.pod.shm:
+        sources["/dev/shm"] = {"emptyDir": {"medium": "Memory", "sizeLimit": profile.pod.shm}}
+    for path, mount in profile.mounts.items():
         sources[path] = _build_volume_source(mount)
-    return _name_volumes("volume", sources, _list_read_only_paths(mounts))
+    return _name_volumes("volume", sources, _list_read_only_paths(profile.mounts))
 
 
 def build_init_volumes(pod: Pod, index: int) -> list[MountedVolume]:
@@ -86,12 +86,6 @@ def name_files(profile: Profile) -> Iterator[MountedFile]:
     for index, (path, file) in enumerate(profile.files.items()):
         name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
         yield MountedFile(path, f"{index}-{name}"[:_MAX_KEY_CHARS], file)
-
-
-def merge_mounts(profile: Profile) -> dict[str, Mount]:
-    """The mounts of the fabric and the profile by path; at the same path, the profile's counts."""
-    mounts = dict(profile.network.mounts) if profile.network else {}
-    return mounts | profile.mounts
 
 
 def _build_volume_source(mount: Mount) -> Manifest:

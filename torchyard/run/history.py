@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import resolve
 from torchyard.model.run import Step
 from torchyard.pages.text import format_duration
-from torchyard.pods.template import merge_pod_settings
 from torchyard.run.folder import RunFolder
 from torchyard.run.folder_lease import read_renewal_time
 from torchyard.run.resume import split_by_start
@@ -33,8 +33,7 @@ def _count_gpus(profile: Profile) -> int | None:
     """The GPUs of all nodes; None for a manifest, whose pods request their own."""
     if profile.manifest:
         return None
-    resources = merge_pod_settings(profile).resources | profile.resources
-    return profile.nodes.max * int(resources.get("gpus", "0"))
+    return profile.nodes.max * int(resolve(profile).resources.get("gpus", "0"))
 
 
 def _select_current_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from torchyard.launchers import registry
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
-from torchyard.pods.template import merge_pod_settings
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 # Causes that have nothing to do with the node: no node is avoided for these.
@@ -34,7 +34,7 @@ def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Prof
         options = dict(profile.options)
         options["avoid"] = _join_values(options, "avoid", failed)
         return profile.model_copy(update={"options": options})
-    avoid = dict(merge_pod_settings(profile).avoid)
+    avoid = dict(resolve(profile).pod.avoid)
     avoid[_HOSTNAME_LABEL] = _join_values(avoid, _HOSTNAME_LABEL, failed)
     return profile.model_copy(update={"pod": profile.pod.model_copy(update={"avoid": avoid})})
 

@@ -20,7 +20,7 @@ from torchyard.steps.step_functions import StepFunctions
 
 def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
     """The plan of an attempt, in the cluster and namespace that the kubeconfig names, with its page."""
-    plan = backend_of(registry.load_launcher(profile.launcher).plan(profile, run)).locate()
+    plan = backend_of(registry.make_plan(profile, run)).locate()
     secrets.remember_secrets(plan)
     reporter.show_page("plan", lambda: render_plan_page(profile, plan))
     return plan

@@ -30,7 +30,7 @@ def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
 
     def build_plan(number: int) -> Plan:
         run = Run(id=run_id, attempt=number, folder=str(folder.path))
-        return registry.load_launcher(profile.launcher).plan(profile, run)
+        return registry.make_plan(profile, run)
 
     remote_attempt = backend_of(build_plan(1)).take_over(build_plan, folder.attempts())
     if remote_attempt:

@@ -17,6 +17,7 @@ from torchyard.agents.torchrun import first_port
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import FreePort
+from torchyard.model.resolved import resolve
 from torchyard.model.run import Run
 from torchyard.pods.runai_flags import build_script
 
@@ -118,7 +119,7 @@ def test_check_meets_beside_the_job(planned: Planned, rendezvous: str, option: s
 def test_cli_of_runai_needs_no_port_of_its_own(write: Write) -> None:
     """Only Run:ai's pods know the job's port: the check takes the run's, at the address of the master."""
     keys = {"launcher": "runai", "image": "train:v1", "options": {"project": "mlo"}}
-    script = build_script(load(write(**keys, **CHECK)), Run(id=RUN_ID, attempt=1, folder=""))
+    script = build_script(resolve(load(write(**keys, **CHECK))), Run(id=RUN_ID, attempt=1, folder=""))
     assert f"""--rdzv_endpoint='"$MASTER_ADDR"':{PORT + 2}""" in script
 
 

@@ -14,7 +14,7 @@ FAILED = Check(name="plugin", verdict="failed", detail="no node has nvidia.com/s
 def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
     """The table has launcher, program, image and deadlines; the complete plan is folded, without secrets."""
     profile = load_profile("yolov5-volcano", {"env": {"API_TOKEN": "hunter2hunter2"}})
-    plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
+    plan = registry.make_plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
     page = render_plan_page(profile, plan)
     for part in ("volcano", "2 x 1, started by torchrun", "ultralytics/yolov5:v7.0", "/usr/src/app/train.py"):
         assert part in render_html(page)
@@ -28,7 +28,7 @@ def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
 def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
     """Local files are shown by size and digest."""
     profile = load_profile("allreduce-volcano")
-    plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
+    plan = registry.make_plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
     page = render_plan_page(profile, plan)
     assert "bytes, sha256" in page
     assert "import torch" not in page

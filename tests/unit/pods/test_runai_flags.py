@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import RUN_ID, Write, load
 from tests.kubelet import expand_variables
-from torchyard.launchers import runai
+from torchyard.launchers import registry
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.pod import Pod
 from torchyard.model.profile import Profile
+from torchyard.model.resolved import ResolvedProfile, resolve
 from torchyard.model.run import Run
 from torchyard.pods import template
 from torchyard.pods.runai_flags import build_script
@@ -33,7 +34,7 @@ def load_runai_profile(
 
 def get_submit_argv(profile: Profile) -> list[str]:
     """The command line that submits."""
-    plan = runai.plan(profile, RUN)
+    plan = registry.make_plan(profile, RUN)
     assert isinstance(plan, CommandPlan)
     assert plan.processes[0].submit
     assert plan.processes[0].submit.input
@@ -112,7 +113,7 @@ def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value
 def test_setting_without_a_flag_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
     """A key for which the CLI has no flag is an error with a remedy, and is never dropped silently."""
     with pytest.raises(ProfileError, match=message) as error:
-        runai.plan(load_runai_profile(write, "cli-v2", **keys), RUN)
+        registry.make_plan(load_runai_profile(write, "cli-v2", **keys), RUN)
     assert "or use options.through: kubernetes" in str(error.value)
 
 
@@ -168,10 +169,10 @@ def run_script(text: str, **env: str) -> str:
     return completed.stdout
 
 
-def build_printf_profile(*args: str) -> Profile:
+def build_printf_profile(*args: str) -> ResolvedProfile:
     """A program without an agent that prints its arguments."""
     keys = {"program": "printf", "args": ("%s\\0", *args), "agent": "none", "rendezvous": "env", "processes": 4}
-    return BASE.model_copy(update=keys)
+    return resolve(BASE.model_copy(update=keys))
 
 
 ODD = st.text(st.characters(exclude_characters="{\0", exclude_categories=["Cs"]) | st.sampled_from("$()'\" \n\\;&|*"))

@@ -10,7 +10,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.requirements import Capacity, ReferencedObject
-from torchyard.pods import template
+from torchyard.model.resolved import resolve
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
 HOST = B4_8 | {"fabric": "host"}
@@ -173,8 +173,9 @@ def test_gpus_have_the_name_of_the_hardware() -> None:
     assert profile.hardware
     hardware = profile.hardware.model_dump() | {"gpus": {"resource": "amd.com/gpu", "per_node": 8}}
     amd_profile = profile.model_copy(update={"hardware": Hardware.model_validate(hardware)})
-    assert "amd.com/gpu" in template.resource_requests(amd_profile)
-    assert template.list_tolerations(amd_profile) == ("amd.com/gpu",)
+    resolved_profile = resolve(amd_profile)
+    assert "amd.com/gpu" in resolved_profile.requests
+    assert resolved_profile.tolerations == ("amd.com/gpu",)
 
 
 # --- where it runs

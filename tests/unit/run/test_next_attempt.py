@@ -33,7 +33,7 @@ def test_failed_machine_is_avoided(cause: str, machine: str, avoided: tuple[str,
 def plan(**overrides: object) -> str:
     """The job of the attempt after one that failed on gpu-7, as text."""
     profile = avoid_failed_machines(load_profile("yolov5-volcano", overrides), [attempt(1, "node-lost")])
-    plan = registry.load_launcher(profile.launcher).plan(profile, RUN)
+    plan = registry.make_plan(profile, RUN)
     assert isinstance(plan, ManifestPlan)
     return str(plan.main)
 

@@ -23,7 +23,7 @@ from torchyard.common.identity import identify_machine
 from torchyard.common.log import get_log
 from torchyard.common.private_files import make_private_folder
 from torchyard.host.state import read_boot_id
-from torchyard.launchers.registry import load_launcher
+from torchyard.launchers import registry
 from torchyard.model.errors import DetachedError, HolderGoneError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Profile
@@ -93,10 +93,9 @@ def hold_run(profile: Profile, run_id: str, folder: RunFolder, run_count: int) -
 
 def _starts_local_processes(profile: Profile, run_id: str, folder: RunFolder) -> bool:
     """Whether the run starts processes on the launcher's machine. Hosts behind ssh store the run's owner themselves."""
-    launcher = load_launcher(profile.launcher)
-    if not launcher.PROGRAM_IS_A_FILE:
+    if not registry.load_launcher(profile.launcher).PROGRAM_IS_A_FILE:
         return False
-    plan = launcher.plan(profile, Run(id=run_id, attempt=1, folder=str(folder.path)))
+    plan = registry.make_plan(profile, Run(id=run_id, attempt=1, folder=str(folder.path)))
     return isinstance(plan, CommandPlan) and any(process.site is None for process in plan.all_processes)
 
 
