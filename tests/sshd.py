@@ -3,6 +3,7 @@
 They share this machine's disk, so that torch is installed; their homes, networks, keys and configuration are separate.
 """
 
+import itertools
 import os
 import shlex
 import shutil
@@ -59,6 +60,9 @@ def find_obstacle() -> str:
     return "network namespaces are not allowed here" if completed.returncode else ""
 
 
+_NUMBERS = itertools.count()  # of the hosts that this process has created
+
+
 class Hosts:
     """host-a and host-b, at the first two addresses of a network; this machine has its address .254.
 
@@ -68,7 +72,8 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.network = f"10.{os.getpid() % 200 + 20}.77"
-        self._bridge = f"ty{os.getpid()}"  # tests that run in parallel have their own hosts
+        # Each has names of its own: the kernel removes the links of an earlier one some time after its `stop`.
+        self._bridge = f"ty{os.getpid()}-{next(_NUMBERS)}"
         self.addresses = {"host-a": f"{self.network}.1", "host-b": f"{self.network}.2"}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: dict[str, subprocess.Popen[bytes]] = {}

@@ -4,7 +4,9 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
-from typing import Protocol, Self
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol, Self
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
@@ -26,14 +28,30 @@ class SignalHold:
     """Ignores SIGTERM and SIGINT between `ignore_signals` and the end of the block.
 
     Blocking them would not help: other threads of Prefect would receive them.
+
+    last_stop: the exception with which the handler of a signal has ended the block's work, or None. Python raises it
+        wherever the main thread is. Compiled code, such as pydantic's, may report it as an error of its own, which does
+        not name it as its cause.
     """
+
+    last_stop: BaseException | None = None
 
     def __enter__(self) -> Self:
         is_main_thread = threading.current_thread() is threading.main_thread()
         self._old_handlers = (
             {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if is_main_thread else {}
         )
+        for number, handler in self._old_handlers.items():
+            if callable(handler):
+                signal.signal(number, partial(self._handle, handler))
         return self
+
+    def _handle(self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as stop:
+            self.last_stop = stop
+            raise
 
     def ignore_signals(self) -> None:
         for number in self._old_handlers:
@@ -67,10 +85,11 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
         return _fail_or_leave(run, str(error), error)
     except stops as stop:
         if run.reporter.is_spurious_stop(stop):
+            signals.last_stop = None
             return protect_run(run, operation, signals)
         return _end_stopped(run, stop, signals)
     except Exception as error:
-        hidden_stop = find_hidden_stop(error, stops)
+        hidden_stop = find_hidden_stop(error, stops) or signals.last_stop
         if hidden_stop:
             return _end_stopped(run, hidden_stop, signals)
         get_log().exception("internal error in torchyard")

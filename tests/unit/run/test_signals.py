@@ -1,6 +1,7 @@
 """Signals and other stops: which ones end a run, and when they are ignored."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from prefect.exceptions import TerminationSignal
 from tests.conftest import RUN_ID, Write
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import RunEnd
+from torchyard.run.reporter import LocalReporter, Terminated
 from torchyard.run.runner import Runner
 from torchyard.run.signals import (
     STOP_EXCEPTIONS,
@@ -36,6 +38,21 @@ def test_stop_that_breaks_prefects_engine_is_a_stop(write: Write) -> None:
 
     with SignalHold() as signals:
         assert protect_run(runner, start_task, signals) == ("stopped", "stopped by SIGTERM")
+
+
+def test_stop_that_compiled_code_reports_as_its_own_error_is_a_stop(write: Write) -> None:
+    """SIGTERM while pydantic builds a model arrives as a SchemaError without a cause, and the run ends as stopped."""
+    reporter = LocalReporter()
+    runner = Runner(load_profile(str(write())), RUN_ID, reporter)
+    runner.may_run = True
+
+    def build_model() -> RunEnd:
+        with contextlib.suppress(Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError("Error building `literal` serializer: Terminated")
+
+    with reporter, SignalHold() as signals:
+        assert protect_run(runner, build_model, signals) == ("stopped", "stopped by SIGTERM")
 
 
 @pytest.fixture
