@@ -13,7 +13,7 @@ def can_it_run(profile: str = "digits-local") -> bool:
     except PreflightError as error:
         checks = error.checks
     for check in checks:
-        print(f"{check.verdict:8}{check.name}: {check.detail} {check.remedy}")
+        print(f"{check.verdict:8}{check.where}: {check.what} {check.remedy}")
     return all(check.verdict != "failed" for check in checks)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import yaml
 
+from torchyard.model.finding import Finding
 from torchyard.pods.lint import lint_manifest
 
 POD = "spec.tasks[0].template.spec"
@@ -100,17 +101,14 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 def list_traps(objects: list[dict[str, Any]]) -> list[str]:
     """The object and key of every trap that the linter reports."""
-    return [sentence.split(": ")[0] for sentence in lint_manifest(objects)]
+    return [finding.where for finding in lint_manifest(objects)]
 
 
-def find_trap(trap: Trap) -> list[str]:
+def find_trap(trap: Trap) -> list[Finding]:
     """The warnings about a manifest with one change that contain the expected text, all at the expected location."""
     manifest, old_text, new_text, location, expected_text = trap
     assert old_text in manifest
-    warnings = [
-        sentence
-        for sentence in lint_manifest(parse(manifest.replace(old_text, new_text, 1)))
-        if expected_text in sentence
-    ]
-    assert all(f"{location}: " in sentence for sentence in warnings)
+    findings = lint_manifest(parse(manifest.replace(old_text, new_text, 1)))
+    warnings = [finding for finding in findings if expected_text in str(finding)]
+    assert all(finding.where.endswith(location) for finding in warnings)
     return warnings

@@ -46,9 +46,9 @@ def read_fetched_files(plan: CommandPlan, node: int) -> dict[str, str]:
 
 def describe_failed_checks(plan: CommandPlan) -> str:
     return "\n".join(
-        f"{check.name}: {check.detail} {check.remedy}" for check in run_checks(plan) if check.verdict == "failed"
+        f"{check.where}: {check.what} {check.remedy}" for check in run_checks(plan) if check.verdict == "failed"
     )
 
 
 def describe_checks(plan: CommandPlan) -> str:
-    return "\n".join(check.detail for check in run_checks(plan))
+    return "\n".join(check.what for check in run_checks(plan))

@@ -59,7 +59,7 @@ def list_findings(folder: Path, kind: str, text: bytes) -> tuple[str, ...]:
         profile = load_profile(str(path))
         job_plan = build_plan(profile, Run(id=RUN_ID, attempt=2, folder="/runs/here"))
     except ProfileError as error:
-        return error.findings
+        return tuple(map(str, error.findings))
     assert PLANS.validate_json(job_plan.model_dump_json()) == job_plan
     return ()
 

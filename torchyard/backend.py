@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, assert_never
 
 from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
-from torchyard.model.requirements import Check
 from torchyard.model.run import ContainerFailure, End, Handle, Outcome
 
 PollCallback = Callable[[], object]
@@ -96,7 +96,7 @@ class Backend(Protocol):
     def reach(self) -> None:
         """Wait a while for unreachable hosts or an unreachable API server; `check` reports those that stay away."""
 
-    def check(self) -> tuple[Check, ...]:
+    def check(self) -> tuple[Finding, ...]:
         """One finding for each requirement of the plan."""
 
     def prepare(self) -> Plan:

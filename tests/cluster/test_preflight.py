@@ -20,13 +20,13 @@ from torchyard.cluster.checks.cluster import check_cluster
 from torchyard.kube import client, kubeconfig
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError, PreflightError
+from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import (
     AdmissionAccepted,
     Advice,
     Capacity,
-    Check,
     ClusterRequirement,
     Controller,
     CrdServed,
@@ -189,13 +189,13 @@ def build_plan(
     return ManifestPlan(**names, labels=LABELS, cluster=cluster, requires=requires, **fields)
 
 
-def run_check(requirement: ClusterRequirement, **fields: Any) -> Check:
+def run_check(requirement: ClusterRequirement, **fields: Any) -> Finding:
     """The check of a single requirement."""
     (check,) = check_cluster(build_plan(requirement, **fields))
     return check
 
 
-def check_admission(*objects: Manifest, **fields: Any) -> Check:
+def check_admission(*objects: Manifest, **fields: Any) -> Finding:
     """The check that the API server accepts these objects."""
     return run_check(AdmissionAccepted(target="objects"), objects=objects, **fields)
 
@@ -212,23 +212,23 @@ def require_kind(client: Client, requirement: CrdServed) -> None:
 def test_closed_port_is_the_only_finding(admin_client: Client) -> None:
     """If no server answers, the only finding names the context and the address."""
     (check,) = check_cluster(build_plan(VOLCANO_JOBS, AdmissionAccepted(target="pod"), context="closed"))
-    assert (check.verdict, check.name) == ("failed", "cluster closed")
-    assert "https://127.0.0.1:9 does not respond: " in check.detail
+    assert (check.verdict, check.where) == ("failed", "cluster closed")
+    assert "https://127.0.0.1:9 does not respond: " in check.what
 
 
 @pytest.mark.parametrize(("context", "message"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
 def test_unknown_credentials_are_the_only_finding(admin_client: Client, context: str, message: str) -> None:
     """An unknown or missing token causes one finding, and no other check runs."""
     (check,) = check_cluster(build_plan(VOLCANO_JOBS, AdmissionAccepted(target="pod"), context=context))
-    assert "refuses the credentials of the kubeconfig: " in check.detail
-    assert message in check.detail
+    assert "refuses the credentials of the kubeconfig: " in check.what
+    assert message in check.what
 
 
 def test_unknown_context_lists_the_contexts(admin_client: Client) -> None:
     """The finding about an unknown context lists the kubeconfig's contexts."""
     (check,) = check_cluster(build_plan(VOLCANO_JOBS, context="none"))
-    assert "there is no such context; there are: " in check.detail
-    assert {"anyone", "closed", "nobody", "stranger"} <= set(check.detail.rpartition(": ")[2].split(", "))
+    assert "there is no such context; there are: " in check.what
+    assert {"anyone", "closed", "nobody", "stranger"} <= set(check.what.rpartition(": ")[2].split(", "))
 
 
 def test_missing_namespace_is_reported_once(admin_client: Client) -> None:
@@ -239,9 +239,9 @@ def test_missing_namespace_is_reported_once(admin_client: Client) -> None:
         ReferencedObject(object_kind="Secret", name="key"),
     )
     checks = check_cluster(
-        build_plan(*requirements, Advice(topic="image", detail="old"), namespace=f"{NAMESPACE}-none")
+        build_plan(*requirements, Advice(finding=warning_check("image", "old")), namespace=f"{NAMESPACE}-none")
     )
-    assert [check.name for check in checks] == [f"namespace {NAMESPACE}-none", "image"]
+    assert [check.where for check in checks] == [f"namespace {NAMESPACE}-none", "image"]
     assert checks[0].remedy == f"`kubectl create namespace {NAMESPACE}-none`"
 
 
@@ -269,8 +269,8 @@ def test_valid_plan_has_one_check_per_requirement(admin_client: Client) -> None:
     requirements = (*rights, anywhere, account, AdmissionAccepted(target="objects"), AdmissionAccepted(target="pod"))
     checks = check_cluster(build_plan(*requirements))
     assert [check.verdict for check in checks] == ["ok"] * (len(requirements) - 1), checks
-    assert [check.name for check in checks][:3] == ["rights", "room for 1 pod", "ServiceAccount default"]
-    assert checks[0].detail == "all 3 are granted"
+    assert [check.where for check in checks][:3] == ["rights", "room for 1 pod", "ServiceAccount default"]
+    assert checks[0].what == "all 3 are granted"
 
 
 # --- rights
@@ -283,7 +283,7 @@ def test_missing_rights_name_the_verbs_and_the_user(admin_client: Client) -> Non
     (check,) = check_cluster(build_plan(jobs, logs, context="nobody"))
     user_name = f"system:serviceaccount:{NAMESPACE}:nobody"
     missing = "create, watch jobs.batch.volcano.sh, nor get pods/log"
-    assert check.detail == f"{user_name} may not {missing} in namespace {NAMESPACE}"
+    assert check.what == f"{user_name} may not {missing} in namespace {NAMESPACE}"
     assert "`kubectl apply -f deploy/kubernetes/rbac.yaml`" in check.remedy
 
 
@@ -295,7 +295,7 @@ def test_only_missing_verbs_are_reported(admin_client: Client, create: Create) -
     role = {"apiGroup": group, "kind": "Role", "name": "logs"}
     create(f"{group}/v1", "RoleBinding", "logs", roleRef=role, subjects=[account])
     permission = Permission(verbs=("get", "watch"), resource="pods/log")
-    wait_until(lambda: "may not watch pods/log" in run_check(permission, context="nobody").detail)
+    wait_until(lambda: "may not watch pods/log" in run_check(permission, context="nobody").what)
     assert run_check(PODS_LOG, context="nobody").verdict == "ok"
 
 
@@ -310,12 +310,12 @@ def test_check_without_read_access_is_a_warning(admin_client: Client) -> None:
     )
     checks = check_cluster(build_plan(*requirements, AdmissionAccepted(target="pod"), context="nobody"))
     assert [check.verdict for check in checks] == ["warning"] * 5
-    assert all("cannot be checked: " in check.detail and "is forbidden: User" in check.detail for check in checks)
+    assert all("cannot be checked: " in check.what and "is forbidden: User" in check.what for check in checks)
 
 
 def test_job_that_this_user_may_not_create_is_refused(admin_client: Client) -> None:
     """A missing right to create the job itself is a failure, because submit would fail."""
-    assert "cannot create resource" in check_admission(build_config_map("job"), context="nobody").detail
+    assert "cannot create resource" in check_admission(build_config_map("job"), context="nobody").what
 
 
 def test_missing_right_is_not_reported_twice(admin_client: Client) -> None:
@@ -326,7 +326,7 @@ def test_missing_right_is_not_reported_twice(admin_client: Client) -> None:
         build_plan(permission, AdmissionAccepted(target="objects"), objects=(job,), context="nobody")
     )
     assert [check.verdict for check in checks] == ["failed", "warning"]
-    assert "without the right to create it" in checks[1].detail
+    assert "without the right to create it" in checks[1].what
 
 
 # --- kinds, controllers, queues
@@ -335,20 +335,20 @@ def test_missing_right_is_not_reported_twice(admin_client: Client) -> None:
 def test_kind_that_is_not_installed_has_an_install_command(admin_client: Client) -> None:
     """The remedy for a missing API group is the command that installs it."""
     check = run_check(CrdServed(crd="jobs.none.example.com", version="v1", install="helm install none"))
-    assert (check.detail[:16], check.remedy) == ("is not installed", "helm install none")
+    assert (check.what[:16], check.remedy) == ("is not installed", "helm install none")
 
 
 def test_kind_in_another_version_lists_those_that_are_served(admin_client: Client) -> None:
     """If a kind is served only in other versions, the finding lists them."""
     require_kind(admin_client, VOLCANO_JOBS)
-    assert run_check(VOLCANO_JOBS.model_copy(update={"version": "v9"})).detail == "is served as v1alpha1 only"
+    assert run_check(VOLCANO_JOBS.model_copy(update={"version": "v9"})).what == "is served as v1alpha1 only"
 
 
 def test_kind_of_another_group_is_not_taken_for_it(admin_client: Client) -> None:
     """The legacy AppWrapper is not mistaken for the new one, although both have the same plural."""
     require_kind(admin_client, CrdServed(crd="appwrappers.workload.codeflare.dev", version="v1beta2", install="-"))
     check = run_check(CrdServed(crd="appwrappers.mcad.ibm.com", version="v1beta1", install="-"))
-    assert "appwrappers.workload.codeflare.dev is another kind of the same name" in check.detail
+    assert "appwrappers.workload.codeflare.dev is another kind of the same name" in check.what
 
 
 def test_controller_without_a_pod_fails(admin_client: Client, create: Create) -> None:
@@ -358,7 +358,7 @@ def test_controller_without_a_pod_fails(admin_client: Client, create: Create) ->
     body["template"] |= {"spec": {"containers": [{"name": "a", "image": "registry.invalid/a:v1.2"}]}}
     create("apps/v1", "Deployment", "controller", labels=labels, spec=body)
     check = run_check(Controller(label=f"{TEST_LABEL}=controller"))
-    assert (check.verdict, check.detail) == ("failed", f"{NAMESPACE}/controller v1.2 has no available pod")
+    assert (check.verdict, check.what) == ("failed", f"{NAMESPACE}/controller v1.2 has no available pod")
 
 
 def test_missing_controller_fails(admin_client: Client) -> None:
@@ -373,14 +373,14 @@ def test_missing_gang_flag_is_a_warning(admin_client: Client) -> None:
         pytest.fail("this cluster has no training operator")
     checks = [run_check(Controller(label=operator, gang=flag)) for flag in ("--gang-scheduler-name", "--no-such-flag")]
     assert [check.verdict for check in checks] == ["ok", "warning"]
-    assert "pods may start one by one" in checks[1].detail
+    assert "pods may start one by one" in checks[1].what
 
 
 def test_missing_queue_names_the_open_ones(admin_client: Client) -> None:
     """The finding about a missing queue lists the open queues."""
     require_kind(admin_client, VOLCANO_JOBS)
     check = run_check(OpenQueue(name="no-such-queue"))
-    assert check.detail.startswith("there is no such queue; open queues: default")
+    assert check.what.startswith("there is no such queue; open queues: default")
 
 
 def test_closed_queue_fails(admin_client: Client, create: Create) -> None:
@@ -397,7 +397,7 @@ def test_closed_queue_fails(admin_client: Client, create: Create) -> None:
         action="CloseQueue",
         target=target | {"controller": True},
     )
-    wait_until(lambda: run_check(OpenQueue(name=NAMESPACE)).detail.startswith("is Closed; open queues: default"))
+    wait_until(lambda: run_check(OpenQueue(name=NAMESPACE)).what.startswith("is Closed; open queues: default"))
 
 
 # --- room
@@ -445,10 +445,10 @@ def nodes(admin_client: Client, create: Create) -> None:
 def test_nodes_that_do_not_fit_are_grouped_by_reason(admin_client: Client) -> None:
     """The finding contains how many pods fit, and for every other node why no pod fits there."""
     check = run_check(build_capacity(2, example_rdma="2"))
-    assert check.detail.startswith("needs room for 2 pods, one per node, found room for 1; ")
-    assert "1 node: cordoned" in check.detail
-    assert "1 node: example.com/rdma 0 of 2 usable, its devices are lost or unhealthy" in check.detail
-    assert "no label" in check.detail
+    assert check.what.startswith("needs room for 2 pods, one per node, found room for 1; ")
+    assert "1 node: cordoned" in check.what
+    assert "1 node: example.com/rdma 0 of 2 usable, its devices are lost or unhealthy" in check.what
+    assert "no label" in check.what
     assert f"`kubectl uncordon {NAMESPACE}-b`" in check.remedy
 
 
@@ -456,7 +456,7 @@ def test_nodes_that_do_not_fit_are_grouped_by_reason(admin_client: Client) -> No
 def test_taint_that_is_not_tolerated_is_reported(admin_client: Client) -> None:
     """The finding about a taint names its key, and the remedy the profile key that tolerates it."""
     check = run_check(build_capacity(2, tolerations=(), cpu="1"))
-    assert f"2 nodes: taint {TEST_LABEL}" in check.detail
+    assert f"2 nodes: taint {TEST_LABEL}" in check.what
     assert "`pod.tolerations`" in check.remedy
 
 
@@ -465,8 +465,7 @@ def test_missing_device_plugin_is_reported(admin_client: Client) -> None:
     """The finding about a resource that no node offers names the label of the missing device plugin."""
     check = run_check(build_capacity(1, example_vf="16"))
     assert (
-        f"no node offers example.com/vf: no namespace has a DaemonSet with the label {TEST_LABEL}=plugin"
-        in check.detail
+        f"no node offers example.com/vf: no namespace has a DaemonSet with the label {TEST_LABEL}=plugin" in check.what
     )
 
 
@@ -483,13 +482,13 @@ def test_installed_device_plugin_reports_its_pods(admin_client: Client, create: 
         spec={"selector": {"matchLabels": labels}, "template": template},
     )
     check = run_check(build_capacity(1, example_vf="16"))
-    assert f"no node offers example.com/vf: its device plugin {NAMESPACE}/plugin has 0 of 0 pods ready" in check.detail
+    assert f"no node offers example.com/vf: its device plugin {NAMESPACE}/plugin has 0 of 0 pods ready" in check.what
 
 
 def test_label_that_no_node_has_is_reported(admin_client: Client) -> None:
     """If no node has the label, the remedy is the command that lists the nodes' values of it."""
     check = run_check(Capacity(pods=1, labels={TEST_LABEL: "none"}, tolerations=(), resources={}, one_per_node=True))
-    assert f"no label {TEST_LABEL}=none" in check.detail
+    assert f"no label {TEST_LABEL}=none" in check.what
     assert f"`kubectl get nodes -L {TEST_LABEL}`" in check.remedy
 
 
@@ -500,7 +499,7 @@ def test_label_that_no_node_has_is_reported(admin_client: Client) -> None:
 def test_missing_object_is_reported(admin_client: Client, kind: Any) -> None:
     """The finding about a missing object names its namespace, and has a remedy."""
     check = run_check(ReferencedObject(object_kind=kind, name="none"))
-    assert check.detail.startswith(f"is not in namespace {NAMESPACE}; there are: ")
+    assert check.what.startswith(f"is not in namespace {NAMESPACE}; there are: ")
     assert check.remedy
 
 
@@ -514,7 +513,7 @@ def test_missing_network_lists_the_networks_of_its_namespace(admin_client: Clien
     check = run_check(
         ReferencedObject(object_kind="NetworkAttachmentDefinition", name="rdma-fv", namespace=STRICT_NAMESPACE)
     )
-    assert check.detail == f"is not in namespace {STRICT_NAMESPACE}; there are: rdma-vf"
+    assert check.what == f"is not in namespace {STRICT_NAMESPACE}; there are: rdma-vf"
     assert (
         run_check(
             ReferencedObject(object_kind="NetworkAttachmentDefinition", name="rdma-vf", namespace=STRICT_NAMESPACE)
@@ -528,11 +527,9 @@ def test_missing_key_is_reported_without_any_value(admin_client: Client, create:
     secret_value = base64.b64encode(b"not-to-be-shown").decode()
     create("v1", "Secret", "keys", data={"user": secret_value})
     check = run_check(ReferencedObject(object_kind="Secret", name="keys", required_entries=("user", "token")))
-    assert check.detail == "has no key token; there are: user"
+    assert check.what == "has no key token; there are: user"
     assert secret_value not in str(check)
-    assert (
-        run_check(ReferencedObject(object_kind="Secret", name="keys", required_entries=("user",))).detail == "has user"
-    )
+    assert run_check(ReferencedObject(object_kind="Secret", name="keys", required_entries=("user",))).what == "has user"
 
 
 def build_claim_spec(storage_class: str, mode: str) -> Manifest:
@@ -552,7 +549,7 @@ def test_claim_that_waits_for_its_pod_passes(admin_client: Client, create: Creat
         create("storage.k8s.io/v1", "StorageClass", name, **fields)
         create("v1", "PersistentVolumeClaim", mode.lower(), spec=build_claim_spec(name, "ReadWriteMany"))
     check = run_check(ReferencedObject(object_kind="PersistentVolumeClaim", name="waitforfirstconsumer"))
-    assert (check.verdict, check.detail) == ("ok", "is Pending, until its first pod")
+    assert (check.verdict, check.what) == ("ok", "is Pending, until its first pod")
     assert run_check(ReferencedObject(object_kind="PersistentVolumeClaim", name="immediate")).verdict == "warning"
 
 
@@ -564,7 +561,7 @@ def test_claim_of_one_node_is_a_warning_for_two_pods(admin_client: Client, creat
         admin_client.path("v1", "PersistentVolumeClaim", "single") + "/status",
         body={"status": {"phase": "Bound"}},
     )
-    assert "is Bound and ReadWriteOnce: its 2 pods must share one node" in run_check(SINGLE_CLAIM).detail
+    assert "is Bound and ReadWriteOnce: its 2 pods must share one node" in run_check(SINGLE_CLAIM).what
 
 
 def test_lost_claim_is_reported(admin_client: Client, create: Create) -> None:
@@ -573,7 +570,7 @@ def test_lost_claim_is_reported(admin_client: Client, create: Create) -> None:
     annotations = {"pv.kubernetes.io/bind-completed": "yes"}
     metadata = {"name": "single", "annotations": annotations}
     create("v1", "PersistentVolumeClaim", "single", metadata=metadata, spec=spec)
-    wait_until(lambda: run_check(SINGLE_CLAIM).detail == "is Lost: its volume is gone")
+    wait_until(lambda: run_check(SINGLE_CLAIM).what == "is Lost: its volume is gone")
 
 
 SINGLE_CLAIM = ReferencedObject(object_kind="PersistentVolumeClaim", name="single")
@@ -589,7 +586,7 @@ def test_pod_security_is_reported_with_its_remedy(admin_client: Client) -> None:
         namespace=STRICT_NAMESPACE,
         objects=[build_pod_template(build_pod_spec(hostNetwork=True))],
     )
-    assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in check.detail
+    assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in check.what
     level = "pod-security.kubernetes.io/enforce=privileged"
     assert check.remedy == f"`kubectl label namespace {STRICT_NAMESPACE} {level} --overwrite`"
 
@@ -617,13 +614,13 @@ def test_same_pod_is_accepted_where_it_is_allowed(admin_client: Client) -> None:
 def test_refused_pod_quotes_the_server(admin_client: Client, spec: Manifest, message: str) -> None:
     """The finding about a refused pod quotes the server."""
     check = run_check(AdmissionAccepted(target="pod"), objects=[build_pod_template(build_pod_spec(**spec))])
-    assert (check.verdict, message in check.detail) == ("failed", True), check.detail
+    assert (check.verdict, message in check.what) == ("failed", True), check.what
 
 
 def test_quota_fails(admin_client: Client, create: Create) -> None:
     """A pod that would exceed a quota fails the check, and the remedy shows the quota."""
     create("v1", "ResourceQuota", "none", spec={"hard": {"pods": "0"}})
-    wait_until(lambda: "exceeded quota: none, requested: pods=1" in run_check(AdmissionAccepted(target="pod")).detail)
+    wait_until(lambda: "exceeded quota: none, requested: pods=1" in run_check(AdmissionAccepted(target="pod")).what)
     assert "describe quota" in run_check(AdmissionAccepted(target="pod")).remedy
 
 
@@ -631,8 +628,8 @@ def test_refusal_by_a_controllers_webhook_is_quoted(admin_client: Client) -> Non
     """The finding about a refused Job quotes Volcano's webhook."""
     require_kind(admin_client, VOLCANO_JOBS)
     check = check_admission(build_volcano_job(minAvailable=3))
-    assert "Job job is refused: admission webhook" in check.detail
-    assert "'minAvailable' should not be greater than total replicas in tasks" in check.detail
+    assert "Job job is refused: admission webhook" in check.what
+    assert "'minAvailable' should not be greater than total replicas in tasks" in check.what
 
 
 def test_valid_job_is_accepted_and_not_created(admin_client: Client) -> None:
@@ -646,9 +643,9 @@ def test_every_refused_object_is_reported(admin_client: Client) -> None:
     """One finding has a sentence for each of two refused objects, and none for the valid one."""
     unknown_field = build_config_map("b") | {"dada": {}}
     check = check_admission(build_config_map("a"), unknown_field, build_config_map("C"))
-    assert 'unknown field "dada"' in check.detail
-    assert 'ConfigMap "C" is invalid' in check.detail
-    assert "ConfigMap a" not in check.detail
+    assert 'unknown field "dada"' in check.what
+    assert 'ConfigMap "C" is invalid' in check.what
+    assert "ConfigMap a" not in check.what
 
 
 def test_webhook_that_does_not_answer_is_reported(admin_client: Client, create: Create) -> None:
@@ -660,7 +657,7 @@ def test_webhook_that_does_not_answer_is_reported(admin_client: Client, create: 
     webhook |= {"objectSelector": {"matchLabels": {TEST_LABEL: "webhook"}}}
     create("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", NAMESPACE, webhooks=[webhook])
     labelled = build_config_map("a", labels={TEST_LABEL: "webhook"})
-    wait_until(lambda: 'failed calling webhook "lost.torchyard.test"' in check_admission(labelled).detail)
+    wait_until(lambda: 'failed calling webhook "lost.torchyard.test"' in check_admission(labelled).what)
     assert f"`kubectl -n {NAMESPACE} get endpoints nowhere`" in check_admission(labelled).remedy
 
 
@@ -671,16 +668,16 @@ def test_taken_name_is_reported_with_its_owner(admin_client: Client, create: Cre
     create("v1", "ConfigMap", "ours", labels=LABELS | {"more": "yes"})
     assert (
         "ConfigMap theirs already exists, and belongs to the run another"
-        in check_admission(build_config_map("theirs")).detail
+        in check_admission(build_config_map("theirs")).what
     )
     assert (
         "ConfigMap foreign already exists, and does not belong to this run"
-        in check_admission(build_config_map("foreign")).detail
+        in check_admission(build_config_map("foreign")).what
     )
     check = check_admission(build_config_map("ours"))
-    assert (check.verdict, check.detail) == ("ok", "ConfigMap ours already exists, and belongs to this run")
+    assert (check.verdict, check.what) == ("ok", "ConfigMap ours already exists, and belongs to this run")
 
 
 def test_advice_is_a_warning(admin_client: Client) -> None:
     """Advice is reported as a warning, which does not fail the preflight."""
-    assert run_check(Advice(topic="image a:latest", detail="has no fixed tag")).verdict == "warning"
+    assert run_check(Advice(finding=warning_check("image a:latest", "has no fixed tag"))).verdict == "warning"

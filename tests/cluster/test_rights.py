@@ -25,9 +25,10 @@ from torchyard.kube.client import Client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import Check, Permission
+from torchyard.model.requirements import Permission
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
 
@@ -172,9 +173,9 @@ def provided(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     provided.clear()
 
 
-def list_failures(checks: Iterable[Check]) -> list[str]:
+def list_failures(checks: Iterable[Finding]) -> list[str]:
     """The failed checks, as `name: detail`."""
-    return [f"{check.name}: {check.detail}" for check in checks if check.verdict == "failed"]
+    return [f"{check.where}: {check.what}" for check in checks if check.verdict == "failed"]
 
 
 # --- the role

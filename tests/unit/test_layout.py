@@ -100,9 +100,9 @@ def test_design_names_every_module() -> None:
 
 
 def test_no_folder_has_too_many_modules() -> None:
-    """A folder contains at most 16 modules, and no module's name starts with an underscore."""
+    """A folder contains at most 18 modules, and no module's name starts with an underscore."""
     folders = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
     for folder in folders:
         modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
-        assert len(modules) <= 16, folder
+        assert len(modules) <= 18, folder
         assert [module for module in modules if module.startswith("_")] == []

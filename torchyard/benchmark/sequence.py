@@ -15,6 +15,7 @@ from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.benchmark import Benchmark, Curve
 from torchyard.model.errors import NoReportError, ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
 from torchyard.model.run import TRIAL_RUN, Report
 from torchyard.run.folder import runs_folder
@@ -78,7 +79,8 @@ def _choose_fabrics(profile: Profile, requested: Sequence[str]) -> list[str | No
     """The fabrics to compare, in this order; [None] for a profile without hardware. ProfileError if it needs one."""
     if requested and not profile.hardware:
         raise ProfileError(
-            profile.name, (f"fabric: {', '.join(requested)} requires a hardware file, and the profile names none",)
+            profile.name,
+            (Finding("fabric", f"{', '.join(requested)} requires a hardware file, and the profile names none"),),
         )
     if requested or not profile.hardware:
         return list(dict.fromkeys(requested)) or [None]
@@ -93,7 +95,8 @@ def _check_comparable(profile: Profile) -> None:
     if profile.metrics not in STATISTICS:
         choices = ", ".join(STATISTICS)
         raise ProfileError(
-            profile.name, (f"metrics: {profile.metrics} has no bandwidth to compare: it must be one of {choices}",)
+            profile.name,
+            (Finding("metrics", f"{profile.metrics} has no bandwidth to compare: it must be one of {choices}"),),
         )
     registry.make_plan(profile, TRIAL_RUN)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from torchyard.archive.fetch import fetch_run, fetch_to_read
 from torchyard.archive.store import open_store
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 
 
@@ -29,7 +30,9 @@ def find_run(name: str) -> RunFolder:
     archive_choices = ""
     if store:
         archive_choices = f"; in {store.url}: {', '.join(store.list_runs()) or 'none'}"
-    raise ProfileError(name, (f"there is no such run in {runs_folder()}; there are: {choices}{archive_choices}",))
+    raise ProfileError(
+        name, (Finding("", f"there is no such run in {runs_folder()}; there are: {choices}{archive_choices}"),)
+    )
 
 
 def fetch_run_to_resume(name: str) -> None:

@@ -124,7 +124,7 @@ def _show_plan(args: argparse.Namespace) -> int:
     document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     print(yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
     for check in check_exposed_secrets(plan):
-        print(f"{check.name}: {check.detail}; {check.remedy}", file=sys.stderr)
+        print(f"{check.where}: {check.what}; {check.remedy}", file=sys.stderr)
     return 0
 
 
@@ -137,7 +137,7 @@ def _show_checks(args: argparse.Namespace) -> int:
     checks = (*run_checks(_create_plan(profile)), *check_notifications(profile))
     for check in checks:
         remedy = f"\n        {check.remedy}" if check.remedy else ""
-        print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.name}: {check.detail}{remedy}"))
+        print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.where}: {check.what}{remedy}"))
     failed_count = sum(check.verdict == "failed" for check in checks)
     print(f"{len(checks) - failed_count} of {len(checks)} checks passed")
     return 1 if failed_count else 0

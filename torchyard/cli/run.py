@@ -14,6 +14,7 @@ from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.model.errors import DetachedError, NoReportError, ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.run.folder import RunFolder, runs_folder
@@ -79,14 +80,18 @@ def attach_run(name: str) -> int:
     start = folder.last("start") if folder.path.is_dir() else {}
     if not start:
         names = sorted(path.parent.name for path in runs_folder().glob(f"*/{_PROFILE_FILE}"))
-        raise ProfileError(name, (f"there is no such run in {runs_folder()}; there are: {', '.join(names) or 'none'}",))
+        raise ProfileError(
+            name, (Finding("", f"there is no such run in {runs_folder()}; there are: {', '.join(names) or 'none'}"),)
+        )
     try:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
-        raise ProfileError(name, (f"Prefect owns it: use prefect flow-run retry {start['run']}",)) from error
+        raise ProfileError(
+            name, (Finding("", f"Prefect owns it: use prefect flow-run retry {start['run']}"),)
+        ) from error
     except ValidationError as error:
         message = f"it cannot be read: {error.errors()[0]['msg']}"
-        raise ProfileError(str(folder.path / _PROFILE_FILE), (message,)) from error
+        raise ProfileError(str(folder.path / _PROFILE_FILE), (Finding("", message),)) from error
     count = sum(event["event"] == "start" for event in folder.events()) + 1
     _log_to_terminal()
     return _execute(Runner(profile, str(start["run"]), LocalReporter(count, is_retry_requested=False)))

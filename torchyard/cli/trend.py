@@ -7,6 +7,7 @@ from torchyard.archive.histories import fetch_histories
 from torchyard.archive.store import open_store
 from torchyard.common.escaping import strip_control_codes
 from torchyard.model.errors import FolderError, ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.trend import Trend
 from torchyard.run.folder import runs_folder
 from torchyard.trend.night import evaluate_records
@@ -71,7 +72,7 @@ def _find_history(name: str) -> Path:
     else:
         choices = ", ".join(path.stem for path in all_paths) or "none"
         message = f"there is no such history; there are: {choices}"
-    raise ProfileError(name, (message,))
+    raise ProfileError(name, (Finding("", message),))
 
 
 def _is_of_profile(path: Path, profile: str) -> bool:
@@ -90,14 +91,16 @@ def _read(path: Path) -> History:
 def _save_plot(history: History, trend: Trend | None, path: Path) -> int:
     """Write the plot as SVG and print its path. ProfileError if there is nothing to draw, or it cannot be written."""
     if trend is None:
-        raise ProfileError("--plot", ("no number was compared so far: choose one with --value NAME",))
+        raise ProfileError("--plot", (Finding("", "no number was compared so far: choose one with --value NAME"),))
     svg = draw_trend(evaluate_records(history.records, trend), trend.value)
     if svg is None:
-        raise ProfileError("--plot", (f"fewer than two runs that succeeded have the number {trend.value}",))
+        raise ProfileError(
+            "--plot", (Finding("", f"fewer than two runs that succeeded have the number {trend.value}"),)
+        )
     try:
         path.write_text(svg, encoding="utf-8")
     except OSError as error:
-        raise ProfileError("--plot", (f"{path} cannot be written: {error.strerror or error}",)) from error
+        raise ProfileError("--plot", (Finding("", f"{path} cannot be written: {error.strerror or error}"),)) from error
     print(path)
     return 0
 

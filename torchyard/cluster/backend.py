@@ -15,9 +15,10 @@ from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.diagnosis.pod_facts import parse_timestamp
 from torchyard.host.facts import PROBES
 from torchyard.model.errors import RunInUseError, TorchyardError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
-from torchyard.model.requirements import Check, WritableFolder
+from torchyard.model.requirements import WritableFolder
 from torchyard.model.run import End, Handle
 
 
@@ -38,8 +39,8 @@ class ClusterBackend:
     def reach(self) -> None:
         await_api_server(self._plan)
 
-    def check(self) -> tuple[Check, ...]:
-        checks: list[Check] = []
+    def check(self) -> tuple[Finding, ...]:
+        checks: list[Finding] = []
         for requirement in self._plan.requires:
             if isinstance(requirement, WritableFolder):  # a folder of this machine; check_cluster has the others
                 probe = PROBES[requirement.kind](requirement.model_dump())

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchyard.common.escaping import strip_control_codes
 from torchyard.model.base import FrozenModel
+from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import CommandPlan, Plan
-from torchyard.model.requirements import Check, warning_check
 
 AnyModel = TypeVar("AnyModel", bound=FrozenModel)
 MASK = "****"
@@ -205,7 +205,7 @@ def _is_code(value: str) -> bool:
     return bool(_CODE_VALUE.fullmatch(value) and not _SECRET_SHAPE.search(value))
 
 
-def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
+def check_exposed_secrets(plan: Plan) -> tuple[Finding, ...]:
     """A warning for each secret that is written out in the plan. It contains the name, not the value."""
     names = _list_secret_names(plan.model_dump())
     return tuple(

@@ -4,9 +4,9 @@ import re
 import time
 from typing import Any, assert_never
 
+from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
 from torchyard.model.plan import THIS_MACHINE
 from torchyard.model.requirements import (
-    Check,
     Clock,
     FreePort,
     HostRequirement,
@@ -16,16 +16,13 @@ from torchyard.model.requirements import (
     Reachable,
     RunaiCli,
     WritableFolder,
-    failed_check,
-    passed_check,
-    warning_check,
 )
 
 _MIN_FREE_BYTES = 100 * 2**20
 _MAX_CLOCK_OFFSET_S = 5.0
 
 
-def check_requirement(requirement: HostRequirement, probe: dict[str, Any]) -> Check:
+def check_requirement(requirement: HostRequirement, probe: dict[str, Any]) -> Finding:
     """The check of a requirement, from the result of its probe (host/facts.py)."""
     match requirement:
         case WritableFolder():
@@ -49,7 +46,7 @@ def check_requirement(requirement: HostRequirement, probe: dict[str, Any]) -> Ch
     return check
 
 
-def _check_folder(requirement: WritableFolder, probe: dict[str, Any]) -> Check:
+def _check_folder(requirement: WritableFolder, probe: dict[str, Any]) -> Finding:
     is_local = requirement.host in THIS_MACHINE
     name = f"run folder {requirement.path}"
     setting = "TORCHYARD_RUNS"
@@ -65,7 +62,7 @@ def _check_folder(requirement: WritableFolder, probe: dict[str, Any]) -> Check:
     return passed_check(name, free_space)
 
 
-def _check_program(requirement: ProgramFile, *, exists: bool) -> Check:
+def _check_program(requirement: ProgramFile, *, exists: bool) -> Finding:
     if requirement.host in THIS_MACHINE:
         name = f"program {requirement.path}"
         remedy = "correct the profile's `program` (relative to the profile's folder or the project)"
@@ -75,7 +72,7 @@ def _check_program(requirement: ProgramFile, *, exists: bool) -> Check:
     return passed_check(name, "exists") if exists else failed_check(name, "there is no such file", remedy)
 
 
-def _check_port(requirement: FreePort, probe: dict[str, Any]) -> Check:
+def _check_port(requirement: FreePort, probe: dict[str, Any]) -> Finding:
     name = f"port {requirement.port} on {requirement.host}"
     if probe.get("ours"):
         return passed_check(name, "is held by this run")
@@ -86,7 +83,7 @@ def _check_port(requirement: FreePort, probe: dict[str, Any]) -> Check:
     return failed_check(name, f"is held by {holder}", remedy)
 
 
-def _check_route(requirement: Reachable, probe: dict[str, Any]) -> Check:
+def _check_route(requirement: Reachable, probe: dict[str, Any]) -> Finding:
     name = f"route from {requirement.host} to {requirement.address}"
     if "error" in probe:
         remedy = "name an address that every host reaches: options.hosts: [{host: NAME, address: ADDRESS}, ...]"
@@ -94,7 +91,7 @@ def _check_route(requirement: Reachable, probe: dict[str, Any]) -> Check:
     return passed_check(name, f"{requirement.address} is {probe['to']}, from {probe['through']}")
 
 
-def _check_package(requirement: Package, probe: dict[str, Any]) -> Check:
+def _check_package(requirement: Package, probe: dict[str, Any]) -> Finding:
     name = f"{requirement.name} for {requirement.python} on {requirement.host}"
     version = probe["version"]
     remedy = f"{requirement.python} -m pip install '{requirement.name}>={requirement.minimum_version}'"
@@ -110,7 +107,7 @@ def _parse_version(version: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def _check_processors(requirement: Processors, probe: dict[str, Any]) -> Check:
+def _check_processors(requirement: Processors, probe: dict[str, Any]) -> Finding:
     name = f"processors of {requirement.host}"
     detail = f"{probe['count']} for {requirement.count} processes"
     if probe["count"] >= requirement.count:
@@ -119,7 +116,7 @@ def _check_processors(requirement: Processors, probe: dict[str, Any]) -> Check:
     return warning_check(name, f"{detail}: they will wait for each other", remedy)
 
 
-def _check_clock(requirement: Clock, *, skew_s: float) -> Check:
+def _check_clock(requirement: Clock, *, skew_s: float) -> Finding:
     """`skew_s`: by how much the host's clock is behind; it includes the time that the response took to arrive."""
     name = f"clock of {requirement.host}"
     if abs(skew_s) < _MAX_CLOCK_OFFSET_S:
@@ -129,7 +126,7 @@ def _check_clock(requirement: Clock, *, skew_s: float) -> Check:
     return warning_check(name, detail, "synchronize both by NTP")
 
 
-def _check_runai(requirement: RunaiCli, probe: dict[str, Any]) -> Check:
+def _check_runai(requirement: RunaiCli, probe: dict[str, Any]) -> Finding:
     name = f"{requirement.cli} on {requirement.host}"
     if not probe["runs"]:
         return failed_check(name, probe["reason"], "install Run:ai's CLI, or name it with options.cli")

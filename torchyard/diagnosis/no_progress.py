@@ -28,8 +28,9 @@ from torchyard.diagnosis.pod_facts import (
     to_text,
 )
 from torchyard.diagnosis.pod_reasons import PodCause, find_pod_failure
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Capacity, Check, Controller
+from torchyard.model.requirements import Capacity, Controller
 from torchyard.model.run import Failure, Observation
 
 _MAX_EVENT_AGE_S = 150.0  # how long an event counts: a kubelet retries a volume after two minutes at most
@@ -47,8 +48,8 @@ class ClusterContext(NamedTuple):
     """
 
     events: Sequence[Any] = ()
-    capacity: Check | None = None
-    queue: Check | None = None
+    capacity: Finding | None = None
+    queue: Finding | None = None
     other_pods: Sequence[Any] = ()
 
 
@@ -196,7 +197,7 @@ def _explain_by_closed_queue(context: _Context) -> Diagnosis | None:
     is_waiting = context.unscheduled or not context.pods
     if queue is None or queue.verdict != "failed" or not is_waiting:
         return None
-    sentence = f"{_describe_gang(context.plan)} waits for {queue.name}, which {queue.detail}"
+    sentence = f"{_describe_gang(context.plan)} waits for {queue.where}, which {queue.what}"
     return Diagnosis(Failure(cause="queue-closed", sentence=sentence))
 
 
@@ -236,10 +237,10 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
     return Diagnosis(Failure(cause="unschedulable", sentence=f"{summary}{suffix}: {message}", node=name))
 
 
-def _explain_by_capacity(summary: str, capacity: Check) -> Diagnosis:
+def _explain_by_capacity(summary: str, capacity: Finding) -> Diagnosis:
     """Only new nodes would help, so the deadline decides: a cluster may grow."""
     is_tainted = "`pod.tolerations`" in capacity.remedy and "ask for less" not in capacity.remedy
-    sentence = f"{summary}, and even empty nodes would not do: {capacity.detail}; {capacity.remedy}"
+    sentence = f"{summary}, and even empty nodes would not do: {capacity.what}; {capacity.remedy}"
     return Diagnosis(Failure(cause="taint" if is_tainted else "unschedulable", sentence=sentence))
 
 

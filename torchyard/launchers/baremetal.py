@@ -16,6 +16,7 @@ from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import Command, CommandPlan, Process
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
@@ -118,66 +119,80 @@ def _validate_profile(job: _Job) -> None:
     """Check what only the profile as a whole shows. ProfileError with all findings."""
     profile = job.profile
     options = job.options
-    findings: list[str] = []
+    findings: list[Finding] = []
     if profile.nodes.min != profile.nodes.max:
-        findings.append(f"nodes: must be one number, not {profile.nodes}: baremetal starts an agent on every host")
+        findings.append(
+            Finding("nodes", f"must be one number, not {profile.nodes}: baremetal starts an agent on every host")
+        )
     if len(job.placements) < profile.nodes.max:
         exclusion = f", without {', '.join(options.avoid)} (options.avoid)" if options.avoid else ""
         summary = f"{len(job.placements)} hosts for {profile.nodes.max} nodes{exclusion}"
-        findings.append(f"options.hosts: {summary}: name a host for each node, and spares after them, or none at all")
+        findings.append(
+            Finding("options.hosts", f"{summary}: name a host for each node, and spares after them, or none at all")
+        )
     if not profile.program:
-        findings.append("program: is missing: the Python file that torchrun starts")
+        findings.append(Finding("program", "is missing: the Python file that torchrun starts"))
     if options.etcd and profile.rendezvous != "etcd-v2":
-        findings.append(f"options.etcd: requires rendezvous: etcd-v2, and this is {profile.rendezvous}")
+        findings.append(Finding("options.etcd", f"requires rendezvous: etcd-v2, and this is {profile.rendezvous}"))
     findings += [*_check_pod_keys(profile), *_check_hosts(job), *_check_resources(profile)]
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def _check_pod_keys(profile: Profile) -> list[str]:
+def _check_pod_keys(profile: Profile) -> list[Finding]:
     """Findings about keys that only a pod can have."""
-    findings: list[str] = []
+    findings: list[Finding] = []
     for key in _POD_ONLY_KEYS:
         if key in profile.model_fields_set and getattr(profile, key):
-            findings.append(f"{key}: is for launchers on Kubernetes, and this one is baremetal")
+            findings.append(Finding(key, "is for launchers on Kubernetes, and this one is baremetal"))
     pod_keys = ", ".join(sorted(profile.network.model_fields_set - _FABRIC_KEYS)) if profile.network else ""
     if pod_keys:
         findings.append(
-            f"fabric: {profile.fabric} requires pods ({pod_keys}), but on machines a fabric is only its env: use "
-            "another fabric, or your own hardware file"
+            Finding(
+                "fabric",
+                f"{profile.fabric} requires pods ({pod_keys}), but on machines a fabric is only its env: use "
+                "another fabric, or your own hardware file",
+            )
         )
     if profile.files:
         findings.append(
-            "files: requires pods; on machines the program is copied, with its folder if options.source says"
+            Finding("files", "requires pods; on machines the program is copied, with its folder if options.source says")
         )
     for name, value in profile.env.items():
         if not isinstance(value, str):
             findings.append(
-                f"env.{name}: a reference requires pods; on a machine, set {name} in the host's environment"
+                Finding(f"env.{name}", f"a reference requires pods; on a machine, set {name} in the host's environment")
             )
     return findings
 
 
-def _check_hosts(job: _Job) -> list[str]:
+def _check_hosts(job: _Job) -> list[Finding]:
     """Findings about the hosts."""
-    findings: list[str] = []
+    findings: list[Finding] = []
     hosts = [node_placement.host for node_placement in job.placements]
     if job.is_multi_host and any(host.is_local and not host.address for host in hosts):
         findings.append(
-            "options.hosts: localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach"
+            Finding(
+                "options.hosts",
+                "localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach",
+            )
         )
     source = placement.find_program_source(job.profile, job.options)
     if source and source.program.startswith(".."):
-        findings.append(f"options.source: {job.options.source} is not a folder that contains the program")
+        findings.append(Finding("options.source", f"{job.options.source} is not a folder that contains the program"))
     return findings
 
 
-def _check_resources(profile: Profile) -> list[str]:
+def _check_resources(profile: Profile) -> list[Finding]:
     """Findings about the resources: on a machine only GPUs can be assigned to processes."""
     pod_resources = sorted(profile.resources.keys() - {"gpus"})
-    findings = [f"resources.{key}: is for launchers on Kubernetes; baremetal takes gpus" for key in pod_resources]
+    findings = [
+        Finding(f"resources.{key}", "is for launchers on Kubernetes; baremetal takes gpus") for key in pod_resources
+    ]
     if not str(profile.resources.get("gpus", "1")).isdigit():
-        findings.append(f"resources.gpus: must be a number of GPUs per node, not {profile.resources['gpus']}")
+        findings.append(
+            Finding("resources.gpus", f"must be a number of GPUs per node, not {profile.resources['gpus']}")
+        )
     return findings
 
 

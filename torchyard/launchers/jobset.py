@@ -10,6 +10,7 @@ from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
@@ -63,16 +64,19 @@ def _validate_profile(profile: Profile, run: Run) -> None:
 
     Its webhook counts the random suffix of a pod's name too (jobset_webhook.go, longestPodName).
     """
-    findings = []
+    findings: list[Finding] = []
     if profile.nodes.min != profile.nodes.max:
-        findings.append(f"nodes: must be one number, not {profile.nodes}: a JobSet needs all of its pods")
+        findings.append(Finding("nodes", f"must be one number, not {profile.nodes}: a JobSet needs all of its pods"))
     last_attempt = max(profile.attempts, run.attempt)
     longest_name = f"{run.name(profile)}-{last_attempt}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
     excess = len(longest_name) - _MAX_POD_NAME_CHARS
     if excess > 0:
         findings.append(
-            f"name: the pod's name {longest_name} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's "
-            f"name by {excess}"
+            Finding(
+                "name",
+                f"the pod's name {longest_name} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's "
+                f"name by {excess}",
+            )
         )
     if findings:
         raise ProfileError(profile.name, tuple(findings))

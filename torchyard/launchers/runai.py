@@ -14,6 +14,7 @@ from torchyard.diagnosis.pod_reasons import PodCause
 from torchyard.launchers import pytorchjob
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import Command, CommandPlan, ManifestPlan, Plan, Process
 from torchyard.model.pod import Pod
 from torchyard.model.profile import Cluster
@@ -68,7 +69,9 @@ def plan(profile: ResolvedProfile, run: Run) -> Plan:
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
     if profile.manifest:
-        raise ProfileError(profile.name, ("manifest: use launcher pytorchjob, and set schedulerName in the manifest",))
+        raise ProfileError(
+            profile.name, (Finding("manifest", "use launcher pytorchjob, and set schedulerName in the manifest"),)
+        )
     if options.through == "kubernetes":
         return _plan_pytorchjob(profile, run, options)
     findings = tuple(runai_flags.find_unsupported_settings(profile, options.through))
@@ -156,11 +159,10 @@ def _plan_pytorchjob(profile: ResolvedProfile, run: Run, options: Options) -> Ma
     """The PyTorchJob for Run:ai's scheduler, in the project's namespace, with the labels that name its queue."""
     namespace = f"runai-{options.project}"
     if profile.cluster.namespace not in (None, namespace):
-        message = (
-            f"cluster.namespace: must be {namespace}, that of project {options.project}, not "
-            f"{profile.cluster.namespace}: remove the key"
+        problem = (
+            f"must be {namespace}, that of project {options.project}, not {profile.cluster.namespace}: remove the key"
         )
-        raise ProfileError(profile.name, (message,))
+        raise ProfileError(profile.name, (Finding("cluster.namespace", problem),))
     runai_settings = {"scheduler": _SCHEDULER_NAME}
     if options.preemptible:
         runai_settings["priority_class"] = "interactive-preemptible"

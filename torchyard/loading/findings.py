@@ -1,6 +1,7 @@
 """Collects what is wrong with a profile: all of it is reported at once, each finding with its file, line and key."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,51 +10,47 @@ from pydantic import BaseModel, ValidationError
 
 from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, format_location, shorten_message
 from torchyard.model.errors import ProfileError
-from torchyard.model.profile import Profile
-from torchyard.model.rules import read_first_key
+from torchyard.model.finding import Finding
+from torchyard.model.rules import get_first_key
 
 
 class Findings:
     """The findings about one profile so far.
 
-    messages: each as `file:line: key: what is wrong`, or `override: key: ...`.
+    listed: each with `file:line: key` as its `where`, or `override: key`.
     wrong_keys: the top-level keys with a finding; what follows from a wrong value is not reported as well.
     """
 
     def __init__(self, path: Path, root: yaml.Node, overrides: Mapping[str, Any]) -> None:
         """`path`, `root`: the profile's file and its YAML node, which has line numbers."""
-        self.messages: list[str] = []
+        self.listed: list[Finding] = []
         self.wrong_keys: set[str] = set()
         self._path = path
         self._root = root
         self._overrides = overrides
 
-    def add(self, loc: Loc, text: str) -> None:
-        """Add a finding at a location of the profile."""
+    def add(self, finding: Finding, loc: Loc | None = None) -> None:
+        """Add a finding about a key of the profile. `loc`: its location, if that is not `where` split at dots."""
+        if loc is None:
+            loc = tuple(finding.where.split(".")) if finding.where else ()
         location = format_location(self._path, self._root, loc, self._overrides)
-        self.messages.append(location + shorten_message(text))
+        self.listed.append(replace(finding, what=shorten_message(finding.what)).within(location))
         if loc:
             self.wrong_keys.add(_name_wrong_key(loc))
 
-    def add_sentence(self, sentence: str) -> None:
-        """Add a finding that begins with its key, such as `options.hosts: ...`; the whole profile's if it does not."""
-        key_path = tuple(sentence.partition(":")[0].split("."))
-        self.add(key_path if key_path[0] in Profile.model_fields else (), sentence)
-
-    def add_new_sentences(self, error: ProfileError) -> None:
+    def add_plan_error(self, error: ProfileError) -> None:
         """Add the findings of a plan, except those about keys that have one already."""
         known_keys = frozenset(self.wrong_keys)
-        for sentence in error.findings:
-            key_path = sentence.partition(":")[0]
-            if not {read_first_key(sentence), key_path} & known_keys:
-                self.add_sentence(sentence)
+        for finding in error.findings:
+            if not {get_first_key(finding), finding.where} & known_keys:
+                self.add(finding)
 
     def add_error(self, key: str, error: ProfileError | ProfileKeyError) -> None:
         """Add the mistakes in a file that the profile names at `key`: those of the file have locations of their own."""
         if isinstance(error, ProfileError):
-            self.messages += error.findings
+            self.listed += error.findings
         else:
-            self.add(error.loc, str(error))
+            self.add(error.finding, error.loc)
         self.wrong_keys.add(key)
 
     def add_validation_error(
@@ -62,8 +59,8 @@ class Findings:
         """Add the errors of a model, whose location in the profile is `prefix`; return the model's wrong keys."""
         wrong_keys: set[str] = set()
         for details in error.errors():
-            finding = explain_error(details, prefix, model)
-            self.add(finding.loc, finding.text)
+            loc, finding = explain_error(details, prefix, model)
+            self.add(finding, loc)
             wrong_keys.update(map(str, details["loc"][:1]))  # a missing key has the location of its mapping
         return wrong_keys
 

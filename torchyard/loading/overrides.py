@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 
 OVERRIDES_HELP = "change one key of the profile"
 
@@ -19,7 +20,9 @@ def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
             overrides[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             message = f"{pair!r}: the value is not YAML: {getattr(error, 'problem', error)}"
-            raise ProfileError("--set", (message,)) from error
+            raise ProfileError("--set", (Finding("", message),)) from error
         if not (key and equals):
-            raise ProfileError("--set", (f"{pair!r} is not KEY=VALUE, such as nodes=4 or deadlines.run=2h",))
+            raise ProfileError(
+                "--set", (Finding("", f"{pair!r} is not KEY=VALUE, such as nodes=4 or deadlines.run=2h"),)
+            )
     return overrides

@@ -25,6 +25,7 @@ from torchyard.loading.yaml_errors import (
 )
 from torchyard.model import rules
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
 from torchyard.model.run import TRIAL_RUN
@@ -47,7 +48,7 @@ def resolve_file(name: str) -> Path:
     path = _find_named_file("hardware", hardware_name)
     if path is None:
         message = _describe_unknown("there is no such hardware file", hardware_name, list_hardware())
-        raise ProfileError(name, (message,))
+        raise ProfileError(name, (Finding("", message),))
     return path
 
 
@@ -80,12 +81,12 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     profile = _build_profile(merge_overrides(document, overrides or {}), path, findings)
     # Values files set many keys: without them nothing more can be said about the others.
     if "values" not in findings.wrong_keys:
-        for sentence in rules.list_findings(profile, findings.wrong_keys):
-            findings.add_sentence(sentence)
+        for finding in rules.list_findings(profile, findings.wrong_keys):
+            findings.add(finding)
         _check_notify_address(profile, findings)
         profile = _check_launcher(profile, path, findings)
-    if findings.messages:
-        raise ProfileError(path.stem, tuple(findings.messages))
+    if findings.listed:
+        raise ProfileError(path.stem, tuple(findings.listed))
     return profile
 
 
@@ -93,7 +94,7 @@ def _build_profile(raw: Mapping[str, Any], path: Path, findings: Findings) -> Pr
     """The profile of these keys; a key with a finding has its default, or a placeholder if it is required."""
     keys = dict(raw)
     if "name" in keys:
-        findings.add(("name",), f"name: {_NAME_REFUSAL.format(path.stem)}")
+        findings.add(Finding("name", _NAME_REFUSAL.format(path.stem)))
         del keys["name"]
     try:
         keys = _apply_values(keys, path)
@@ -116,7 +117,7 @@ def _check_notify_address(profile: Profile, findings: Findings) -> None:
     """Add a finding if a message could not be sent to an address of `notify`."""
     problem = describe_invalid_address(profile.notify) if profile.notify else None
     if problem:
-        findings.add(("notify", "to"), f"notify: {problem}")
+        findings.add(Finding("notify", problem), ("notify", "to"))
 
 
 def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile:
@@ -126,7 +127,7 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
     try:
         launcher = registry.load_launcher(profile.launcher)
     except registry.UnknownLauncherError as error:
-        findings.add(("launcher",), str(error))
+        findings.add(Finding("", str(error)), ("launcher",))
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
     if profile.program and launcher.PROGRAM_IS_A_FILE:
@@ -136,9 +137,9 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
     try:
         registry.make_plan(profile, TRIAL_RUN)
     except ProfileError as error:
-        findings.add_new_sentences(error)
+        findings.add_plan_error(error)
     except Exception:
-        if not findings.messages:
+        if not findings.listed:
             raise
         # The values that have a finding were left out, and a launcher may rely on the rules between keys.
     return profile
@@ -168,11 +169,11 @@ def _resolve_profile(name: str) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(os.path.expanduser(name)).absolute()
         if not _is_file(path):
-            raise ProfileError(name, (_describe_missing_file(path),))
+            raise ProfileError(name, (Finding("", _describe_missing_file(path)),))
         return path
     named_path = _find_named_file("", name)
     if named_path is None:
-        raise ProfileError(name, (_describe_unknown("there is no such profile", name, list_profiles()),))
+        raise ProfileError(name, (Finding("", _describe_unknown("there is no such profile", name, list_profiles())),))
     return named_path
 
 
@@ -281,13 +282,16 @@ def load_hardware(name: str) -> Hardware:
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     if "name" in document:
         location = format_location(path, root, ("name",), {})
-        raise ProfileError(f"hardware/{name}", (f"{location}name: {_NAME_REFUSAL.format(path.stem)}",))
+        finding = Finding("name", _NAME_REFUSAL.format(path.stem)).within(location)
+        raise ProfileError(f"hardware/{name}", (finding,))
     try:
         return Hardware.model_validate(document | {"name": name})
     except ValidationError as error:
-        findings = [explain_error(details, (), Hardware) for details in error.errors()]
-        messages = [format_location(path, root, loc, {}) + text for loc, text in findings]
-        raise ProfileError(f"hardware/{name}", tuple(messages)) from error
+        findings: list[Finding] = []
+        for details in error.errors():
+            loc, finding = explain_error(details, (), Hardware)
+            findings.append(finding.within(format_location(path, root, loc, {})))
+        raise ProfileError(f"hardware/{name}", tuple(findings)) from error
 
 
 def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
@@ -307,12 +311,12 @@ def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
                 objects.append(obj)
     except (TypeError, ValueError) as error:
         message = f"{path}: an object may contain only values that JSON supports: {error}"
-        raise ProfileError(profile.stem, (message,)) from error
+        raise ProfileError(profile.stem, (Finding("", message),)) from error
     invalid_numbers = [number for number, obj in enumerate(objects, 1) if not _is_kubernetes_object(obj)]
     if invalid_numbers or not objects:
         numbers_text = ", ".join(map(str, invalid_numbers)) or "there is none"
         message = f"{path}: each document is an object with apiVersion, kind and metadata: {numbers_text}"
-        raise ProfileError(profile.stem, (message,))
+        raise ProfileError(profile.stem, (Finding("", message),))
     return tuple(objects)
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from torchyard.loading.yaml_errors import shorten_value
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 
 # Of a document, with aliases expanded:
 _MAX_LEVELS = 100
@@ -70,7 +71,7 @@ def read_document(
     documents = read_documents(path, name)
     if len(documents) > 1:
         line = documents[1].root.start_mark.line + 1
-        raise ProfileError(name, (f"{path}:{line}: {noun} is one document, not more",))
+        raise ProfileError(name, (Finding(f"{path}:{line}", f"{noun} is one document, not more"),))
     if allow_empty and all(document.content is None for document in documents):
         start = yaml.Mark(str(path), 0, 0, 0, None, 0)
         return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
@@ -78,7 +79,7 @@ def read_document(
         content, root = documents[0]
         if isinstance(root, yaml.MappingNode) and isinstance(content, dict):
             return content, root
-    raise ProfileError(name, (f"{path}:1: {noun} is a mapping of keys to values",))
+    raise ProfileError(name, (Finding(f"{path}:1", f"{noun} is a mapping of keys to values"),))
 
 
 class Document(NamedTuple):
@@ -93,7 +94,7 @@ def read_documents(path: Path, name: str) -> list[Document]:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
+        raise ProfileError(name, (Finding("", f"{path} cannot be read: {error}"),)) from error
     documents: list[Document] = []
     repeated_keys: list[_RepeatedKey] = []
     try:
@@ -108,10 +109,11 @@ def read_documents(path: Path, name: str) -> list[Document]:
     except yaml.YAMLError as error:
         raise ProfileError(name, (_describe_syntax_error(path, text, error),)) from error
     if repeated_keys:
-        messages = [
-            f"{path}:{line}: the key {shorten_value(key)} appears here a second time" for key, line in repeated_keys
+        findings = [
+            Finding(f"{path}:{line}", f"the key {shorten_value(key)} appears here a second time")
+            for key, line in repeated_keys
         ]
-        raise ProfileError(name, tuple(messages))
+        raise ProfileError(name, tuple(findings))
     return documents
 
 
@@ -192,19 +194,19 @@ def _raise_for_invalid_value(nodes: list[yaml.Node]) -> None:
             raise _build_error(f"{shorten_value(repr(node.value))} cannot be read as {kind}", node) from error
 
 
-def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> str:
-    """`file:line: problem`, with the column if it is known."""
+def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> Finding:
+    """The file and line with the problem, and the column if it is known."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count(b"\n", 0, error.position) + 1
         remedy = "" if "character" in problem else ": it is not UTF-8; save it as UTF-8"
-        return f"{path}:{line}: {problem}{remedy}"
+        return Finding(f"{path}:{line}", f"{problem}{remedy}")
     if match := _UNKNOWN_TAG_PATTERN.search(problem):
         problem = f"a value cannot have the tag !!{match[1]}: write it without one"
     if mark:
-        return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})"
-    return f"{path}: {problem}"
+        return Finding(f"{path}:{mark.line + 1}", f"{problem} (column {mark.column + 1})")
+    return Finding(str(path), problem)
 
 
 class _RepeatedKey(NamedTuple):

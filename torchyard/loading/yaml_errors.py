@@ -1,4 +1,4 @@
-"""Describe a mistake in a user's YAML file: its location, and one sentence with the valid choices."""
+"""Describe a mistake in a user's YAML file: its location, and a finding with the valid choices."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, get_args
 import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
+
+from torchyard.model.finding import Finding
 
 _UNION_TAGS = ("text", "source")  # pydantic adds the tag of a union's member to an error's location
 _MAX_VALUE_CHARS = 200  # of a wrong value that is shown
@@ -23,11 +25,8 @@ class ProfileKeyError(Exception):
 
     def __init__(self, key: str, message: str, subkey: object = None) -> None:
         super().__init__(key, message)
-        self.message = message
+        self.finding = Finding(key, message)
         self.loc: tuple[str, ...] = (key,) if subkey is None else (key, str(subkey))
-
-    def __str__(self) -> str:
-        return f"{self.loc[0]}: {self.message}"
 
 
 def suggest_name(name: str, choices: Iterable[str]) -> str:
@@ -50,30 +49,32 @@ def shorten_message(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
 
 
-class Finding(NamedTuple):
-    """A mistake: its location in the document, and one sentence."""
+class LocatedFinding(NamedTuple):
+    """A mistake, and its location in the document, which may have segments that no key path can express."""
 
     loc: Loc
-    text: str
+    finding: Finding
 
 
-def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> Finding:
+def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> LocatedFinding:
     """A finding for an error of pydantic. `prefix`: the location of `model` in the document."""
     loc = _drop_union_tag(prefix + error["loc"])
     key_path = shorten_value(".".join(str(segment) for segment in loc))
     if error["type"] == "extra_forbidden":
         suggestion = suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
-        return Finding(loc, f"unknown key {key_path}: {suggestion}")
+        return LocatedFinding(loc, Finding("", f"unknown key {key_path}: {suggestion}"))
     if error["type"] == "missing":
-        return Finding(loc[:-1], f"the key {key_path} is missing")
+        return LocatedFinding(loc[:-1], Finding("", f"the key {key_path} is missing"))
     pydantic_message = error["msg"].removeprefix("Value error, ")
     message = pydantic_message[:1].lower() + pydantic_message[1:]
     message = shorten_message(message)
     if loc:
-        return Finding(loc, f"{key_path}: {message}, not {shorten_value(repr(error['input']))}")
+        return LocatedFinding(loc, Finding(key_path, f"{message}, not {shorten_value(repr(error['input']))}"))
     # The error is about the whole profile. The message may begin with a key, whose line is then shown.
-    first_key = message.partition(":")[0]
-    return Finding((first_key,) if first_key in model.model_fields else (), message)
+    first_key, _, problem = message.partition(": ")
+    if first_key in model.model_fields:
+        return LocatedFinding((first_key,), Finding(first_key, problem))
+    return LocatedFinding((), Finding("", message))
 
 
 def _drop_union_tag(loc: Loc) -> Loc:
@@ -103,7 +104,7 @@ def _list_models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
-    """`file:line: ` of a key, or `override: ` if its value came from an override.
+    """`file:line` of a key, or `override` if its value came from an override.
 
     The line is that of the last segment of the location that the document has.
     """
@@ -111,7 +112,7 @@ def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overr
     for dotted_key in overrides or {}:
         # Either may be the longer one: an override may set a whole mapping, or a key inside the location.
         if loc and all(map(str.__eq__, dotted_key.split("."), loc_keys)):
-            return "override: "
+            return "override"
     node = root
     line = root.start_mark.line
     for segment in loc:
@@ -120,7 +121,7 @@ def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overr
         node = _get_child(node, segment) or node
         if isinstance(segment, int):
             line = node.start_mark.line
-    return f"{path}:{line + 1}: "
+    return f"{path}:{line + 1}"
 
 
 def _get_key_line(mapping: yaml.MappingNode, key: str | int, default: int) -> int:

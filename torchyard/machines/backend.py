@@ -18,9 +18,9 @@ from torchyard.machines.staging import (
     stage_out_and_remove,
 )
 from torchyard.model.errors import HostError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
-from torchyard.model.requirements import Check
 from torchyard.model.run import End, Handle
 
 _STOP_TIMEOUT_S = 120  # including a process's grace
@@ -38,7 +38,7 @@ class MachinesBackend:
     def reach(self) -> None:
         """Nothing to do: `check` queries each host once."""
 
-    def check(self) -> tuple[Check, ...]:
+    def check(self) -> tuple[Finding, ...]:
         return check_hosts(self._plan.requires, self._plan.sites)
 
     def prepare(self) -> Plan:

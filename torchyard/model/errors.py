@@ -24,7 +24,7 @@ Prefect passes errors between processes, so they can be pickled: the fields go t
 builds the message.
 """
 
-from torchyard.model.requirements import Check
+from torchyard.model.finding import Finding
 from torchyard.model.result import RunResult
 
 
@@ -33,9 +33,9 @@ class TorchyardError(Exception):
 
 
 class ProfileError(TorchyardError):
-    """All findings about one profile, each as `location: problem` (loading/yaml_errors.py)."""
+    """All findings about one profile, or the finding about another name or option that the user gave."""
 
-    def __init__(self, profile: str, findings: tuple[str, ...]) -> None:
+    def __init__(self, profile: str, findings: tuple[Finding, ...]) -> None:
         super().__init__(profile, findings)
         self.profile = profile
         self.findings = findings
@@ -44,24 +44,20 @@ class ProfileError(TorchyardError):
         title = f"profile {self.profile}:"
         if len(self.findings) == 1:
             return f"{title} {self.findings[0]}"
-        return "\n  ".join((title, *self.findings))
+        return "\n  ".join((title, *map(str, self.findings)))
 
 
 class PreflightError(TorchyardError):
     """All checks of a preflight; the message lists those that failed, each with its remedy."""
 
-    def __init__(self, checks: tuple[Check, ...]) -> None:
+    def __init__(self, checks: tuple[Finding, ...]) -> None:
         super().__init__(checks)
         self.checks = checks
 
     def __str__(self) -> str:
         failed = [check for check in self.checks if check.verdict == "failed"]
         lines = [f"preflight: {len(failed)} of {len(self.checks)} checks failed"]
-        for check in failed:
-            line = f"{check.name}: {check.detail}"
-            if check.remedy:
-                line += f"; {check.remedy}"
-            lines.append(line)
+        lines += map(str, failed)
         return "\n  ".join(lines)
 
 

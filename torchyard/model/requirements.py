@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
+from torchyard.model.finding import Finding
 from torchyard.model.pod import Resources
 
 _IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
@@ -188,8 +189,7 @@ class Advice(FrozenModel):
     """A warning that is always given and needs no check."""
 
     kind: Literal["advice"] = "advice"
-    topic: str
-    detail: str
+    finding: Finding
 
 
 ClusterRequirement = Annotated[
@@ -204,25 +204,3 @@ ClusterRequirement = Annotated[
     | WritableFolder,
     Field(discriminator="kind"),
 ]
-Verdict = Literal["ok", "warning", "failed"]
-
-
-class Check(FrozenModel):
-    """The result of one requirement's check."""
-
-    name: str = Field(description="what was checked: `queue default`, `port 29400 of gpu1`")
-    verdict: Verdict
-    detail: str
-    remedy: str = ""
-
-
-def passed_check(name: str, detail: str) -> Check:
-    return Check(name=name, verdict="ok", detail=detail)
-
-
-def warning_check(name: str, detail: str, remedy: str = "") -> Check:
-    return Check(name=name, verdict="warning", detail=detail, remedy=remedy)
-
-
-def failed_check(name: str, detail: str, remedy: str) -> Check:
-    return Check(name=name, verdict="failed", detail=detail, remedy=remedy)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple
 
+from torchyard.model.finding import Finding
 from torchyard.model.profile import PLACEHOLDERS, WITH_AGENT, WITHOUT_AGENT, Profile
 
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
@@ -13,8 +14,8 @@ _PATH_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PATH_PART}(?:/{_PATH_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]+)?"
 )
-# Yields a sentence for each mistake, which begins with the key that is to be changed: `nodes: must be ...`.
-RuleFunction = Callable[[Profile], Iterator[str]]
+# Yields a finding for each mistake, whose `where` is the key that is to be changed.
+RuleFunction = Callable[[Profile], Iterator[Finding]]
 
 
 class Rule(NamedTuple):
@@ -27,8 +28,8 @@ class Rule(NamedTuple):
 _RULES: list[Rule] = []
 
 
-def list_findings(profile: Profile, wrong_keys: Container[str] = frozenset()) -> Iterator[str]:
-    """A sentence for each mistake: the key that is to be changed, a colon, and what is wrong with it.
+def list_findings(profile: Profile, wrong_keys: Container[str] = frozenset()) -> Iterator[Finding]:
+    """A finding for each mistake: the key that is to be changed, and what is wrong with it.
 
     `wrong_keys`: top-level keys whose values were left out because they are wrong. A rule that reads one of them is not
     checked, nor one that reads the key of an earlier finding: a mistake is reported once.
@@ -37,14 +38,14 @@ def list_findings(profile: Profile, wrong_keys: Container[str] = frozenset()) ->
     for rule in _RULES:
         if any(key in wrong_keys or key in reported_keys for key in rule.keys):
             continue
-        for sentence in rule.list_findings(profile):
-            yield sentence
-            reported_keys.add(read_first_key(sentence))
+        for finding in rule.list_findings(profile):
+            yield finding
+            reported_keys.add(get_first_key(finding))
 
 
-def read_first_key(sentence: str) -> str:
-    """The top-level key with which the sentence of a finding begins: `env` of `env.A: is ...`."""
-    return sentence.partition(":")[0].partition(".")[0]
+def get_first_key(finding: Finding) -> str:
+    """The top-level key of a finding: `env` of one about `env.A`; empty if it is about the whole profile."""
+    return finding.where.partition(".")[0]
 
 
 def _reads(*keys: str) -> Callable[[RuleFunction], RuleFunction]:
@@ -61,144 +62,150 @@ def _reads(*keys: str) -> Callable[[RuleFunction], RuleFunction]:
 
 
 @_reads("program", "manifest")
-def _check_job(profile: Profile) -> Iterator[str]:
+def _check_job(profile: Profile) -> Iterator[Finding]:
     if bool(profile.program) == bool(profile.manifest):
-        yield "a profile must name either a program (with an image, in pods) or a manifest"
+        yield Finding("", "a profile must name either a program (with an image, in pods) or a manifest")
 
 
 @_reads("agent", "rendezvous")
-def _check_agent(profile: Profile) -> Iterator[str]:
+def _check_agent(profile: Profile) -> Iterator[Finding]:
     agent = profile.resolved_agent
     if agent == "none" and profile.rendezvous in WITH_AGENT:
-        yield (
-            f"agent: none cannot be combined with rendezvous: {profile.rendezvous}, which needs an agent on each "
-            "node. Use rendezvous: static, env or file"
+        yield Finding(
+            "agent",
+            f"none cannot be combined with rendezvous: {profile.rendezvous}, which needs an agent on each "
+            "node. Use rendezvous: static, env or file",
         )
     if agent != "none" and profile.rendezvous in WITHOUT_AGENT:
-        yield (
-            f"agent: {agent} cannot be combined with rendezvous: {profile.rendezvous}. Use rendezvous: c10d, etcd-v2 "
-            "or static"
+        yield Finding(
+            "agent",
+            f"{agent} cannot be combined with rendezvous: {profile.rendezvous}. Use rendezvous: c10d, etcd-v2 "
+            "or static",
         )
 
 
 @_reads("rendezvous", "nodes")
-def _check_elastic(profile: Profile) -> Iterator[str]:
+def _check_elastic(profile: Profile) -> Iterator[Finding]:
     if profile.rendezvous not in WITH_AGENT and profile.nodes.min != profile.nodes.max:
-        yield f"nodes: must be one number with rendezvous: {profile.rendezvous}, not {profile.nodes}"
+        yield Finding("nodes", f"must be one number with rendezvous: {profile.rendezvous}, not {profile.nodes}")
 
 
 @_reads("rendezvous", "shared_file")
-def _check_shared_file(profile: Profile) -> Iterator[str]:
+def _check_shared_file(profile: Profile) -> Iterator[Finding]:
     if (profile.rendezvous == "file") != bool(profile.shared_file):
-        yield "shared_file: is where nodes meet with rendezvous: file. Set both, or neither"
+        yield Finding("shared_file", "is where nodes meet with rendezvous: file. Set both, or neither")
 
 
 @_reads("restarts", "manifest", "agent", "rendezvous")
-def _check_restarts(profile: Profile) -> Iterator[str]:
+def _check_restarts(profile: Profile) -> Iterator[Finding]:
     if profile.restarts and (profile.manifest or profile.resolved_agent == "none"):
-        yield "restarts: requires torchrun, which restarts the processes; this job has none. Remove it"
+        yield Finding("restarts", "requires torchrun, which restarts the processes; this job has none. Remove it")
 
 
 @_reads("on_companion_data", "manifest")
-def _check_companion_data(profile: Profile) -> Iterator[str]:
+def _check_companion_data(profile: Profile) -> Iterator[Finding]:
     if profile.on_companion_data == "delete" and not profile.manifest:
-        yield "on_companion_data: requires a manifest with objects beside the job"
+        yield Finding("on_companion_data", "requires a manifest with objects beside the job")
 
 
 @_reads("on_hang", "attempts")
-def _check_hang(profile: Profile) -> Iterator[str]:
+def _check_hang(profile: Profile) -> Iterator[Finding]:
     if profile.on_hang == "restart" and profile.attempts < 2:
-        yield "on_hang: restart requires another attempt: set attempts to 2 or more, or use report or fail"
+        yield Finding("on_hang", "restart requires another attempt: set attempts to 2 or more, or use report or fail")
 
 
 @_reads("files", "manifest")
-def _check_files_of_manifest(profile: Profile) -> Iterator[str]:
+def _check_files_of_manifest(profile: Profile) -> Iterator[Finding]:
     if profile.files and profile.manifest:
-        yield "files: cannot be combined with a manifest: add a ConfigMap to it, and mount it in its pods"
+        yield Finding("files", "cannot be combined with a manifest: add a ConfigMap to it, and mount it in its pods")
 
 
 @_reads("avoid_failed", "manifest")
-def _check_avoid_failed(profile: Profile) -> Iterator[str]:
+def _check_avoid_failed(profile: Profile) -> Iterator[Finding]:
     if profile.avoid_failed and profile.manifest:
-        yield "avoid_failed: cannot be combined with a manifest, which itself places its pods"
+        yield Finding("avoid_failed", "cannot be combined with a manifest, which itself places its pods")
 
 
 # --- the hardware
 
 
 @_reads("hardware", "fabric")
-def _check_fabric_name(profile: Profile) -> Iterator[str]:
+def _check_fabric_name(profile: Profile) -> Iterator[Finding]:
     if profile.hardware and profile.fabric not in profile.hardware.fabrics:
         choices = ", ".join(profile.hardware.fabrics)
-        yield f"fabric: {profile.fabric or 'none'} is not a fabric of this hardware: use {choices}"
+        yield Finding("fabric", f"{profile.fabric or 'none'} is not a fabric of this hardware: use {choices}")
     if profile.fabric and not profile.hardware:
-        yield "fabric: requires hardware, whose file lists the fabrics"
+        yield Finding("fabric", "requires hardware, whose file lists the fabrics")
 
 
 @_reads("min_busbw", "check_fabric")
-def _check_threshold(profile: Profile) -> Iterator[str]:
+def _check_threshold(profile: Profile) -> Iterator[Finding]:
     if profile.min_busbw and not profile.check_fabric:
-        yield "min_busbw: requires check_fabric, which measures it: set check_fabric too, such as 30s"
+        yield Finding("min_busbw", "requires check_fabric, which measures it: set check_fabric too, such as 30s")
 
 
 @_reads("check_fabric", "min_busbw", "manifest", "nodes", "processes", "hardware", "fabric")
-def _check_fabric_check(profile: Profile) -> Iterator[str]:
+def _check_fabric_check(profile: Profile) -> Iterator[Finding]:
     gpus_per_node = profile.hardware.gpus.per_node if profile.hardware else None
     if not profile.check_fabric:
         return
     if profile.manifest:
-        yield "check_fabric: cannot be combined with a manifest, whose pods run their own commands"
+        yield Finding("check_fabric", "cannot be combined with a manifest, whose pods run their own commands")
     elif profile.nodes.max < 2 or profile.nodes.min != profile.nodes.max:
-        yield f"check_fabric: requires one number of nodes, 2 or more, not {profile.nodes}: all take part"
+        yield Finding("check_fabric", f"requires one number of nodes, 2 or more, not {profile.nodes}: all take part")
     elif profile.required_busbw is None:
-        yield (
-            "check_fabric: requires the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
-            "min_busbw in its hardware file"
+        yield Finding(
+            "check_fabric",
+            "requires the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
+            "min_busbw in its hardware file",
         )
     elif not profile.min_busbw and gpus_per_node and profile.processes < gpus_per_node:
-        yield (
-            f"check_fabric: the hardware file's {profile.required_busbw:g} GB/s are for all {gpus_per_node} GPUs of a "
-            f"node, but this job has {profile.processes} processes on each: set min_busbw"
+        yield Finding(
+            "check_fabric",
+            f"the hardware file's {profile.required_busbw:g} GB/s are for all {gpus_per_node} GPUs of a "
+            f"node, but this job has {profile.processes} processes on each: set min_busbw",
         )
 
 
 @_reads("resources", "manifest", "hardware", "processes")
-def _check_counts(profile: Profile) -> Iterator[str]:
+def _check_counts(profile: Profile) -> Iterator[Finding]:
     gpus = 0 if profile.manifest else int(profile.resources.get("gpus", 0))
     gpus_per_node = profile.hardware.gpus.per_node if profile.hardware else None
     if gpus_per_node and gpus > gpus_per_node:
-        yield f"resources: gpus: must be {gpus_per_node} or less on a node of this hardware, not {gpus}"
+        yield Finding("resources.gpus", f"must be {gpus_per_node} or less on a node of this hardware, not {gpus}")
     elif 0 < gpus < profile.processes:
-        yield f"processes: must be {gpus} or less, one per GPU of a node, not {profile.processes}"
+        yield Finding("processes", f"must be {gpus} or less, one per GPU of a node, not {profile.processes}")
 
 
 # --- names
 
 
 @_reads("image")
-def _check_image(profile: Profile) -> Iterator[str]:
+def _check_image(profile: Profile) -> Iterator[Finding]:
     if profile.image is not None and not _IMAGE.fullmatch(profile.image):
-        yield (
-            f"image: {profile.image!r} is not the name of an image: write [registry/]path[:tag], the path in lower case"
+        yield Finding(
+            "image",
+            f"{profile.image!r} is not the name of an image: write [registry/]path[:tag], the path in lower case",
         )
 
 
 @_reads("mounts")
-def _check_mounts(profile: Profile) -> Iterator[str]:
+def _check_mounts(profile: Profile) -> Iterator[Finding]:
     for path in profile.mounts:
         if not path.startswith("/"):
-            yield f"mounts: {path!r} is not an absolute path: start it with /"
+            yield Finding("mounts", f"{path!r} is not an absolute path: start it with /")
 
 
 @_reads("files", "mounts")
-def _check_files(profile: Profile) -> Iterator[str]:
+def _check_files(profile: Profile) -> Iterator[Finding]:
     for path in profile.files:
         if not _is_file_path(path):
-            yield (
-                f"files: {path!r} is not the path of a file in a pod: start it with /, without `:`, `.` and `..` in it"
+            yield Finding(
+                "files",
+                f"{path!r} is not the path of a file in a pod: start it with /, without `:`, `.` and `..` in it",
             )
         elif path in profile.mounts:
-            yield f"files: {path} is in `mounts` too: name it in one of them"
+            yield Finding("files", f"{path} is in `mounts` too: name it in one of them")
 
 
 def _is_file_path(path: str) -> bool:
@@ -207,21 +214,21 @@ def _is_file_path(path: str) -> bool:
 
 
 @_reads("env")
-def _check_env(profile: Profile) -> Iterator[str]:
+def _check_env(profile: Profile) -> Iterator[Finding]:
     for name in profile.env:
         if not _VARIABLE.fullmatch(name):
-            yield f"env: {name!r} is not the name of a variable: use letters, digits and _, no digit first"
+            yield Finding("env", f"{name!r} is not the name of a variable: use letters, digits and _, no digit first")
         elif name in _RANK_VARIABLES:
-            yield f"env: {name} differs between processes and is set by the agent: remove it"
+            yield Finding("env", f"{name} differs between processes and is set by the agent: remove it")
 
 
 @_reads("args")
-def _check_placeholders(profile: Profile) -> Iterator[str]:
+def _check_placeholders(profile: Profile) -> Iterator[Finding]:
     """A misspelled placeholder. Other words in braces are the program's own."""
     for name in _list_words_in_braces(profile.args):
         close = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.75)
         if name not in PLACEHOLDERS and close:
-            yield f"args: {{{name}}} is not a placeholder: did you mean {{{close[0]}}}?"
+            yield Finding("args", f"{{{name}}} is not a placeholder: did you mean {{{close[0]}}}?")
 
 
 def _list_words_in_braces(args: Iterable[str]) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchyard.common.secrets import remember_values
+from torchyard.model.finding import Finding, failed_check, warning_check
 from torchyard.model.observe import Notify
-from torchyard.model.requirements import Check, failed_check, warning_check
 
 _REFERENCE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _SERVICE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
@@ -58,7 +58,7 @@ def describe_invalid_address(notify: Notify) -> str | None:
     return None
 
 
-def check_addresses(notify: Notify, environ: Mapping[str, str]) -> Iterator[Check]:
+def check_addresses(notify: Notify, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Preflight's findings: an address that cannot be used here, and a secret that is written out."""
     for address in notify.to:
         try:

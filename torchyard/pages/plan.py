@@ -6,9 +6,9 @@ import yaml
 
 from torchyard.common.escaping import escape_paragraph, fold_lines, format_markdown_table, single_line
 from torchyard.common.secrets import mask_document
+from torchyard.model.finding import Finding
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Check
 from torchyard.pods.files import summarize_files
 
 _MAX_VALUE_CHARS = 500
@@ -56,7 +56,7 @@ def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
     ]
 
 
-def render_checks_page(checks: Sequence[Check]) -> str:
+def render_checks_page(checks: Sequence[Finding]) -> str:
     """The results of preflight: checks that did not pass first; many passed ones are folded."""
     passed = [check for check in checks if check.verdict == "ok"]
     not_passed = [check for check in checks if check.verdict != "ok"]
@@ -65,19 +65,19 @@ def render_checks_page(checks: Sequence[Check]) -> str:
         lines += ["", *_tabulate_checks(not_passed)]
     lines.append("")
     if len(passed) > _MAX_VISIBLE_CHECKS:
-        details = [f"{check.name}: {check.detail}" for check in passed]
+        details = [f"{check.where}: {check.what}" for check in passed]
         lines.append(fold_lines(f"{len(passed)} in order", details))
     else:
         lines += _tabulate_checks(passed)
     return "\n".join(lines)
 
 
-def _tabulate_checks(checks: Sequence[Check]) -> list[str]:
+def _tabulate_checks(checks: Sequence[Finding]) -> list[str]:
     """A table of checks; no lines without a check."""
     if not checks:
         return []
     rows: list[list[str]] = []
     for check in checks:
-        cells = (check.name, check.verdict, check.detail, check.remedy)
+        cells = (check.where, check.verdict, check.what, check.remedy)
         rows.append([single_line(cell, _MAX_DETAIL_CHARS) for cell in cells])
     return format_markdown_table(["need", "verdict", "found", "what to do"], rows)

@@ -21,8 +21,8 @@ from torchyard.common.escaping import (
 from torchyard.diagnosis.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, describe_row, format_number
+from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan
-from torchyard.model.requirements import Check
 from torchyard.model.run import Attempt, Handle, LogFile, Metrics, Outcome, Report, Row
 from torchyard.pages.hang import describe_hang, render_hang, tabulate_rank_groups
 from torchyard.pages.plot import draw_plot
@@ -305,7 +305,7 @@ def _render_metrics(metrics: Metrics) -> list[str]:
     return [*format_markdown_table(header, rows), "", *items] if header else items
 
 
-def describe_checks(checks: Sequence[Check]) -> str:
+def describe_checks(checks: Sequence[Finding]) -> str:
     """`12 of 12 checks, 1 with a warning`."""
     warning_count = sum(check.verdict == "warning" for check in checks)
     suffix = f", {warning_count} with a warning" if warning_count else ""

@@ -6,11 +6,12 @@ The rules follow the sources of Volcano 1.15 and training-operator 1.9.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from torchyard.model.finding import Finding
 from torchyard.pods import lint_address, lint_appwrapper, lint_pod, lint_torchrun
 from torchyard.pods.workload import (
-    LintFinding,
     ReplicaGroup,
     Workload,
     YamlNode,
@@ -22,7 +23,7 @@ from torchyard.pods.workload import (
     yaml_value,
 )
 
-_LintRule = Callable[[Workload], Iterator[LintFinding]]
+_LintRule = Callable[[Workload], Iterator[Finding]]
 
 _HOSTS_VARIABLE_PATTERN = re.compile(r"\bV[CK]_\w+_(?:HOSTS|NUM)\b")
 _TASK_INDEX_PATTERN = re.compile(r"\bV[CK]_TASK_INDEX\b")
@@ -34,14 +35,14 @@ _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
 _MAX_RESTARTS = 10
 
 
-def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[str, ...]:
-    """Return one sentence per trap: the object and the key, what will happen, and what to write instead.
+def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[Finding, ...]:
+    """Return a warning for each trap: the object and the key, what will happen, and what to write instead.
 
     Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; skips other objects.
     Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
     """
     jobs = [job for obj in objects for job in list_workloads(obj)]
-    findings: list[tuple[str, LintFinding]] = []
+    findings: list[tuple[str, Finding]] = []
     for rule in _RULES:
         for job in jobs:
             findings += [(job.location, finding) for finding in rule(job)]
@@ -50,11 +51,13 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
     findings += lint_address.find_address_traps(jobs, objects, is_renamed=is_renamed)
     findings += _find_duplicate_pods(jobs)
     findings += lint_appwrapper.lint_appwrappers(objects)
-    sentences = (f"{location}, {finding.key_path}: {finding.problem}; {finding.fix}." for location, finding in findings)
-    return tuple(dict.fromkeys(sentences))
+    warnings = (
+        replace(finding, where=f"{location}, {finding.where}", verdict="warning") for location, finding in findings
+    )
+    return tuple(dict.fromkeys(warnings))
 
 
-def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFinding]]:
+def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, Finding]]:
     """Yield one finding for each set of workloads that create a pod of the same name in the same namespace."""
     locations_by_pod: dict[tuple[str, str], list[str]] = defaultdict(list)
     for job in jobs:
@@ -68,29 +71,29 @@ def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFi
     for (first, *others), pod_name in pods_by_locations.items():
         others_text = " and ".join(dict.fromkeys(others))
         problem = f"{others_text} creates the pod {pod_name} too"
-        yield first, LintFinding("metadata.name", problem, "give each its own name")
+        yield first, Finding("metadata.name", problem, "give each its own name")
 
 
 # --- Volcano -------------------------------------------------------------------------------------------------------
 
 
-def _find_hidden_gang(job: Workload) -> Iterator[LintFinding]:
+def _find_hidden_gang(job: Workload) -> Iterator[Finding]:
     if job.kind == "volcano" and yaml_number(job.spec.get("minAvailable")) == 0 and job.pod_count > 1:
-        yield LintFinding(
+        yield Finding(
             "spec.minAvailable",
             f"the webhook replaces 0 by {job.pod_count}, the sum of the replicas: no pod starts until all of them fit",
             f"write {job.pod_count} if all pods must start together, and 1 if not",
         )
 
 
-def _find_unhandled_failure(job: Workload) -> Iterator[LintFinding]:
+def _find_unhandled_failure(job: Workload) -> Iterator[Finding]:
     if job.kind != "volcano" or job.pod_count < 2:
         return
     if _is_failure_handled(job.spec.get("policies")):
         return
     if all(_is_failure_handled(group.spec.get("policies")) for group in job.groups):
         return
-    yield LintFinding(
+    yield Finding(
         "spec.policies",
         "without a policy a failed pod changes nothing: its peers hang, and the job never ends",
         "write {events: [PodFailed, PodEvicted], action: TerminateJob}",
@@ -108,13 +111,13 @@ def _is_failure_handled(policies: object) -> bool:
     return False
 
 
-def _find_volcano_restarts(job: Workload) -> Iterator[LintFinding]:
+def _find_volcano_restarts(job: Workload) -> Iterator[Finding]:
     if job.kind != "volcano":
         return
     for group in job.groups:
         policy = group.pod.get("restartPolicy") or "Always"  # Kubernetes' default
         if policy in _RESTARTING_POLICIES:
-            yield LintFinding(
+            yield Finding(
                 f"{group.pod_path}.restartPolicy",
                 f"{policy} restarts a failing container forever: no pod fails, so no policy takes effect, "
                 "and the job stays Running",
@@ -122,7 +125,7 @@ def _find_volcano_restarts(job: Workload) -> Iterator[LintFinding]:
             )
 
 
-def _find_missing_host_names(job: Workload) -> Iterator[LintFinding]:
+def _find_missing_host_names(job: Workload) -> Iterator[Finding]:
     if job.kind != "volcano" or job.pod_count < 2:
         return
     plugins = _get_plugins(job)
@@ -132,17 +135,17 @@ def _find_missing_host_names(job: Workload) -> Iterator[LintFinding]:
         flags = [yaml_text(flag) for flag in yaml_list(plugins["svc"])]
         if not any(_PUBLISH_FLAG_PATTERN.fullmatch(flag) for flag in flags):
             problem = "a pod's name resolves only once the pod is ready: earlier lookups by its peers fail or hang"
-            yield LintFinding("spec.plugins.svc", problem, fix)
+            yield Finding("spec.plugins.svc", problem, fix)
     elif variable and not any(plugin in plugins for plugin in _SERVICE_PLUGINS):
         problem = f"without this plugin {variable} is empty and the names of pods do not resolve"
-        yield LintFinding("spec.plugins.svc", problem, fix)
+        yield Finding("spec.plugins.svc", problem, fix)
 
 
-def _find_missing_index(job: Workload) -> Iterator[LintFinding]:
+def _find_missing_index(job: Workload) -> Iterator[Finding]:
     variable = _find_variable(job, _TASK_INDEX_PATTERN)
     is_set = all(variable in container.env for container in job.containers)
     if job.kind == "volcano" and variable and not is_set and "env" not in _get_plugins(job):
-        yield LintFinding("spec.plugins.env", f"without this plugin {variable} is empty in every pod", "write env: []")
+        yield Finding("spec.plugins.env", f"without this plugin {variable} is empty in every pod", "write env: []")
 
 
 def _get_plugins(job: Workload) -> YamlNode:
@@ -159,13 +162,13 @@ def _find_variable(job: Workload, pattern: re.Pattern[str]) -> str | None:
 # --- PyTorchJob ----------------------------------------------------------------------------------------------------
 
 
-def _find_common_port(job: Workload) -> Iterator[LintFinding]:
+def _find_common_port(job: Workload) -> Iterator[Finding]:
     if job.kind != "pytorchjob":
         return
     for group in job.groups:
         for container in group.containers if group.uses_host_network else ():
             if container.spec.get("name") == "pytorch" and _has_default_port(container.spec):
-                yield LintFinding(
+                yield Finding(
                     f"{container.key_path}.ports",
                     f"pytorchjob-port is {_DEFAULT_JOB_PORT} in every job that does not set it, and with hostNetwork "
                     "it is the node's port: two jobs cannot share a node",
@@ -181,14 +184,14 @@ def _has_default_port(container: YamlNode) -> bool:
     return True
 
 
-def _find_unwritten_master(job: Workload) -> Iterator[LintFinding]:
+def _find_unwritten_master(job: Workload) -> Iterator[Finding]:
     master = yaml_value(job.spec, "pytorchReplicaSpecs", "Master")
     if job.kind == "pytorchjob" and isinstance(master, Mapping) and yaml_number(master.get("replicas")) != 1:
         problem = "the webhook rejects a Master without replicas: 1"
-        yield LintFinding("spec.pytorchReplicaSpecs.Master.replicas", problem, "write 1")
+        yield Finding("spec.pytorchReplicaSpecs.Master.replicas", problem, "write 1")
 
 
-def _find_operator_restarts(job: Workload) -> Iterator[LintFinding]:
+def _find_operator_restarts(job: Workload) -> Iterator[Finding]:
     if job.kind != "pytorchjob":
         return
     # A limit of retries or of time ends the job in any case.
@@ -198,14 +201,14 @@ def _find_operator_restarts(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups:
         restart_policy = group.spec.get("restartPolicy") or "OnFailure"  # training-operator's default
         if restart_policy in _RESTARTING_POLICIES:
-            yield LintFinding(
+            yield Finding(
                 f"{group.key_path}.restartPolicy",
                 f"{restart_policy} restarts a failing container forever, and the job stays Running",
                 "write Never, or a runPolicy.backoffLimit",
             )
 
 
-def _find_elastic_start(job: Workload) -> Iterator[LintFinding]:
+def _find_elastic_start(job: Workload) -> Iterator[Finding]:
     min_replicas = yaml_number(yaml_value(job.elastic_policy, "minReplicas"))
     max_replicas = yaml_number(yaml_value(job.elastic_policy, "maxReplicas"))
     if min_replicas is None or max_replicas is None or min_replicas == max_replicas:
@@ -213,7 +216,7 @@ def _find_elastic_start(job: Workload) -> Iterator[LintFinding]:
     # With metrics the number of pods is meant to change, and an explicit --nnodes overrides the policy.
     if yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None:
         return
-    yield LintFinding(
+    yield Finding(
         "spec.elasticPolicy.minReplicas",
         f"torchrun waits 30 s for more than {min_replicas} nodes and then starts without the others, which interrupt "
         "the training when they join",
@@ -221,7 +224,7 @@ def _find_elastic_start(job: Workload) -> Iterator[LintFinding]:
     )
 
 
-def _find_early_success(job: Workload) -> Iterator[LintFinding]:
+def _find_early_success(job: Workload) -> Iterator[Finding]:
     # A fixed number of agents wait for each other at the end, and no controller deletes their pods.
     min_replicas = yaml_number(yaml_value(job.elastic_policy, "minReplicas"))
     max_replicas = yaml_number(yaml_value(job.elastic_policy, "maxReplicas"))
@@ -230,7 +233,7 @@ def _find_early_success(job: Workload) -> Iterator[LintFinding]:
     workers = _find_worker_group(job)
     has_master = yaml_value(job.spec, "pytorchReplicaSpecs", "Master") is not None
     if job.elastic_policy and workers and workers.replicas > 1 and not has_master:
-        yield LintFinding(
+        yield Finding(
             "spec.elasticPolicy",
             "the job is Succeeded as soon as one worker has finished, even if others fail",
             "write a Master and no elasticPolicy, or check every pod",
@@ -245,17 +248,17 @@ def _find_worker_group(job: Workload) -> ReplicaGroup | None:
     return None
 
 
-def _find_many_restarts(job: Workload) -> Iterator[LintFinding]:
+def _find_many_restarts(job: Workload) -> Iterator[Finding]:
     count = yaml_number(yaml_value(job.elastic_policy, "maxRestarts")) or 0
     if count > _MAX_RESTARTS:
         problem = f"a permanent failure restarts all workers {count} times before the job fails"
-        yield LintFinding("spec.elasticPolicy.maxRestarts", problem, "write 0, or a few for transient failures")
+        yield Finding("spec.elasticPolicy.maxRestarts", problem, "write 0, or a few for transient failures")
 
 
-def _find_standalone(job: Workload) -> Iterator[LintFinding]:
+def _find_standalone(job: Workload) -> Iterator[Finding]:
     if yaml_value(job.elastic_policy, "standalone") is True:
         problem = "the operator sets PET_STANDALONE to an empty value, on which torchrun crashes (ValueError)"
-        yield LintFinding("spec.elasticPolicy.standalone", problem, "remove the key")
+        yield Finding("spec.elasticPolicy.standalone", problem, "remove the key")
 
 
 _RULES: tuple[_LintRule, ...] = (

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from torchyard.model.finding import Finding
 from torchyard.pods.workload import (
-    LintFinding,
     ManifestContainer,
     Workload,
     yaml_entries,
@@ -33,7 +33,7 @@ _GPUS_PER_NODE = 8
 
 def find_address_traps(
     jobs: Sequence[Workload], objects: Sequence[object], *, is_renamed: bool
-) -> Iterator[tuple[str, LintFinding]]:
+) -> Iterator[tuple[str, Finding]]:
     """Yield each trap once for each job, at the first key that has it.
 
     `is_renamed`: a run gives the jobs other names.
@@ -50,7 +50,7 @@ def find_address_traps(
             findings += _find_name_of_other_run(job)
         findings += _find_missing_service(job, services)
         # Reversed, so that the first key with a problem is the one that is reported.
-        findings_by_problem = {finding.problem: finding for finding in reversed(findings)}
+        findings_by_problem = {finding.what: finding for finding in reversed(findings)}
         for finding in findings_by_problem.values():
             yield job.location, finding
 
@@ -104,7 +104,7 @@ def _is_machine_address(host: str) -> bool:
         return False
 
 
-def _find_fixed_address(job: Workload) -> Iterator[LintFinding]:
+def _find_fixed_address(job: Workload) -> Iterator[Finding]:
     if job.kind == "pod" or job.uses_etcd:
         return
     for key_path, host, port in _list_addresses(job):
@@ -112,16 +112,16 @@ def _find_fixed_address(job: Workload) -> Iterator[LintFinding]:
             problem = f"{host} is one machine's address: the pods meet only if the first one is placed there"
             if port.isdecimal():
                 problem += f", and two such jobs on it conflict on port {port}"
-            yield LintFinding(key_path, problem, _FIRST_POD_FIXES.get(job.kind, ""))
+            yield Finding(key_path, problem, _FIRST_POD_FIXES.get(job.kind, ""))
 
 
-def _find_name_of_other_run(job: Workload) -> Iterator[LintFinding]:
+def _find_name_of_other_run(job: Workload) -> Iterator[Finding]:
     if job.kind not in _FIRST_POD_FIXES:
         return
     for key_path, host, _ in _list_addresses(job):
         if _is_own_name(job, host):
             problem = f"a run gives the job another name, so no pod has the name {host}"
-            yield LintFinding(key_path, problem, _FIRST_POD_FIXES[job.kind])
+            yield Finding(key_path, problem, _FIRST_POD_FIXES[job.kind])
 
 
 def _is_own_name(job: Workload, host: str) -> bool:
@@ -129,7 +129,7 @@ def _is_own_name(job: Workload, host: str) -> bool:
     return bool(job.name) and bool(re.fullmatch(rf"{re.escape(job.name)}(?:-[a-z0-9-]+)?(?:\..*)?", host))
 
 
-def _find_common_host_port(job: Workload) -> Iterator[LintFinding]:
+def _find_common_host_port(job: Workload) -> Iterator[Finding]:
     if job.kind not in _FIRST_POD_FIXES or job.uses_etcd:
         return
     if not any(group.uses_host_network for group in job.groups):
@@ -140,7 +140,7 @@ def _find_common_host_port(job: Workload) -> Iterator[LintFinding]:
         entries = yaml_entries("", container.spec.get("ports"))
         declared_ports = [str(entry.get("containerPort")) for _, entry in entries]
         if port in _EXAMPLE_PORTS and port not in declared_ports:  # another rule checks declared ports
-            yield LintFinding(
+            yield Finding(
                 container.script_path,
                 f"{port} is the port of every example, and with hostNetwork it is the node's: two jobs whose first "
                 "pods share a node exclude each other",
@@ -148,16 +148,16 @@ def _find_common_host_port(job: Workload) -> Iterator[LintFinding]:
             )
 
 
-def _find_reused_file(job: Workload) -> Iterator[LintFinding]:
+def _find_reused_file(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         for path in _list_init_methods(container, "file"):
             if "$" not in path:
                 problem = f"torch waits forever if an earlier run has left the file {path}"
                 fix = "use a path that is new in every run, such as one with the job's name"
-                yield LintFinding(container.script_path, problem, fix)
+                yield Finding(container.script_path, problem, fix)
 
 
-def _find_crowded_nodes(job: Workload) -> Iterator[LintFinding]:
+def _find_crowded_nodes(job: Workload) -> Iterator[Finding]:
     if job.kind != "pytorchjob" or job.pod_count < _MIN_CROWDED_PODS:
         return
     if not all(group.uses_host_network for group in job.groups):
@@ -165,7 +165,7 @@ def _find_crowded_nodes(job: Workload) -> Iterator[LintFinding]:
     # Pods that use all GPUs of a node need a node each in any case.
     gpu_counts = [_count_gpus(container.spec) for container in job.containers]
     if 0 < max(gpu_counts, default=0) < _GPUS_PER_NODE:
-        yield LintFinding(
+        yield Finding(
             f"{job.groups[0].pod_path}.hostNetwork",
             f"every pod uses the port pytorchjob-port of its node, so {job.pod_count} pods need {job.pod_count} nodes, "
             "and those without a node of their own stay pending",
@@ -181,7 +181,7 @@ def _count_gpus(container: Mapping[str, Any]) -> int:
     )
 
 
-def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[LintFinding]:
+def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding]:
     """Yield subdomains and host names for which neither the manifest nor a controller creates a Service."""
     if job.kind not in _KINDS_WITH_SERVICE:
         for group in job.groups:
@@ -191,7 +191,7 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[LintFin
                     f"the manifest does not create the headless Service {subdomain}, without which the names of the "
                     "pods do not resolve"
                 )
-                yield LintFinding(f"{group.pod_path}.subdomain", problem, _ADD_SERVICE_FIX)
+                yield Finding(f"{group.pod_path}.subdomain", problem, _ADD_SERVICE_FIX)
     for key_path, host, _ in _list_addresses(job):
         service = host.partition(".")[0]
         if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):
@@ -199,4 +199,4 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[LintFin
                 f"the manifest does not create the Service {service}: the pods find each other only if the cluster "
                 "already has it"
             )
-            yield LintFinding(key_path, problem, _ADD_SERVICE_FIX)
+            yield Finding(key_path, problem, _ADD_SERVICE_FIX)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torchyard.model.finding import Finding
 from torchyard.pods.workload import (
     APPWRAPPER_KIND,
-    LintFinding,
     list_wrapped_objects,
     yaml_entries,
     yaml_mapping,
@@ -27,7 +27,7 @@ _SHORT_DEFAULTS = {
 }
 
 
-def lint_appwrappers(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, LintFinding]]:
+def lint_appwrappers(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Finding]]:
     """Yield the traps in the keys of AppWrappers, each with the AppWrapper's kind and name."""
     for obj in objects:
         if yaml_text(yaml_value(obj, "kind")) != APPWRAPPER_KIND:
@@ -39,35 +39,35 @@ def lint_appwrappers(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str
             yield location, finding
 
 
-def _lint_v1beta2(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
+def _lint_v1beta2(wrapper: Mapping[str, Any]) -> Iterator[Finding]:
     annotations = yaml_mapping(yaml_value(wrapper, "metadata", "annotations"))
     for name, (default_limit, condition) in _SHORT_DEFAULTS.items():
         if _ANNOTATION_PREFIX + name not in annotations:
             problem = f"after {default_limit} in which {condition} the controller deletes the pods and their logs"
-            yield LintFinding(f"metadata.annotations, {_ANNOTATION_PREFIX}{name}", problem, "write 30m")
+            yield Finding(f"metadata.annotations, {_ANNOTATION_PREFIX}{name}", problem, "write 30m")
     failure_annotation = f"{_ANNOTATION_PREFIX}deletionOnFailureGracePeriodDuration"
     if failure_annotation not in annotations:
         problem = "the pods of a failed job are deleted immediately, and their logs with them"
-        yield LintFinding(f"metadata.annotations, {failure_annotation}", problem, "write 1h")
+        yield Finding(f"metadata.annotations, {failure_annotation}", problem, "write 1h")
     for key, value in annotations.items():
         is_duration = str(key).startswith(_ANNOTATION_PREFIX) and str(key).endswith("Duration")
         if is_duration and not _GO_DURATION_PATTERN.fullmatch(str(value)):
             problem = f"{value} is not a Go duration, which has no days: the controller uses its default instead"
-            yield LintFinding(f"metadata.annotations, {key}", problem, "write hours, such as 24h")
+            yield Finding(f"metadata.annotations, {key}", problem, "write hours, such as 24h")
 
 
-def _lint_v1beta1(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
+def _lint_v1beta1(wrapper: Mapping[str, Any]) -> Iterator[Finding]:
     items = yaml_value(wrapper, "spec", "resources", "GenericItems")
     for key_path, item in yaml_entries("spec.resources.GenericItems", items):
         if not yaml_value(item, "completionstatus"):
             problem = "without it the dispatcher does not detect the end: the AppWrapper stays Running forever"
-            yield LintFinding(f"{key_path}.completionstatus", problem, "write Succeeded,Failed")
+            yield Finding(f"{key_path}.completionstatus", problem, "write Succeeded,Failed")
 
 
-def _find_cleaned_pods(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
+def _find_cleaned_pods(wrapper: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield PyTorchJobs that delete pods at their end: the AppWrapper does not count those as succeeded."""
     for obj in list_wrapped_objects(wrapper):
         policy = yaml_value(obj, "spec", "runPolicy", "cleanPodPolicy")
         if yaml_text(yaml_value(obj, "kind")) == "PyTorchJob" and policy in ("Running", "All"):
             problem = f"{policy} deletes pods when the job ends, and the AppWrapper waits for all of them to succeed"
-            yield LintFinding("the PyTorchJob's spec.runPolicy.cleanPodPolicy", problem, "write None")
+            yield Finding("the PyTorchJob's spec.runPolicy.cleanPodPolicy", problem, "write None")

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from torchyard.model.finding import Finding
 from torchyard.pods.workload import (
-    LintFinding,
     ManifestContainer,
     Workload,
     is_floating_image,
@@ -23,7 +23,7 @@ _BASH_PATTERN = re.compile(
 )
 
 
-def _find_floating_images(job: Workload) -> Iterator[LintFinding]:
+def _find_floating_images(job: Workload) -> Iterator[Finding]:
     for container in job.all_containers:
         key_path = f"{container.key_path}.image"
         image = container.image
@@ -32,10 +32,10 @@ def _find_floating_images(job: Workload) -> Iterator[LintFinding]:
                 f"`{image}` is etcd 3.6 or newer, which has no v2 API and no --enable-v2: it exits immediately, "
                 "the pod crash-loops, and torchrun's etcd-v2 cannot connect"
             )
-            yield LintFinding(key_path, problem, f"use {_ETCD_HINT}")
+            yield Finding(key_path, problem, f"use {_ETCD_HINT}")
         elif image and is_floating_image(image):
             problem = f"`{image}` may be another image on another day or another node"
-            yield LintFinding(key_path, problem, "write the tag of a version, or a digest")
+            yield Finding(key_path, problem, "write the tag of a version, or a digest")
 
 
 def _is_broken_etcd(container: ManifestContainer) -> bool:
@@ -43,14 +43,14 @@ def _is_broken_etcd(container: ManifestContainer) -> bool:
     return is_new_etcd(container.image) and any(arg.startswith("--enable-v2") for arg in container.argv)
 
 
-def _find_broad_tolerations(job: Workload) -> Iterator[LintFinding]:
+def _find_broad_tolerations(job: Workload) -> Iterator[Finding]:
     for group in job.groups:
         for key_path, toleration in yaml_entries(f"{group.pod_path}.tolerations", group.pod.get("tolerations")):
             tolerates_every_key = toleration.get("operator") == "Exists" and not toleration.get("key")
             # The taints of unready and unreachable nodes have the effect NoExecute; no effect means all of them.
             tolerates_eviction = toleration.get("effect") in (None, "", "NoExecute")
             if tolerates_every_key and tolerates_eviction and toleration.get("tolerationSeconds") is None:
-                yield LintFinding(
+                yield Finding(
                     key_path,
                     "it tolerates unready and unreachable nodes too: pods of a lost node are never evicted, and the "
                     "job waits for them forever",
@@ -58,21 +58,21 @@ def _find_broad_tolerations(job: Workload) -> Iterator[LintFinding]:
                 )
 
 
-def _find_unbounded_memory(job: Workload) -> Iterator[LintFinding]:
+def _find_unbounded_memory(job: Workload) -> Iterator[Finding]:
     for group in job.groups:
         for key_path, volume in yaml_entries(f"{group.pod_path}.volumes", group.pod.get("volumes")):
             is_memory = yaml_value(volume, "emptyDir", "medium") == "Memory"
             if is_memory and not yaml_value(volume, "emptyDir", "sizeLimit"):
                 problem = "files in it use memory, up to the pod's limit or, without one, all of the node's"
-                yield LintFinding(f"{key_path}.emptyDir", problem, "write a sizeLimit, such as 32Gi")
+                yield Finding(f"{key_path}.emptyDir", problem, "write a sizeLimit, such as 32Gi")
 
 
-def _find_prefixed_capabilities(job: Workload) -> Iterator[LintFinding]:
+def _find_prefixed_capabilities(job: Workload) -> Iterator[Finding]:
     for container in job.all_containers:
         for key in ("add", "drop"):
             for capability in yaml_list(yaml_value(container.spec, "securityContext", "capabilities", key)):
                 if yaml_text(capability).upper().startswith("CAP_"):
-                    yield LintFinding(
+                    yield Finding(
                         f"{container.key_path}.securityContext.capabilities.{key}",
                         "names of capabilities have no CAP_ in Kubernetes: a runtime adds it, and does not find "
                         f"`CAP_{capability}`",
@@ -80,14 +80,14 @@ def _find_prefixed_capabilities(job: Workload) -> Iterator[LintFinding]:
                     )
 
 
-def _find_host_ports(job: Workload) -> Iterator[LintFinding]:
+def _find_host_ports(job: Workload) -> Iterator[Finding]:
     for container in _list_host_containers(job):
         node_ports = []
         for _, port in yaml_entries("", container.spec.get("ports")):
             if not _is_job_port(job, port):
                 node_ports.append(str(port.get("containerPort")))
         if node_ports:
-            yield LintFinding(
+            yield Finding(
                 f"{container.key_path}.ports",
                 f"with hostNetwork {', '.join(node_ports)} becomes a port of the node: a node can run only one such "
                 "pod, and two such jobs exclude each other",
@@ -108,7 +108,7 @@ def _is_job_port(job: Workload, port: object) -> bool:
     return job.kind == "pytorchjob" and yaml_value(port, "name") == "pytorchjob-port"
 
 
-def _find_host_dns(job: Workload) -> Iterator[LintFinding]:
+def _find_host_dns(job: Workload) -> Iterator[Finding]:
     if job.kind == "pod":
         return
     node_dns_policies: list[str | None] = ["ClusterFirst", "Default"]
@@ -117,10 +117,10 @@ def _find_host_dns(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups:
         if group.uses_host_network and group.pod.get("dnsPolicy") in node_dns_policies:
             problem = "with hostNetwork the pods use the node's DNS, which has no Services: they do not find each other"
-            yield LintFinding(f"{group.pod_path}.dnsPolicy", problem, "write ClusterFirstWithHostNet")
+            yield Finding(f"{group.pod_path}.dnsPolicy", problem, "write ClusterFirstWithHostNet")
 
 
-def _find_nccl_file(job: Workload) -> Iterator[LintFinding]:
+def _find_nccl_file(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         log_files = re.findall(r"\bNCCL_DEBUG_FILE=(\S+)", container.script)
         if container.env.get("NCCL_DEBUG_FILE"):
@@ -129,10 +129,10 @@ def _find_nccl_file(job: Workload) -> Iterator[LintFinding]:
             problem = (
                 "NCCL_DEBUG_FILE moves NCCL's lines out of the log, which then does not show whether RDMA was used"
             )
-            yield LintFinding(f"{container.key_path}.env", problem, "remove NCCL_DEBUG_FILE")
+            yield Finding(f"{container.key_path}.env", problem, "remove NCCL_DEBUG_FILE")
 
 
-def _find_bash_in_sh(job: Workload) -> Iterator[LintFinding]:
+def _find_bash_in_sh(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         if container.shell not in ("sh", "dash", "ash"):
             continue
@@ -141,7 +141,7 @@ def _find_bash_in_sh(job: Workload) -> Iterator[LintFinding]:
         if constructs:
             constructs_text = " ".join(f"`{construct}`" for construct in constructs)
             problem = f"{constructs_text} is for bash: if sh is another shell, such as dash, the script fails there"
-            yield LintFinding(container.script_path, problem, "use /bin/bash, or write it for sh")
+            yield Finding(container.script_path, problem, "use /bin/bash, or write it for sh")
 
 
 def _strip_literals(script: str) -> str:

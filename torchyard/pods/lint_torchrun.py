@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from torchyard.model.finding import Finding
 from torchyard.pods.workload import (
     ETCD_IMAGE_PATTERN,
     SUBSTITUTED_TEXT,
-    LintFinding,
     ManifestContainer,
     Workload,
     is_new_etcd,
@@ -30,7 +30,7 @@ _NEW_ID_FIXES = {
 _LASTING_FIELD_PARTS = ("group-name", "job-name")
 
 
-def _find_repeated_options(job: Workload) -> Iterator[LintFinding]:
+def _find_repeated_options(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         for call in container.torchrun_calls:
             names = [option.name for option in call]
@@ -38,7 +38,7 @@ def _find_repeated_options(job: Workload) -> Iterator[LintFinding]:
                 count = names.count(name)
                 if count > 1:
                     problem = f"--{name} is given {count} times, and the last one counts"
-                    yield LintFinding(container.script_path, problem, "write it once")
+                    yield Finding(container.script_path, problem, "write it once")
 
 
 class _MinNodes(NamedTuple):
@@ -48,7 +48,7 @@ class _MinNodes(NamedTuple):
     key_path: str
 
 
-def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
+def _find_too_few_pods(job: Workload) -> Iterator[Finding]:
     minimum = _get_min_nodes(job)
     max_nodes = yaml_number(yaml_value(job.elastic_policy, "maxReplicas")) or 0
     is_scaled = yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None
@@ -57,10 +57,10 @@ def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
             f"torchrun waits for {minimum.nodes} nodes, and there are pods for {job.pod_count}: "
             "the rendezvous times out"
         )
-        yield LintFinding(minimum.key_path, problem, "write as many replicas as nodes")
+        yield Finding(minimum.key_path, problem, "write as many replicas as nodes")
     elif job.pod_count == 1 and max_nodes > 1 and not is_scaled:
         problem = f"the rendezvous is for up to {max_nodes} nodes, but the job has only one pod"
-        yield LintFinding(f"{job.groups[0].key_path}.replicas", problem, "write the number of nodes")
+        yield Finding(f"{job.groups[0].key_path}.replicas", problem, "write the number of nodes")
 
 
 def _get_min_nodes(job: Workload) -> _MinNodes:
@@ -73,12 +73,12 @@ def _get_min_nodes(job: Workload) -> _MinNodes:
     return _MinNodes(min_replicas, "spec.elasticPolicy.minReplicas")
 
 
-def _find_missing_python_etcd(job: Workload) -> Iterator[LintFinding]:
+def _find_missing_python_etcd(job: Workload) -> Iterator[Finding]:
     if not job.uses_etcd:
         return
     for container in job.containers:
         if _STOCK_IMAGE_PATTERN.fullmatch(container.image) and "python-etcd" not in " ".join(container.argv):
-            yield LintFinding(
+            yield Finding(
                 f"{container.key_path}.image",
                 f"the rendezvous in etcd needs python-etcd, which `{container.image}` lacks: torchrun exits within 2 s",
                 "use an image that has it, or the backend c10d",
@@ -93,14 +93,14 @@ class _Restart(NamedTuple):
     fix: str
 
 
-def _find_reused_rendezvous_id(job: Workload) -> Iterator[LintFinding]:
+def _find_reused_rendezvous_id(job: Workload) -> Iterator[Finding]:
     restart = _find_restart(job)
     if restart and job.uses_etcd and _is_id_reused(job):
         problem = (
             f"{restart.cause} starts again with the same rendezvous id, which stays closed in etcd for 2 hours: "
             "every further attempt fails with RendezvousClosedError"
         )
-        yield LintFinding(restart.key_path, problem, restart.fix)
+        yield Finding(restart.key_path, problem, restart.fix)
 
 
 def _find_restart(job: Workload) -> _Restart | None:
@@ -143,9 +143,7 @@ def _is_lasting(variable: object) -> bool:
     return isinstance(value, str) and "$" not in value
 
 
-def find_shared_rendezvous_ids(
-    jobs: Sequence[Workload], objects: Sequence[object]
-) -> Iterator[tuple[str, LintFinding]]:
+def find_shared_rendezvous_ids(jobs: Sequence[Workload], objects: Sequence[object]) -> Iterator[tuple[str, Finding]]:
     """Yield jobs whose rendezvous id is the same in every run, if their etcd outlives the run.
 
     An etcd in the manifest is new for every run.
@@ -166,7 +164,7 @@ def find_shared_rendezvous_ids(
             "RendezvousClosedError"
         )
         fix = _NEW_ID_FIXES.get(job.kind, "write an id that is new for every run")
-        yield job.location, LintFinding(key_path, problem, fix)
+        yield job.location, Finding(key_path, problem, fix)
 
 
 def _list_images(value: object) -> Iterator[str]:
@@ -180,7 +178,7 @@ def _list_images(value: object) -> Iterator[str]:
             yield from _list_images(child)
 
 
-def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFinding]]:
+def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, Finding]]:
     """Yield each etcd Pod that does not serve the v2 API, if a job beside it needs that API."""
     if not any(job.uses_etcd for job in jobs):
         return
@@ -190,7 +188,7 @@ def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFi
         for container in pod.containers:
             if ETCD_IMAGE_PATTERN.fullmatch(container.image) and not _is_serving_v2(container):
                 problem = "this etcd does not serve the v2 API, which the job's rendezvous requests: it gets a 404"
-                finding = LintFinding(container.key_path, problem, "use etcd 3.5 with --enable-v2 in its command")
+                finding = Finding(container.key_path, problem, "use etcd 3.5 with --enable-v2 in its command")
                 yield pod.location, finding
 
 

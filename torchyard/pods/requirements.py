@@ -1,5 +1,6 @@
 """Requirements on a cluster, checked before the pods of a job start there."""
 
+from torchyard.model.finding import warning_check
 from torchyard.model.pod import ConfigReference, KeyReference, Mount, Pod
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
@@ -55,8 +56,9 @@ def list_pod_requirements(
         *_list_references(profile),
     ]
     if _has_floating_tag(profile.image or ""):
-        detail = "has no fixed tag: the next run may get another program; name a version or a digest"
-        requirements.append(Advice(topic=f"image {profile.image}", detail=detail))
+        problem = "has no fixed tag: the next run may get another program"
+        finding = warning_check(f"image {profile.image}", problem, "name a version or a digest")
+        requirements.append(Advice(finding=finding))
     return tuple(requirements)
 
 

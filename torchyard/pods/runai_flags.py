@@ -7,6 +7,7 @@ from typing import Literal
 
 from torchyard.agents import command, process_env
 from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.model.finding import Finding
 from torchyard.model.pod import Mount, Pod
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
@@ -138,77 +139,86 @@ def _list_pod_flags(pod: Pod) -> Iterator[tuple[str, ...]]:
 # --- settings without a flag
 
 
-def find_unsupported_settings(profile: ResolvedProfile, generation: Generation) -> Iterator[str]:
+def find_unsupported_settings(profile: ResolvedProfile, generation: Generation) -> Iterator[Finding]:
     """Yield one finding, with its remedy, for each setting of the profile that this CLI cannot express."""
     yield from _find_unsupported_pod_settings(profile)
     if profile.claims:
-        yield (
-            f"fabric: {profile.fabric} claims devices ({', '.join(profile.claims)}), for which the CLI has no flag: "
-            f"use another fabric, {_KUBERNETES_REMEDY}"
+        yield Finding(
+            "fabric",
+            f"{profile.fabric} claims devices ({', '.join(profile.claims)}), for which the CLI has no flag: "
+            f"use another fabric, {_KUBERNETES_REMEDY}",
         )
     yield from _find_unsupported_environment(profile)
     yield from _find_unsupported_mounts(profile, generation)
     yield from _find_unsupported_amounts(profile)
     if profile.rendezvous == "etcd-v2":
-        yield (
-            f"rendezvous: etcd-v2 needs a store, which the CLI cannot create: use c10d or static, {_KUBERNETES_REMEDY}"
+        yield Finding(
+            "rendezvous",
+            f"etcd-v2 needs a store, which the CLI cannot create: use c10d or static, {_KUBERNETES_REMEDY}",
         )
     if profile.nodes.min != profile.nodes.max or profile.nodes.max < 2:
-        yield (
-            "nodes: must be one number of 2 or more, because a job is a master and its workers, "
-            f"not {profile.nodes}: change it, {_KUBERNETES_REMEDY}"
+        yield Finding(
+            "nodes",
+            "must be one number of 2 or more, because a job is a master and its workers, "
+            f"not {profile.nodes}: change it, {_KUBERNETES_REMEDY}",
         )
 
 
-def _find_unsupported_pod_settings(profile: ResolvedProfile) -> Iterator[str]:
+def _find_unsupported_pod_settings(profile: ResolvedProfile) -> Iterator[Finding]:
     """Yield a finding for each pod setting, of the profile or its hardware, that Run:ai's CLI cannot express."""
     pod = profile.pod
     for key in _UNSUPPORTED_POD_KEYS:
         if getattr(pod, key):
-            yield f"pod.{key}: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
+            yield Finding(f"pod.{key}", f"no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}")
     if pod.spread and "spread" in pod.model_fields_set:  # it is the default: only an explicit one is a request
-        yield (
-            "pod.spread: no flag of Run:ai's CLI puts the pods on different nodes: request whole nodes, remove it, "
-            f"{_KUBERNETES_REMEDY}"
+        yield Finding(
+            "pod.spread",
+            "no flag of Run:ai's CLI puts the pods on different nodes: request whole nodes, remove it, "
+            f"{_KUBERNETES_REMEDY}",
         )
     if pod.scheduler not in (None, "runai-scheduler"):
-        yield f"pod.scheduler: must be runai-scheduler, Run:ai's own, and not {pod.scheduler}: remove it"
+        yield Finding("pod.scheduler", f"must be runai-scheduler, Run:ai's own, and not {pod.scheduler}: remove it")
     if profile.node_labels:
-        yield (
-            "pod.node_selector, or match of the hardware file: the CLI selects only pools: use options.node_pools, "
-            f"{_KUBERNETES_REMEDY}"
+        yield Finding(
+            "pod.node_selector, or match of the hardware file",
+            f"the CLI selects only pools: use options.node_pools, {_KUBERNETES_REMEDY}",
         )
 
 
-def _find_unsupported_environment(profile: ResolvedProfile) -> Iterator[str]:
+def _find_unsupported_environment(profile: ResolvedProfile) -> Iterator[Finding]:
     for name, value in profile.env.items():
         if not isinstance(value, str):
-            yield f"env.{name}: the CLI passes values, not references: mount a claim with it, {_KUBERNETES_REMEDY}"
+            yield Finding(
+                f"env.{name}", f"the CLI passes values, not references: mount a claim with it, {_KUBERNETES_REMEDY}"
+            )
 
 
-def _find_unsupported_mounts(profile: ResolvedProfile, generation: Generation) -> Iterator[str]:
+def _find_unsupported_mounts(profile: ResolvedProfile, generation: Generation) -> Iterator[Finding]:
     if profile.files:
-        yield (
-            "files: the CLI cannot create a ConfigMap: put the files into the image or on a claim, "
-            f"{_KUBERNETES_REMEDY}"
+        yield Finding(
+            "files",
+            f"the CLI cannot create a ConfigMap: put the files into the image or on a claim, {_KUBERNETES_REMEDY}",
         )
     for path, mount in profile.mounts.items():
         if not mount.claim:
-            yield f"mounts.{path}: the CLI mounts claims only: use a claim, {_KUBERNETES_REMEDY}"
+            yield Finding(f"mounts.{path}", f"the CLI mounts claims only: use a claim, {_KUBERNETES_REMEDY}")
         elif mount.read_only and generation == "cli-v2":
-            yield (
-                f"mounts.{path}: read_only has no flag in v2, which would mount it for writing: remove read_only, "
-                f"{_KUBERNETES_REMEDY}"
+            yield Finding(
+                f"mounts.{path}",
+                f"read_only has no flag in v2, which would mount it for writing: remove read_only, "
+                f"{_KUBERNETES_REMEDY}",
             )
         if re.search(r"[,:\s]", path):
-            yield (
-                f"mounts.{path}: the CLI does not accept a comma, colon or space in a path: choose another, "
-                f"{_KUBERNETES_REMEDY}"
+            yield Finding(
+                f"mounts.{path}",
+                f"the CLI does not accept a comma, colon or space in a path: choose another, {_KUBERNETES_REMEDY}",
             )
 
 
-def _find_unsupported_amounts(profile: ResolvedProfile) -> Iterator[str]:
+def _find_unsupported_amounts(profile: ResolvedProfile) -> Iterator[Finding]:
     if "ephemeral-storage" in profile.requests:
-        yield f"resources.ephemeral-storage: no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
+        yield Finding(
+            "resources.ephemeral-storage", f"no flag of Run:ai's CLI sets it: remove it, {_KUBERNETES_REMEDY}"
+        )
     for name in profile.pod.limits.keys() - {"cpu", "memory"}:
-        yield f"pod.limits.{name}: the CLI limits cpu and memory only: remove it, {_KUBERNETES_REMEDY}"
+        yield Finding(f"pod.limits.{name}", f"the CLI limits cpu and memory only: remove it, {_KUBERNETES_REMEDY}")

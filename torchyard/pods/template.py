@@ -4,6 +4,7 @@ import math
 
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.pod import ConfigReference, Init, KeyReference, Pod
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
@@ -73,8 +74,8 @@ def _check_container_names(profile: Profile, container: Manifest) -> None:
     names = {container["name"]}
     for init in profile.pod.init:
         if init.name in names:
-            message = f"pod.init: a second container cannot be called {init.name}; the job's own is {container['name']}"
-            raise ProfileError(profile.name, (message,))
+            problem = f"a second container cannot be called {init.name}; the job's own is {container['name']}"
+            raise ProfileError(profile.name, (Finding("pod.init", problem),))
         names.add(init.name)
 
 
@@ -250,14 +251,14 @@ def _build_security_context(pod: Pod) -> Manifest:
 
 def validate_pod_profile(profile: Profile) -> None:
     """Raise ProfileError with all faults of a job in pods that only the whole profile shows."""
-    findings = []
+    findings: list[Finding] = []
     if profile.program and not profile.image:
-        findings.append("image: the pods need one, with torch and the program in it")
+        findings.append(Finding("image", "the pods need one, with torch and the program in it"))
     if profile.name[0].isdigit():
-        findings.append(f"name: {profile.name} must begin with a letter, as names of Services do")
+        findings.append(Finding("name", f"{profile.name} must begin with a letter, as names of Services do"))
     if NODE_VARIABLE in profile.env:
-        findings.append(f"env.{NODE_VARIABLE}: torchyard sets this in each pod; choose another name")
+        findings.append(Finding(f"env.{NODE_VARIABLE}", "torchyard sets this in each pod; choose another name"))
     if profile.nodes.max > _MAX_NODES:
-        findings.append(f"nodes: at most {_MAX_NODES}, with more the last pods' names could be too long")
+        findings.append(Finding("nodes", f"at most {_MAX_NODES}, with more the last pods' names could be too long"))
     if findings:
         raise ProfileError(profile.name, tuple(findings))

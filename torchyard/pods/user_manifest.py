@@ -6,6 +6,7 @@ from typing import Any
 
 from torchyard.diagnosis import pod_facts
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
@@ -121,35 +122,40 @@ def _list_manifest_requirements(
         _required_capacity(job, _list_pod_sets(job, job_kind), job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
-        *(Advice(topic="manifest", detail=finding) for finding in lint_manifest(profile.manifest)),
+        *(Advice(finding=finding) for finding in lint_manifest(profile.manifest)),
     )
 
 
 def _validate_manifest(profile: Profile, run: Run, job_kind: JobKind) -> None:
     """Raise ProfileError if the profile repeats keys of the manifest, or the manifest does not hold one sound job."""
-    findings = []
+    findings: list[Finding] = []
     for key in _MANIFEST_OWNED_KEYS:
         if key in profile.model_fields_set and getattr(profile, key):
-            findings.append(f"{key}: cannot be combined with manifest, which sets it; change it there")
+            findings.append(Finding(key, "cannot be combined with manifest, which sets it; change it there"))
     main_jobs = [document for document in profile.manifest if _is_main_job(document, job_kind)]
     if len(main_jobs) == 1:
         findings += _list_job_faults(main_jobs[0], run.job(profile), job_kind)
     else:
         kinds = ", ".join(str(document.get("kind")) for document in profile.manifest)
         findings.append(
-            f"manifest: holds {len(main_jobs)} of kind {job_kind.kind} ({job_kind.api}), one is needed; it has: {kinds}"
+            Finding(
+                "manifest",
+                f"holds {len(main_jobs)} of kind {job_kind.kind} ({job_kind.api}), one is needed; it has: {kinds}",
+            )
         )
     for document in profile.manifest:
         if not isinstance(document.get("metadata"), dict):
-            findings.append(f"manifest: the {document.get('kind')} has no metadata: write a mapping with its name")
+            findings.append(
+                Finding("manifest", f"the {document.get('kind')} has no metadata: write a mapping with its name")
+            )
     namespaces = _list_namespaces(profile)
     if len(namespaces) > 1:
-        findings.append(f"manifest: must be in one namespace; named are {', '.join(namespaces)}")
+        findings.append(Finding("manifest", f"must be in one namespace; named are {', '.join(namespaces)}"))
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> list[str]:
+def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> list[Finding]:
     """Why the job cannot be launched as it is; empty if it can."""
     try:
         job = job_kind.find_job(main)
@@ -166,18 +172,24 @@ def _list_job_faults(main: dict[str, Any], job_name: str, job_kind: JobKind) -> 
         pod_sets = []
         last_pods = []
     if not any(pod_set.pod_count for pod_set in pod_sets):
-        return [f"manifest: the {main['kind']} has no task with replicas and a pod template with a named container"]
+        return [
+            Finding(
+                "manifest", f"the {main['kind']} has no task with replicas and a pod template with a named container"
+            )
+        ]
     pod_count = sum(pod_set.pod_count for pod_set in pod_sets)
     if pod_count > _MAX_PODS:
-        return [f"manifest: the {main['kind']} has {pod_count} pods: at most {_MAX_PODS} are supported"]
+        return [Finding("manifest", f"the {main['kind']} has {pod_count} pods: at most {_MAX_PODS} are supported")]
     findings = [
-        f"manifest: the pod {pod_name} has a name of over {_MAX_HOST_NAME_CHARS} characters"
+        Finding("manifest", f"the pod {pod_name} has a name of over {_MAX_HOST_NAME_CHARS} characters")
         for pod_name in last_pods
         if len(pod_name) > _MAX_HOST_NAME_CHARS
     ]
     containers = dict.fromkeys(pod_set.container for pod_set in pod_sets)
     if len(containers) > 1:
-        findings.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
+        findings.append(
+            Finding("manifest", f"the first containers of all tasks need one name; they are {', '.join(containers)}")
+        )
     return findings
 
 

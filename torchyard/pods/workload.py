@@ -24,19 +24,6 @@ _MIN_NEW_ETCD = (3, 6)  # the first version without the v2 API
 _MAX_POD_NAMES = 1000  # per group: a manifest may ask for billions of pods
 
 
-class LintFinding(NamedTuple):
-    """A trap in a manifest: something that its author does not expect.
-
-    key_path: the key that causes it, such as `spec.tasks[0].policies`.
-    problem: what will happen.
-    fix: what to write instead.
-    """
-
-    key_path: str
-    problem: str
-    fix: str
-
-
 class ShellScript(NamedTuple):
     """A script in a container's command, and the name of the shell that runs it, such as `sh` or `bash`."""
 

@@ -14,10 +14,10 @@ from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.log import get_log
 from torchyard.common.private_files import write_private_text
 from torchyard.model.errors import FolderError
+from torchyard.model.finding import Finding, warning_check
 from torchyard.model.hang import HangUpdate
 from torchyard.model.observe import RunEvent
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Check, warning_check
 from torchyard.model.run import End, Report, Row, Status
 from torchyard.notify.delivery import Delivery, Message
 from torchyard.notify.targets import check_addresses, remember_addresses
@@ -35,17 +35,16 @@ _MESSAGES = "messages"  # the file of a run that lists the messages that were se
 _PROFILE = "outlets.json"  # the profile, for a sweep: it has no other
 
 
-def check_notifications(profile: Profile, *, is_first_attempt: bool = True) -> tuple[Check, ...]:
+def check_notifications(profile: Profile, *, is_first_attempt: bool = True) -> tuple[Finding, ...]:
     """Preflight's findings about `notify` and `metrics_to`; after the first attempt failures are only warnings."""
-    checks: list[Check] = []
+    checks: list[Finding] = []
     if profile.notify:
         checks += check_addresses(profile.notify, os.environ)
     checks += check_trackers(profile.metrics_to)
     if is_first_attempt:
         return tuple(checks)
     return tuple(
-        warning_check(check.name, check.detail, check.remedy) if check.verdict == "failed" else check
-        for check in checks
+        warning_check(check.where, check.what, check.remedy) if check.verdict == "failed" else check for check in checks
     )
 
 

@@ -5,9 +5,9 @@ from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.launchers import registry
 from torchyard.model.errors import PreflightError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Check
 from torchyard.model.run import Run
 from torchyard.pages.plan import render_checks_page, render_plan_page
 from torchyard.pages.report import describe_checks
@@ -27,8 +27,8 @@ def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
 
 
 def check_plan(
-    plan: Plan, steps: StepFunctions, reporter: Reporter, other_checks: tuple[Check, ...] = ()
-) -> tuple[Check, ...]:
+    plan: Plan, steps: StepFunctions, reporter: Reporter, other_checks: tuple[Finding, ...] = ()
+) -> tuple[Finding, ...]:
     """Run preflight and show its page, with the findings of other checks. PreflightError if a check failed."""
     report_warnings(other_checks)
     try:
@@ -54,5 +54,5 @@ def preview_run(profile: Profile, run_id: str, reporter: Reporter, steps: StepFu
         finally:
             reporter.flush()
         for check in checks:
-            get_log().info("%s: %s", check.name, check.detail)
+            get_log().info("%s: %s", check.where, check.what)
     return f"dry run: {plan.job}, {len(plan.nodes)} nodes, {describe_checks(checks)}; nothing was started"

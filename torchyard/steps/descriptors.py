@@ -3,8 +3,8 @@
 import os
 import resource
 
+from torchyard.model.finding import Finding, failed_check
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
-from torchyard.model.requirements import Check, failed_check
 
 # The limit that a job's processes get back: select() cannot handle descriptors above 1,024.
 FORMER_LIMIT_VARIABLE = "TORCHYARD_NOFILE"
@@ -40,7 +40,7 @@ def read_file_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-def check_file_limit(plan: Plan, limit: int) -> tuple[Check, ...]:
+def check_file_limit(plan: Plan, limit: int) -> tuple[Finding, ...]:
     """A failed check if the limit of open files is too low for a plan; empty if it is high enough."""
     count = count_needed_files(plan)
     if limit == resource.RLIM_INFINITY or limit >= count:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchyard.model.requirements import Check
+from torchyard.model.finding import Finding
 from torchyard.model.run import Collected, Handle, Outcome
 from torchyard.steps.collect import collect
 from torchyard.steps.preflight import preflight
@@ -24,7 +24,7 @@ class StepFunctions(NamedTuple):
     teardown      remove everything; what could not be removed
     """
 
-    preflight: Callable[..., tuple[Check, ...]] = preflight
+    preflight: Callable[..., tuple[Finding, ...]] = preflight
     rendezvous: Callable[..., str | None] = ensure_rendezvous
     submit: Callable[..., Handle] = submit
     wait: Callable[..., Outcome] = wait

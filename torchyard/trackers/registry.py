@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.observe import TRACKER_NAMES, TrackerName, Trackers
-from torchyard.model.requirements import Check, failed_check, passed_check
 from torchyard.trackers.mlflow import URI_VARIABLE, MlflowRun
 from torchyard.trackers.tensorboard import TensorBoardRun
 from torchyard.trackers.tracker import Tracker
@@ -27,7 +27,7 @@ def create_trackers(settings: Trackers) -> dict[TrackerName, Tracker]:
     return trackers
 
 
-def check_trackers(settings: Trackers) -> Iterator[Check]:
+def check_trackers(settings: Trackers) -> Iterator[Finding]:
     """Preflight's findings: whether the packages are installed, and whether MLflow has an address."""
     for name in TRACKER_NAMES:
         if getattr(settings, name) is None:

@@ -50,7 +50,7 @@ def test_folder_of_the_run_is_checked_on_this_machine(plan: ManifestPlan, tmp_pa
     (tmp_path / "file").touch()
     requirement = WritableFolder(host="localhost", path=str(tmp_path / "file" / "run"))
     checks = ClusterBackend(plan.model_copy(update={"requires": (requirement,)})).check()
-    assert (checks[0].verdict, checks[0].detail) == ("failed", f"Not a directory: {tmp_path}/file/run")
+    assert (checks[0].verdict, checks[0].what) == ("failed", f"Not a directory: {tmp_path}/file/run")
 
 
 def test_ending_that_cannot_be_recorded_is_not_an_error(fake_api: FakeApi, plan: ManifestPlan) -> None:

@@ -121,9 +121,9 @@ def test_preflight_warns_about_a_secret_by_its_name_only(planned: Planned, write
     machines_plan: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
     (pods_check,) = check_exposed_secrets(pods)
     (machines_check,) = check_exposed_secrets(machines_plan)
-    assert (pods_check.verdict, pods_check.name) == ("warning", "secret WANDB_API_KEY")
+    assert (pods_check.verdict, pods_check.where) == ("warning", "secret WANDB_API_KEY")
     assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in pods_check.remedy
-    assert machines_check.name == "secret WANDB_API_KEY"
+    assert machines_check.where == "secret WANDB_API_KEY"
     assert "environment of the hosts" in machines_check.remedy
     assert WANDB not in f"{pods_check}{machines_check}"
 
@@ -163,4 +163,4 @@ def test_code_of_a_program_is_not_a_secret(planned: Planned, tmp_path: Path, lin
     """In a program among the files for pods, only a literal is a secret, not an expression."""
     (tmp_path / "train.py").write_text(f"import os\n{line}\n")
     checks = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))
-    assert [check.name for check in checks] == names
+    assert [check.where for check in checks] == names

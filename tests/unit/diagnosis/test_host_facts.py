@@ -9,8 +9,8 @@ import pytest
 
 from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.machines.checks import check_hosts
+from torchyard.model.finding import Finding
 from torchyard.model.requirements import (
-    Check,
     Clock,
     FreePort,
     HostRequirement,
@@ -27,7 +27,7 @@ TORCH = Package(
 )
 
 
-def check_here(requirement: HostRequirement) -> Check:
+def check_here(requirement: HostRequirement) -> Finding:
     (check,) = check_hosts([requirement])
     return check
 
@@ -35,20 +35,20 @@ def check_here(requirement: HostRequirement) -> Check:
 def test_missing_program_is_reported(tmp_path: Path) -> None:
     """A missing program is named with its path."""
     check = check_here(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
-    assert (check.verdict, check.name) == ("failed", f"program {tmp_path}/none.py")
+    assert (check.verdict, check.where) == ("failed", f"program {tmp_path}/none.py")
 
 
 def test_missing_package_is_reported_with_its_install_command() -> None:
     """A missing package is reported with what it is for and how to install it."""
     check = check_here(TORCH.model_copy(update={"name": "no-such-thing"}))
-    assert "is not installed (torchrun starts the job)" in check.detail
+    assert "is not installed (torchrun starts the job)" in check.what
     assert "-m pip install 'no-such-thing>=2.0'" in check.remedy
 
 
 def test_old_package_is_reported_with_both_versions() -> None:
     """A package that is too old is reported with its version and the one that is needed."""
     check = check_here(TORCH.model_copy(update={"minimum_version": "99.0"}))
-    assert (check.verdict, "99.0 is needed" in check.detail) == ("failed", True)
+    assert (check.verdict, "99.0 is needed" in check.what) == ("failed", True)
 
 
 def test_too_many_processes_are_a_warning() -> None:
@@ -88,7 +88,7 @@ def test_versions_are_compared_by_their_numbers(installed: str, needed: str, ver
 def test_port_may_be_held_by_the_run_itself(probe: dict[str, Any], verdict: str, detail: str) -> None:
     """A resumed run finds its own store on its port; anything else there is a failure, named as far as it is known."""
     check = check_requirement(FreePort(host="gpu1", port=23456, option="options.port"), probe)
-    assert (check.name, check.verdict, check.detail) == ("port 23456 on gpu1", verdict, detail)
+    assert (check.where, check.verdict, check.what) == ("port 23456 on gpu1", verdict, detail)
     assert ("options.port" in check.remedy) is (verdict == "failed")
 
 
@@ -99,7 +99,7 @@ def test_folder_without_room_is_a_warning(host: str, setting: str) -> None:
     probes: list[dict[str, Any]] = [{"free": 2**20}, {"free": 2**30}, {"error": "Read-only"}]
     almost_full, roomy, unwritable = (check_requirement(requirement, probe) for probe in probes)
     assert [check.verdict for check in (almost_full, roomy, unwritable)] == ["warning", "ok", "failed"]
-    assert (almost_full.detail, roomy.detail) == ("only 0.0 GiB free: a full disk costs log lines", "1.0 GiB free")
+    assert (almost_full.what, roomy.what) == ("only 0.0 GiB free: a full disk costs log lines", "1.0 GiB free")
     assert (setting in almost_full.remedy, setting in unwritable.remedy, roomy.remedy) == (True, True, "")
 
 
@@ -114,16 +114,16 @@ def test_folder_without_room_is_a_warning(host: str, setting: str) -> None:
 def test_clock_that_is_wrong_is_a_warning(skew_s: float, verdict: str, detail: str) -> None:
     """A host whose clock is a minute off can train, but its times mislead."""
     check = check_requirement(Clock(host="gpu1"), {"now": time.time() - skew_s})
-    assert (check.verdict, check.detail.endswith(detail)) == (verdict, True)
+    assert (check.verdict, check.what.endswith(detail)) == (verdict, True)
 
 
 def test_route_names_both_addresses() -> None:
     """A name that resolves is shown with the address that it has there; one that does not is a failure."""
     requirement = Reachable(host="gpu2", address="gpu1")
     check = check_requirement(requirement, {"to": "10.0.0.1", "through": "10.0.0.2"})
-    assert (check.verdict, check.detail) == ("ok", "gpu1 is 10.0.0.1, from 10.0.0.2")
+    assert (check.verdict, check.what) == ("ok", "gpu1 is 10.0.0.1, from 10.0.0.2")
     unresolved = check_requirement(requirement, {"error": "Name or service not known"})
-    assert (unresolved.verdict, unresolved.detail, "options.hosts" in unresolved.remedy) == (
+    assert (unresolved.verdict, unresolved.what, "options.hosts" in unresolved.remedy) == (
         "failed",
         "Name or service not known",
         True,
@@ -147,4 +147,4 @@ def test_runai_needs_its_generation_a_user_and_a_project(override: dict[str, Any
     requirement = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
     probe: dict[str, Any] = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "reason": ""}
     check = check_requirement(requirement, probe | override)
-    assert (check.verdict, part in check.detail) == (verdict, True), check.detail
+    assert (check.verdict, part in check.what) == (verdict, True), check.what

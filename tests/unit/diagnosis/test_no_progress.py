@@ -25,8 +25,8 @@ from tests.stuck_pods import (
     summarize,
 )
 from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
+from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Check, failed_check, passed_check
 from torchyard.model.run import Observation
 
 OPEN = passed_check("room", "2 fit on 4 of 9 nodes")
@@ -92,7 +92,7 @@ def test_container_that_is_not_ready_is_not_on_a_lost_node(plan: ManifestPlan) -
     assert explain(plan, worker_0=build_pod("Running"), worker_1=busy) is None
 
 
-ROOMS: dict[str, tuple[Check | None, str, str]] = {
+ROOMS: dict[str, tuple[Finding | None, str, str]] = {
     "too small": (ROOM, "unschedulable", "and even empty nodes would not do: 2 needed, 0 fit; 4 nodes: no nvidia"),
     "tainted": (TAINT, "taint", "4 nodes: taint team-b; add team-b to `pod.tolerations`"),
     "busy": (OPEN, "unschedulable", "; nodes would do if they were free: 0/9 nodes are available"),

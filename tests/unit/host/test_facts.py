@@ -5,10 +5,11 @@ import socket
 from pathlib import Path
 
 from torchyard.machines.checks import check_hosts
-from torchyard.model.requirements import Check, FreePort, HostRequirement, WritableFolder
+from torchyard.model.finding import Finding
+from torchyard.model.requirements import FreePort, HostRequirement, WritableFolder
 
 
-def run_check(requirement: HostRequirement) -> Check:
+def run_check(requirement: HostRequirement) -> Finding:
     (check,) = check_hosts([requirement])
     return check
 
@@ -17,7 +18,7 @@ def test_taken_port_names_its_holder() -> None:
     """A port that is in use is reported with the process that listens on it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         check = run_check(FreePort(host="localhost", port=server.getsockname()[1], option="options.port"))
-    assert (check.verdict, f"held by pid {os.getpid()}" in check.detail) == ("failed", True)
+    assert (check.verdict, f"held by pid {os.getpid()}" in check.what) == ("failed", True)
 
 
 def test_free_port_is_free_again_after_the_check() -> None:
@@ -32,7 +33,7 @@ def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     """A run folder below a file is refused, and the remedy names the variable that chooses another one."""
     (tmp_path / "file").write_text("")
     check = run_check(WritableFolder(host="localhost", path=str(tmp_path / "file" / "run")))
-    assert (check.verdict, check.detail) == ("failed", f"Not a directory: {tmp_path}/file/run")
+    assert (check.verdict, check.what) == ("failed", f"Not a directory: {tmp_path}/file/run")
     assert "TORCHYARD_RUNS" in check.remedy
 
 

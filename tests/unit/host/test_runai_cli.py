@@ -37,7 +37,7 @@ def test_preflight_checks_the_cli(runai_planned: Planned, changes: dict[str, str
     plan = runai_planned("true")
     (requirement,) = [requirement for requirement in plan.requires if requirement.kind == "runai"]
     (check,) = check_hosts([requirement.model_copy(update=changes)])
-    assert (detail in check.detail, check.verdict) == (True, "failed" if changes else "ok")
+    assert (detail in check.what, check.verdict) == (True, "failed" if changes else "ok")
 
 
 def test_preflight_reports_a_missing_login(runai_planned: Planned, cli: Cli) -> None:
@@ -46,4 +46,4 @@ def test_preflight_reports_a_missing_login(runai_planned: Planned, cli: Cli) -> 
     path = cli()
     path.write_text(path.read_text().replace("\nexec", '\n[ "$1" != whoami ] || { echo not logged in; exit 1; }\nexec'))
     (check,) = check_hosts([requirement for requirement in plan.requires if requirement.kind == "runai"])
-    assert (check.detail, check.remedy) == ("no user is logged in: not logged in", f"{path} login")
+    assert (check.what, check.remedy) == ("no user is logged in: not logged in", f"{path} login")

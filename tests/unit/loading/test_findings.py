@@ -30,7 +30,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     path.write_text(SIX_MISTAKES)
     with pytest.raises(ProfileError) as error:
         load_profile(str(path))
-    texts = [finding.removeprefix(f"{path}:") for finding in error.value.findings]
+    texts = [str(finding).removeprefix(f"{path}:") for finding in error.value.findings]
     locations = sorted((int(text.split(": ")[0]), text.split(": ")[1]) for text in texts)
     assert locations == [
         (3, "image"),

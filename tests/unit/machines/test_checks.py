@@ -22,7 +22,7 @@ def test_each_interpreter_is_queried_once(tmp_path: Path) -> None:
         for name in ("pytest", "pydantic", "no-such-thing")
     ]
     verdicts = {
-        check.name: check.verdict for check in check_hosts([*requirements, Processors(host="localhost", count=1)])
+        check.where: check.verdict for check in check_hosts([*requirements, Processors(host="localhost", count=1)])
     }
     assert (sorted(verdicts.values()), len(verdicts)) == (["failed", "ok", "ok", "ok"], 4)
     assert (tmp_path / "calls").read_text() == "call\n"
@@ -35,8 +35,8 @@ def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
     program = ProgramFile(host="gpu1", path="/x.py")
     package = Package(host="gpu1", python="python3", name="torch", minimum_version="2.0", reason="the job needs it")
     (check,) = check_hosts([port, program, package])
-    assert (check.name, check.verdict) == ("gpu1", "failed")
-    assert check.detail == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
+    assert (check.where, check.verdict) == ("gpu1", "failed")
+    assert check.what == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
 
 
 def test_missing_interpreter_names_the_option_that_chooses_another() -> None:
@@ -45,5 +45,5 @@ def test_missing_interpreter_names_the_option_that_chooses_another() -> None:
         host="localhost", python="/no/python", name="torch", minimum_version="2.0", reason="the job needs it"
     )
     (check,) = check_hosts([requirement])
-    assert check.name == "/no/python on localhost"
+    assert check.where == "/no/python on localhost"
     assert check.remedy == "choose another interpreter with options.python"

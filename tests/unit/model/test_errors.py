@@ -17,11 +17,7 @@ from torchyard.model.errors import (
     TrainingError,
     UnreachedError,
 )
-from torchyard.model.requirements import (
-    failed_check,
-    passed_check,
-    warning_check,
-)
+from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
 from torchyard.model.result import RunResult
 
 CHECKS = (
@@ -31,7 +27,7 @@ CHECKS = (
     failed_check("clock of gpu1", "90 s behind", ""),
 )
 ERRORS = [
-    ProfileError("mnist", ("mnist.yaml:3: unknown key ndoes",)),
+    ProfileError("mnist", (Finding("mnist.yaml:3", "unknown key ndoes"),)),
     PreflightError(CHECKS),
     HostError("gpu1", "submit", "no python3"),
     UnreachedError("gpu1", "ssh", "connection refused"),
@@ -56,12 +52,11 @@ def test_error_survives_pickling(error: TorchyardError) -> None:
 
 
 @pytest.mark.parametrize(
-    ("findings", "text"),
-    [(("a: wrong",), "profile mnist: a: wrong"), (("a: wrong", "b: wrong"), "profile mnist:\n  a: wrong\n  b: wrong")],
+    ("keys", "text"), [("a", "profile mnist: a: wrong"), ("ab", "profile mnist:\n  a: wrong\n  b: wrong")]
 )
-def test_each_of_many_findings_has_a_line(findings: tuple[str, ...], text: str) -> None:
+def test_each_of_many_findings_has_a_line(keys: str, text: str) -> None:
     """A single finding follows the profile's name, and each of several has a separate line."""
-    assert str(ProfileError("mnist", findings)) == text
+    assert str(ProfileError("mnist", tuple(Finding(key, "wrong") for key in keys))) == text
 
 
 def test_only_failed_checks_are_listed() -> None:

@@ -62,5 +62,5 @@ def test_wrong_value_is_an_error_with_its_line(write: Write, keys: dict[str, Any
     with pytest.raises(ProfileError) as error:
         load(path)
     (finding,) = error.value.findings
-    assert finding.startswith(f"{path}:")
-    assert message in finding
+    assert finding.where.startswith(f"{path}:")
+    assert message in str(finding)

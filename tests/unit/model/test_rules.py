@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Write, load
 from torchyard.model.errors import ProfileError
-from torchyard.model.rules import list_findings, read_first_key
+from torchyard.model.rules import get_first_key, list_findings
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
         ({"resources": {"gpus": 2}, "processes": 4}, "processes: must be 2 or less, one per GPU of a node, not 4"),
         (
             {"resources": {"gpus": 16}, "hardware": "oke/bm-gpu-b4-8", "fabric": "host"},
-            "resources: gpus: must be 8 or less on a node of this hardware, not 16",
+            "resources.gpus: must be 8 or less on a node of this hardware, not 16",
         ),
         ({"nodes": "two"}, "nodes: must be one number, or {min: 2, max: 8}, not 'two'"),
     ],
@@ -99,11 +99,11 @@ def test_unusual_value_is_accepted(write: Write, keys: dict[str, Any]) -> None:
 
 
 def test_each_broken_rule_is_a_finding(write: Write) -> None:
-    """All broken rules are reported, each by a sentence that begins with the key that is to be changed."""
+    """All broken rules are reported, each at the key that is to be changed."""
     profile = load(write(**PODS))
     keys = {"args": ("{node_rnk}",), "env": {"RANK": "0"}, "restarts": 1, "agent": "none", "image": "Pi"}
     findings = list(list_findings(profile.model_copy(update=keys)))
-    assert [read_first_key(finding) for finding in findings] == ["agent", "image", "env", "args"]
+    assert [get_first_key(finding) for finding in findings] == ["agent", "image", "env", "args"]
 
 
 def test_rule_that_reads_a_wrong_key_is_not_checked(write: Write) -> None:

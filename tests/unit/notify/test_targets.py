@@ -59,7 +59,7 @@ def test_variable_stands_for_its_value(write: Write, written: str, resolved: str
 def test_variable_without_a_valid_address_fails_preflight(environ: dict[str, str], detail: str) -> None:
     """The value of a variable is known only where the launcher runs: preflight checks it there."""
     (check,) = check_addresses(Notify(to=("$HOOK",)), environ)
-    assert (check.verdict, check.detail) == ("failed", detail)
+    assert (check.verdict, check.what) == ("failed", detail)
     with pytest.raises(AddressError):
         resolve_address("$HOOK", environ)
 
@@ -69,8 +69,8 @@ def test_secret_in_an_address_gets_a_warning() -> None:
     notify = Notify(to=(SLACK, "json://127.0.0.1/x", "$HOOK"))
     assert list_exposed_addresses(notify) == [SLACK]
     (check,) = check_addresses(notify, {"HOOK": "json://x"})
-    assert (check.verdict, check.name) == ("warning", "secret notify")
-    assert check.detail == "the address slack://… is written out in the profile"
+    assert (check.verdict, check.where) == ("warning", "secret notify")
+    assert check.what == "the address slack://… is written out in the profile"
 
 
 def test_secrets_of_an_address_are_masked_everywhere() -> None:

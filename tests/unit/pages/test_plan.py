@@ -3,12 +3,12 @@
 from tests.markdown import render_html
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
-from torchyard.model.requirements import Check
+from torchyard.model.finding import Finding
 from torchyard.model.run import Run
 from torchyard.pages.plan import render_checks_page, render_plan_page
 
-OK = Check(name="kind Job", verdict="ok", detail="v1alpha1 of Volcano")
-FAILED = Check(name="plugin", verdict="failed", detail="no node has nvidia.com/sriov | <b>", remedy="install it")
+OK = Finding(where="kind Job", verdict="ok", what="v1alpha1 of Volcano")
+FAILED = Finding(where="plugin", verdict="failed", what="no node has nvidia.com/sriov | <b>", remedy="install it")
 
 
 def test_plan_page_shows_the_job_and_folds_the_plan() -> None:

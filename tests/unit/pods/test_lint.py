@@ -14,6 +14,7 @@ from tests.conftest import Planned, manifest_plan_of
 from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, list_traps, parse
 from tests.user_manifests import MANIFESTS
 from torchyard.loading.profile import load_profile
+from torchyard.model.finding import Finding
 from torchyard.pods.lint import lint_manifest
 
 
@@ -130,13 +131,12 @@ def test_trap_is_reported(case: Trap) -> None:
     assert len(find_trap(case)) == 1
 
 
-def test_sentence_has_three_parts() -> None:
+def test_warning_has_three_parts() -> None:
     """A warning states where the trap is, what will happen, and what to write instead."""
     objects = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
-    sentence = "the webhook replaces 0 by 2, the sum of the replicas: no pod starts until all of them fit; "
-    assert lint_manifest(objects) == (
-        f"Job train, spec.minAvailable: {sentence}write 2 if all pods must start together, and 1 if not.",
-    )
+    problem = "the webhook replaces 0 by 2, the sum of the replicas: no pod starts until all of them fit"
+    remedy = "write 2 if all pods must start together, and 1 if not"
+    assert lint_manifest(objects) == (Finding("Job train, spec.minAvailable", problem, remedy, "warning"),)
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -165,7 +165,7 @@ def list_paths(value: Any, parent_path: tuple[Any, ...] = ()) -> list[tuple[Any,
 
 @given(st.data())
 def test_odd_shapes_are_read(data: st.DataObject) -> None:
-    """Whatever replaces any value, nothing is raised and every trap is a sentence."""
+    """Whatever replaces any value, nothing is raised and every trap has a place and a remedy."""
     objects = copy.deepcopy(data.draw(st.sampled_from(READABLE_MANIFESTS)))
     for _ in range(data.draw(st.integers(1, 3))):
         *parent_keys, last_key = data.draw(st.sampled_from([path for path in list_paths(objects) if path]))
@@ -173,7 +173,7 @@ def test_odd_shapes_are_read(data: st.DataObject) -> None:
         for key in parent_keys:
             container = container[key]
         container[last_key] = data.draw(ODD)
-    assert all(sentence.endswith(".") for sentence in lint_manifest(objects))
+    assert all(finding.where and finding.what and finding.remedy for finding in lint_manifest(objects))
 
 
 @given(st.lists(ODD, max_size=3))

@@ -72,15 +72,15 @@ def test_traps_of_the_wrapped_job_are_reported_with_both_names() -> None:
 def test_grace_periods_of_the_wrapper_are_checked(name: str, value: str | None, expected: str) -> None:
     """Missing grace periods, whose defaults are short, and durations that Go cannot parse are reported."""
     (warning,) = lint_manifest(build_wrapper(**{name: value}))
-    assert f"{PREFIX}{name}" in warning
-    assert expected in warning
+    assert f"{PREFIX}{name}" in warning.where
+    assert expected in warning.what
 
 
 @pytest.mark.parametrize("policy", ["Running", "All"])
 def test_pods_that_are_deleted_never_count(policy: str) -> None:
     """A policy that deletes pods is a trap: the wrapper waits until every pod has succeeded."""
     (warning,) = lint_manifest(build_wrapper(cleanPodPolicy=policy))
-    assert f"{policy} deletes pods" in warning
+    assert f"{policy} deletes pods" in warning.what
 
 
 def test_dispatcher_needs_a_completion_status() -> None:

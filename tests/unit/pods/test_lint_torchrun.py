@@ -30,7 +30,7 @@ def test_trap_is_reported(case: Trap) -> None:
 def test_restart_in_place_keeps_the_rendezvous_id() -> None:
     """A container that the kubelet restarts finds its own closed rendezvous, whatever id the manifest has."""
     manifest = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
-    assert [sentence for sentence in lint_manifest(parse(manifest)) if "RendezvousClosedError" in sentence]
+    assert [finding for finding in lint_manifest(parse(manifest)) if "RendezvousClosedError" in finding.what]
 
 
 def test_id_of_a_manifests_own_etcd_may_be_the_same() -> None:
@@ -43,8 +43,8 @@ def test_id_from_the_name_of_the_job_is_new() -> None:
     """With an etcd that outlives the run, the id can come from the job's name, which is new for every run."""
     manifest = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:").replace("rdzvId: train-1, ", "")
     (warning,) = lint_manifest(parse(manifest))
-    assert "every job has the id `none`" in warning
-    assert warning.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name.")
+    assert "every job has the id `none`" in warning.what
+    assert warning.remedy.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name")
     source = "{fieldRef: {fieldPath: \"metadata.labels['training.kubeflow.org/job-name']\"}}"
     ports_with_env = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"
     assert lint_manifest(parse(manifest.replace("ports: [{name: pytorchjob-port", ports_with_env))) == ()

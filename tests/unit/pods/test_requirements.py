@@ -46,7 +46,7 @@ def test_named_objects_must_exist(planned: Planned) -> None:
 @pytest.mark.parametrize("image", ["train", "train:latest", "registry.example:5000/train", "hub/train:latest"])
 def test_image_without_a_fixed_tag_gets_a_warning(planned: Planned, image: str) -> None:
     """An image without a fixed tag gives a warning: it may be another image tomorrow."""
-    assert [advice.topic for advice in list_requirements(planned(image=image), Advice)] == [f"image {image}"]
+    assert [advice.finding.where for advice in list_requirements(planned(image=image), Advice)] == [f"image {image}"]
 
 
 @pytest.mark.parametrize("image", ["train:v1", "registry.example:5000/train:v1", "train@sha256:0a1b"])

@@ -76,7 +76,7 @@ def test_objects_and_pods_are_the_runs(launched: Launched, name: str) -> None:
 @ALL
 def test_traps_are_advice(launched: Launched, name: str) -> None:
     """Preflight warns of every trap in the manifest, and fails because of none."""
-    warnings = [requirement.detail for requirement in launched(name).requires if isinstance(requirement, Advice)]
+    warnings = [requirement.finding for requirement in launched(name).requires if isinstance(requirement, Advice)]
     assert (tuple(warnings), bool(warnings)) == (lint_manifest(read_manifest(name)), True)
 
 
@@ -209,7 +209,7 @@ def test_keys_that_would_be_ignored_are_refused(launched: Launched) -> None:
     """Profile keys that the manifest itself decides are refused, all at once."""
     with pytest.raises(ProfileError) as error:
         launched(JOB, **IGNORED)
-    assert sorted(finding.split(": ")[1] for finding in error.value.findings) == sorted(IGNORED)
+    assert sorted(finding.where.split(": ")[1] for finding in error.value.findings) == sorted(IGNORED)
 
 
 # --- AppWrappers and JobSets

@@ -11,9 +11,7 @@ def test_words_after_a_script_are_read() -> None:
     """A script that ends in `exec "$@"` runs the arguments after it as a command."""
     command_text = '[sh, -c, "set -e; exec \\"$@\\"", sh, torchrun, --nnodes=2, --nnodes=2, train.py, --x, --x]'
     warnings = lint_manifest(parse(PYTORCHJOB.replace('[torchrun, --nproc-per-node, "2", train.py]', command_text)))
-    assert [sentence.partition(": ")[2][:17] for sentence in warnings if "is given" in sentence] == [
-        "--nnodes is given"
-    ]
+    assert [finding.what[:17] for finding in warnings if "is given" in finding.what] == ["--nnodes is given"]
 
 
 def test_options_are_torchruns_own() -> None:

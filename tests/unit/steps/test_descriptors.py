@@ -67,7 +67,7 @@ def test_limit_that_is_too_low_fails_the_check(job: Job, kind: str, enough: int,
     (check,) = check_file_limit(job(kind, too_many), 1024)
     count = count_needed_files(job(kind, too_many))
     detail = f"a job of {too_many} nodes needs about {count} descriptors, and the limit is 1024"
-    assert (check.verdict, check.detail) == ("failed", detail)
+    assert (check.verdict, check.what) == ("failed", detail)
     assert "ulimit -n" in check.remedy
 
 

@@ -10,8 +10,8 @@ from tests.lone_processes import build_lone_profile
 from tests.rank_records import build_missing_rank_records
 from tests.shown_pages import PageReporter
 from torchyard.model.errors import PreflightError
+from torchyard.model.finding import Finding
 from torchyard.model.hang import RECORD_PREFIX
-from torchyard.model.requirements import Check
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.steps.step_functions import StepFunctions
@@ -60,8 +60,8 @@ def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
 def test_step_of_another_orchestrator_replaces_the_own_one(write: Write, calls: list[str]) -> None:
     """A preflight that another orchestrator passes ends the run by its error, before anything is submitted."""
 
-    def refuse(plan: object) -> tuple[Check, ...]:
-        raise PreflightError((Check(name="a licence", verdict="failed", detail="has expired", remedy="renew it"),))
+    def refuse(plan: object) -> tuple[Finding, ...]:
+        raise PreflightError((Finding(where="a licence", verdict="failed", what="has expired", remedy="renew it"),))
 
     steps = record_calls(calls)._replace(preflight=refuse)
     end, sentence = Runner(build_lone_profile(write), RUN_ID, LocalReporter(), steps).run()

@@ -32,7 +32,7 @@ def test_missing_package_is_one_clear_finding(name: str, monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, name, raising=False)
     options = {"uri": "http://x"} if name == "mlflow" else {}
     (check,) = check_trackers(Trackers.model_validate({name: options}))
-    assert (check.verdict, check.detail) == ("failed", f"the package {name} is not installed")
+    assert (check.verdict, check.what) == ("failed", f"the package {name} is not installed")
     assert check.remedy.startswith(f"pip install 'torchyard[{name}]' where the launcher runs")
 
 
@@ -40,6 +40,6 @@ def test_mlflow_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tracking server in the profile or the environment, MLflow would write into the current folder."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     _, check = check_trackers(Trackers(mlflow=Mlflow()))
-    assert (check.verdict, check.detail) == ("failed", "no tracking server is named")
+    assert (check.verdict, check.what) == ("failed", "no tracking server is named")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://x")
     assert [check.verdict for check in check_trackers(Trackers(mlflow=Mlflow()))] == ["ok"]

@@ -10,14 +10,15 @@ from typing import Any
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, is_known_refusal
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
+from torchyard.model.finding import Finding, Verdict, failed_check, passed_check, warning_check
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import AdmissionAccepted, Check, Verdict, failed_check, passed_check, warning_check
+from torchyard.model.requirements import AdmissionAccepted
 from torchyard.pods.etcd import is_companion_object, is_optional_object
 
 _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
 
-def check_admission(client: Client, requirement: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
+def check_admission(client: Client, requirement: AdmissionAccepted, name: str, plan: ManifestPlan) -> Finding:
     """Dry-run the job's objects, or a pod like those that the job will create; return the most severe findings as one.
 
     Raises ClusterError if an existing object cannot be read.
@@ -27,12 +28,12 @@ def check_admission(client: Client, requirement: AdmissionAccepted, name: str, p
     checks = [_check_object(client, obj, plan) for obj in plan.admitted_objects]
     verdict = _find_worst_verdict(checks)
     worst_checks = [check for check in checks if check.verdict == verdict]
-    detail = "; ".join(f"{check.name} {check.detail}" for check in worst_checks)
+    detail = "; ".join(f"{check.where} {check.what}" for check in worst_checks)
     remedies = dict.fromkeys(check.remedy for check in worst_checks)
-    return Check(name=name, verdict=verdict, detail=detail, remedy="; ".join(remedies))
+    return Finding(where=name, verdict=verdict, what=detail, remedy="; ".join(remedies))
 
 
-def _find_worst_verdict(checks: list[Check]) -> Verdict:
+def _find_worst_verdict(checks: list[Finding]) -> Verdict:
     """The most severe verdict of some checks; `ok` if there are none."""
     verdicts = {check.verdict for check in checks}
     for verdict in _VERDICTS_BY_SEVERITY:
@@ -45,7 +46,7 @@ def _format_object_title(obj: dict[str, Any]) -> str:
     return f"{obj['kind']} {obj['metadata']['name']}"
 
 
-def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Check:
+def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Finding:
     """Check that an object could be created, or already belongs to this run."""
     try:
         client.create(obj, dry_run=True)
@@ -64,7 +65,7 @@ def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Ch
     return passed_check(_format_object_title(obj), "is accepted")
 
 
-def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str]) -> Check:
+def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str]) -> Finding:
     """Check who owns the existing object of that name."""
     metadata = obj["metadata"]
     existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
@@ -95,7 +96,7 @@ def _describe_owner(metadata: dict[str, Any]) -> str:
     return "does not belong to this run"
 
 
-def _check_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
+def _check_pod(client: Client, name: str, pod: dict[str, Any]) -> Finding:
     """Check that a pod of the job could be created; a missing right is a warning, because the controller creates it."""
     try:
         client.create(pod, dry_run=True)
@@ -112,7 +113,7 @@ def _check_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
     return passed_check(name, "a pod like the job's is accepted")
 
 
-def _report_refusal(client: Client, name: str, error: ClusterError) -> Check:
+def _report_refusal(client: Client, name: str, error: ClusterError) -> Finding:
     """The finding for a refused dry run, with the server's message; a warning if the server cannot dry-run it."""
     message = error.message.strip()
     if "does not support dry run" in message:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from torchyard.kube.client import Client, parse_decimal_quantity
 from torchyard.model.errors import ClusterError
-from torchyard.model.requirements import Capacity, Check, failed_check, passed_check
+from torchyard.model.finding import Finding, failed_check, passed_check
+from torchyard.model.requirements import Capacity
 
 ClusterNode = dict[str, Any]
 _NODES_PLACEHOLDER = "{nodes}"  # in a remedy: replaced by the names of its nodes
@@ -24,7 +25,7 @@ class NodeMismatch(NamedTuple):
 
 def check_capacity(
     client: Client, requirement: Capacity, name: str, listed_nodes: list[ClusterNode] | None = None
-) -> Check:
+) -> Finding:
     """Count the gang's pods that fit, and report why the other nodes hold none.
 
     `listed_nodes`: all nodes, if already listed. Raises ClusterError if nodes may not be listed.

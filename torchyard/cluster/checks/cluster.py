@@ -12,28 +12,25 @@ from torchyard.cluster.checks.references import check_reference
 from torchyard.common.local_errors import START_TIMEOUT_S, retry_step
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
+from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import (
     AdmissionAccepted,
     Advice,
     Capacity,
-    Check,
     Controller,
     CrdServed,
     OpenQueue,
     Permission,
     ReferencedObject,
     WritableFolder,
-    failed_check,
-    passed_check,
-    warning_check,
 )
 
 _MAX_PARALLEL_CHECKS = 8
 CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | ReferencedObject | AdmissionAccepted | Advice
 
 
-def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
+def check_cluster(plan: ManifestPlan) -> tuple[Finding, ...]:
     """One finding for all rights and one per requirement; a single one if the cluster is away or rejects this user.
 
     If the namespace is missing, the first finding reports that, and what would be in it is not checked. No error of the
@@ -73,7 +70,7 @@ def _needs_namespace(requirement: CheckedRequirement) -> bool:
     return isinstance(requirement, AdmissionAccepted)
 
 
-def _check_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Check:
+def _check_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Finding:
     """The finding of one requirement: a warning if this user may not read what it needs, failed on any other error."""
     title = _format_requirement_title(requirement)
     try:
@@ -85,7 +82,7 @@ def _check_requirement(client: Client, plan: ManifestPlan, requirement: CheckedR
         return failed_check(title, f"cannot be checked: {error.action}: {error.message}", "")
 
 
-def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Check:
+def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedRequirement) -> Finding:
     """The finding of one requirement. Raises ClusterError if a request that it needs fails or is refused."""
     name = _format_requirement_title(requirement)
     match requirement:
@@ -102,7 +99,7 @@ def _query_requirement(client: Client, plan: ManifestPlan, requirement: CheckedR
         case AdmissionAccepted():
             check = check_admission(client, requirement, name, plan)
         case Advice():
-            check = warning_check(name, requirement.detail)
+            check = requirement.finding
         case _:
             assert_never(requirement)
     return check
@@ -126,7 +123,7 @@ def _format_requirement_title(requirement: CheckedRequirement) -> str:
         case AdmissionAccepted():
             name = "admission of the job" if requirement.target == "objects" else "admission of its pods"
         case Advice():
-            name = requirement.topic
+            name = requirement.finding.where
         case _:
             assert_never(requirement)
     return name
@@ -142,7 +139,7 @@ def await_api_server(plan: ManifestPlan) -> None:
         retry_step(START_TIMEOUT_S)(client.ping)()
 
 
-def _check_connection(client: Client) -> Check | None:
+def _check_connection(client: Client) -> Finding | None:
     """The finding that the API server does not respond or refuses the credentials; None if it can be queried."""
     name = f"cluster {client.context or client.host}"
     try:
@@ -158,7 +155,7 @@ def _check_connection(client: Client) -> Check | None:
     return None
 
 
-def _check_namespace(client: Client) -> Check | None:
+def _check_namespace(client: Client) -> Finding | None:
     """The finding that the namespace is missing or being deleted; None if it exists, or may not be read."""
     name = f"namespace {client.namespace}"
     create_command = f"`kubectl create namespace {client.namespace}`"
@@ -176,7 +173,7 @@ def _check_namespace(client: Client) -> Check | None:
 # --- kinds and their controllers
 
 
-def check_crd_served(client: Client, requirement: CrdServed, name: str) -> Check:
+def check_crd_served(client: Client, requirement: CrdServed, name: str) -> Finding:
     """Check that the API server serves a kind in the needed version; report other versions and kinds of its name.
 
     Raises ClusterError if discovery is refused or fails.
@@ -225,7 +222,7 @@ def _discover_api(client: Client, path: str) -> dict[str, Any]:
         raise
 
 
-def check_controller(client: Client, requirement: Controller, name: str) -> Check:
+def check_controller(client: Client, requirement: Controller, name: str) -> Finding:
     """Check that a controller's Deployment has an available pod and, for a gang, the flag that enables gangs.
 
     Raises ClusterError if Deployments cannot be listed.
@@ -274,7 +271,7 @@ def has_flag(deployment: dict[str, Any], flag: str) -> bool:
     return flag_text in command_line and f"{flag_text}none " not in command_line
 
 
-def check_queue(client: Client, requirement: OpenQueue, name: str) -> Check:
+def check_queue(client: Client, requirement: OpenQueue, name: str) -> Finding:
     """Check that a queue of Volcano is open. Raises ClusterError if queues cannot be read."""
     version = "scheduling.volcano.sh/v1beta1"
     queue = client.get(version, "Queue", requirement.name, namespace=None)

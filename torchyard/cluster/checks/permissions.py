@@ -7,8 +7,9 @@ from typing import Any
 
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
+from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Check, Permission, failed_check, passed_check
+from torchyard.model.requirements import Permission
 
 _MAX_PARALLEL_REVIEWS = 16
 RBAC_COMMAND = "`kubectl apply -f deploy/kubernetes/rbac.yaml`"
@@ -16,7 +17,7 @@ RBAC_COMMAND = "`kubectl apply -f deploy/kubernetes/rbac.yaml`"
 _FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authorized to create (\S+) in ')
 
 
-def check_permissions(client: Client, permissions: Iterable[Permission]) -> list[Check]:
+def check_permissions(client: Client, permissions: Iterable[Permission]) -> list[Finding]:
     """One finding for all rights, which names every missing verb; empty if no right is needed."""
     pairs: list[tuple[str, str]] = []
     for permission in permissions:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
-from torchyard.model.requirements import Check, ReferencedObject, failed_check, passed_check, warning_check
+from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
+from torchyard.model.requirements import ReferencedObject
 
 _API_VERSIONS = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
@@ -31,7 +32,7 @@ _CREATE_REMEDIES = {
 }
 
 
-def check_reference(client: Client, reference: ReferencedObject, name: str, pod_count: int) -> Check:
+def check_reference(client: Client, reference: ReferencedObject, name: str, pod_count: int) -> Finding:
     """Check that an object exists and has the required entries; a claim must have a volume for `pod_count` pods.
 
     Raises ClusterError if the object cannot be read.
@@ -71,7 +72,7 @@ def _describe_similar_names(client: Client, reference: ReferencedObject, version
     return f"there are: {', '.join(visible) or 'none'}{suffix}"
 
 
-def _check_claim(client: Client, name: str, claim: dict[str, Any], pod_count: int) -> Check:
+def _check_claim(client: Client, name: str, claim: dict[str, Any], pod_count: int) -> Finding:
     """Check that a claim has a volume, or gets one with its first pod, and that enough nodes may mount it."""
     phase = claim.get("status", {}).get("phase", "Pending")
     spec = claim["spec"]

@@ -37,7 +37,7 @@ def test_policy_that_may_not_be_created_is_a_warning(
     """Preflight warns about a policy that may not be created, and does not stop the run."""
     fake_api.fail("POST", "/networkpolicies", 403)
     check = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", plan)
-    assert (check.verdict, "NetworkPolicy" in check.detail, "torchyard-policy" in check.remedy) == (
+    assert (check.verdict, "NetworkPolicy" in check.what, "torchyard-policy" in check.remedy) == (
         "warning",
         True,
         True,
@@ -60,7 +60,7 @@ def test_name_that_is_taken_is_reported_with_its_owner(
     client = get_cluster_client(plan.cluster)
     fake_api.put(plan.main | {"metadata": {"name": plan.job} | metadata})
     check = check_admission(client, OBJECTS, "x", plan)
-    assert (check.verdict, check.detail) == ("failed", f"Job {plan.job} already exists, and {owner}")
+    assert (check.verdict, check.what) == ("failed", f"Job {plan.job} already exists, and {owner}")
     fake_api.put(plan.main)
     assert check_admission(client, OBJECTS, "x", plan).verdict == "ok"
 

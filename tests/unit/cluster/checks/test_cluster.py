@@ -16,9 +16,10 @@ from torchyard.cluster.checks.cluster import (
 )
 from torchyard.kube import client
 from torchyard.kube.client import Client
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import Check, Controller, CrdServed, OpenQueue
+from torchyard.model.requirements import Controller, CrdServed, OpenQueue
 
 TRAINING_OPERATOR = Controller(label="app=training-operator", deployment="training-operator", gang="--gang")
 
@@ -30,8 +31,8 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
     return planned()
 
 
-def find_check(checks: tuple[Check, ...], name: str) -> Check:
-    return next(check for check in checks if check.name.startswith(name))
+def find_check(checks: tuple[Finding, ...], name: str) -> Finding:
+    return next(check for check in checks if check.where.startswith(name))
 
 
 # --- the cluster itself
@@ -57,14 +58,14 @@ def test_refused_credentials_are_the_only_finding(
         fake_api.heal()
         fake_api.fail("GET", "^/api$", status)
         (check,) = check_cluster(plan)
-        assert (check.verdict, message in check.detail) == ("failed", True)
+        assert (check.verdict, message in check.what) == ("failed", True)
 
 
 def test_missing_namespace_is_one_finding(fake_api: FakeApi, planned: Planned) -> None:
     """A missing namespace is one finding. What it would contain is not checked, and the rest of the cluster is."""
     checks = check_cluster(planned())
-    assert (checks[0].detail, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
-    assert not [check for check in checks if check.name.startswith("admission")]
+    assert (checks[0].what, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
+    assert not [check for check in checks if check.where.startswith("admission")]
     assert find_check(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
     assert fake_api.find_requests("POST", "/jobs") == []
 
@@ -73,7 +74,7 @@ def test_terminating_namespace_fails_the_check(fake_api: FakeApi, plan: Manifest
     """A namespace that is being deleted accepts no new objects."""
     key = ObjectKey("v1/namespaces", "", "default")
     fake_api.objects.patch(key, {"status": {"phase": "Terminating"}})
-    assert check_cluster(plan)[0].detail == "is being deleted"
+    assert check_cluster(plan)[0].what == "is being deleted"
 
 
 def test_unreadable_requirement_is_a_warning(fake_api: FakeApi, plan: ManifestPlan) -> None:
@@ -93,7 +94,7 @@ def test_kind_of_another_group_is_not_the_needed_kind(fake_server: Client) -> No
     requirement = CrdServed(crd="jobs.example.org", version="v1", install="helm install example")
     check = check_crd_served(fake_server, requirement, "x")
     assert (check.verdict, check.remedy) == ("failed", "helm install example")
-    assert check.detail == "is not installed; jobs.batch.volcano.sh is another kind of the same name"
+    assert check.what == "is not installed; jobs.batch.volcano.sh is another kind of the same name"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, exp
         queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": queue_name}}
         fake_api.put(queue | {"status": {"state": queue_state} if queue_state else {}})
     check = check_queue(client.get_cluster_client(Cluster()), OpenQueue(name="default"), "x")
-    assert (check.verdict, check.detail) == expected
+    assert (check.verdict, check.what) == expected
 
 
 def build_deployment(available: int, *args: str, **labels: str) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
         if obj:
             fake_api.put(obj, "kubeflow")
         check = check_controller(fake_server, TRAINING_OPERATOR, "x")
-        assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
+        assert (check.verdict, check.what[: len(detail)]) == (verdict, detail)
 
 
 @pytest.mark.parametrize(

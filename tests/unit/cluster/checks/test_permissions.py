@@ -19,7 +19,7 @@ PERMISSIONS = (
 def test_every_right_is_reviewed_once(fake_api: FakeApi, fake_server: Client) -> None:
     """The finding counts the different rights, and each of them costs one access review."""
     (check,) = check_permissions(fake_server, PERMISSIONS)
-    assert (check.verdict, check.detail) == ("ok", "all 7 are granted")
+    assert (check.verdict, check.what) == ("ok", "all 7 are granted")
     assert len(fake_api.find_requests("POST", "/selfsubjectaccessreviews")) == 7
     assert check_permissions(fake_server, ()) == []
 
@@ -29,7 +29,7 @@ def test_all_missing_rights_are_in_one_finding(fake_api: FakeApi, fake_server: C
     fake_api.denied = {("create", "jobs.batch.volcano.sh"), ("get", "pods/log"), ("get", "pods"), ("watch", "pods")}
     (check,) = check_permissions(fake_server, PERMISSIONS)
     missing = "create jobs.batch.volcano.sh, nor get, watch pods, nor get pods/log"
-    assert (check.verdict, check.detail) == ("failed", f"fake-user may not {missing} in namespace default")
+    assert (check.verdict, check.what) == ("failed", f"fake-user may not {missing} in namespace default")
     assert "`kubectl apply -f deploy/kubernetes/rbac.yaml`" in check.remedy
     assert check.remedy.endswith("bind it to fake-user")
 
@@ -39,14 +39,14 @@ def test_server_without_self_review_hides_only_the_name(fake_api: FakeApi, fake_
     fake_api.denied = {("get", "pods/log")}
     fake_api.fail("POST", "/selfsubjectreviews", 404)
     (check,) = check_permissions(fake_server, PERMISSIONS)
-    assert check.detail == "this user may not get pods/log in namespace default"
+    assert check.what == "this user may not get pods/log in namespace default"
 
 
 def test_refused_review_fails_the_check(fake_api: FakeApi, fake_server: Client) -> None:
     """If an access review is refused, the check fails."""
     fake_api.fail("POST", "/selfsubjectaccessreviews", 403)
     (check,) = check_permissions(fake_server, PERMISSIONS)
-    assert (check.verdict, check.detail.partition(":")[0]) == ("failed", "cannot be checked")
+    assert (check.verdict, check.what.partition(":")[0]) == ("failed", "cannot be checked")
 
 
 def test_subresource_and_group_are_reviewed_separately(fake_api: FakeApi, fake_server: Client) -> None:

@@ -22,7 +22,7 @@ def test_missing_object_is_reported_with_similar_names(fake_api: FakeApi, fake_s
     for name in ("other", "train-config"):
         put(fake_api, "ConfigMap", name)
     check = check_reference(fake_server, CONFIG, "x", 2)
-    assert (check.verdict, check.detail) == (
+    assert (check.verdict, check.what) == (
         "failed",
         "is not in namespace default; there are: train-config and 1 more",
     )
@@ -33,17 +33,17 @@ def test_at_most_five_names_are_listed(fake_api: FakeApi, fake_server: Client) -
     """If no name is similar, the first five are listed, with the number of the others."""
     for index in range(7):
         put(fake_api, "ConfigMap", f"zz-{index}")
-    assert check_reference(fake_server, CONFIG, "x", 2).detail.endswith("zz-0, zz-1, zz-2, zz-3, zz-4 and 2 more")
+    assert check_reference(fake_server, CONFIG, "x", 2).what.endswith("zz-0, zz-1, zz-2, zz-3, zz-4 and 2 more")
 
 
 def test_kind_that_cannot_be_listed_is_reported(fake_api: FakeApi, fake_server: Client) -> None:
     """If the cluster does not serve the kind, or its objects may not be listed, the finding reports that."""
     reference = ReferencedObject(object_kind="NetworkAttachmentDefinition", name="sriov")
-    assert check_reference(fake_server, reference, "x", 2).detail.endswith(
+    assert check_reference(fake_server, reference, "x", 2).what.endswith(
         "this cluster does not serve the kind (k8s.cni.cncf.io/v1)"
     )
     fake_api.fail("GET", "/configmaps$", 403)
-    assert "the existing names cannot be listed" in check_reference(fake_server, CONFIG, "x", 2).detail
+    assert "the existing names cannot be listed" in check_reference(fake_server, CONFIG, "x", 2).what
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_missing_keys_fail_the_check(
     """A ConfigMap must have the keys that the pods read, as text or as binary data."""
     put(fake_api, "ConfigMap", "train-conf", **fields)
     check = check_reference(fake_server, CONFIG, "x", 2)
-    assert (check.verdict, check.detail) == ("ok" if "binaryData" in fields else "failed", detail)
+    assert (check.verdict, check.what) == ("ok" if "binaryData" in fields else "failed", detail)
 
 
 def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
@@ -84,7 +84,7 @@ def test_claim_must_have_a_volume_that_the_pods_can_share(
     """A claim needs a volume, and a mode in which all pods can mount it from their nodes."""
     put_claim(fake_api, phase, mode)
     check = check_reference(fake_server, CLAIM, "x", pod_count)
-    assert (check.verdict, check.detail) == expected
+    assert (check.verdict, check.what) == expected
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [("WaitForFirstConsumer", "ok"), ("Immediate", "warning")])

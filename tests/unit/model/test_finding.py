@@ -1,0 +1,32 @@
+"""Findings as profiles, manifests and preflight report them."""
+
+import pytest
+
+from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
+
+
+@pytest.mark.parametrize(
+    ("finding", "text"),
+    [
+        (Finding("nodes", "must be 1 or more"), "nodes: must be 1 or more"),
+        (Finding("port 80", "taken", "choose another"), "port 80: taken; choose another"),
+        (Finding("", "there is no file a.yaml"), "there is no file a.yaml"),
+        (Finding("nodes", "must be 1 or more").within("a.yaml:3"), "a.yaml:3: nodes: must be 1 or more"),
+        (Finding("", "unknown key ndoes").within("a.yaml:3"), "a.yaml:3: unknown key ndoes"),
+    ],
+)
+def test_finding_is_one_sentence(finding: Finding, text: str) -> None:
+    """Its text is the place, the problem and the remedy, without the parts that it does not have."""
+    assert str(finding) == text
+
+
+def test_location_changes_nothing_else() -> None:
+    """A finding within a file keeps its problem, remedy and verdict."""
+    finding = warning_check("spec", "a trap", "write 1")
+    assert finding.within("a.yaml:3") == Finding("a.yaml:3: spec", "a trap", "write 1", "warning")
+
+
+def test_check_has_its_verdict() -> None:
+    """Only a failed check prevents a run."""
+    checks = (passed_check("a", "b"), warning_check("a", "b"), failed_check("a", "b", "c"))
+    assert [check.verdict for check in checks] == ["ok", "warning", "failed"]
