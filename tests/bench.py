@@ -133,11 +133,10 @@ def run_bare_agents(folder: Path, name: str) -> None:
     assert isinstance(plan, CommandPlan)
     agents = []
     for process in plan.processes:
-        assert process.submit
-        assert process.submit.input
-        argv = [arg for arg in process.submit.input["argv"] if not arg.startswith(("--tee", "--log_dir"))]
+        assert process.spec
+        argv = [arg for arg in process.spec["argv"] if not arg.startswith(("--tee", "--log_dir"))]
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        agents.append(subprocess.Popen(argv, env=os.environ | process.submit.input["env"], **streams))  # type: ignore[call-overload]
+        agents.append(subprocess.Popen(argv, env=os.environ | process.spec["env"], **streams))  # type: ignore[call-overload]
     for agent in agents:
         assert agent.wait() == 0
 

@@ -14,17 +14,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.scripted_hosts import build_host_script
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
-from torchyard.model.plan import Command, CommandPlan
+from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Run
 
 MIB = 200
 LINE = "%s node-0 | [default0]:epoch 3 of 100, loss 0.1234, 512 images/s: step %d\n"
 JOINED_LINE = "%s node-0 | I Rendezvous complete for workers. group_rank=0\n"
-STATUS_SCRIPT = """echo '{"phase": "running", "started": 1}'; while test ! -e %s; do sleep 0.1; done
-echo '{"phase": "exited", "exit": 0, "ended": 1}'"""
+CODE = """
+state(started=1)
+while not os.path.exists("over"):
+    time.sleep(0.1)
+state("exited", exit=0, ended=1)
+"""
 
 
 def main(show: Any, mib: int = MIB) -> None:
@@ -53,10 +58,9 @@ def run_child(folder: Path, mib: int) -> None:
     plan = registry.make_plan(profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run")))
     assert isinstance(plan, CommandPlan)
     exit_path = folder / "over"
-    status = Command(argv=("sh", "-c", STATUS_SCRIPT % exit_path))
-    plan = plan.model_copy(
-        update={"processes": tuple(process.model_copy(update={"status": status}) for process in plan.processes)}
-    )
+    (process,) = plan.processes
+    process = process.model_copy(update={"script": build_host_script(folder, process.name, CODE)})
+    plan = plan.model_copy(update={"processes": (process,)})
     last_step = write_log(Path(plan.processes[0].log), mib << 20)
     rss_before = read_memory_mib("VmHWM")
     started_at = time.monotonic()

@@ -57,4 +57,4 @@ def expand_command(plan: ManifestPlan, variables: dict[str, str]) -> list[str]:
 
 
 def list_argvs(plan: CommandPlan) -> list[list[str]]:
-    return [process.submit.input["argv"] for process in plan.processes if process.submit and process.submit.input]
+    return [process.spec["argv"] for process in plan.processes if process.spec]

@@ -174,9 +174,7 @@ def read_plan(plan: Plan, kind: str = "") -> Fields:
         return read_job(stored[0])
     if isinstance(plan, ManifestPlan):
         return read_job(plan.main if plan.wrapped is None else plan.wrapped)
-    submit = plan.processes[0].submit
-    assert submit
-    submission: Any = submit.input
+    submission: Any = plan.processes[0].spec
     if submission["argv"][0] == "runai":
         return read_submission(submission["argv"])
     env_fields = {f"env.{name}": value for name, value in submission["env"].items()}

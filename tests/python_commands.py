@@ -2,7 +2,7 @@
 
 import sys
 
-from torchyard.model.plan import Command
+from torchyard.machines.processes import Command
 
 # Code that prints 800 KB on stderr, more than a pipe holds.
 LARGE_STDERR = (

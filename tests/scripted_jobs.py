@@ -1,10 +1,11 @@
-"""A job of one node whose commands are shell scripts, so that no supervisor is started."""
+"""A job of one node whose host runs a test's script, so that no supervisor is started."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import Write, command_plan_of, load
-from torchyard.model.plan import Command, CommandPlan
+from tests.scripted_hosts import build_host_script
+from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Outcome
 from torchyard.steps.wait import wait
@@ -12,34 +13,43 @@ from torchyard.steps.wait import wait
 Make = Callable[..., CommandPlan]
 OLD_LINE = "2026-01-01T00:00:00.000Z node-0 | %s\n"
 JOINED_TEXT = "Rendezvous complete for workers."
-STATUS_SCRIPT = """echo '{"phase": "running", "started": 1%s}'
-for _ in $(seq %d); do test -e over && break; sleep 0.1; done
-echo '{"phase": "exited", "exit": 0, "ended": 1%s}'"""
-
-
-def build_command(script: str, folder: Path) -> Command:
-    return Command(argv=("sh", "-c", f"cd {folder}; {script}", "sh"))
+_CODE = """
+sizes = {"log_size": LOG_SIZE} if LOG_SIZE else {}
+state(started=1, **sizes)
+for tenth in range(TENTHS):
+    if os.path.exists("over"):
+        break
+    if tenth == LOG_AFTER:
+        tail()
+    time.sleep(0.1)
+state("exited", exit=0, ended=1, **sizes)
+end()
+"""
 
 
 def scripted_job(write: Write, folder: Path) -> Make:
     """Return a function that plans a job of one node.
 
-    The job runs for `tenths` of a second. Its log is local, or copied by the script `follow`.
+    The job runs for `tenths` of a second. Its log is local, or copied after `log_after` tenths, and then of `log_size`
+    bytes as its host reports it.
     """
 
-    def make(tenths: int = 15, follow: str = "", size: str = "", log: str = JOINED_TEXT) -> CommandPlan:
+    def make(
+        tenths: int = 15, log_after: int | None = None, log_size: int | None = None, log: str = JOINED_TEXT
+    ) -> CommandPlan:
         plan = command_plan_of(load(write()), folder / "run")
-        path = Path(plan.processes[0].log)
+        process = plan.processes[0]
+        path = Path(process.log)
         (folder / "there").write_text(OLD_LINE % log)
-        if not follow:
+        if log_after is None:
             path.parent.mkdir(parents=True)
             path.write_text(OLD_LINE % log)
-        commands = {
-            "status": build_command(STATUS_SCRIPT % (size, tenths, size), folder),
-            "follow": build_command(follow, folder) if follow else None,
-            "cancel": build_command("""touch over; echo '{"left": []}'""", folder),
+        settings = f"LOG_SIZE = {log_size}\nTENTHS = {tenths}\nLOG_AFTER = {log_after}"
+        fields = {
+            "script": build_host_script(folder, process.name, settings + _CODE),
+            "copies_log": log_after is not None,
         }
-        return plan.model_copy(update={"processes": (plan.processes[0].model_copy(update=commands),)})
+        return plan.model_copy(update={"processes": (process.model_copy(update=fields),)})
 
     return make
 

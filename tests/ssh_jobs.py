@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Collected, Outcome
@@ -35,7 +36,9 @@ def run_steps(plan: CommandPlan) -> tuple[Outcome, Collected]:
 
 
 def read_log_texts(plan: CommandPlan, node: int) -> list[str]:
-    return [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
+    """What the program of a node printed; its recorder adds lines if the machine is slow."""
+    texts = [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
+    return [text for text in texts if RECORD_PREFIX not in text]
 
 
 def read_fetched_files(plan: CommandPlan, node: int) -> dict[str, str]:

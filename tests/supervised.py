@@ -10,13 +10,47 @@ from typing import Any
 from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
-def call_supervisor(verb: str, folder: Path, *args: str, spec: dict[str, Any] | None = None) -> Any:
-    """Call the supervisor once; return the last JSON line that it printed."""
-    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb, str(folder), *args]
-    completed = subprocess.run(
-        argv, input=json.dumps(spec or {}), capture_output=True, text=True, check=True, timeout=30
-    )
-    return json.loads(completed.stdout.splitlines()[-1])
+def call_supervisor(verb: str, folder: Path, **fields: Any) -> Any:
+    """Call the supervisor once for one process; return its response."""
+    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb]
+    requests = {"node-0": {"folder": str(folder)} | fields}
+    completed = subprocess.run(argv, input=json.dumps(requests), capture_output=True, text=True, check=True, timeout=30)
+    return json.loads(completed.stdout)["node-0"]
+
+
+def start_watch(folder: Path, offset: int | None = None) -> subprocess.Popen[bytes]:
+    """Watch one process; `offset`: the byte from which its log is wanted. The caller ends it."""
+    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "watch"]
+    watch = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    send_line(watch, {"processes": {"node-0": str(folder)}, "logs": {"node-0": offset} if offset is not None else {}})
+    return watch
+
+
+def send_line(watch: subprocess.Popen[bytes], line: dict[str, Any]) -> None:
+    assert watch.stdin
+    watch.stdin.write(json.dumps(line).encode() + b"\n")
+    watch.stdin.flush()
+
+
+def read_frame(watch: subprocess.Popen[bytes]) -> tuple[dict[str, Any], bytes]:
+    """The next line of a watch, and the bytes that follow it; an empty line at its end."""
+    assert watch.stdout
+    line = json.loads(watch.stdout.readline() or b"{}")
+    return line, watch.stdout.read(line.get("size", 0))
+
+
+def watch_to_the_end(folder: Path, offset: int | None = None) -> tuple[int, list[dict[str, Any]], bytes]:
+    """Watch a process to its end: the exit code, the states, and the log."""
+    states: list[dict[str, Any]] = []
+    log = b""
+    with start_watch(folder, offset) as watch:
+        while True:
+            line, data = read_frame(watch)
+            if not line:
+                return watch.wait(30), states, log
+            log += data
+            if "state" in line:
+                states.append(line["state"])
 
 
 def start_script(folder: Path, script: str, **spec_changes: Any) -> Any:

@@ -19,6 +19,7 @@ from tests.runai_jobs import Cli, Planned, build_profile_keys, start_agents
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import runai
 from torchyard.machines.backend import MachinesBackend
+from torchyard.machines.job_watch import ProcessWatch
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import ENDED_STATES, Observation, Report, Status
 from torchyard.run.folder import list_run_folders
@@ -174,10 +175,11 @@ def test_log_is_served_from_an_offset(runai_planned: Planned) -> None:
     wait_for_status(plan, lambda _: any(read_log(plan, 0)))
     assert wait_for_status(plan, has_ended).state == "succeeded"
     log_bytes = Path(plan.processes[0].log).read_bytes()
-    follow = plan.processes[0].follow
-    assert follow
     assert read_log(plan, 0) == [f"line {number}" for number in range(1, 9)]
-    assert subprocess.run([*follow.argv, "40"], capture_output=True, check=True).stdout == log_bytes[40:]
+    Path(plan.processes[0].log).write_bytes(log_bytes[:40])
+    with ProcessWatch(plan.processes) as watch:
+        assert watch.drain_logs(idle_timeout_s=30.0)
+    assert Path(plan.processes[0].log).read_bytes() == log_bytes
     MachinesBackend(plan).remove()
 
 

@@ -17,7 +17,7 @@ def job(write: Write, tmp_path: Path) -> Make:
 
 def test_job_with_a_late_log_is_not_late_for_its_start(job: Make) -> None:
     """Over a slow connection neither `start` nor `silence` expires before the log has arrived."""
-    plan = job(tenths=25, follow="sleep 2; tail -c +$(($1 + 1)) there; sleep 9", size=', "log_size": 66')
+    plan = job(tenths=25, log_after=20, log_size=66)
     assert wait_briefly(plan, age_s=5000).status.state == "succeeded"
 
 

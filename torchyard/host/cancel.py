@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -14,23 +13,21 @@ from torchyard.host.state import Json, list_listening_ports, read_spec, read_sta
 _KILL_TIMEOUT_S = 5.0  # after SIGKILL, for the supervisor to record the end
 
 
-def cancel_process(folder: str, grace_s: str) -> None:
-    """End a process and its supervisor, and print the last state and what is left (`left`) as one JSON line.
+def cancel_process(folder: str, grace_s: float) -> Json:
+    """End a process and its supervisor; the last state and what is left (`left`).
 
-    The process gets SIGTERM, and SIGKILL after `grace_s` seconds (a number as text, from the command line). Without
-    the process's folder, its processes are found by the label that the folder's path stands for.
+    The process gets SIGTERM, and SIGKILL after `grace_s` seconds. Without the process's folder, its processes are found
+    by the label that the folder's path stands for.
     """
     spec = read_spec(folder)
     if spec is None:
-        leftovers = end_processes(parse_label(folder), grace_s=float(grace_s))
-        print(json.dumps({"phase": "absent", "left": leftovers}))
-        return
+        return {"phase": "absent", "left": end_processes(parse_label(folder), grace_s=grace_s)}
     state = read_state(folder) or {}
     if state.get("phase") == "running":
         # The process may have ended and its id may be another's by now: only its label proves that it is this one.
         if state["agent"] in find_labelled(spec["label"]):
             send_signal([state["agent"]], signal.SIGTERM)
-        _wait_for_end(folder, spec["label"], timeout_s=float(grace_s))
+        _wait_for_end(folder, spec["label"], timeout_s=grace_s)
     send_signal(find_labelled(spec["label"]), signal.SIGKILL)
     if not _wait_for_end(folder, spec["label"], timeout_s=_KILL_TIMEOUT_S):
         _kill_supervisor(folder)
@@ -38,7 +35,7 @@ def cancel_process(folder: str, grace_s: str) -> None:
         recover_unsupervised(folder)
     if os.path.exists(spec.get("meeting", "")):
         os.unlink(spec["meeting"])
-    print(json.dumps(dict(view_state(folder), left=_list_leftovers(spec))))
+    return dict(view_state(folder), left=_list_leftovers(spec))
 
 
 def _kill_supervisor(folder: str) -> None:

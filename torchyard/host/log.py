@@ -8,20 +8,17 @@ import errno
 import glob
 import os
 import re
-import select
 import shutil
-import sys
 import time
 from typing import BinaryIO
 
-from torchyard.host.state import StateCache, file_path, read_spec, read_state, take_lock, try_write_state
+from torchyard.host.state import file_path, read_spec, read_state, take_lock, try_write_state
 
 ENDED_PHASES = ("exited", "unsupervised", "absent")  # the supervisor writes nothing any more
 _TEE_PREFIX = re.compile(rb"(\[default\d{1,6}\]:)")  # torchrun's --tee writes it before each piece of a rank's output
 _MAX_JOINED_PIECES = 8  # of one line: each sequence of them is compared
 _MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
 _MAX_TAIL_BYTES = 1 << 22  # bytes of a file's end: torchrun is never more than a moment behind
-_CALLER_POLL_INTERVAL_S = 0.05  # between two looks for new lines or a new state
 
 
 class ProcessLog:
@@ -190,40 +187,3 @@ def _read_tail_bytes(file: BinaryIO) -> bytes:
     if size > _MAX_TAIL_BYTES:
         file.readline()
     return file.read()
-
-
-# --- reading the log
-
-
-def follow_process_log(folder: str, offset: int) -> None:
-    """Print the log from byte `offset` until the process has ended and all of it is printed.
-
-    Exits with code 1 if the caller leaves (stdin is closed) before that.
-    """
-    state_cache = StateCache(folder)
-    while True:
-        phase = state_cache.view()["phase"]  # read before the log: nothing is written after the end
-        if phase == "unsupervised":
-            recover_unsupervised(folder)
-        try:
-            with open(file_path(folder, "log"), "rb") as file:
-                file.seek(offset)
-                shutil.copyfileobj(file, sys.stdout.buffer)
-                offset = file.tell()
-        except FileNotFoundError:
-            pass
-        sys.stdout.flush()
-        if phase in ENDED_PHASES:
-            return
-        if read_caller() is None:
-            sys.exit(1)
-
-
-def read_caller() -> bytes | None:
-    """Wait up to `_CALLER_POLL_INTERVAL_S` for input on stdin; empty if none came, None if the caller has left."""
-    if not select.select([0], [], [], _CALLER_POLL_INTERVAL_S)[0]:
-        return b""
-    try:
-        return os.read(0, 4096) or None
-    except ConnectionResetError:  # the caller left before it had read everything
-        return None

@@ -84,9 +84,9 @@ def send_signal(pids: Iterable[int], signal_number: int) -> None:
 
 
 def _is_supervisor(pid: int) -> bool:
-    """Whether the process was started as `supervisor.py submit FOLDER`."""
+    """Whether the process was started as `supervisor.py submit`."""
     argv = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
-    return len(argv) >= 3 and os.path.basename(argv[-3]) == "supervisor.py" and argv[-2] == "submit"
+    return len(argv) >= 2 and os.path.basename(argv[-2]) == "supervisor.py" and argv[-1] == "submit"
 
 
 def _find_supervisors(pids: Iterable[int]) -> list[int]:

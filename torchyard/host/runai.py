@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Supervise one pod of a Run:ai job through Run:ai's own CLI. Standard library only, Python 3.8 or newer.
+"""Supervise a Run:ai job through Run:ai's own CLI. Standard library only, Python 3.8 or newer.
 
-The launcher starts this as `python3 -I -S runai.py FOLDER NODE PODS GENERATION PROJECT CLI VERB JOB`:
+The launcher starts this as `python3 -I -S runai.py FOLDER PODS GENERATION PROJECT CLI JOB VERB`. As for supervisor.py,
+stdin has a request and stdout a response by the name of a node; the first pod's stand for the job:
 
-    submit   runs the CLI command on stdin (JSON: argv, run) or adopts an existing job; prints its state
-    status   prints the pod's state at every change, until it has ended or the caller has exited
-    follow   prints the pod's log from a byte (last argument), until all of it is printed or the caller has exited
-    cancel   copies the rest of every log, deletes the job, and prints what is left
+    submit   {"spec": {"argv": [...], "run": RUN}}: runs the CLI command or adopts an existing job; its state
+    cancel   copies the rest of every log and deletes the job; what is left
+    watch    sends the states and logs of all pods until they have ended: see watch.py
 
 The job lives in Run:ai. FOLDER (the attempt's, shared by all of its pods) holds only what can be fetched again:
 
-    state          the job's state, JSON, as the CLI last reported it; one process queries for all pods (state.lock)
+    state          the job's state, JSON, as the CLI last reported it (state.lock)
     NODE/log-copy  the pod's log so far, each line as `2026-11-21T08:00:47.123456789Z node-0 | text`
 """
 
@@ -21,7 +21,7 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -29,8 +29,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from torchyard.host.runai_cli import (
     JobResponse,
     RunaiJob,
+    RunaiPod,
     copy_log,
-    count_copied_bytes,
     find_error_line,
     get_pod_status,
     hold_lock,
@@ -39,18 +39,22 @@ from torchyard.host.runai_cli import (
     record_statuses,
 )
 from torchyard.host.state import file_path
+from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_processes
 
 Json = Any
 _QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which sends a request to a server
 _APPEARANCE_TIMEOUT_S = 60.0  # seconds until a submitted job can be described
 _ABSENT_AFTER_RESPONSES = 2  # consecutive responses without the job, after which it is gone
 _SUBMIT_TIMEOUT_S = 45
+_POLL_INTERVAL_S = 0.3  # between two looks at the stored state
+_LAST_COPY_INTERVAL_S = 0.5  # between two copies of the log of a pod that has ended
+_MAX_CLI_PROCESSES = 8  # that copy logs at once
 _DELETE_COMMAND_TIMEOUT_S = 30
 _DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 30
 
 
 def _refresh_state(job: RunaiJob) -> Json:
-    """The state of the job, queried again if it is old; the first of the pods' processes queries for all."""
+    """The state of the job, queried again if it is old."""
     with hold_lock(file_path(job.folder, "state.lock")):
         state = _load_state(job)
         if time.time() - state["queried_at"] >= _QUERY_INTERVAL_S:
@@ -110,9 +114,8 @@ def _save_state(job: RunaiJob, state: Json) -> None:
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-def _submit_job(job: RunaiJob) -> None:
-    """Create the job, unless it exists; print its state, or why it could not be created or belongs to another run."""
-    spec = json.load(sys.stdin)
+def _submit_job(job: RunaiJob, spec: Json) -> Json:
+    """Create the job, unless it exists; its state, or why it could not be created or belongs to another run."""
     os.makedirs(job.folder, exist_ok=True)
     response = query_job(job)
     created = False
@@ -124,63 +127,95 @@ def _submit_job(job: RunaiJob) -> None:
         else:
             response = JobResponse(created, find_error_line(output), {}, "")
     if not response.exists:
-        print(json.dumps({"phase": "failed", "created": False, "error": response.reason}))
-        return
+        return {"phase": "failed", "created": False, "error": response.reason}
     if not created and response.run not in ("", spec["run"]):
         message_format = (
             "job %s in project %s belongs to another run (torchyard/cli-run: %s): delete it, or rename the profile"
         )
         message = message_format % (job.name, job.project, response.run)
-        print(json.dumps({"phase": "failed", "created": False, "error": message}))
-        return
+        return {"phase": "failed", "created": False, "error": message}
     with hold_lock(file_path(job.folder, "state.lock")):
         state = _load_state(job)
         state["submitted"] = state["submitted"] or time.time()
         _save_state(job, state)
-    print(json.dumps({"phase": "running", "created": created, "started": state["submitted"]}))
+    return {"phase": "running", "created": created, "started": state["submitted"]}
 
 
-def _stream_status(job: RunaiJob) -> None:
-    """Print the pod's state at every change, until it has ended or the caller has exited."""
-    printed_status = None
-    caller_pid = os.getppid()
+def _watch_job(job: RunaiJob) -> bool:
+    """Send the states and logs of the pods; see host/watch.py. False if the launcher left before their end."""
     os.makedirs(job.folder, exist_ok=True)
-    while os.getppid() == caller_pid:
-        status = get_pod_status(_refresh_state(job), job.pod_name)
-        if status != printed_status:
-            print(json.dumps(status), flush=True)
-            printed_status = status
-        if status["phase"] in ("exited", "absent"):
-            return
-        time.sleep(0.3)
+    launcher = Launcher()
+    nodes, offsets = read_request(launcher)
+    pool = ThreadPoolExecutor(_MAX_CLI_PROCESSES)  # not waited for: a CLI that hangs must not hold up the exit
+    state_reader = _StateReader(job)
+    processes: dict[str, WatchedProcess] = {}
+    for pod in job.pods:
+        if pod.node in nodes:
+            reader = _PodReader(pod, state_reader, pool)
+            processes[pod.node] = WatchedProcess(
+                pod.copy_path, reader.read_state, reader.is_complete_after, offsets.get(pod.node)
+            )
+    return watch_processes(launcher, processes, lambda _: "", _POLL_INTERVAL_S)
 
 
-def _stream_log(job: RunaiJob, offset: int) -> None:
-    """Print the log as it grows; polled every two seconds, less often for many pods, as each poll starts a program."""
-    caller_pid = os.getppid()
-    os.makedirs(job.folder, exist_ok=True)
-    while os.getppid() == caller_pid:
-        phase = get_pod_status(_refresh_state(job), job.pod_name)["phase"]
-        has_ended = phase in ("exited", "absent")
-        error = copy_log(job, has_ended=has_ended)
-        offset = _print_copied_log(job, offset)
-        if has_ended and (error is None or phase == "absent" or _refresh_state(job)["is_deleted"]):
-            return
-        time.sleep(0.5 if has_ended else max(_QUERY_INTERVAL_S, job.pod_count / 4))
+class _StateReader:
+    """Reads the job's state once for all of its pods in each round."""
+
+    def __init__(self, job: RunaiJob) -> None:
+        self._job = job
+        self._state: Json = None
+        self._read_at = float("-inf")  # monotonic seconds
+
+    def read(self) -> Json:
+        if time.monotonic() - self._read_at >= _POLL_INTERVAL_S / 2:
+            self._state = _refresh_state(self._job)
+            self._read_at = time.monotonic()
+        return self._state
 
 
-def _print_copied_log(job: RunaiJob, offset: int) -> int:
-    """Print the copied log from byte `offset`; returns the byte after it."""
-    size = count_copied_bytes(job)
-    if size > offset:
-        with open(job.copy_path, "rb") as file:
-            file.seek(offset)
-            sys.stdout.buffer.write(file.read(size - offset))
-            sys.stdout.buffer.flush()
-    return max(size, offset)
+class _PodReader:
+    """Reads the state of a pod, and copies its log again and again by the CLI.
+
+    A copy runs in the pool while the state and the other pods are read. It is repeated every two seconds, less often
+    for many pods, as each starts a program.
+    """
+
+    def __init__(self, pod: RunaiPod, state_reader: _StateReader, pool: ThreadPoolExecutor) -> None:
+        self._pod = pod
+        self._state_reader = state_reader
+        self._pool = pool
+        self._copy: Future[str | None] | None = None
+        self._copy_is_last = False  # it was started after the pod's end
+        self._copied_at = float("-inf")  # monotonic seconds
+        self._is_complete = False
+
+    def read_state(self) -> Json:
+        state = self._state_reader.read()
+        status = get_pod_status(state, self._pod.name)
+        if not self._is_complete:
+            self._continue_copying(status, is_deleted=state["is_deleted"])
+        return status
+
+    def is_complete_after(self, _: Json) -> bool:
+        """Whether the pod has ended, and its log is copied to its end."""
+        return self._is_complete
+
+    def _continue_copying(self, status: Json, *, is_deleted: bool) -> None:
+        """Take over the result of the last copy, and start the next one if it is time."""
+        has_ended = status["phase"] in ("exited", "absent")
+        interval_s = _LAST_COPY_INTERVAL_S if has_ended else max(_QUERY_INTERVAL_S, self._pod.job.pod_count / 4)
+        if self._copy is not None and self._copy.done():
+            self._copied_at = time.monotonic()
+            error = self._copy.result()
+            self._copy = None
+            if self._copy_is_last:
+                self._is_complete = error is None or status["phase"] == "absent" or is_deleted
+        if self._copy is None and not self._is_complete and time.monotonic() - self._copied_at >= interval_s:
+            self._copy_is_last = has_ended
+            self._copy = self._pool.submit(copy_log, self._pod, has_ended=has_ended)
 
 
-def _cancel_job(job: RunaiJob) -> None:
+def _cancel_job(job: RunaiJob) -> Json:
     """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first."""
     os.makedirs(job.folder, exist_ok=True)
     response = query_job(job)
@@ -201,21 +236,25 @@ def _cancel_job(job: RunaiJob) -> None:
     with hold_lock(file_path(job.folder, "state.lock")):
         state = dict(_load_state(job), is_deleted=not leftovers, queried_at=time.time())
         _save_state(job, state)
-    print(json.dumps({"phase": "running" if leftovers else "absent", "left": leftovers}))
+    return {"phase": "running" if leftovers else "absent", "left": leftovers}
 
 
 def _copy_all_logs(job: RunaiJob) -> None:
     """Copy the rest of every pod's log, as far as it is available."""
-    pods = [job.for_pod(index) for index in range(job.pod_count)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(functools.partial(copy_log, has_ended=False), pods))  # `list` raises a thread's error
+    with ThreadPoolExecutor(_MAX_CLI_PROCESSES) as pool:
+        list(pool.map(functools.partial(copy_log, has_ended=False), job.pods))  # `list` raises a thread's error
+
+
+def main(verb: str, job: RunaiJob) -> int:
+    os.umask(0o077)  # logs are the user's alone
+    if verb == "watch":
+        os._exit(0 if _watch_job(job) else 1)  # without waiting for threads
+    requests: dict[str, Json] = json.load(sys.stdin)
+    ((node, request),) = requests.items()  # the job has one request, that of its first pod
+    response = _submit_job(job, request["spec"]) if verb == "submit" else _cancel_job(job)
+    print(json.dumps({node: response}))
+    return 0
 
 
 if __name__ == "__main__":
-    os.umask(0o077)  # logs are the user's alone
-    VERBS = {"submit": _submit_job, "status": _stream_status, "cancel": _cancel_job}
-    job = RunaiJob(sys.argv[1:9])
-    if sys.argv[7] == "follow":
-        _stream_log(job, int(sys.argv[9]))
-    else:
-        VERBS[sys.argv[7]](job)
+    sys.exit(main(sys.argv[7], RunaiJob(sys.argv[1:7])))

@@ -40,20 +40,15 @@ _LOG_TIMEOUT_S = 30
 
 
 class RunaiJob:
-    """One pod of a Run:ai job, from the launcher's command-line arguments (see runai.py)."""
+    """A Run:ai job, from the launcher's command-line arguments (see runai.py)."""
 
     def __init__(self, argv: list[str]) -> None:
-        self.argv = argv
-        self.folder, self.node, pod_count, self.generation, self.project, self.cli, self.verb, self.name = argv
+        self.folder, pod_count, self.generation, self.project, self.cli, self.name = argv
         self.pod_count = int(pod_count)
-        index = int(self.node.rpartition("-")[2])
-        replica = "worker-%d" % (index - 1) if index else "master-0"
-        self.pod_name = "%s-%s" % (self.name, replica)
-        self.copy_path = os.path.join(self.folder, self.node, "log-copy")
 
-    def for_pod(self, index: int) -> RunaiJob:
-        """Another pod of the same job."""
-        return RunaiJob([self.argv[0], "node-%d" % index] + self.argv[2:])
+    @property
+    def pods(self) -> list[RunaiPod]:
+        return [RunaiPod(self, index) for index in range(self.pod_count)]
 
     def build_argv(self, verb: str, *extra_args: str) -> list[str]:
         """The CLI's command line for a verb on the job."""
@@ -61,6 +56,16 @@ class RunaiJob:
         if self.generation == "cli-v1" and verb != "logs":
             argv.append("job")
         return argv + [self.name, "--project", self.project] + list(extra_args)
+
+
+class RunaiPod:
+    """One pod of a Run:ai job: the first one is its master."""
+
+    def __init__(self, job: RunaiJob, index: int) -> None:
+        self.job = job
+        self.node = "node-%d" % index
+        self.name = "%s-%s" % (job.name, "worker-%d" % (index - 1) if index else "master-0")
+        self.copy_path = os.path.join(job.folder, self.node, "log-copy")
 
 
 @contextlib.contextmanager
@@ -286,26 +291,18 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
 # --- logs ----------------------------------------------------------------------------------------------------------
 
 
-def count_copied_bytes(job: RunaiJob) -> int:
-    """How many bytes of the pod's log have been copied."""
-    try:
-        return os.path.getsize(job.copy_path)
-    except FileNotFoundError:
-        return 0
-
-
-def copy_log(job: RunaiJob, *, has_ended: bool) -> str | None:
+def copy_log(pod: RunaiPod, *, has_ended: bool) -> str | None:
     """Append the log's new lines to the copy; returns why the CLI could not print the log, None if it could.
 
     The lines from shortly before the newest copied one on are requested; those that the copy has are skipped.
     The last line is copied without its line end only once the pod has ended.
     """
-    os.makedirs(os.path.dirname(job.copy_path), exist_ok=True)
-    prefix = (" %s | " % job.node).encode()
-    with hold_lock(job.copy_path + ".lock"), open(job.copy_path, "a+b") as file:
+    os.makedirs(os.path.dirname(pod.copy_path), exist_ok=True)
+    prefix = (" %s | " % pod.node).encode()
+    with hold_lock(pod.copy_path + ".lock"), open(pod.copy_path, "a+b") as file:
         copied_lines = [line.replace(prefix, b" ", 1) for line in read_tail(file)]
         since = max((_parse_timestamp(line) for line in copied_lines), default=0) - _LOG_OVERLAP_S
-        argv = job.build_argv("logs", "--pod", job.pod_name, "--timestamps")
+        argv = pod.job.build_argv("logs", "--pod", pod.name, "--timestamps")
         if copied_lines:
             argv += ["--since-time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))]
         exit_code, stdout, stderr = _run_cli(argv, timeout_s=_LOG_TIMEOUT_S)

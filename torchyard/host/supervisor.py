@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Supervise one process on a host: start, log, report and stop it. Standard library only, Python 3.8 or newer.
+"""Supervise processes on a host: start, log, report and stop them. Standard library only, Python 3.8 or newer.
 
-The launcher starts this, on its own machine or through ssh, as `python3 -I -S supervisor.py VERB FOLDER`:
-    submit   starts the process that stdin describes (JSON: name, argv, env, cwd, label, ports) or adopts an existing
-             one; prints its state. With `lease` and `grace` (seconds), a process whose lease is not renewed is ended
-    status   prints the state at every change, until the process has ended or stdin is closed; each line on stdin names
-             the run's owner and renews the lease, and the state names any other owner (`other_owner`)
-    follow   prints the log from a byte (third argument), until all of it is printed or stdin is closed
-    cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
+The launcher starts this, on its own machine or through ssh, as `python3 -I -S supervisor.py VERB`, with a JSON object
+on stdin that has a request for each process by its name, and reads a JSON object with a response for each:
+    submit   {"folder": FOLDER, "spec": {...}}: starts the process that the spec describes (name, argv, env, cwd, label,
+             ports) or adopts an existing one; its state. With `lease` and `grace` (seconds) in the spec, a process
+             whose lease is not renewed is ended
+    status   {"folder": FOLDER}: its state
+    cancel   {"folder": FOLDER, "grace": SECONDS}: SIGTERM, SIGKILL after the grace; its state and what is left of it
+`watch` sends the states and logs of all of them until they have ended: see watch.py.
 
-Other keys of the JSON: `site`, the run's folder on a host behind ssh; `toward`, another host of the job; `meeting`, a
+Other keys of a spec: `site`, the run's folder on a host behind ssh; `toward`, another host of the job; `meeting`, a
 rendezvous file that is deleted with the process; `serves`, how to reach a store; `recorder`, the folder for PYTHONPATH
 that starts the black box (torchyard/host/black_box).
 
@@ -21,7 +22,7 @@ The supervisor is a daemon in its own session. It outlives the launcher and keep
     ranks/     torchrun's own copy of each rank's output, removed once the log holds every line of it
 Every process of the job has TORCHYARD_JOB=<label> in its environment, and is found by that even without FOLDER.
 
-Processes. `submit` forks the supervisor and reads the first state from it through a pipe. The supervisor forks the
+Processes. `submit` forks each supervisor and reads the first state from it through a pipe. The supervisor forks the
 agent (the submitted program), which has its own session and writes into one pipe. The supervisor has one thread: it
 waits for output, for SIGCHLD (through a wakeup pipe) and for the lease, and ignores SIGHUP, SIGINT and SIGTERM. It is a
 subreaper, so that the agent's orphans become its children and it can kill them.
@@ -43,7 +44,8 @@ import select
 import signal
 import sys
 import time
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterable, NamedTuple
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -52,8 +54,6 @@ from torchyard.host.lease import ProcessLease, heartbeat_path
 from torchyard.host.log import (
     ENDED_PHASES,
     ProcessLog,
-    follow_process_log,
-    read_caller,
     recover_output,
     recover_unsupervised,
 )
@@ -72,25 +72,24 @@ from torchyard.host.state import (
     view_state,
     write_state,
 )
+from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_processes
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 5.0
 _FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  # secrets; overrides of torchrun's flags
 
 
-def _submit_process(folder: str) -> None:
-    """Start a supervisor for the spec on stdin, unless the process exists; print the state and whether it is new."""
-    # Only the user may read logs and environments; what the program writes follows the user's umask.
-    spec = dict(_make_absolute(json.load(sys.stdin)), umask=os.umask(0o077))
+def _submit_process(folder: str, spec: Json) -> Json:
+    """Start a supervisor for a spec, unless the process exists; its state, and whether it is new (`created`)."""
     if view_state(folder).get("detail"):
-        print(json.dumps(dict(view_state(folder), created=False)))
-        return
+        return dict(view_state(folder), created=False)
     os.makedirs(folder, exist_ok=True)
-    _renew_lease(folder, "")
+    _renew_leases([folder], "")
     lock = take_lock(folder, lambda: not read_state(folder))  # locked without a state: a supervisor may be starting
     if lock is None or read_state(folder):
-        print(json.dumps(dict(view_state(folder), created=False)))
-        return
+        if lock is not None:
+            os.close(lock)
+        return dict(view_state(folder), created=False)
     with open(file_path(folder, "spec.json"), "w", encoding="utf-8") as file:
         json.dump(spec, file)
         file.flush()
@@ -100,9 +99,10 @@ def _submit_process(folder: str) -> None:
         os.close(ours)
         _run_daemon(folder, spec, theirs)
     os.close(theirs)
+    os.close(lock)  # the supervisors that are forked after this one must not hold its lock
     with os.fdopen(ours) as result_pipe:
         result = json.loads(result_pipe.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
-    print(json.dumps(dict(result, created=True)))
+    return dict(result, created=True)
 
 
 def _make_absolute(spec: Json) -> Json:
@@ -300,60 +300,95 @@ def _drain_output(log: ProcessLog, output_fd: int) -> None:
         log.write_output(data)
 
 
-def _stream_status(folder: str) -> None:
-    """Print the process's state as one JSON line per change, until it has ended or stdin is closed.
+def _watch(request_processes: dict[str, str], offsets: dict[str, int], launcher: Launcher) -> bool:
+    """Send the states and logs of the processes with these folders; see host/watch.py."""
+    readers = {name: _StateReader(folder) for name, folder in request_processes.items()}
+    processes: dict[str, WatchedProcess] = {}
+    for name, reader in readers.items():
+        processes[name] = WatchedProcess(file_path(reader.folder, "log"), reader.read, _has_ended, offsets.get(name))
 
-    Each line on stdin is a heartbeat with the name of the run's owner. If another owner holds the run, the state names
-    it (`other_owner`).
-    """
-    state_cache = StateCache(folder)
-    log_size = _read_log_size(folder)
-    printed_state = None
-    other_owner = ""
-    unfinished_line = b""
-    while True:
-        if state_cache.view()["phase"] == "unsupervised":
-            recover_unsupervised(folder)
-        state = dict(state_cache.view(), log_size=log_size)
-        if other_owner:
-            state["other_owner"] = other_owner
-        if state != printed_state:
-            print(json.dumps(state), flush=True)
-            printed_state = state
-        data = read_caller()
-        if data is None or state["phase"] in ENDED_PHASES:
-            return
-        *heartbeats, unfinished_line = (unfinished_line + data).split(b"\n")
-        if not heartbeats:
-            continue
-        if "detail" in state:  # the process's folder was removed, and possibly the heartbeat file's with it
-            with contextlib.suppress(OSError):
-                os.makedirs(os.path.dirname(heartbeat_path(folder)), exist_ok=True)
-        other_owner = _renew_lease(folder, heartbeats[-1].decode(errors="replace"))
+    def renew_leases(owner: str) -> str:
+        for reader in readers.values():
+            if reader.is_folder_removed:  # and possibly the heartbeat file's with it
+                with contextlib.suppress(OSError):
+                    os.makedirs(os.path.dirname(heartbeat_path(reader.folder)), exist_ok=True)
+        return _renew_leases(request_processes.values(), owner)
+
+    return watch_processes(launcher, processes, renew_leases)
+
+
+class _StateReader:
+    """Reads the state of a process for the launcher, and recovers the output of a killed supervisor once."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.is_folder_removed = False
+        self._cache = StateCache(folder)
+        self._log_size = _read_log_size(folder)
+        self._has_recovered = False
+
+    def read(self) -> Json:
+        state = self._cache.view()
+        if state["phase"] == "unsupervised" and not self._has_recovered:
+            self._has_recovered = True
+            recover_unsupervised(self.folder)
+            state = self._cache.view()
+        self.is_folder_removed = "detail" in state
+        return dict(state, log_size=self._log_size)
+
+
+def _has_ended(state: Json) -> bool:
+    return state["phase"] in ENDED_PHASES
 
 
 def _read_log_size(folder: str) -> int:
-    """The size of the log when the caller starts to read the state: a shorter copy is still being transferred."""
+    """The size of the log when the launcher starts to watch: a shorter copy is still being transferred."""
     try:
         return os.stat(file_path(folder, "log")).st_size
     except OSError:
         return 0
 
 
-def _renew_lease(folder: str, owner: str) -> str:
-    """Record a heartbeat of `other_owner`; returns the run's owner if that is another one, else an empty text."""
+def _renew_leases(folders: Iterable[str], owner: str) -> str:
+    """Record a heartbeat of an owner; returns the run's owner if that is another one, else an empty text."""
+    other_owner = ""
+    for path in {heartbeat_path(folder) for folder in folders}:
+        try:
+            other_owner = record_heartbeat(path, owner) or other_owner
+        except OSError:  # the folder is being removed, or the disk cannot be written
+            continue
+    return other_owner
+
+
+def _cancel(request: Json) -> Json:
+    """Cancel a process; an error counts as a leftover."""
     try:
-        return record_heartbeat(heartbeat_path(folder), owner)
-    except OSError:  # the folder is being removed, or the disk cannot be written
-        return ""
+        return cancel_process(request["folder"], request["grace"])
+    except Exception as error:  # the others are cancelled all the same
+        return {"left": ["%s: %s" % (request["folder"], error)]}
+
+
+def main(verb: str) -> int:
+    if verb == "watch":
+        launcher = Launcher()
+        folders, offsets = read_request(launcher)
+        return 0 if _watch(folders, offsets, launcher) else 1
+    requests: dict[str, Json] = json.load(sys.stdin)
+    responses: dict[str, Json] = {}
+    if verb == "cancel":
+        with ThreadPoolExecutor(max(1, len(requests))) as pool:
+            cancellations = {name: pool.submit(_cancel, request) for name, request in requests.items()}
+        responses = {name: cancellation.result() for name, cancellation in cancellations.items()}
+    elif verb == "submit":
+        # Only the user may read logs and environments; what the program writes follows the user's umask.
+        umask = os.umask(0o077)
+        for name, request in requests.items():
+            responses[name] = _submit_process(request["folder"], dict(_make_absolute(request["spec"]), umask=umask))
+    else:
+        responses = {name: view_state(request["folder"]) for name, request in requests.items()}
+    print(json.dumps(responses))
+    return 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "submit":
-        _submit_process(sys.argv[2])
-    elif sys.argv[1] == "status":
-        _stream_status(sys.argv[2])
-    elif sys.argv[1] == "follow":
-        follow_process_log(sys.argv[2], int(sys.argv[3]))
-    else:
-        cancel_process(sys.argv[2], sys.argv[3])
+    sys.exit(main(sys.argv[1]))

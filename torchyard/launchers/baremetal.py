@@ -17,7 +17,7 @@ from torchyard.diagnosis.process_status import read_status
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
-from torchyard.model.plan import Command, CommandPlan, Process
+from torchyard.model.plan import CommandPlan, HostScript, Process
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     INTERPRETER,
@@ -40,9 +40,6 @@ _MIN_TORCH_VERSION = "2.0"
 _MAX_ROUTE_HOSTS = 8  # hosts; the routes to them decide where the etcd listens
 _POD_ONLY_KEYS = ("cluster", "image", "manifest", "mounts", "pod", "setup")
 _FABRIC_KEYS = frozenset({"about", "env", "expect", "min_busbw"})  # the keys of a fabric that do not need pods
-# Responses if the run's folder does not exist on the host: then no supervisor in it can be queried.
-_ABSENT_GUARD = """[ -e "$0" ] || exec echo '{"phase": "absent", "left": [], "site": false}'; exec "$@\""""
-_SILENT_GUARD = """[ -e "$0" ] || exit 0; exec "$@\""""
 
 
 @dataclass(frozen=True)
@@ -255,23 +252,17 @@ def _build_etcd(job: _Job) -> Process:
 
 
 def _build_supervised_process(job: _Job, node_placement: Placement, name: str, process_spec: dict[str, Any]) -> Process:
-    """A process under a supervisor, whose verbs are the same for every process on every host.
+    """A process under a supervisor.
 
     `process_spec` holds its argv, env and ports for the supervisor (torchyard/host/supervisor.py).
     """
     run_name = job.run.name(job.profile)
     deadlines = job.profile.deadlines
     site = node_placement.site
-    folder = f"{node_placement.folder}/{name}"
     if site:
         supervisor_argv = (site.python, "-I", "-S", f"{site.folder}/supervisor/torchyard/host/supervisor.py")
     else:
         supervisor_argv = (sys.executable, "-I", "-S", SUPERVISOR_PATH)
-
-    def build_command(*args: str, guard: str = _ABSENT_GUARD) -> Command:
-        guard_argv = ("sh", "-c", guard, supervisor_argv[-1]) if site else ()
-        return Command(argv=(*guard_argv, *supervisor_argv, *args))
-
     spec: dict[str, Any] = {
         "name": name,
         "label": f"{run_name}/{job.run.attempt}/{name}",
@@ -285,13 +276,12 @@ def _build_supervised_process(job: _Job, node_placement: Placement, name: str, p
     spec |= process_spec
     return Process(
         name=name,
-        host=node_placement.host.host,
+        script=HostScript(host=node_placement.host.host, argv=supervisor_argv, site=site),
+        folder=f"{node_placement.folder}/{name}",
         log=job.run.log(name),
-        submit=Command(argv=(*supervisor_argv, "submit", folder), input=spec),
-        status=build_command("status", folder),
-        follow=build_command("follow", folder, guard=_SILENT_GUARD) if site else None,
-        cancel=build_command("cancel", folder, f"{deadlines.grace:g}"),
-        site=site,
+        copies_log=site is not None,
+        spec=spec,
+        grace=deadlines.grace,
     )
 
 

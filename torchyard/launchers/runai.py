@@ -15,7 +15,7 @@ from torchyard.launchers import pytorchjob
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
-from torchyard.model.plan import Command, CommandPlan, ManifestPlan, Plan, Process
+from torchyard.model.plan import CommandPlan, HostScript, ManifestPlan, Plan, Process
 from torchyard.model.pod import Pod
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import RunaiCli, WritableFolder
@@ -98,26 +98,18 @@ def _build_pod_process(profile: ResolvedProfile, run: Run, options: Options, nod
     """One pod: node 0 is the job's master."""
     name = f"node-{node}"
     folder = f"{run.folder}/attempt-{run.attempt}"
-    job_argv = (folder, name, str(profile.nodes.max), options.through, options.project, options.cli)
-
-    def build_command(verb: str, **input_fields: Any) -> Command:
-        argv = (sys.executable, "-I", "-S", _RUNAI_SCRIPT_PATH, *job_argv, verb, run.job(profile))
-        return Command(argv=argv, input=input_fields or None)
-
-    submit = None
-    cancel = None
+    job_argv = (folder, str(profile.nodes.max), options.through, options.project, options.cli, run.job(profile))
+    spec = None
     if node == 0:
-        submit_argv = list(_build_submit_command(profile, run, options))
-        submit = build_command("submit", argv=submit_argv, run=run.name(profile))
-        cancel = build_command("cancel")
+        spec = {"argv": list(_build_submit_command(profile, run, options)), "run": run.name(profile)}
     return Process(
         name=name,
-        host="localhost",
+        script=HostScript(host="localhost", argv=(sys.executable, "-I", "-S", _RUNAI_SCRIPT_PATH, *job_argv)),
+        folder=f"{folder}/{name}",
         log=run.log(name),
-        submit=submit,
-        status=build_command("status"),
-        follow=build_command("follow"),
-        cancel=cancel,
+        copies_log=True,
+        spec=spec,
+        grace=profile.deadlines.grace,
     )
 
 

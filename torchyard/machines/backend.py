@@ -6,8 +6,9 @@ from typing import Any
 
 from torchyard.backend import PollCallback, RemoteAttempt
 from torchyard.common.log import get_log
-from torchyard.machines import processes, store
+from torchyard.machines import store
 from torchyard.machines.checks import check_hosts
+from torchyard.machines.host_script import call_scripts, submit_processes
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.staging import (
     end_unstaged,
@@ -17,7 +18,6 @@ from torchyard.machines.staging import (
     stage_in,
     stage_out_and_remove,
 )
-from torchyard.model.errors import HostError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
@@ -103,14 +103,7 @@ class MachinesBackend:
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     """Start or adopt the agents. HostError if a host refuses, or a supervisor does not start its process."""
     stage_in(plan.sites)
-    submits = [(process, process.submit) for process in plan.processes if process.submit]
-    responses = processes.run_commands([(process.host, command) for process, command in submits])
-    for (process, _), response in zip(submits, responses, strict=True):
-        if isinstance(response, HostError):
-            raise response
-        if response["phase"] in ("failed", "starting"):
-            reason = response.get("error") or "the supervisor does not answer"
-            raise HostError(process.host, f"start {process.name}", reason)
+    responses = submit_processes(plan.processes)
     created = all(response["created"] for response in responses)
     submitted_at = min((response["started"] for response in responses if "started" in response), default=time.time())
     get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.processes))
@@ -148,10 +141,11 @@ def _remove_job(plan: CommandPlan) -> list[str]:
 
 def _stop_processes(job_processes: tuple[Process, ...]) -> dict[str, Any]:
     """Stop processes, all at once. Returns the response of each by name, or the HostError in its place."""
-    cancels = [(process, process.cancel) for process in job_processes if process.cancel]
-    commands = [(process.host, command) for process, command in cancels]
-    responses = processes.run_commands(commands, timeout_s=_STOP_TIMEOUT_S)
-    return {process.name: response for (process, _), response in zip(cancels, responses, strict=True)}
+
+    def build_request(process: Process) -> dict[str, Any]:
+        return {"folder": process.folder, "grace": process.grace}
+
+    return call_scripts("cancel", job_processes, build_request, timeout_s=_STOP_TIMEOUT_S)
 
 
 def _is_unstaged(response: Any) -> bool:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 from torchyard.diagnosis.host_facts import check_requirement
@@ -43,7 +44,7 @@ def _check_host(target: _Target, requirements: Sequence[HostRequirement]) -> lis
     """The checks of one host and interpreter; a single one if it cannot be queried."""
     host, python = target
     request = {"needs": [requirement.model_dump() for requirement in requirements]}
-    command = script_command(host, python, "facts.py").model_copy(update={"input": request})
+    command = replace(script_command(host, python, "facts.py"), input=request)
     try:
         probe_results = processes.run_command(host, command, retry_timeout_s=0)
     except UnreachedError as error:

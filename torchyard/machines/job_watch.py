@@ -1,4 +1,4 @@
-"""Watches a running job through many commands: the states of its processes, and their logs."""
+"""Watches a running job through one command on each host: the states of its processes, and their logs."""
 
 import selectors
 import time
@@ -8,7 +8,8 @@ from typing import Any, Self
 from torchyard.diagnosis.deadlines import ArrivalTimer
 from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.machines import processes
-from torchyard.machines.status_stream import CommandStream, LogCopy, StatusStream
+from torchyard.machines.host_script import group_by_script
+from torchyard.machines.host_stream import HostStream
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
 from torchyard.model.run import ContainerFailure, Failure, Outcome
@@ -22,7 +23,7 @@ _HEARTBEAT_INTERVAL_S = 2.0  # between two heartbeats to each supervisor
 
 
 class ProcessWatch:
-    """Read the status streams of many processes at once, and copy the logs that are on other hosts.
+    """Read the streams of many hosts at once, and copy the logs that are on other hosts.
 
     `states` has the last state of each process, by name; it is empty until a process has reported its state.
 
@@ -30,9 +31,9 @@ class ProcessWatch:
     Call it often: only `poll` sends the heartbeats that renew the leases (every `_HEARTBEAT_INTERVAL_S`), and only it
     empties the pipes of the commands, which would block otherwise. The other methods report what was read so far.
 
-    A stream that breaks (a dropped connection, a killed command, a full disk here) is started again after
-    `_RESTART_DELAY_S`, as often as needed: nothing but the state of its process ends a job. `poll` raises RunInUseError
-    if another launcher owns the run; other errors of a host are not raised but reported by `diagnose` and `lost_logs`.
+    A stream that breaks (a dropped connection, a killed command) is started again after `_RESTART_DELAY_S`, as often as
+    needed: nothing but the state of its process ends a job. `poll` raises RunInUseError if another launcher owns the
+    run; other errors of a host are not raised but reported by `diagnose` and `lost_logs`.
 
     Used as a context manager; `__exit__` ends every command.
     """
@@ -40,21 +41,17 @@ class ProcessWatch:
     def __init__(
         self, job_processes: Sequence[Process], store: Process | None = None, *, logs_only: bool = False
     ) -> None:
-        """`logs_only`: logs are copied, but no states are read and no leases renewed."""
+        """`logs_only`: no leases are renewed."""
         watched_processes = list(job_processes)
         if store:
             watched_processes.append(store)
-        self._job_names = [process.name for process in job_processes]
         # A process that has reported nothing yet has an empty state, or the others would pass for the whole job.
         self.states: dict[str, Mapping[str, Any]] = {process.name: {} for process in watched_processes}
+        self._machines = {process.name: process.host for process in job_processes}
         self._selector = selectors.DefaultSelector()
-        self._log_copies = {
-            process.name: LogCopy(process, process.follow) for process in watched_processes if process.follow
-        }
-        self._status_streams: list[StatusStream] = []
-        if not logs_only:
-            self._status_streams = [StatusStream(process, self.states) for process in watched_processes]
-        self._streams: list[CommandStream] = [*self._status_streams, *self._log_copies.values()]
+        self._streams: list[HostStream] = []
+        for script, members in group_by_script(watched_processes).items():
+            self._streams.append(HostStream(script, members, self.states, renews_leases=not logs_only))
         self._last_heartbeat_at: float | None = None
         self._received_bytes = 0
         for stream in self._streams:
@@ -77,6 +74,8 @@ class ProcessWatch:
         for stream in self._streams:
             if stream.broken_at is not None and stream.broken_at < restart_before:
                 self._open_stream(stream)
+        for stream in self._list_open_streams():
+            stream.retry_copies()
         self._send_heartbeats()
         if not self._selector.get_map():
             time.sleep(timeout_s)
@@ -88,14 +87,13 @@ class ProcessWatch:
         return has_output
 
     def _send_heartbeats(self) -> None:
-        """Send each supervisor a heartbeat, if one is due, and read what the commands print on stderr."""
+        """Send each host a heartbeat, if one is due, and read what the commands print on stderr."""
         now = time.monotonic()
         if self._last_heartbeat_at is not None and now - self._last_heartbeat_at <= _HEARTBEAT_INTERVAL_S:
             return
         self._last_heartbeat_at = now
-        for status_stream in self._status_streams:
-            status_stream.send_heartbeat()
-        for stream in self._streams:
+        for stream in self._list_open_streams():
+            stream.send_heartbeat()
             stream.read_stderr()
 
     def exit_codes(self) -> dict[str, int | None]:
@@ -116,7 +114,10 @@ class ProcessWatch:
 
     def lost_logs(self) -> dict[str, str]:
         """What is permanently missing in each log, by process."""
-        losses = {name: f"{INCOMPLETE_COPY}: {self._log_copies[name].reason}" for name in self._list_incomplete_logs()}
+        losses: dict[str, str] = {}
+        for stream in self._streams:
+            for name in self._list_incomplete_logs(stream):
+                losses[name] = f"{INCOMPLETE_COPY}: {stream.log_copies[name].reason or stream.reason}"
         return losses | self._describe_lost_lines()
 
     def losing_logs(self) -> dict[str, str]:
@@ -126,17 +127,19 @@ class ProcessWatch:
 
     def diagnose(self, *, is_last: bool = False) -> Diagnosis | None:
         """Which hosts cannot be queried, and why; None if all can. Nothing more is known about a process."""
-        broken_streams = [stream for stream in self._status_streams if stream.broken_at is not None]
-        if not broken_streams:
+        silent_nodes: list[str] = []
+        messages: list[str] = []
+        for stream in self._streams:
+            if stream.broken_at is not None and stream.unended_names:
+                silent_nodes += stream.unended_names
+                messages.append(f"{', '.join(stream.unended_names)} cannot be queried: {stream.reason}")
+        if not silent_nodes:
             return None
-        message = "; ".join(f"{stream.process.name} cannot be queried: {stream.reason}" for stream in broken_streams)
-        node = broken_streams[0].process.name
-        return Diagnosis(Failure(cause="host-silent", sentence=message, node=node, retry=True))
+        return Diagnosis(Failure(cause="host-silent", sentence="; ".join(messages), node=silent_nodes[0], retry=True))
 
     def machines(self) -> dict[str, str]:
         """The host of each process of the job."""
-        names = set(self._job_names)
-        return {stream.process.name: stream.process.host for stream in self._streams if stream.process.name in names}
+        return self._machines
 
     def container_failures(self) -> tuple[ContainerFailure, ...]:
         """None: no process on machines is started again within an attempt."""
@@ -144,17 +147,16 @@ class ProcessWatch:
 
     def is_fully_observed(self) -> bool:
         """Whether every process has reported its state, except those whose host has been away for long."""
-        now = time.monotonic()
-        for stream in self._status_streams:
-            if stream.unheard_since is not None and now - stream.unheard_since <= _MAX_SILENCE_S:
-                return False
-        return True
+        return all(stream.is_observed(_MAX_SILENCE_S) for stream in self._streams)
 
     def is_disconnected(self) -> bool:
         """Whether a log may grow unseen: a process cannot be queried, or its output is still being copied."""
-        is_broken = any(stream.broken_at is not None for stream in self._streams)
-        is_behind = any(copy.is_behind(self.states[name].get("log_size")) for name, copy in self._log_copies.items())
-        return is_broken or is_behind or any(state.get("detail") for state in self.states.values())
+        if any(stream.broken_at is not None for stream in self._streams):
+            return True
+        for stream in self._streams:
+            if any(copy.is_behind(self.states[name].get("log_size")) for name, copy in stream.log_copies.items()):
+                return True
+        return any(state.get("detail") for state in self.states.values())
 
     def record_outcome(self, outcome: Outcome) -> None:
         """Nothing to do: the supervisors record how their processes ended."""
@@ -173,18 +175,22 @@ class ProcessWatch:
 
     def _is_unfinished(self) -> bool:
         """Whether more output of the job may come: a log is incomplete here, or a process is still running."""
-        is_running = any(self.states[name].get("phase") == "running" for name in self._job_names)
-        return is_running or bool(self._list_incomplete_logs())
+        is_running = any(self.states[name].get("phase") == "running" for name in self._machines)
+        return is_running or any(self._list_incomplete_logs(stream) for stream in self._streams)
 
-    def _list_incomplete_logs(self) -> list[str]:
+    def _list_incomplete_logs(self, stream: HostStream) -> list[str]:
         """The processes whose log is not copied to its end, without the store: it still runs when the job has ended."""
-        copies = {name: self._log_copies[name] for name in self._job_names if name in self._log_copies}
-        return [name for name, copy in copies.items() if not copy.is_complete]
+        copies = stream.log_copies.items()
+        return [name for name, copy in copies if name in self._machines and not copy.is_complete]
+
+    def _list_open_streams(self) -> list[HostStream]:
+        """The streams whose command runs."""
+        return [stream for stream in self._streams if stream.broken_at is None and not stream.is_complete]
 
     def _describe_lost_lines(self) -> dict[str, str]:
         """What the hosts' own logs lack, by process: lines lost to a full disk, or those of a killed supervisor."""
         losses: dict[str, str] = {}
-        for name in self._job_names:
+        for name in self._machines:
             state = self.states[name]
             if state.get("phase") == "unsupervised" and not state.get("recovered"):
                 losses[name] = SUPERVISOR_KILLED
@@ -193,7 +199,7 @@ class ProcessWatch:
                 losses[name] = f"{state['lost']} lines: {state['error']}"
         return losses
 
-    def _open_stream(self, stream: CommandStream) -> None:
+    def _open_stream(self, stream: HostStream) -> None:
         """Start a stream; one that cannot be started now, for want of descriptors or processes, is retried."""
         try:
             self._selector.register(stream.open(), selectors.EVENT_READ, stream)
@@ -201,15 +207,14 @@ class ProcessWatch:
             stream.close()
             stream.fail(str(error))
 
-    def _read_stream(self, stream: CommandStream) -> bool:
+    def _read_stream(self, stream: HostStream) -> bool:
         """Read what one stream has sent; True if it was anything."""
         data = processes.read_output(stream.child)
         self._received_bytes += len(data)
         error: OSError | None = None
         try:
             stream.handle_output(data)
-            stream.update_contact(data)
-        except OSError as os_error:  # this machine's disk is full: the rest is copied once there is room
+        except OSError as os_error:  # what it sends cannot be read
             stream.child.kill()
             error = os_error
         if error is not None or not data:

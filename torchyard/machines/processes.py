@@ -21,15 +21,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar, cast
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from torchyard.model.errors import HostError, UnreachedError
-from torchyard.model.plan import THIS_MACHINE, Command
+from torchyard.model.plan import THIS_MACHINE
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program to start on a host; `input` is written to its stdin as JSON."""
+
+    argv: tuple[str, ...]
+    input: Any = None
+
+
 ChildProcess = subprocess.Popen[bytes]
 # The user's configuration applies, except what needs a person to answer or outlives the command.
 _SSH_OPTIONS = (
@@ -237,7 +248,7 @@ def _command_title(command: Command) -> str:
     """A command in few words, without the text of a script that is sent along."""
     names: list[str] = []
     for arg in command.argv[-3:]:
-        if len(arg) < _MAX_TITLE_ARG_CHARS and " " not in arg and arg != "-c":
+        if len(arg) < _MAX_TITLE_ARG_CHARS and " " not in arg and not arg.startswith("-"):
             names.append(Path(arg).name)
     return " ".join(names) or command.argv[0]
 

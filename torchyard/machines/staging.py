@@ -15,10 +15,11 @@ from typing import IO, Any, NamedTuple
 from torchyard.agents import black_box
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
+from torchyard.machines.host_stream import node_holder_identity
 from torchyard.machines.job_watch import ProcessWatch
-from torchyard.machines.status_stream import node_holder_identity
+from torchyard.machines.processes import Command
 from torchyard.model.errors import HostError, RunInUseError
-from torchyard.model.plan import THIS_MACHINE, Command, CommandPlan, Process, Site
+from torchyard.model.plan import THIS_MACHINE, CommandPlan, Process, Site
 
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts that run on hosts
 _MAX_RESPONSE_BYTES = 64 * 2**10
@@ -33,6 +34,7 @@ _SUPERVISOR_FILES = (
     "staging.py",
     "state.py",
     "supervisor.py",
+    "watch.py",
     *(f"black_box/{name}" for name in black_box.FILES),
 )
 _REMOVAL_TIMEOUT_S = 120.0

@@ -1,5 +1,6 @@
 """The rendezvous store of a run on machines: started if it is the run's own, and proven to serve."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from torchyard.common.log_lines import read_new_lines
 from torchyard.host.facts import PROBES
 from torchyard.machines import processes
+from torchyard.machines.host_script import call_scripts, submit_processes
 from torchyard.machines.staging import script_command, stage_in
-from torchyard.model.errors import RendezvousError
+from torchyard.model.errors import HostError, RendezvousError
 from torchyard.model.plan import CommandPlan, Process, Site
 
 _NO_V2_REMEDY = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
@@ -25,9 +27,9 @@ def start_store(plan: CommandPlan) -> None:
 
     Raises RendezvousError if it does not within `_STORE_START_TIMEOUT_S`, and HostError if it cannot be started.
     """
-    if plan.store and plan.store.submit:
+    if plan.store:
         stage_in([plan.store.site] if plan.store.site else [])
-        processes.run_command(plan.store.host, plan.store.submit)
+        submit_processes([plan.store])
     try:
         wait_for_store(str(plan.probe), plan.store, plan.processes[0].site)
     except StoreNotReadyError as error:
@@ -61,15 +63,16 @@ def _query_store(url: str, site: Site | None) -> dict[str, Any]:
     requirement = {"kind": "store", "url": url}
     if site is None:
         return dict(PROBES["store"](requirement))
-    command = script_command(site.host, site.python, "facts.py")
-    command = command.model_copy(update={"input": {"needs": [requirement]}})
+    command = replace(script_command(site.host, site.python, "facts.py"), input={"needs": [requirement]})
     (response,) = processes.run_command(site.host, command)
     return dict(response)
 
 
 def _check_store_alive(url: str, store: Process) -> None:
     """RendezvousError with the store's last line if it has exited: it will not respond any more."""
-    state = processes.run_command(store.host, store.status)
+    state = call_scripts("status", [store], lambda process: {"folder": process.folder})[store.name]
+    if isinstance(state, HostError):
+        raise state
     if state["phase"] == "running":
         return
     last_line = "nothing"

@@ -19,13 +19,6 @@ THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
 Ranks = Literal["teed", "logged", "placed"]
 
 
-class Command(FrozenModel):
-    """A program to start on a host; `input` is written to its stdin as JSON."""
-
-    argv: tuple[str, ...]
-    input: dict[str, Any] | None = None
-
-
 class Site(FrozenModel):
     """An attempt's folder on a host behind ssh: filled before its first process, fetched and removed after its last.
 
@@ -43,23 +36,33 @@ class Site(FrozenModel):
     )
 
 
-class Process(FrozenModel):
-    """One supervised process on one host.
+class HostScript(FrozenModel):
+    """A host with processes of an attempt, and the script there that serves all of them through one command."""
 
-    `submit` and `cancel` print one JSON object; `status` prints one at every change; `follow` prints the log itself and
-    exits with 0 once the log is complete and printed to its end.
-    """
+    host: str
+    argv: tuple[str, ...] = Field(description="the script's command line, to which a verb is appended")
+    site: Site | None = Field(None, description="the folder that the processes need on the host; None on this machine")
+
+
+class Process(FrozenModel):
+    """One supervised process on one host."""
 
     name: str
-    host: str
+    script: HostScript
+    folder: str = Field(description="the folder of its supervisor's records, on its host")
     log: str = Field(description="the log's path on the launcher's machine")
-    submit: Command | None = Field(description="None: another process of the plan starts it")
-    status: Command
-    follow: Command | None = Field(
-        None, description="prints the log from the byte offset appended to its arguments; None: the log is at `log`"
-    )
-    cancel: Command | None
-    site: Site | None = Field(None, description="the folder that it needs on its host; processes may share one")
+    copies_log: bool = Field(description="the log is copied from its host to `log`; False: it is written there")
+    spec: dict[str, Any] | None = Field(description="what the script starts; None: another process starts it too")
+    grace: float = Field(description="seconds between SIGTERM and SIGKILL when it is stopped")
+
+    @property
+    def host(self) -> str:
+        return self.script.host
+
+    @property
+    def site(self) -> Site | None:
+        """The folder that it needs on its host; processes may share one."""
+        return self.script.site
 
 
 class CommandPlan(FrozenModel):
@@ -94,9 +97,14 @@ class CommandPlan(FrozenModel):
         return (self.store, *self.processes) if self.store else self.processes
 
     @property
+    def scripts(self) -> tuple[HostScript, ...]:
+        """The hosts of the processes, in the order of their first process."""
+        return tuple(dict.fromkeys(process.script for process in self.all_processes))
+
+    @property
     def sites(self) -> tuple[Site, ...]:
         """The attempt's folders on hosts behind ssh."""
-        return tuple(dict.fromkeys(process.site for process in self.all_processes if process.site))
+        return tuple(script.site for script in self.scripts if script.site)
 
 
 class WatchedKind(FrozenModel):

@@ -9,7 +9,7 @@ from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 # The limit that a job's processes get back: select() cannot handle descriptors above 1,024.
 FORMER_LIMIT_VARIABLE = "TORCHYARD_NOFILE"
 _SPARE_FILES = 100  # for Prefect, the run's folder and everything else
-_FILES_PER_STREAM = 2  # per command that is followed: its output and its stderr
+_FILES_PER_STREAM = 2  # per host whose processes are watched: the command's output and its stderr
 _FILES_PER_COMMAND = 4  # per command that ends by itself, while it is being started
 
 
@@ -29,8 +29,7 @@ def count_needed_files(plan: Plan) -> int:
     """About how many descriptors a plan needs at its busiest: everything followed, and stopped at once."""
     match plan:
         case CommandPlan():
-            streams = sum(1 + bool(process.follow) for process in plan.all_processes)
-            return _SPARE_FILES + _FILES_PER_STREAM * streams + _FILES_PER_COMMAND * len(plan.all_processes)
+            return _SPARE_FILES + (_FILES_PER_STREAM + _FILES_PER_COMMAND) * len(plan.scripts)
         case ManifestPlan():
             return _SPARE_FILES + len(plan.watch) + len(plan.logs)
 

@@ -130,9 +130,8 @@ def test_machines_check_too(write: Write, tmp_path: Path) -> None:
     """On this machine each agent starts after the check, at a port that preflight finds free."""
     plan = command_plan_of(load(write(**CHECK)), tmp_path)
     for process in plan.processes:
-        assert process.submit
-        assert process.submit.input
-        shell, option, script, _, *argv = process.submit.input["argv"]
+        assert process.spec
+        shell, option, script, _, *argv = process.spec["argv"]
         assert (shell, option, argv[0]) == ("sh", "-c", sys.executable)
         assert f"{tmp_path}/attempt-1/{process.name}/allreduce.py --least=12.5 --within=30" in script
     assert [requirement.port for requirement in plan.requires if isinstance(requirement, FreePort)] == [PORT, PORT + 2]
@@ -141,8 +140,7 @@ def test_machines_check_too(write: Write, tmp_path: Path) -> None:
 def test_hosts_behind_ssh_need_no_file_of_ours(write: Write, tmp_path: Path) -> None:
     """Behind ssh the check's program comes with the command, into the run's folder on that host."""
     plan = command_plan_of(load(write(**CHECK, options={"hosts": ["gpu1", "gpu2"]})), tmp_path)
-    assert plan.processes[1].submit
-    assert plan.processes[1].submit.input
-    script = plan.processes[1].submit.input["argv"][2]
+    assert plan.processes[1].spec
+    script = plan.processes[1].spec["argv"][2]
     assert f"cat >.torchyard/{plan.processes[1].site.folder.rpartition('/')[2]}/node-1/allreduce.py" in script  # type: ignore[union-attr]
     assert "--local_addr=gpu2" in script

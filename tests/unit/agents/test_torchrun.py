@@ -81,13 +81,13 @@ def test_elastic_job_may_start_its_processes_again(
 def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
     """With c10d exactly the first node serves the store."""
     plan = command_plan_of(load(write(nodes=3)), tmp_path)
-    assert [str(process.submit).count("is_host=1") for process in plan.processes] == [1, 0, 0]
+    assert [str(process.spec).count("is_host=1") for process in plan.processes] == [1, 0, 0]
 
 
 def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
     """With static the node rank is fixed, and there is no rendezvous id."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
-    assert ["--node_rank=1" in str(process.submit) for process in plan.processes] == [False, True]
+    assert ["--node_rank=1" in str(process.spec) for process in plan.processes] == [False, True]
     assert "rdzv-id" not in str(plan)
 
 
@@ -128,8 +128,8 @@ def list_torchrun_args(name: str, folder: Path) -> list[str]:
     if isinstance(plan, ManifestPlan):
         argv = [str(arg) for arg in plan.pod["spec"]["containers"][0]["command"]]
     else:
-        command = plan.processes[0].submit or plan.processes[0].status
-        script = next((arg for arg in (command.input or {})["argv"] if arg.startswith("TORCHYARD_COMMAND=")), "")
+        spec = plan.processes[0].spec or {}
+        script = next((arg for arg in spec["argv"] if arg.startswith("TORCHYARD_COMMAND=")), "")
         argv = shlex.split(script)
     start = next((index for index, arg in enumerate(argv) if arg in AGENT_COMMANDS), len(argv))
     return [arg.replace("$(RANK)", "1").replace("$TORCHYARD_NODE", "1") for arg in argv[start + 1 :]]

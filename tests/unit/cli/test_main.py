@@ -45,7 +45,7 @@ def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     """--set changes keys for this call, values read as YAML."""
     assert main(["plan", "digits-local", "--set", "nodes=3", "--set", "env.A=b"]) == 0
     plan = yaml.safe_load(capsys.readouterr().out)
-    assert (len(plan["processes"]), plan["processes"][2]["submit"]["input"]["env"]["A"]) == (3, "b")
+    assert (len(plan["processes"]), plan["processes"][2]["spec"]["env"]["A"]) == (3, "b")
 
 
 @pytest.mark.parametrize(("pair", "message"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])

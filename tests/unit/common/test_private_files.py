@@ -12,7 +12,7 @@ from torchyard.cluster.log_file import LogWriter
 from torchyard.common.private_files import make_private_folder, open_private_file, write_private_text
 from torchyard.host.staging import record_heartbeat
 from torchyard.host.state import write_state
-from torchyard.machines.status_stream import append_bytes
+from torchyard.machines.log_copy import append_bytes
 from torchyard.run.folder import RunFolder
 
 

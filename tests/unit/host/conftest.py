@@ -15,4 +15,4 @@ __all__ = ["cli", "runai_planned"]
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder whose process does not outlive the test."""
     yield tmp_path / "kept"
-    call_supervisor("cancel", tmp_path / "kept", "0")
+    call_supervisor("cancel", tmp_path / "kept", grace=0)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit
+from tests.supervised import call_supervisor, read_log_texts, send_line, start_script, start_watch, wait_for_exit
 from torchyard.host import lease
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import find_labelled
-from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 _LEASE_S = 2.0  # ten times the interval of the renewals, so that a loaded machine does not miss one
 
@@ -26,24 +23,23 @@ class Clock:
     now_s = 0.0
 
 
-class StatusCaller:
-    """A launcher that renews a lease through a status command; `state` is the last one that the command printed."""
+class WatchingLauncher:
+    """A launcher that renews a lease through a watch; `state` is the last one that it sent, with any other owner."""
 
     def __init__(self, folder: Path) -> None:
-        argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "status", str(folder)]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self.process = start_watch(folder)
         assert self.process.stdout
         os.set_blocking(self.process.stdout.fileno(), False)
         self.state: Any = {}
 
     def send_heartbeat(self, owner: str) -> Any:
-        assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(f"{owner}\n".encode())
+        send_line(self.process, {"owner": owner})
+        self.state.pop("other_owner", None)
         time.sleep(0.2)
-        output = self.process.stdout.read()
-        if output:
-            self.state = json.loads(output.splitlines()[-1])
+        for text in (self.process.stdout.read() or b"").splitlines():
+            line = json.loads(text)
+            self.state = {**self.state, **line.pop("state", {}), **line}
         return self.state
 
     def wait_until(self, owner: str, condition: Callable[[Any], bool]) -> bool:
@@ -61,13 +57,13 @@ class StatusCaller:
 
 
 @pytest.fixture
-def start_watched(folder: Path) -> Iterator[Callable[[float], StatusCaller]]:
+def start_watched(folder: Path) -> Iterator[Callable[[float], WatchingLauncher]]:
     """Start a process that sleeps, with a lease, and a status command that can renew it."""
-    status_callers: list[StatusCaller] = []
+    status_callers: list[WatchingLauncher] = []
 
-    def start_leased(lease_s: float) -> StatusCaller:
+    def start_leased(lease_s: float) -> WatchingLauncher:
         start_script(folder, "sleep 60", lease=lease_s)
-        status_callers.append(StatusCaller(folder))
+        status_callers.append(WatchingLauncher(folder))
         return status_callers[-1]
 
     yield start_leased
@@ -86,7 +82,7 @@ def test_process_ends_with_its_lease(folder: Path) -> None:
     assert find_labelled(str(folder)) == []
 
 
-def test_renewed_lease_keeps_a_process_alive(folder: Path, start_watched: Callable[[float], StatusCaller]) -> None:
+def test_renewed_lease_keeps_a_process_alive(folder: Path, start_watched: Callable[[float], WatchingLauncher]) -> None:
     """Renewals through its status command keep a process alive; reading its status alone does not."""
     status_caller = start_watched(_LEASE_S)
     status_caller.renew_for(1.3 * _LEASE_S)
@@ -116,7 +112,7 @@ def test_clock_change_does_not_end_a_lease(tmp_path: Path, monkeypatch: pytest.M
     assert process_lease.expired_at == 23.0
 
 
-def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[float], StatusCaller]) -> None:
+def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[float], WatchingLauncher]) -> None:
     """A lease can be renewed on a full disk: the mtime of its file is the heartbeat."""
     (folder.parent / "owner").symlink_to("/dev/full")
     status_caller = start_watched(_LEASE_S)
@@ -125,7 +121,7 @@ def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[[
 
 
 def test_second_launcher_gets_the_name_of_the_owner(
-    folder: Path, start_watched: Callable[[float], StatusCaller]
+    folder: Path, start_watched: Callable[[float], WatchingLauncher]
 ) -> None:
     """A second launcher gets the name of the one that renews a process's lease, until that one counts as dead."""
     status_caller = start_watched(60)

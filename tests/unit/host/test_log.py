@@ -2,16 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.supervised import read_log_texts, start_script, wait_for_exit
+from tests.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit, watch_to_the_end
 from tests.waiting import wait_until
 from torchyard.host.state import view_state
-from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
 def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
@@ -37,17 +34,6 @@ def test_endless_line_is_split(folder: Path) -> None:
     wait_for_exit(folder)
     assert len(read_log_texts(folder)) == 3
     assert sum(map(len, read_log_texts(folder))) == 3_000_000
-
-
-@pytest.mark.parametrize(("offset", "expected"), [(0, b"one\ntwo\n"), (2, b"e\ntwo\n"), (8, b""), (99, b"")])
-def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expected: bytes) -> None:
-    """Follow prints the log from a byte on, and exits with 0 once nothing more can come."""
-    start_script(folder, "exit 3")
-    wait_for_exit(folder)
-    (folder / "log").write_text("one\ntwo\n")
-    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "follow", str(folder), str(offset)]
-    completed = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
-    assert (completed.returncode, completed.stdout) == (0, expected)
 
 
 # --- lines that torchrun had on disk and the log did not have
@@ -100,13 +86,15 @@ def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
 
 
 def run_verb(verb: str, folder: Path) -> None:
-    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb, str(folder), "0"]
-    subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=30)
+    if verb == "watch":
+        assert watch_to_the_end(folder)[0] == 0
+    else:
+        call_supervisor(verb, folder, grace=0)
 
 
-@pytest.mark.parametrize("verb", ["status", "follow", "cancel"])
+@pytest.mark.parametrize("verb", ["watch", "cancel"])
 def test_unprinted_lines_of_a_killed_supervisor_are_recovered(folder: Path, verb: str) -> None:
-    """Any verb on a process without its supervisor completes the log from torchrun's own copy, each line once."""
+    """A watch or cancel of a process without its supervisor completes the log from torchrun's copy, each line once."""
     write_rank_log(folder, "seen", "owed")
     start_script(folder, "echo '[default1]:seen'; printf torn; sleep 60")
     wait_until(lambda: (folder / "log").exists() and read_log_texts(folder))
@@ -123,5 +111,5 @@ def test_partial_line_of_a_killed_supervisor_is_terminated(folder: Path) -> None
     start_script(folder, "sleep 60")
     (folder / "log").write_text("2026-11-22T00:00:00.000Z node-0 | [default1]:wh")
     os.kill(view_state(str(folder))["supervisor"], signal.SIGKILL)
-    run_verb("status", folder)
+    run_verb("watch", folder)
     assert read_log_texts(folder) == ["[default1]:wh", "[default1]:whole"]

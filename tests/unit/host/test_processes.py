@@ -2,16 +2,14 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.removed_folders import LABEL, RUN, Start, is_running
-from tests.supervised import call_supervisor
+from tests.supervised import call_supervisor, send_line, start_watch
 from tests.waiting import wait_until
 from torchyard.host.processes import find_labelled
-from torchyard.launchers.baremetal import SUPERVISOR_PATH
 from torchyard.machines.processes import run_command
 from torchyard.machines.staging import script_command
 
@@ -35,7 +33,7 @@ def test_end_is_reported_without_the_folder(start: Start, node: Path, tmp_path: 
 def test_cancel_finds_a_process_by_its_label(start: Start, node: Path) -> None:
     """Cancel ends a process without a folder, and its supervisor."""
     state = start()
-    assert call_supervisor("cancel", node, "5") == {"phase": "absent", "left": []}
+    assert call_supervisor("cancel", node, grace=5) == {"phase": "absent", "left": []}
     assert not is_running(state["agent"])
     assert not is_running(state["supervisor"])
 
@@ -44,7 +42,7 @@ def test_cancel_ends_a_process_without_folder_and_supervisor(start: Start, node:
     """A process without folder and supervisor is still found by its label."""
     state = start()
     os.kill(state["supervisor"], signal.SIGKILL)
-    assert call_supervisor("cancel", node, "5")["left"] == []
+    assert call_supervisor("cancel", node, grace=5)["left"] == []
     assert find_labelled(LABEL) == []
 
 
@@ -63,15 +61,13 @@ def test_lease_expires_without_the_folder(start: Start) -> None:
 def test_lease_is_renewed_without_the_folder(start: Start, node: Path) -> None:
     """Renewals keep a process alive even if its folder was removed."""
     state = start(lease=1.0)
-    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "status", str(node)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as status_command:
-        assert status_command.stdin
+    with start_watch(node) as watch:
         for _ in range(10):
-            status_command.stdin.write(b"here:/runs/a\n")
+            send_line(watch, {"owner": "here:/runs/a"})
             time.sleep(0.2)
         assert is_running(state["agent"])
         assert is_running(state["supervisor"])
-        status_command.stdin.close()
+        watch.kill()
 
 
 def test_failing_supervisor_ends_its_process(start: Start) -> None:

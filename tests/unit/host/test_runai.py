@@ -39,12 +39,11 @@ def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
 def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -> None:
     """If the CLI refuses a submit, the error quotes it."""
     plan = runai_planned("true")
-    submit = plan.processes[0].submit
-    assert submit
-    assert submit.input
-    argv = [*submit.input["argv"][:5], "--no-such-flag"]
-    refused = submit.model_copy(update={"input": submit.input | {"argv": argv}})
-    processes: tuple[Process, ...] = (plan.processes[0].model_copy(update={"submit": refused}), plan.processes[1])
+    spec = plan.processes[0].spec
+    assert spec
+    argv = [*spec["argv"][:5], "--no-such-flag"]
+    refused = plan.processes[0].model_copy(update={"spec": spec | {"argv": argv}})
+    processes: tuple[Process, ...] = (refused, plan.processes[1])
     with pytest.raises(HostError, match="unknown flag: --no-such-flag"):
         start_agents(plan.model_copy(update={"processes": processes}))
 

@@ -2,16 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.supervised import read_log_texts, start_script, wait_for_exit
+from tests.supervised import read_log_texts, start_script, start_watch, wait_for_exit
 from torchyard.host.processes import find_labelled
-from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
 def test_exit_code_and_output_are_kept(folder: Path) -> None:
@@ -87,15 +84,13 @@ def test_variables_that_override_flags_are_dropped(folder: Path) -> None:
     assert "TORCHYARD_JOB" in names
 
 
-def test_status_exits_when_its_caller_has_left(folder: Path) -> None:
-    """A status command ends soon after its caller."""
+def test_watch_exits_when_its_launcher_has_left(folder: Path) -> None:
+    """A watch ends soon after the launcher, and reports that it is not complete."""
     start_script(folder, "sleep 60")
-    watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", SUPERVISOR_PATH, "status", str(folder)], stdin=subprocess.PIPE
-    )
-    assert watcher.stdin
-    watcher.stdin.close()
-    assert watcher.wait(timeout=5) == 0
+    with start_watch(folder) as watch:
+        assert watch.stdin
+        watch.stdin.close()
+        assert watch.wait(timeout=5) == 1
 
 
 def test_folder_of_a_site_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_attempts_share_no_names(write: Write, tmp_path: Path) -> None:
     """A second attempt shares no rendezvous id, port or folder with the first."""
     first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
     for pattern in (r"--rdzv_id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
-        matches = [re.findall(pattern, str(plan.processes[0].submit)) for plan in (first, second)]
+        matches = [re.findall(pattern, str(plan.processes[0].spec)) for plan in (first, second)]
         assert matches[0] != matches[1]
 
 
@@ -70,10 +70,9 @@ def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> 
     os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
     profile = load(write(hardware="lab/pair", fabric="fast", env={"NCCL_DEBUG": "WARN"}))
     plan = command_plan_of(profile, tmp_path)
-    submit = plan.processes[0].submit
-    assert submit
-    assert submit.input
-    env = submit.input["env"]
+    spec = plan.processes[0].spec
+    assert spec
+    env = spec["env"]
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_DEBUG"]) == ("eth1", "WARN")
     assert "NET" in env["NCCL_DEBUG_SUBSYS"]
     assert plan.expect
@@ -83,11 +82,10 @@ def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> 
 def test_program_without_an_agent_gets_its_environment(write: Write, tmp_path: Path) -> None:
     """On machines, a program without an agent gets its rendezvous and its rank in the environment."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="env", args=["{node_rank}"])), tmp_path)
-    submit = plan.processes[1].submit
-    assert submit
-    assert submit.input
-    env = submit.input["env"]
-    assert (submit.input["argv"][-1], env["RANK"], env["WORLD_SIZE"]) == ("1", "1", "2")
+    spec = plan.processes[1].spec
+    assert spec
+    env = spec["env"]
+    assert (spec["argv"][-1], env["RANK"], env["WORLD_SIZE"]) == ("1", "1", "2")
 
 
 def test_plan_of_many_hosts_grows_with_them(write: Write, tmp_path: Path) -> None:
@@ -108,9 +106,8 @@ def get_store_spec(write: Write, tmp_path: Path, hosts: list[Any]) -> dict[str, 
     keys = {"nodes": len(hosts), "rendezvous": "etcd-v2", "options": {"hosts": hosts, "port": 23456}}
     plan = command_plan_of(load(write(**keys)), tmp_path)
     assert plan.store
-    assert plan.store.submit
-    assert plan.store.submit.input
-    return plan.store.submit.input
+    assert plan.store.spec
+    return plan.store.spec
 
 
 def listens(spec: dict[str, Any]) -> list[str]:

@@ -1,6 +1,8 @@
 """MachinesBackend: processes are started once, adopted, and proven to be gone."""
 
+import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +10,10 @@ import pytest
 
 from tests.conftest import Write, load
 from tests.lone_processes import build_lone_plan
-from tests.python_commands import build_command
 from torchyard.host.processes import find_labelled
 from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import HostError
-from torchyard.model.plan import CommandPlan
+from torchyard.model.plan import CommandPlan, HostScript
 from torchyard.model.profile import Deadlines
 
 ALONE = {"agent": "none", "rendezvous": "env", "nodes": 2}
@@ -44,9 +45,10 @@ def test_removal_ends_every_process(plan: CommandPlan) -> None:
 
 def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
     """A supervisor that could not start its process gives an error with the process's name and the reason."""
-    submit = build_command("""print('{"phase": "failed", "created": false, "error": "no room"}')""")
+    response = {"node-0": {"phase": "failed", "created": False, "error": "no room"}}
+    script = HostScript(host="localhost", argv=(sys.executable, "-I", "-S", "-c", f"print({json.dumps(response)!r})"))
     broken = plan.model_copy(
-        update={"processes": (plan.processes[0].model_copy(update={"submit": submit}), plan.processes[1])}
+        update={"processes": (plan.processes[0].model_copy(update={"script": script}), plan.processes[1])}
     )
     with pytest.raises(HostError, match=r"^localhost: start node-0: no room$"):
         MachinesBackend(broken).submit(Deadlines(), None)

@@ -5,9 +5,8 @@ import subprocess
 import pytest
 
 from tests.python_commands import LARGE_STDERR, build_command
-from torchyard.machines.processes import MAX_OUTPUT_BYTES, build_argv, pipe_command, run_command
+from torchyard.machines.processes import MAX_OUTPUT_BYTES, Command, build_argv, pipe_command, run_command
 from torchyard.model.errors import HostError
-from torchyard.model.plan import Command
 
 USER_CONFIG = (
     "Host gpu1\n  User me\n  BatchMode no\n  ServerAliveInterval 0\n  PermitLocalCommand yes\n  RemoteCommand tmux\n"

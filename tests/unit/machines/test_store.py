@@ -27,17 +27,15 @@ def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
 def with_store_argv(plan: CommandPlan, *argv: str) -> CommandPlan:
     """The plan with another command line for its store."""
     assert plan.store
-    assert plan.store.submit
-    assert plan.store.submit.input
-    submit = plan.store.submit.model_copy(update={"input": plan.store.submit.input | {"argv": argv}})
-    return plan.model_copy(update={"store": plan.store.model_copy(update={"submit": submit})})
+    assert plan.store.spec
+    spec = plan.store.spec | {"argv": argv}
+    return plan.model_copy(update={"store": plan.store.model_copy(update={"spec": spec})})
 
 
 def get_store_argv(plan: CommandPlan) -> list[str]:
     assert plan.store
-    assert plan.store.submit
-    assert plan.store.submit.input
-    return list(plan.store.submit.input["argv"])
+    assert plan.store.spec
+    return list(plan.store.spec["argv"])
 
 
 def test_store_without_v2_is_refused(plan: CommandPlan) -> None:

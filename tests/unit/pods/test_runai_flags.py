@@ -36,9 +36,8 @@ def get_submit_argv(profile: Profile) -> list[str]:
     """The command line that submits."""
     plan = registry.make_plan(profile, RUN)
     assert isinstance(plan, CommandPlan)
-    assert plan.processes[0].submit
-    assert plan.processes[0].submit.input
-    argv: list[str] = plan.processes[0].submit.input["argv"]
+    assert plan.processes[0].spec
+    argv: list[str] = plan.processes[0].spec["argv"]
     return argv
 
 

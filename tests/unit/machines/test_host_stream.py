@@ -10,10 +10,11 @@ import pytest
 
 from tests.conftest import Write, load
 from tests.lone_processes import build_lone_plan
-from tests.python_commands import LARGE_STDERR, build_command
+from tests.python_commands import LARGE_STDERR
+from tests.scripted_hosts import build_process
 from torchyard.common.identity import identify_holder
+from torchyard.machines.host_stream import MAX_LINE_BYTES
 from torchyard.machines.job_watch import ProcessWatch
-from torchyard.machines.status_stream import MAX_STATE_BYTES
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import CommandPlan, Process
 from torchyard.model.profile import Deadlines
@@ -21,22 +22,17 @@ from torchyard.run.folder import runs_folder
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
-RUNNING = '{"phase": "running", "started": 1.0}'
 MakeProcess = Callable[..., Process]
 FOLDER = "a-run-a1b2c3d4"
+STAYS = "sys.stdin.read()\n"
 
 
 @pytest.fixture
 def make_process(tmp_path: Path) -> MakeProcess:
-    """A process whose host sends what a piece of Python code prints."""
+    """A process whose script sends what a piece of Python code prints."""
 
-    def make(status: str, follow: str = "") -> Process:
-        log = str(tmp_path / "log")
-        status_command = build_command(status)
-        return Process(
-            name="a", host="localhost", log=log, submit=None, status=status_command, cancel=None,
-            follow=build_command(follow) if follow else None,
-        )  # fmt: skip
+    def make(code: str) -> Process:
+        return build_process(tmp_path, code)
 
     return make
 
@@ -54,17 +50,22 @@ def watch_until(process: Process, condition: Callable[[ProcessWatch], object]) -
 
 @pytest.mark.parametrize("line", [
     "Welcome to gpu1!",
-    '{"phase": "exited", "exit": 0',
+    '{"process": "a", "state": {"phase": "exited", "exit": 0}',
     '[{"phase": "exited"}]',
+    '{"process": "b", "state": {"phase": "exited"}}',
+    '{"process": ["a"], "state": 3}',
+    '{"process": "a", "log_end": "x"}',
     "null",
     "[" * 50_000,
     "\\xff\\xfe",
     '{"exit": ' + "9" * 5000 + "}",
-], ids=range(7))  # fmt: skip
-def test_line_that_is_not_a_state_is_ignored(make_process: MakeProcess, line: str) -> None:
-    """A line that is not a supervisor's state is ignored, and does not end the stream."""
-    status = f"import sys; sys.stdout.buffer.write(b'''{line}\\n{RUNNING}\\n'''); sys.stdout.flush(); sys.stdin.read()"
-    with watch_until(make_process(status), lambda watch: watch.states["a"]) as watch:
+], ids=range(10))  # fmt: skip
+def test_line_that_is_not_of_the_protocol_is_ignored(make_process: MakeProcess, line: str) -> None:
+    """A line that is not the protocol's is ignored, and does not end the stream."""
+    code = f"sys.stdout.buffer.write(b'''{line}\\n''')\ntail()\nstate(started=1.0)\n{STAYS}"
+    process = make_process(code)
+    (Path(process.log).parents[2] / "there").write_text("one\n")
+    with watch_until(process, lambda watch: watch.states["a"]) as watch:
         assert watch.states["a"] == {"phase": "running", "started": 1.0}
         assert not watch.is_disconnected()
 
@@ -72,35 +73,63 @@ def test_line_that_is_not_a_state_is_ignored(make_process: MakeProcess, line: st
 @pytest.mark.parametrize("value", ['"exit": "0"', '"started": "now"', '"ended": NaN', '"ended": 1e999', '"phase": {}'])
 def test_malformed_value_is_left_out(make_process: MakeProcess, value: str) -> None:
     """A malformed value in a state is left out, and the rest of the state counts."""
-    status = f"print('''{{\"known\": 1, {value}}}''', flush=True); input()"
-    with watch_until(make_process(status), lambda watch: watch.states["a"]) as watch:
+    code = f'print(\'\'\'{{"process": "a", "state": {{"known": 1, {value}}}}}\'\'\', flush=True)\n{STAYS}'
+    with watch_until(make_process(code), lambda watch: watch.states["a"]) as watch:
         assert watch.states["a"] == {"known": 1}
         assert (watch.ended_at(), watch.started_at(), watch.exit_codes()) == (None, 0.0, {"a": None})
 
 
-def test_endless_line_breaks_only_the_stream(make_process: MakeProcess) -> None:
-    """A host that sends an endless line counts as disconnected, with a reason, and does not fill the memory."""
-    status = "import sys\nwhile True: sys.stdout.write('x' * 4096)"
-    with watch_until(make_process(status), lambda watch: watch.diagnose()) as watch:
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("while True: sys.stdout.write('x' * 4096)", "a line of more than 64 KiB, where a state should be"),
+        (f"send(process=name, log=0, size=1 << 40)\n{STAYS}", "a piece of a log without a valid size"),
+        (f"send(process=name, log=0, size='9')\n{STAYS}", "a piece of a log without a valid size"),
+    ],
+)
+def test_flood_breaks_only_the_stream(make_process: MakeProcess, code: str, reason: str) -> None:
+    """A host that sends an endless line or piece counts as disconnected, with a reason, and fills no memory."""
+    with watch_until(make_process(code), lambda watch: watch.diagnose()) as watch:
         diagnosis = watch.diagnose()
         assert diagnosis
-        assert diagnosis.failure.sentence == "a cannot be queried: a line of more than 64 KiB, where a state should be"
-    assert MAX_STATE_BYTES == 64 << 10
+        assert diagnosis.failure.sentence == f"a cannot be queried: {reason}"
+    assert MAX_LINE_BYTES == 64 << 10
 
 
-def test_flood_on_stderr_does_not_block_a_stream(make_process: MakeProcess, tmp_path: Path) -> None:
+def test_flood_on_stderr_does_not_block_a_stream(make_process: MakeProcess) -> None:
     """A stream with much output on stderr, as from `ssh -v`, is read to its end."""
     flood = LARGE_STDERR.replace("100_000", "12_500")  # 100 KB: more than a pipe holds
-    process = make_process("input()", f"{flood}; print('one', flush=True); sys.exit(3)")
+    process = make_process(f"{flood}\ntail()\nsys.exit(3)")
+    (Path(process.log).parents[2] / "there").write_text("one\n")
     with watch_until(process, lambda watch: watch.lost_logs().get("a", "").endswith("the last")):
-        assert (tmp_path / "log").read_text().startswith("one\n")
+        assert Path(process.log).read_text().startswith("one\n")
 
 
-def test_host_takes_four_descriptors(make_process: MakeProcess) -> None:
-    """A host's two streams hold two descriptors each, and close them at the end."""
+def test_heartbeats_are_sent_while_a_log_cannot_be_written(make_process: MakeProcess, tmp_path: Path) -> None:
+    """A full disk of this machine stops the copy of a log, and neither states nor the renewal of the lease."""
+    code = """
+state(started=1)
+tail()
+for line in sys.stdin:
+    with open("requests", "a") as file:
+        file.write(line)
+"""
+    process = make_process(code)
+    (tmp_path / "there").write_text("one\n")
+    Path(process.log).parent.mkdir(parents=True)
+    os.symlink("/dev/full", process.log)
+    requests = tmp_path / "requests"
+    with watch_until(process, lambda _: requests.exists() and requests.read_text().count("owner") >= 2) as watch:
+        assert watch.diagnose() is None
+    assert '{"logs": {"a": null}}' in requests.read_text()
+
+
+def test_place_takes_two_descriptors(make_process: MakeProcess) -> None:
+    """A host's stream holds two descriptors for all of its processes, and closes them at the end."""
     descriptor_count = len(os.listdir("/proc/self/fd"))
-    with ProcessWatch([make_process("input()", "input()")]):
-        assert len(os.listdir("/proc/self/fd")) - descriptor_count == 1 + 2 * 2  # the selector has one
+    first = make_process(STAYS)
+    with ProcessWatch([first, first.model_copy(update={"name": "b"})]):
+        assert len(os.listdir("/proc/self/fd")) - descriptor_count == 1 + 2  # the selector has one
     assert len(os.listdir("/proc/self/fd")) == descriptor_count
 
 

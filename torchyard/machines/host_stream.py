@@ -1,0 +1,242 @@
+"""The connection to a host while a job runs: states and logs of all processes there come, heartbeats go."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torchyard.common.identity import identify_holder
+from torchyard.host.log import ENDED_PHASES
+from torchyard.machines import processes
+from torchyard.machines.host_script import build_command
+from torchyard.machines.log_copy import LogCopy
+from torchyard.model.errors import RunInUseError
+from torchyard.model.plan import HostScript, Process
+
+MAX_LINE_BYTES = 64 * 2**10  # of a line; a state takes 4 KiB
+_MAX_PIECE_BYTES = 1 << 20  # of a log
+_MAX_COUNT = 1 << 53  # of a number in a state
+_EXIT_TIMEOUT_S = 1.0  # after the end of the output
+
+
+def node_holder_identity(path: str) -> str:
+    """This launcher as a run's owner: this machine and the run's locked folder, from a path in a node's folder."""
+    return identify_holder(str(Path(path).parents[2]))
+
+
+class HostStream:
+    """The connection to the script of one host (host/watch.py is its other end).
+
+    Order of calls, all from the thread of the ProcessWatch that owns the stream: `open` starts the command and returns
+    its stdout, for a selector; `handle_output` is called with each piece of output, last with an empty one; then `end`.
+    After `end` or `fail`, `is_complete` is True if every process has ended and every log is copied, and nothing more
+    will come; otherwise `broken_at` is set, `reason` is why, and `open` may start the command again. `read_stderr`,
+    `send_heartbeat` and `retry_copies` are called every few seconds. `close` ends the command at any time.
+
+    `open` raises HostError if the command cannot be started. `handle_output` raises OSError if the host sends what
+    cannot be read, and RunInUseError if the supervisors name another owner of the run.
+
+    Each state replaces the process's entry in `states`, which the ProcessWatch shares with its callers. What a host
+    sends is untrusted: lines that are not the protocol's are ignored, such as a shell's greeting, and malformed values
+    of a state are left out (`_parse_state`). Only a log that cannot be written here is requested again, once there is
+    room; states and heartbeats go on meanwhile.
+    """
+
+    child: processes.ChildProcess  # from the first `open` on
+    stdout: IO[bytes]
+
+    def __init__(
+        self,
+        script: HostScript,
+        members: Sequence[Process],
+        states: dict[str, Mapping[str, Any]],
+        *,
+        renews_leases: bool,
+    ) -> None:
+        self.script = script
+        self.is_complete = False
+        self.broken_at: float | None = None  # monotonic seconds; None while the command runs or has completed
+        self.reason = "no output received"  # why the stream is broken or incomplete
+        self.log_copies = {process.name: LogCopy(process) for process in members if process.copies_log}
+        now = time.monotonic()
+        self._members = {process.name: process for process in members}
+        self._silent_since: dict[str, float] = dict.fromkeys(self._members, now)  # a process that is heard is not in it
+        self._states = states
+        self._owner = node_holder_identity(members[0].log)
+        self._renews_leases = renews_leases
+        self._stderr = b""  # the last of it
+        self._received = b""  # an unfinished line
+        self._unsent = b""
+        self._piece_bytes = 0  # of the piece of a log that is still to come
+        self._piece_copy: LogCopy | None = None  # where it is written; None: it is not wanted
+        self._piece_name = ""
+
+    @property
+    def unended_names(self) -> list[str]:
+        """The processes whose end is not known."""
+        return [name for name in self._members if self._states[name].get("phase") not in ENDED_PHASES]
+
+    def is_observed(self, max_silence_s: float) -> bool:
+        """Whether the states are current; a process that was not heard for `max_silence_s` is not waited for."""
+        now = time.monotonic()
+        return all(now - silent_since > max_silence_s for silent_since in self._silent_since.values())
+
+    def open(self) -> IO[bytes]:
+        """Start the command, the first time or again; returns its stdout. Raises HostError if it cannot start."""
+        self.child = processes.start_stream(self.script.host, build_command(self.script, "watch"))
+        assert self.child.stdout is not None
+        assert self.child.stdin is not None
+        self.stdout = self.child.stdout
+        os.set_blocking(self.child.stdin.fileno(), False)  # a connection that hangs must not block the watch
+        self.broken_at = None
+        self._stderr = self._received = self._unsent = b""
+        self._piece_bytes = 0
+        folders = {process.name: process.folder for process in self._members.values()}
+        offsets = {name: copy.reopen() for name, copy in self.log_copies.items()}
+        self._send({"processes": folders, "logs": offsets})
+        return self.stdout
+
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat with the owner's name, unless the connection does not take what was sent before."""
+        if self._renews_leases and not self._unsent:
+            self._send({"owner": self._owner})
+        else:
+            self._flush()
+
+    def retry_copies(self) -> None:
+        """Request again the logs whose copy could not be written for a while."""
+        offsets = {name: copy.reopen() for name, copy in self.log_copies.items() if copy.is_retry_due}
+        if offsets:
+            self._send({"logs": offsets})
+
+    def _send(self, request: dict[str, Any]) -> None:
+        self._unsent += json.dumps(request).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what the connection takes; its end is noticed by reading."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self.child.stdin
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.child.stdin.fileno(), self._unsent) :]
+
+    def handle_output(self, data: bytes) -> None:
+        """Process a piece of the output; the last one is empty."""
+        self._received += data
+        while self._received:
+            if self._piece_bytes:
+                self._write_piece()
+                continue
+            line, line_end, rest = self._received.partition(b"\n")
+            if len(line) > MAX_LINE_BYTES:
+                raise OSError(f"a line of more than {MAX_LINE_BYTES >> 10} KiB, where a state should be")
+            if not line_end:
+                return
+            self._received = rest
+            self._handle_line(_parse_object(line))
+
+    def _write_piece(self) -> None:
+        """Copy what has arrived of a piece of a log, or skip it if it is not wanted."""
+        data = self._received[: self._piece_bytes]
+        self._received = self._received[self._piece_bytes :]
+        self._piece_bytes -= len(data)
+        if self._piece_copy and not self._piece_copy.write(data):
+            self._piece_copy = None
+            self._send({"logs": {self._piece_name: None}})
+
+    def _handle_line(self, line: dict[str, Any]) -> None:
+        if line.get("other_owner"):
+            names = ", ".join(self._members)
+            raise RunInUseError(f"{self.script.host}: {names}", str(line["other_owner"]))
+        if line.get("site") is False:  # the run's folder does not exist there
+            for absent_name in self._members:
+                self._apply_state(absent_name, {"phase": "absent", "site": False})
+            for copy in self.log_copies.values():
+                copy.is_complete = True
+            return
+        name = line.get("process")
+        if not isinstance(name, str) or name not in self._members:
+            return
+        log_copy = self.log_copies.get(name)
+        if isinstance(line.get("state"), dict):
+            self._apply_state(name, _parse_state(line["state"]))
+        elif "log" in line:
+            size = line.get("size")
+            if not isinstance(size, int) or not 0 < size <= _MAX_PIECE_BYTES:
+                raise OSError("a piece of a log without a valid size")
+            self._piece_bytes = size
+            self._piece_name = name
+            self._piece_copy = log_copy if log_copy and log_copy.expects(line["log"]) else None
+        elif "log_end" in line and log_copy:
+            log_copy.end(line["log_end"])
+
+    def _apply_state(self, name: str, state: dict[str, Any]) -> None:
+        """Store a new state. One with a `detail`, the reason why it is an old one, does not count as contact."""
+        self._states[name] = state
+        if state.get("detail"):
+            self._silent_since.setdefault(name, time.monotonic())
+        else:
+            self._silent_since.pop(name, None)
+        if name in self.log_copies and state.get("started"):  # its log exists even if it prints nothing
+            with contextlib.suppress(OSError):
+                self.log_copies[name].create()
+
+    def end(self, error: OSError | None) -> None:
+        """Handle the end of the output, or `error`: the stream is complete, or broken and started again later."""
+        stderr = self._stderr + processes.close_stream(self.child, timeout_s=_EXIT_TIMEOUT_S)
+        exit_code = self.child.returncode
+        incomplete_copies = [copy for copy in self.log_copies.values() if not copy.is_complete]
+        self.is_complete = exit_code == 0 and error is None and not incomplete_copies
+        if error is not None:
+            self.fail(str(error))
+        elif exit_code == 0 and incomplete_copies:
+            self.fail(incomplete_copies[0].reason or "the end of a log did not come")
+        elif not self.is_complete:
+            self.fail(processes.decode_last_line(stderr) or f"exit code {exit_code}")
+
+    def fail(self, reason: str) -> None:
+        """Record that the command could not be started, or broke."""
+        self.broken_at = time.monotonic()
+        self.reason = reason
+        for name in self.unended_names:
+            self._silent_since.setdefault(name, self.broken_at)
+
+    def read_stderr(self) -> None:
+        """Read the command's stderr: with a full pipe the command would block."""
+        if not self.stdout.closed:
+            self._stderr = processes.read_stderr(self.child) or self._stderr
+
+    def close(self) -> None:
+        """End the command, if it runs."""
+        if hasattr(self, "stdout") and not self.stdout.closed:  # it may never have been opened
+            processes.close_stream(self.child, timeout_s=0.0)
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    """A line as a JSON object, as a host may send anything; empty if it is not one (a shell's greeting)."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _parse_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The valid values of a state."""
+    return {key: value for key, value in state.items() if _is_valid_value(key, value)}
+
+
+def _is_valid_value(key: str, value: Any) -> bool:
+    """Whether a state may have the value; unknown keys are accepted as they are."""
+    match key:
+        case "phase" | "error" | "detail" | "name":
+            return isinstance(value, str)
+        case "exit" | "lost" | "lines" | "log_size":
+            return value is None or (isinstance(value, int) and abs(value) < _MAX_COUNT)
+        case "started" | "ended" | "abandoned":
+            return value is None or (isinstance(value, float | int) and 0 <= value < _MAX_COUNT)  # not NaN either
+        case _:
+            return True
