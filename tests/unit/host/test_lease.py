@@ -39,7 +39,8 @@ class WatchingLauncher:
         time.sleep(0.2)
         for text in (self.process.stdout.read() or b"").splitlines():
             line = json.loads(text)
-            self.state = {**self.state, **line.pop("state", {}), **line}
+            self.state.update(line.pop("state", {}))
+            self.state.update(line)
         return self.state
 
     def wait_until(self, owner: str, condition: Callable[[Any], bool]) -> bool:

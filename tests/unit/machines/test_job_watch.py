@@ -41,12 +41,11 @@ def poll_until(watch: ProcessWatch, condition: Callable[[], bool]) -> None:
     wait_until(is_met)
 
 
-def copy_log(process: Process, idle_timeout_s: float = 5.0) -> tuple[str, dict[str, str]]:
+def copy_log(process: Process) -> tuple[str, dict[str, str]]:
     """The copy once it is complete, and what is missing in it."""
     with ProcessWatch([process]) as watch:
-        watch.drain_logs(idle_timeout_s=idle_timeout_s)
-        path = Path(process.log)
-        return path.read_text() if path.exists() else "", watch.lost_logs()
+        watch.drain_logs(idle_timeout_s=30.0)
+        return Path(process.log).read_text(), watch.lost_logs()
 
 
 def test_log_is_copied(make_process: MakeProcess) -> None:
@@ -70,8 +69,10 @@ def test_broken_copy_is_resumed(make_process: MakeProcess) -> None:
 
 def test_incomplete_copy_is_reported(make_process: MakeProcess) -> None:
     """A copy that stays incomplete is reported with the command's error output."""
-    text, losses = copy_log(make_process("sys.exit('no route')"), idle_timeout_s=0.2)
-    assert (text, losses) == ("", {"a": f"{INCOMPLETE_COPY}: no route"})
+    process = make_process("sys.exit('no route')")
+    with ProcessWatch([process]) as watch:
+        poll_until(watch, lambda: watch.lost_logs() == {"a": f"{INCOMPLETE_COPY}: no route"})
+    assert not Path(process.log).exists()
 
 
 def test_piece_of_an_earlier_request_is_not_written(make_process: MakeProcess) -> None:
@@ -92,15 +93,15 @@ def test_store_is_not_waited_for(make_process: MakeProcess) -> None:
         assert (watch.lost_logs(), time.monotonic() - started_at < 20) == ({}, True)
 
 
-def test_processes_of_one_place_share_a_stream(make_process: MakeProcess, tmp_path: Path) -> None:
+def test_processes_of_one_host_share_a_stream(make_process: MakeProcess, tmp_path: Path) -> None:
     """The states and logs of all processes on a host come through one command."""
     code = """
+open("started", "a").write("x")
 for name in ("a", "b"):
     data = f"of {name}\\n".encode()
     send(data, process=name, log=0, size=len(data))
     state("exited", exit=0)
     send(process=name, log_end=len(data))
-open("started", "a").write("x")
 """
     first = make_process(code)
     second = first.model_copy(update={"name": "b", "log": str(tmp_path / "run" / "kept" / "second")})
@@ -126,7 +127,7 @@ while True:
     line = sys.stdin.readline()
     if "logs" in line and json.loads(line)["logs"][name] is not None:
         break
-    if not os.path.exists("run/kept"):
+    if os.path.exists("removed"):
         open("there", "a").write("four\\n")
         tail()
 offset = json.loads(line)["logs"][name]
@@ -135,6 +136,7 @@ offset = json.loads(line)["logs"][name]
     with ProcessWatch([process]) as watch:
         poll_until(watch, lambda: Path(process.log).exists() and Path(process.log).stat().st_size == 14)
         shutil.rmtree(tmp_path / "run" / "kept")
+        (tmp_path / "removed").touch()
         watch.drain_logs(idle_timeout_s=10.0)
     assert Path(process.log).read_text().startswith("one\ntwo\nthree\nfour\n")
 
