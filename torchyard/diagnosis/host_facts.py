@@ -9,6 +9,7 @@ from torchyard.model.plan import THIS_MACHINE
 from torchyard.model.requirements import (
     Clock,
     FreePort,
+    Gpus,
     HostRequirement,
     Package,
     Processors,
@@ -35,6 +36,8 @@ def check_requirement(requirement: HostRequirement, probe: dict[str, Any]) -> Fi
             check = _check_port(requirement, probe)
         case Processors():
             check = _check_processors(requirement, probe)
+        case Gpus():
+            check = _check_gpus(requirement, probe)
         case Reachable():
             check = _check_route(requirement, probe)
         case Clock():
@@ -114,6 +117,18 @@ def _check_processors(requirement: Processors, probe: dict[str, Any]) -> Finding
         return passed_check(name, detail)
     remedy = "fewer nodes or processes run faster here"
     return warning_check(name, f"{detail}: they will wait for each other", remedy)
+
+
+def _check_gpus(requirement: Gpus, probe: dict[str, Any]) -> Finding:
+    name = f"GPUs of {requirement.host}"
+    count = probe["count"]
+    if count is None:  # in some containers the driver is not visible
+        detail = f"{requirement.count} are needed, and neither the driver of NVIDIA nor that of AMD is visible"
+        return warning_check(name, detail, "check with nvidia-smi or rocm-smi on that host")
+    detail = f"{count} for {requirement.count} that the job uses there"
+    if count >= requirement.count:
+        return passed_check(name, detail)
+    return failed_check(name, detail, "lower resources.gpus, or choose other hosts")
 
 
 def _check_clock(requirement: Clock, *, skew_s: float) -> Finding:

@@ -130,6 +130,33 @@ def probe_processors(requirement: Json) -> Json:
     return {"count": len(os.sched_getaffinity(0))}
 
 
+def probe_gpus(requirement: Json) -> Json:
+    """The number of GPUs that the drivers of NVIDIA and AMD report (`count`); None if neither driver is visible."""
+    return {"count": count_gpus("/")}
+
+
+def count_gpus(root: str) -> int | None:
+    """See `probe_gpus`; `root` is the folder that has proc and sys."""
+    counts: list[int] = []
+    try:
+        counts.append(len(os.listdir(os.path.join(root, "proc/driver/nvidia/gpus"))))
+    except OSError:
+        pass
+    nodes_path = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    try:
+        counts.append(sum(_is_amd_gpu(os.path.join(nodes_path, node)) for node in os.listdir(nodes_path)))
+    except OSError:
+        pass
+    return sum(counts) if counts else None
+
+
+def _is_amd_gpu(node_path: str) -> bool:
+    """Whether a node of AMD's topology is a GPU: a processor has no SIMD units."""
+    with open(os.path.join(node_path, "properties"), encoding="utf-8") as file:
+        properties = dict(line.split(None, 1) for line in file if " " in line)
+    return int(properties.get("simd_count", 0)) > 0
+
+
 def probe_route(requirement: Json) -> Json:
     """The local (`through`) and the remote address (`to`) of a route; `error` if there is none. No packet is sent."""
     try:
@@ -171,6 +198,7 @@ PROBES = {
     "package": probe_package,
     "port": probe_port,
     "processors": probe_processors,
+    "gpus": probe_gpus,
     "reachable": probe_route,
     "clock": probe_clock,
     "store": probe_store,

@@ -23,6 +23,7 @@ from torchyard.model.requirements import (
     INTERPRETER,
     Clock,
     FreePort,
+    Gpus,
     HostRequirement,
     Package,
     Processors,
@@ -314,12 +315,15 @@ def _list_host_requirements(job: _Job) -> tuple[HostRequirement, ...]:
     """The requirements of every host, each once."""
     profile = job.profile
     first = job.placements[0]
+    gpus = int(profile.resources.get("gpus", 0))
     host_requirements: list[HostRequirement] = [WritableFolder(host="localhost", path=job.run.folder)]
     for host, agents in Counter(node_placement.host.host for node_placement in job.placements).items():
         node_placement = job.first_placements[host]
         host_requirements += _list_remote_requirements(job, node_placement)
         host_requirements += _list_program_requirements(job, node_placement)
         host_requirements.append(Processors(host=host, count=agents * profile.processes))
+        if gpus:
+            host_requirements.append(Gpus(host=host, count=agents * gpus))
     if job.has_own_store:
         reason = "the run brings its own etcd"
         host_requirements.append(

@@ -61,6 +61,14 @@ class Processors(FrozenModel):
     count: int
 
 
+class Gpus(FrozenModel):
+    """Enough GPUs for the processes of a host."""
+
+    kind: Literal["gpus"] = "gpus"
+    host: str
+    count: int
+
+
 class RunaiCli(FrozenModel):
     """Run:ai's CLI of one generation, with a logged-in user who has access to the project."""
 
@@ -87,7 +95,7 @@ class Clock(FrozenModel):
 
 
 HostRequirement = Annotated[
-    WritableFolder | ProgramFile | Package | FreePort | Processors | Reachable | Clock | RunaiCli,
+    WritableFolder | ProgramFile | Package | FreePort | Processors | Gpus | Reachable | Clock | RunaiCli,
     Field(discriminator="kind"),
 ]
 

@@ -13,6 +13,7 @@ from torchyard.model.finding import Finding
 from torchyard.model.requirements import (
     Clock,
     FreePort,
+    Gpus,
     HostRequirement,
     Package,
     Processors,
@@ -55,6 +56,13 @@ def test_too_many_processes_are_a_warning() -> None:
     """More processes than processors are reported as a warning, but allowed."""
     assert check_here(Processors(host="localhost", count=10_000)).verdict == "warning"
     assert check_here(Processors(host="localhost", count=1)).verdict == "ok"
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(8, "ok"), (9, "ok"), (4, "failed"), (0, "failed"), (None, "warning")])
+def test_too_few_gpus_fail_the_check(count: int | None, verdict: str) -> None:
+    """Fewer GPUs than a host's processes use are a failure; a driver that is not visible does not prove that."""
+    check = check_requirement(Gpus(host="gpu1", count=8), {"count": count})
+    assert (check.where, check.verdict, bool(check.remedy)) == ("GPUs of gpu1", verdict, verdict != "ok")
 
 
 # --- probe results of any host

@@ -4,6 +4,9 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
+
+from torchyard.host.facts import count_gpus
 from torchyard.machines.checks import check_hosts
 from torchyard.model.finding import Finding
 from torchyard.model.requirements import FreePort, HostRequirement, WritableFolder
@@ -42,3 +45,25 @@ def test_existing_folder_is_kept(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     assert run_check(WritableFolder(host="localhost", path=str(tmp_path / "runs" / "a" / "b"))).verdict == "ok"
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def write_drivers(root: Path, nvidia: int | None, amd: int | None) -> None:
+    """The files of a driver with that many GPUs; no files for None. AMD's first node is a processor."""
+    for number in range(nvidia or 0):
+        (root / "proc/driver/nvidia/gpus" / f"0000:{number:02}:00.0").mkdir(parents=True)
+    simd_counts = [] if amd is None else [0, *[304] * amd]
+    for number, simd_count in enumerate(simd_counts):
+        node = root / "sys/class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd_count}\n")
+
+
+@pytest.mark.parametrize(
+    ("nvidia", "amd", "count"), [(8, None, 8), (None, 4, 4), (None, 0, 0), (2, 0, 2), (None, None, None)]
+)
+def test_gpus_of_both_drivers_are_counted(
+    tmp_path: Path, nvidia: int | None, amd: int | None, count: int | None
+) -> None:
+    """The GPUs of both drivers are counted, without AMD's processors; without a driver their number is unknown."""
+    write_drivers(tmp_path, nvidia, amd)
+    assert count_gpus(str(tmp_path)) == count

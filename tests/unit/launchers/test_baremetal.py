@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Write, command_plan_of, load, plan_of
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
-from torchyard.model.requirements import Package
+from torchyard.model.requirements import Gpus, Package
 
 SHAPE = """\
 about: two machines with two networks
@@ -77,6 +77,15 @@ def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> 
     assert "NET" in env["NCCL_DEBUG_SUBSYS"]
     assert plan.expect
     assert plan.expect.transport == "socket"
+
+
+def test_gpus_of_each_host_are_counted(write: Write, tmp_path: Path) -> None:
+    """Preflight counts the GPUs of a host for all agents there, and none if the job uses none."""
+    hosts = {"hosts": ["gpu1", "gpu1", "gpu2"]}
+    plan = command_plan_of(load(write(nodes=3, resources={"gpus": 4}, options=hosts)), tmp_path)
+    needed = [requirement for requirement in plan.requires if isinstance(requirement, Gpus)]
+    assert needed == [Gpus(host="gpu1", count=8), Gpus(host="gpu2", count=4)]
+    assert not any(isinstance(requirement, Gpus) for requirement in command_plan_of(load(write()), tmp_path).requires)
 
 
 def test_program_without_an_agent_gets_its_environment(write: Write, tmp_path: Path) -> None:
