@@ -12,6 +12,7 @@ import pytest
 from tests import sshd
 from tests.ssh_jobs import Planned, read_fetched_files, read_log_texts, run_steps
 from tests.sshd import Hosts, wait_until
+from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
@@ -75,16 +76,19 @@ def test_broken_connections_lose_no_line(plan_job: Planned, hosts: Hosts) -> Non
     os.environ["TORCHYARD_SSH"] = f"{hosts.ssh} -oServerAliveInterval=1 -oServerAliveCountMax=1"
     plan = plan_job(args=["5"])
     with ThreadPoolExecutor(1) as pool:
-        disturbance = pool.submit(disturb, hosts)
+        disturbance = pool.submit(disturb, hosts, plan)
         outcome, collected = run_steps(plan)
         disturbance.result()
     assert (outcome.status.state, [log.lost for log in collected.logs]) == ("succeeded", ["", ""])
     assert [read_log_texts(plan, node)[1:] for node in (0, 1)] == [[f"line {number}" for number in range(500)]] * 2
 
 
-def disturb(hosts: Hosts) -> None:
-    """Once the job has connections, kill those of one host and unplug the other."""
-    wait_until(lambda: len(hosts.list_sessions("host-a")) >= 2 and len(hosts.list_sessions("host-b")) >= 2)
+def disturb(hosts: Hosts, plan: CommandPlan) -> None:
+    """Once logs are copied, each host through one connection, kill that of one host and unplug the other."""
+    wait_until(
+        lambda: all(Path(log).exists() and "line 1" in Path(log).read_text() for log in plan.nodes.values()), 60.0
+    )
+    assert [len(hosts.list_sessions(name)) for name in ("host-a", "host-b")] == [1, 1]
     time.sleep(1)
     hosts.kill_connections("host-a")
     hosts.unplug("host-b", 4)
