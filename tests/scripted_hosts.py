@@ -1,11 +1,13 @@
 """Host scripts that are a piece of Python, which sends what a test wants (the protocol is in host/watch.py)."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torchyard.model.plan import HostScript, Process
 
+MakeProcess = Callable[[str], Process]
 # Defines what the code of a test uses: the process's `name`, the `offset` from which its log is wanted, and functions
 # that send its state, a piece of the file `there` as its log, and the end of that log.
 _PRELUDE = """\

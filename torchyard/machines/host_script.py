@@ -11,7 +11,6 @@ from torchyard.model.plan import HostScript, Process
 Verb = Literal["submit", "status", "cancel", "watch"]
 # The response of a host that does not have the run's folder: then there is no script to call.
 _ABSENT_GUARD = """[ -e "$0" ] || exec echo '{"site": false}'; exec "$@\""""
-_COMMAND_TIMEOUT_S = 60.0
 
 
 def build_command(script: HostScript, verb: Verb, requests: Mapping[str, Any] | None = None) -> Command:
@@ -35,7 +34,7 @@ def call_scripts(
     job_processes: Sequence[Process],
     build_request: Callable[[Process], dict[str, Any]],
     *,
-    timeout_s: float = _COMMAND_TIMEOUT_S,
+    timeout_s: float = processes.COMMAND_TIMEOUT_S,
 ) -> dict[str, Any]:
     """Call a verb of all scripts at once; the response for each process by its name.
 
@@ -61,13 +60,13 @@ def submit_processes(job_processes: Sequence[Process]) -> list[dict[str, Any]]:
         return {"folder": process.folder, "spec": process.spec}
 
     responses = call_scripts("submit", job_processes, build_request)
-    for process in job_processes:
-        response = responses.get(process.name, {"phase": "running"})
+    hosts = {process.name: process.host for process in job_processes}
+    for name, response in responses.items():
         if isinstance(response, HostError):
             raise response
         if response["phase"] in ("failed", "starting"):
             reason = response.get("error") or "the supervisor does not answer"
-            raise HostError(process.host, f"start {process.name}", reason)
+            raise HostError(hosts[name], f"start {name}", reason)
     return list(responses.values())
 
 

@@ -62,7 +62,7 @@ _PERMANENT_SSH_ERRORS = (
     "Bad configuration",
     "Bad owner",
 )
-_COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 60.0
 _RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is retried: every verb can be called again
 _MAX_TITLE_ARG_CHARS = 200
 _MAX_STDERR_BYTES = 4096  # of a command's stderr: the last of it
@@ -134,7 +134,7 @@ def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
 
 
 def run_command(
-    host: str, command: Command, *, timeout_s: float = _COMMAND_TIMEOUT_S, retry_timeout_s: float = _RETRY_TIMEOUT_S
+    host: str, command: Command, *, timeout_s: float = COMMAND_TIMEOUT_S, retry_timeout_s: float = _RETRY_TIMEOUT_S
 ) -> Any:
     """Run a command to its end; returns the JSON value that it printed.
 
@@ -162,7 +162,7 @@ def retry_ssh(operation: Callable[[], T], *, retry_timeout_s: float = _RETRY_TIM
 def run_commands(
     commands: Sequence[tuple[str, Command]],
     *,
-    timeout_s: float = _COMMAND_TIMEOUT_S,
+    timeout_s: float = COMMAND_TIMEOUT_S,
     retry_timeout_s: float = _RETRY_TIMEOUT_S,
 ) -> list[Any]:
     """Run commands, each on its host, all at once; returns their responses in the same order.

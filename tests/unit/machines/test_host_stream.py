@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Write, load
 from tests.lone_processes import build_lone_plan
 from tests.python_commands import LARGE_STDERR
-from tests.scripted_hosts import build_process
+from tests.scripted_hosts import MakeProcess
 from torchyard.common.identity import identify_holder
 from torchyard.machines.host_stream import MAX_LINE_BYTES
 from torchyard.machines.job_watch import ProcessWatch
@@ -22,19 +22,8 @@ from torchyard.run.folder import runs_folder
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
-MakeProcess = Callable[..., Process]
 FOLDER = "a-run-a1b2c3d4"
 STAYS = "sys.stdin.read()\n"
-
-
-@pytest.fixture
-def make_process(tmp_path: Path) -> MakeProcess:
-    """A process whose script sends what a piece of Python code prints."""
-
-    def make(code: str) -> Process:
-        return build_process(tmp_path, code)
-
-    return make
 
 
 @contextmanager

@@ -8,27 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted_hosts import build_process
+from tests.scripted_hosts import MakeProcess
 from tests.waiting import wait_until
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED, ProcessWatch
 from torchyard.model.plan import Process
 
-MakeProcess = Callable[..., Process]
 ENDED = "state('exited', exit=0, started=1)\n"
 COPIED = f"tail()\n{ENDED}end()\n"
 RUNS = "state(started=1)\n"
 STAYS = "time.sleep(60)\n"
-
-
-@pytest.fixture
-def make_process(tmp_path: Path) -> MakeProcess:
-    """A process whose log is `there`, and which is watched by a piece of Python code."""
-
-    def make(code: str) -> Process:
-        return build_process(tmp_path, code)
-
-    (tmp_path / "there").write_text("one\ntwo\nthree\n")
-    return make
 
 
 def poll_until(watch: ProcessWatch, condition: Callable[[], bool]) -> None:
