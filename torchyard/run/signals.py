@@ -1,12 +1,11 @@
 """Turns what stops a run (signals, cancels, errors) into its end, and ignores signals while a run ends."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial
-from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
@@ -22,36 +21,41 @@ class CancelRequested(BaseException):
 
 # How Python ends a run. None of these is an Exception, so `except Exception` does not catch them.
 STOP_EXCEPTIONS = (KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
+_SIGNAL_TEXTS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class SignalHold:
-    """Ignores SIGTERM and SIGINT between `ignore_signals` and the end of the block.
+    """Ignores SIGTERM and SIGINT between `ignore_signals` and the end of the block, and records those before.
 
-    Blocking them would not help: other threads of Prefect would receive them.
-
-    last_stop: the exception with which the handler of a signal has ended the block's work, or None. Python raises it
-        wherever the main thread is. Compiled code, such as pydantic's, may report it as an error of its own, which does
-        not name it as its cause.
+    Blocking them would not help: other threads of Prefect would receive them. The handlers stay in place until then:
+    Prefect hands a run over or cancels it only if its own handler is installed (see `_prefect_sigterm_handler` in
+    prefect/utilities/engine). So signals are recorded by Python's wakeup descriptor.
     """
 
-    last_stop: BaseException | None = None
+    _wakeup_read_fd: int | None = None  # None outside the block and on other threads than the main thread
 
     def __enter__(self) -> Self:
         is_main_thread = threading.current_thread() is threading.main_thread()
         self._old_handlers = (
             {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if is_main_thread else {}
         )
-        for number, handler in self._old_handlers.items():
-            if callable(handler):
-                signal.signal(number, partial(self._handle, handler))
+        if is_main_thread:
+            self._wakeup_read_fd, self._wakeup_write_fd = os.pipe()
+            os.set_blocking(self._wakeup_read_fd, False)
+            os.set_blocking(self._wakeup_write_fd, False)
+            self._old_wakeup_fd = signal.set_wakeup_fd(self._wakeup_write_fd, warn_on_full_buffer=False)
         return self
 
-    def _handle(self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+    def take_stop_signal(self) -> signal.Signals | None:
+        """The last SIGTERM or SIGINT since the previous call, or since the start of the block; None without one."""
+        if self._wakeup_read_fd is None:
+            return None
         try:
-            handler(number, frame)
-        except BaseException as stop:
-            self.last_stop = stop
-            raise
+            numbers = os.read(self._wakeup_read_fd, 2**16)  # one byte a signal; the size of a pipe
+        except BlockingIOError:
+            return None
+        stops = [number for number in numbers if number in self._old_handlers]
+        return signal.Signals(stops[-1]) if stops else None
 
     def ignore_signals(self) -> None:
         for number in self._old_handlers:
@@ -60,6 +64,11 @@ class SignalHold:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
+        if self._wakeup_read_fd is not None:
+            signal.set_wakeup_fd(self._old_wakeup_fd)
+            os.close(self._wakeup_read_fd)
+            os.close(self._wakeup_write_fd)
+            self._wakeup_read_fd = None
 
 
 class _StoppableRun(Protocol):
@@ -77,34 +86,48 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
     and DetachedError if an error does not end the job and the job may be running: it then keeps running.
     """
     stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.reporter.stops)
-    try:
-        return operation()
-    except RunInUseError:
-        raise
-    except TorchyardError as error:
-        return _fail_or_leave(run, str(error), error)
-    except stops as stop:
-        if run.reporter.is_spurious_stop(stop):
-            signals.last_stop = None
-            return protect_run(run, operation, signals)
-        return _end_stopped(run, stop, signals)
-    except Exception as error:
-        hidden_stop = find_hidden_stop(error, stops) or signals.last_stop
-        if hidden_stop:
-            return _end_stopped(run, hidden_stop, signals)
-        get_log().exception("internal error in torchyard")
-        return _fail_or_leave(run, f"internal error in torchyard: {type(error).__name__}: {error}", error)
+    while True:  # until a stop is not spurious; not by recursion, which would make the stop the context of later errors
+        try:
+            return operation()
+        except RunInUseError:
+            raise
+        except TorchyardError as error:
+            return _fail_or_leave(run, str(error), error)
+        except stops as stop:
+            if not run.reporter.is_spurious_stop(stop):
+                return _end_stopped(run, describe_stop(stop), signals)
+            signals.take_stop_signal()
+        except Exception as error:
+            cause = _describe_hidden_stop(error, stops, signals)
+            if cause:
+                return _end_stopped(run, cause, signals)
+            get_log().exception("internal error in torchyard")
+            return _fail_or_leave(run, f"internal error in torchyard: {type(error).__name__}: {error}", error)
 
 
-def _end_stopped(run: _StoppableRun, stop: BaseException, signals: SignalHold) -> RunEnd:
+def _describe_hidden_stop(
+    error: BaseException, stops: tuple[type[BaseException], ...], signals: SignalHold
+) -> str | None:
+    """What stopped the run, if an error hides it; None if nothing did.
+
+    Compiled code, such as pydantic's, reports the exception of a signal's handler as an error without a cause.
+    """
+    hidden_stop = find_hidden_stop(error, stops)
+    if hidden_stop:
+        return describe_stop(hidden_stop)
+    stop_signal = signals.take_stop_signal()
+    return _SIGNAL_TEXTS[stop_signal] if stop_signal else None
+
+
+def _end_stopped(run: _StoppableRun, cause: str, signals: SignalHold) -> RunEnd:
     signals.ignore_signals()
     if run.reporter.is_cancelled():
         return RunEnd("cancelled", "cancelled through Prefect")
     if run.reporter.will_be_resumed():
         if run.plan:
             backend_of(run.plan).hand_over()
-        raise HandedOverError(f"stopped by {describe_stop(stop)}")
-    return RunEnd("stopped", f"stopped by {describe_stop(stop)}")
+        raise HandedOverError(f"stopped by {cause}")
+    return RunEnd("stopped", f"stopped by {cause}")
 
 
 def _fail_or_leave(run: _StoppableRun, sentence: str, error: Exception) -> RunEnd:
@@ -127,8 +150,8 @@ def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...
 def describe_stop(stop: BaseException) -> str:
     match stop:
         case KeyboardInterrupt():
-            return "Ctrl-C"
+            return _SIGNAL_TEXTS[signal.SIGINT]
         case asyncio.CancelledError():
             return "the flow's timeout"
         case _:
-            return "SIGTERM"
+            return _SIGNAL_TEXTS[signal.SIGTERM]

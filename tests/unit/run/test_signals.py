@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.exceptions import TerminationSignal
+from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
 from tests.conftest import RUN_ID, Write
 from torchyard.loading.profile import load_profile
+from torchyard.model.errors import DetachedError
 from torchyard.model.run import RunEnd
 from torchyard.run.reporter import LocalReporter, Terminated
 from torchyard.run.runner import Runner
@@ -53,6 +55,36 @@ def test_stop_that_compiled_code_reports_as_its_own_error_is_a_stop(write: Write
 
     with reporter, SignalHold() as signals:
         assert protect_run(runner, build_model, signals) == ("stopped", "stopped by SIGTERM")
+
+
+def test_error_after_a_spurious_stop_is_an_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that does not end the run does not explain a later error either: the job keeps running."""
+    reporter = LocalReporter()
+    monkeypatch.setattr(reporter, "is_spurious_stop", lambda _: True)
+    runner = Runner(load_profile(str(write())), RUN_ID, reporter)
+    runner.may_run = True
+    calls: list[int] = []
+
+    def fail_later() -> RunEnd:
+        calls.append(1)
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError("a defect")
+
+    with reporter, SignalHold() as signals, pytest.raises(DetachedError, match="a defect"):
+        protect_run(runner, fail_later, signals)
+    assert len(calls) == 2
+
+
+def test_handlers_stay_in_place_until_a_run_ends() -> None:
+    """Prefect hands a run over only if its own handler is installed: `is` compares it."""
+    with capture_sigterm():
+        handler = signal.getsignal(signal.SIGTERM)
+        with SignalHold() as signals:
+            assert signal.getsignal(signal.SIGTERM) is handler
+            assert can_ack_control_intent()
+            signals.ignore_signals()
+        assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.fixture
