@@ -9,8 +9,9 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from torchyard.model.base import FrozenModel
-from torchyard.model.plan import THIS_MACHINE, Site
+from torchyard.model.plan import Site
 from torchyard.model.profile import Profile
+from torchyard.model.requirements import THIS_MACHINE
 from torchyard.model.run import Run
 
 

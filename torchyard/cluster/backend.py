@@ -11,9 +11,8 @@ from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.cluster.stop import stop_and_read
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.diagnosis.pod_facts import parse_timestamp
-from torchyard.host.facts import PROBES
+from torchyard.host.facts import probe_folder
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, Plan
@@ -43,8 +42,7 @@ class ClusterBackend:
         checks: list[Finding] = []
         for requirement in self._plan.requires:
             if isinstance(requirement, WritableFolder):  # a folder of this machine; check_cluster has the others
-                probe = PROBES[requirement.kind](requirement.model_dump())
-                checks.append(check_requirement(requirement, probe))
+                checks.append(Finding(**probe_folder(requirement.to_probe())))
         checks += check_cluster(self._plan)
         return tuple(checks)
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Probe what preflight checks on a host. Standard library only, Python 3.8 or newer.
+"""Check on a host what the job needs there. Standard library only, Python 3.8 or newer.
 
 The launcher starts it as `PYTHON facts.py` on its own machine and sends its text to a host behind ssh, with
-{"needs": [requirement, ...]} on stdin. It prints one result per requirement, as a JSON list in the same order. For
-requirements on packages, PYTHON is the job's own interpreter.
+{"needs": [requirement, ...]} on stdin; for requirements on packages, PYTHON is the job's own interpreter. It prints
+{"now": the host's time in seconds since the epoch, "findings": [...]} as JSON, with one finding per requirement in the
+same order: its fields are those of torchyard/model/finding.py's Finding.
 
-A probe does not raise an error for what it tests: its result has the reason (`error`).
+A probe does not raise an error for what it checks.
 """
 
 from __future__ import annotations
@@ -13,21 +14,40 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 Json = Any
 
+_MIN_FREE_BYTES = 100 * 2**20
+
+
+def passed(subject: str, detail: str) -> Json:
+    """A finding; see `Finding` for its parts."""
+    return {"where": subject, "what": detail, "remedy": "", "verdict": "ok"}
+
+
+def warning(subject: str, detail: str, remedy: str) -> Json:
+    """A finding that does not prevent the run."""
+    return {"where": subject, "what": detail, "remedy": remedy, "verdict": "warning"}
+
+
+def failed(subject: str, detail: str, remedy: str) -> Json:
+    """A finding that prevents the run."""
+    return {"where": subject, "what": detail, "remedy": remedy, "verdict": "failed"}
+
 
 def probe_folder(requirement: Json) -> Json:
-    """Create the folder and write to it, as the run will; then remove the folders that did not exist before.
-
-    The result has the free bytes for this user (`free`), or `error`.
-    """
+    """Create the folder and write to it, as the run will; then remove the folders that did not exist before."""
+    subject = "run folder %s" % requirement["path"]
+    setting = "TORCHYARD_RUNS"
+    if not requirement["is_local"]:
+        subject += " on %s" % requirement["host"]
+        setting = "options.folder"
+    remedy = "choose another folder with %s" % setting
     path = os.path.abspath(requirement["path"])
     existing_folder = path
     while not os.path.lexists(existing_folder):
@@ -40,10 +60,14 @@ def probe_folder(requirement: Json) -> Json:
         os.unlink(probe_path)
         usage = os.statvfs(path)
     except OSError as error:
-        return {"error": "%s: %s" % (error.strerror, error.filename or path)}
+        return failed(subject, "%s: %s" % (error.strerror, error.filename or path), remedy)
     finally:
         _remove_empty_folders(path, existing_folder)
-    return {"free": usage.f_bavail * usage.f_frsize}
+    free_bytes = usage.f_bavail * usage.f_frsize
+    free_text = "%.1f GiB free" % (free_bytes / 2**30)
+    if free_bytes < _MIN_FREE_BYTES:
+        return warning(subject, "only %s: a full disk costs log lines" % free_text, remedy)
+    return passed(subject, free_text)
 
 
 def _remove_empty_folders(path: str, stop_at: str) -> None:
@@ -58,45 +82,68 @@ def _remove_empty_folders(path: str, stop_at: str) -> None:
 
 def probe_file(requirement: Json) -> Json:
     """Whether a file exists, and whether this user can read it."""
-    return {"exists": os.path.isfile(requirement["path"]), "readable": os.access(requirement["path"], os.R_OK)}
+    subject = "program %s" % requirement["path"]
+    remedy = "correct the profile's `program` (relative to the profile's folder or the project)"
+    if not requirement["is_local"]:
+        subject += " on %s" % requirement["host"]
+        remedy = "put it there, or remove options.program_there: then it is copied from this machine"
+    if os.access(requirement["path"], os.R_OK):
+        return passed(subject, "exists")
+    if os.path.exists(requirement["path"]):
+        return failed(subject, "this user cannot read it", remedy)
+    return failed(subject, "there is no such file", remedy)
 
 
 def probe_package(requirement: Json) -> Json:
-    """The version of a package, or of the interpreter itself (`python`); None if it is not installed."""
-    if requirement["name"] == "python":
-        return {"version": "%d.%d.%d" % sys.version_info[:3]}
-    try:
-        return {"version": importlib.metadata.version(requirement["name"])}
-    except importlib.metadata.PackageNotFoundError:
-        return {"version": None}
+    """Whether a package, or the interpreter itself (`python`), has at least the version that is needed."""
+    name, needed_version = requirement["name"], requirement["minimum_version"]
+    subject = "%s for %s on %s" % (name, requirement["python"], requirement["host"])
+    remedy = "%s -m pip install '%s>=%s'" % (requirement["python"], name, needed_version)
+    if name == "python":
+        version = "%d.%d.%d" % sys.version_info[:3]
+    else:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return failed(subject, "is not installed (%s)" % requirement["reason"], remedy)
+    if _parse_version(version) < _parse_version(needed_version):
+        return failed(subject, "is %s, %s is needed" % (version, needed_version), remedy)
+    return passed(subject, version)
+
+
+def _parse_version(version: str) -> list[int]:
+    """`2.13.0+cu128` as `[2, 13, 0]`: enough to compare releases."""
+    return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def probe_port(requirement: Json) -> Json:
-    """Listen on a port for a moment: the only proof that it is free. If it is not, the result names the holder."""
+    """Listen on a port for a moment: the only proof that it is free. A port that this run itself holds passes too."""
+    port = requirement["port"]
+    subject = "port %d on %s" % (port, requirement["host"])
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
-            listener.bind(("", requirement["port"]))
+            listener.bind(("", port))
             listener.listen()
-        except OSError as error:
-            holder = _find_port_holder(requirement["port"], requirement["label"])
-            return dict(holder, free=False, error=error.strerror)
-    return {"free": True}
+        except OSError:
+            holder, is_ours = _find_port_holder(port, requirement["label"])
+            if is_ours:
+                return passed(subject, "is held by this run")
+            option = requirement["option"]
+            remedy = "stop it, or choose another port with %s; a new run chooses another one by itself" % option
+            return failed(subject, "is held by %s" % holder, remedy)
+    return passed(subject, "is free")
 
 
-def _find_port_holder(port: int, label: str) -> Json:
-    """The process that listens on a port: `holder`, as `pid 123 (python3 server.py)`, and `ours` if it has the label.
-
-    `holder` is empty if the process belongs to another user.
-    """
+def _find_port_holder(port: int, label: str) -> tuple[str, bool]:
+    """The process that listens on a port, as `pid 123 (python3 server.py)`, and whether it has the label of the run."""
     sockets = _list_listening_sockets(port)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
-            if not sockets.intersection(links):
+            if not sockets.intersection(_list_open_files(pid)):
                 continue
             with open("/proc/%s/cmdline" % pid, "rb") as file:
                 command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
@@ -105,8 +152,19 @@ def _find_port_holder(port: int, label: str) -> Json:
         except OSError:
             continue
         is_ours = bool(label) and b"\0TORCHYARD_JOB=" + label.encode() in environment
-        return {"holder": "pid %s (%s)" % (pid, command), "ours": is_ours}
-    return {"holder": "", "ours": False}
+        return "pid %s (%s)" % (pid, command), is_ours
+    return "a process of another user", False
+
+
+def _list_open_files(pid: str) -> list[str]:
+    """The targets of a process's descriptors. Raises OSError for a process of another user, or one that has ended."""
+    targets: list[str] = []
+    for fd in os.listdir("/proc/%s/fd" % pid):
+        try:
+            targets.append(os.readlink("/proc/%s/fd/%s" % (pid, fd)))
+        except FileNotFoundError:  # closed since
+            pass
+    return targets
 
 
 def _list_listening_sockets(port: int) -> set[str]:
@@ -126,17 +184,33 @@ def _list_listening_sockets(port: int) -> set[str]:
 
 
 def probe_processors(requirement: Json) -> Json:
-    """The number of processors that this process may use."""
-    return {"count": len(os.sched_getaffinity(0))}
+    """Whether this process may use as many processors as the host has processes; fewer is a warning."""
+    subject = "processors of %s" % requirement["host"]
+    count = len(os.sched_getaffinity(0))
+    detail = "%d for %d processes" % (count, requirement["count"])
+    if count >= requirement["count"]:
+        return passed(subject, detail)
+    return warning(subject, detail + ": they will wait for each other", "fewer nodes or processes run faster here")
 
 
-def probe_gpus(requirement: Json) -> Json:
-    """The number of GPUs that the drivers of NVIDIA and AMD report (`count`); None if neither driver is visible."""
-    return {"count": count_gpus("/")}
+def probe_gpus(requirement: Json, root: str = "/") -> Json:
+    """Whether the host has as many GPUs as its processes use; a warning if that cannot be known."""
+    subject = "GPUs of %s" % requirement["host"]
+    count = count_gpus(root)
+    if count is None:  # in some containers the driver is not visible
+        detail = "%d are needed, and neither the driver of NVIDIA nor that of AMD is visible" % requirement["count"]
+        return warning(subject, detail, "check with nvidia-smi or rocm-smi on that host")
+    detail = "%d for %d that the job uses there" % (count, requirement["count"])
+    if count >= requirement["count"]:
+        return passed(subject, detail)
+    return failed(subject, detail, "lower resources.gpus, or choose other hosts")
 
 
 def count_gpus(root: str) -> int | None:
-    """See `probe_gpus`; `root` is the folder that has proc and sys."""
+    """The number of GPUs that the drivers of NVIDIA and AMD report; None if neither driver is visible.
+
+    `root` is the folder that has proc and sys.
+    """
     counts: list[int] = []
     try:
         counts.append(len(os.listdir(os.path.join(root, "proc/driver/nvidia/gpus"))))
@@ -158,38 +232,28 @@ def _is_amd_gpu(node_path: str) -> bool:
 
 
 def probe_route(requirement: Json) -> Json:
-    """The local (`through`) and the remote address (`to`) of a route; `error` if there is none. No packet is sent."""
+    """Whether the host has a route to an address; no packet is sent."""
+    subject = "route from %s to %s" % (requirement["host"], requirement["address"])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect((requirement["address"], 9))
-            return {"through": sock.getsockname()[0], "to": sock.getpeername()[0]}
+            source, destination = sock.getsockname()[0], sock.getpeername()[0]
     except OSError as error:
-        return {"error": error.strerror or str(error)}
-
-
-def probe_clock(requirement: Json) -> Json:
-    """The host's time in seconds since the epoch."""
-    return {"now": time.time()}
-
-
-def probe_store(requirement: Json) -> Json:
-    """The HTTP status (`code`) of a rendezvous store's response, requested directly and not through a proxy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(requirement["url"], timeout=5):
-            return {"code": 200}
-    except urllib.error.HTTPError as error:
-        return {"code": error.code}
-    except OSError as error:
-        return {"error": str(error)}
+        remedy = "name an address that every host reaches: options.hosts: [{host: NAME, address: ADDRESS}, ...]"
+        return failed(subject, error.strerror or str(error), remedy)
+    return passed(subject, "%s is %s, from %s" % (requirement["address"], destination, source))
 
 
 def probe_runai(requirement: Json) -> Json:
-    """The state of Run:ai's CLI; only on the launcher's machine, which has the file runai_cli.py."""
+    """Whether Run:ai's CLI can submit the job; only on the launcher's machine, which has the file runai_cli.py."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from torchyard.host.runai_cli import check_cli
+    from torchyard.host import runai_cli
 
-    return check_cli(requirement)
+    subject = "%s on %s" % (requirement["cli"], requirement["host"])
+    problem, remedy = runai_cli.describe_problem(requirement)
+    if problem:
+        return failed(subject, problem, remedy)
+    return passed(subject, "%s, logged in, project %s" % (requirement["generation"], requirement["project"]))
 
 
 PROBES = {
@@ -200,11 +264,10 @@ PROBES = {
     "processors": probe_processors,
     "gpus": probe_gpus,
     "reachable": probe_route,
-    "clock": probe_clock,
-    "store": probe_store,
     "runai": probe_runai,
 }
 
 if __name__ == "__main__":
     requirements = json.load(sys.stdin)["needs"]
-    print(json.dumps([PROBES[requirement["kind"]](requirement) for requirement in requirements]))
+    findings = [PROBES[requirement["kind"]](requirement) for requirement in requirements]
+    print(json.dumps({"now": time.time(), "findings": findings}))

@@ -140,29 +140,32 @@ def find_error_line(output: str) -> str:
     return lines[-1] if lines else "the CLI printed no error message"
 
 
-def check_cli(requirement: Json) -> Json:
-    """Whether a CLI runs (else `why`), which generations it has, whether a user is logged in, and the project exists.
+def describe_problem(requirement: Json) -> tuple[str, str]:
+    """Why the CLI cannot submit the job, and what to do; both are empty if it can.
 
-    `project` is missing without a login or the right generation, and None if it is unknown.
+    It has to run, be of the right generation, and have a logged-in user with access to the project. Projects that
+    cannot be listed are not a problem.
     """
     cli = requirement["cli"]
-    generation = requirement["generation"]
     exit_code, output = query_cli([cli, "version"], timeout_s=_QUERY_TIMEOUT_S)
     if exit_code:
-        return {"runs": False, "reason": find_error_line(output)}
+        return find_error_line(output), "install Run:ai's CLI, or name it with options.cli"
     generations: list[str] = []
     for name, help_command in sorted(_HELP_COMMANDS.items()):
         exit_code, _ = query_cli([cli] + help_command, timeout_s=_QUERY_TIMEOUT_S)
         if exit_code == 0:
             generations.append(name)
+    if requirement["generation"] not in generations:
+        problem = "is not %s; it is: %s" % (requirement["generation"], ", ".join(generations) or "unknown")
+        return problem, "choose another CLI with options.cli, or the other generation with options.through"
     exit_code, output = query_cli([cli, "whoami"], timeout_s=_QUERY_TIMEOUT_S)
-    reason = find_error_line(output) if exit_code else ""
-    result = {"runs": True, "generations": generations, "user": exit_code == 0, "reason": reason}
-    if generation in generations and exit_code == 0:
-        exit_code, output = query_cli([cli] + _PROJECT_COMMANDS[generation], timeout_s=_QUERY_TIMEOUT_S)
-        project = re.compile(r"(?<![\w-])%s(?![\w-])" % re.escape(requirement["project"]))
-        result["project"] = None if exit_code else bool(project.search(output))
-    return result
+    if exit_code:
+        return "no user is logged in: %s" % find_error_line(output), "%s login" % cli
+    exit_code, output = query_cli([cli] + _PROJECT_COMMANDS[requirement["generation"]], timeout_s=_QUERY_TIMEOUT_S)
+    project = requirement["project"]
+    if exit_code == 0 and not re.search(r"(?<![\w-])%s(?![\w-])" % re.escape(project), output):
+        return "there is no project %s for this user" % project, "correct options.project"
+    return "", ""
 
 
 # --- parsing its output --------------------------------------------------------------------------------------------

@@ -1,18 +1,20 @@
 """Checks a plan's requirements on its hosts."""
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.machines import processes
 from torchyard.machines.staging import script_command
 from torchyard.model.errors import HostError, UnreachedError
-from torchyard.model.finding import Finding
-from torchyard.model.plan import THIS_MACHINE, Site
-from torchyard.model.requirements import HostRequirement, Package
+from torchyard.model.finding import Finding, passed_check, warning_check
+from torchyard.model.plan import Site
+from torchyard.model.requirements import THIS_MACHINE, Clock, HostRequirement, Package
+
+_MAX_CLOCK_OFFSET_S = 5.0
 
 
 class _Target(NamedTuple):
@@ -43,10 +45,12 @@ def check_hosts(requires: Iterable[HostRequirement], sites: Sequence[Site] = ())
 def _check_host(target: _Target, requirements: Sequence[HostRequirement]) -> list[Finding]:
     """The checks of one host and interpreter; a single one if it cannot be queried."""
     host, python = target
-    request = {"needs": [requirement.model_dump() for requirement in requirements]}
+    probed_requirements = [requirement for requirement in requirements if not isinstance(requirement, Clock)]
+    request = {"needs": [requirement.to_probe() for requirement in probed_requirements]}
     command = replace(script_command(host, python, "facts.py"), input=request)
+    started_at = time.time()
     try:
-        probe_results = processes.run_command(host, command, retry_timeout_s=0)
+        response = processes.run_command(host, command, retry_timeout_s=0)
     except UnreachedError as error:
         return [Finding(where=host, verdict="failed", what=f"{error.action}: {error.message}")]
     except HostError as error:
@@ -56,7 +60,22 @@ def _check_host(target: _Target, requirements: Sequence[HostRequirement]) -> lis
             remedy = f"choose another interpreter with {options}"
         detail = f"{error.action}: {error.message}"
         return [Finding(where=f"{python} on {host}", verdict="failed", what=detail, remedy=remedy)]
-    return [
-        check_requirement(requirement, probe_result)
-        for requirement, probe_result in zip(requirements, probe_results, strict=True)
-    ]
+    findings = [Finding(**fields) for fields in response["findings"]]
+    if len(probed_requirements) < len(requirements):
+        findings.append(check_clock(host, response["now"], started_at, time.time()))
+    return findings
+
+
+def check_clock(host: str, host_time: float, started_at: float, ended_at: float) -> Finding:
+    """Compare a host's clock with this machine's, which read `started_at` before the host's and `ended_at` after it.
+
+    All times are in seconds since the epoch.
+    """
+    where = f"clock of {host}"
+    if started_at - _MAX_CLOCK_OFFSET_S < host_time < ended_at + _MAX_CLOCK_OFFSET_S:
+        return passed_check(where, "is right to a few seconds")
+    is_behind = host_time < started_at
+    offset_s = started_at - host_time if is_behind else host_time - ended_at
+    direction = "behind" if is_behind else "ahead"
+    detail = f"is {offset_s:.0f} s {direction}: times and deadlines will be wrong"
+    return warning_check(where, detail, "synchronize both by NTP")

@@ -28,7 +28,7 @@ from typing import IO, Any, Literal, TypeVar, cast
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from torchyard.model.errors import HostError, UnreachedError
-from torchyard.model.plan import THIS_MACHINE
+from torchyard.model.requirements import THIS_MACHINE
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from torchyard.machines.host_stream import node_holder_identity
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.processes import Command
 from torchyard.model.errors import HostError, RunInUseError
-from torchyard.model.plan import THIS_MACHINE, CommandPlan, Process, Site
+from torchyard.model.plan import CommandPlan, Process, Site
+from torchyard.model.requirements import THIS_MACHINE
 
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts that run on hosts
 _MAX_RESPONSE_BYTES = 64 * 2**10

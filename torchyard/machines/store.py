@@ -1,13 +1,12 @@
 """The rendezvous store of a run on machines: started if it is the run's own, and proven to serve."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from torchyard.common.log_lines import read_new_lines
-from torchyard.host.facts import PROBES
+from torchyard.host.rendezvous import query_store
 from torchyard.machines import processes
 from torchyard.machines.host_script import call_scripts, submit_processes
 from torchyard.machines.staging import script_command, stage_in
@@ -60,12 +59,9 @@ def wait_for_store(url: str, store: Process | None, site: Site | None) -> None:
 
 def _query_store(url: str, site: Site | None) -> dict[str, Any]:
     """The store's response, requested from the first agent's host: this machine may have no route to it."""
-    requirement = {"kind": "store", "url": url}
     if site is None:
-        return dict(PROBES["store"](requirement))
-    command = replace(script_command(site.host, site.python, "facts.py"), input={"needs": [requirement]})
-    (response,) = processes.run_command(site.host, command)
-    return dict(response)
+        return dict(query_store(url))
+    return dict(processes.run_command(site.host, script_command(site.host, site.python, "rendezvous.py", url)))
 
 
 def _check_store_alive(url: str, store: Process) -> None:

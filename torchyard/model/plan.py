@@ -11,9 +11,6 @@ from torchyard.model.hardware import Expect, OnFabric
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import ClusterRequirement, HostRequirement
 
-THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
-
-
 # How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
 # node of rank 0; placed: rank 0 runs on the first node.
 Ranks = Literal["teed", "logged", "placed"]

@@ -1,6 +1,6 @@
 """The requirements of a plan: launchers and hardware files list them, preflight checks them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,86 +12,89 @@ _IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definit
 
 # --- on a host
 
+THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
 
-class WritableFolder(FrozenModel):
+
+class _OnHost(FrozenModel):
+    """A requirement on a host; torchyard/host/facts.py has its probe."""
+
+    host: str
+
+    def to_probe(self) -> dict[str, Any]:
+        """The argument of its probe: its fields, and whether the host is this machine."""
+        return self.model_dump() | {"is_local": self.host in THIS_MACHINE}
+
+
+class WritableFolder(_OnHost):
     """A folder that exists or can be created, with room for a log."""
 
     kind: Literal["folder"] = "folder"
-    host: str
     path: str
 
 
-class ProgramFile(FrozenModel):
+class ProgramFile(_OnHost):
     """A file that the job reads."""
 
     kind: Literal["file"] = "file"
-    host: str
     path: str
 
 
 INTERPRETER = "python"  # the name of a `Package` that is the interpreter itself
 
 
-class Package(FrozenModel):
+class Package(_OnHost):
     """A Python distribution in the job's interpreter, or that interpreter itself."""
 
     kind: Literal["package"] = "package"
-    host: str
     python: str
     name: str
     minimum_version: str
     reason: str
 
 
-class FreePort(FrozenModel):
+class FreePort(_OnHost):
     """A TCP port on which only the attempt itself may listen: another machine may have started it already."""
 
     kind: Literal["port"] = "port"
-    host: str
     port: int
     option: str = Field(description="the key that sets another port")
     label: str = Field("", description="label of the processes that may hold the port: those of the attempt itself")
 
 
-class Processors(FrozenModel):
+class Processors(_OnHost):
     """Enough processors for the processes of a host; fewer is a warning."""
 
     kind: Literal["processors"] = "processors"
-    host: str
     count: int
 
 
-class Gpus(FrozenModel):
+class Gpus(_OnHost):
     """Enough GPUs for the processes of a host."""
 
     kind: Literal["gpus"] = "gpus"
-    host: str
     count: int
 
 
-class RunaiCli(FrozenModel):
+class RunaiCli(_OnHost):
     """Run:ai's CLI of one generation, with a logged-in user who has access to the project."""
 
     kind: Literal["runai"] = "runai"
-    host: str
     cli: str
     generation: Literal["cli-v1", "cli-v2"]
     project: str
 
 
-class Reachable(FrozenModel):
+class Reachable(_OnHost):
     """A name or an address of another host that this host can reach."""
 
     kind: Literal["reachable"] = "reachable"
-    host: str
     address: str
 
 
-class Clock(FrozenModel):
-    """A clock that agrees with the launcher's; otherwise deadlines and times are wrong."""
+class Clock(_OnHost):
+    """A clock that agrees with the launcher's, which compares both; otherwise deadlines and times are wrong."""
 
     kind: Literal["clock"] = "clock"
-    host: str
 
 
 HostRequirement = Annotated[

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.runai_jobs import Cli, Planned
+from torchyard.host import runai_cli
 from torchyard.host.runai_cli import parse_statuses
 from torchyard.machines.checks import check_hosts
 
@@ -47,3 +48,21 @@ def test_preflight_reports_a_missing_login(runai_planned: Planned, cli: Cli) -> 
     path.write_text(path.read_text().replace("\nexec", '\n[ "$1" != whoami ] || { echo not logged in; exit 1; }\nexec'))
     (check,) = check_hosts([requirement for requirement in plan.requires if requirement.kind == "runai"])
     assert (check.what, check.remedy) == ("no user is logged in: not logged in", f"{path} login")
+
+
+def test_projects_that_cannot_be_listed_are_not_a_problem(
+    runai_planned: Planned, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CLI that refuses to list projects proves nothing about the project."""
+    monkeypatch.setitem(runai_cli._PROJECT_COMMANDS, "cli-v2", ["no-such-command"])
+    (requirement,) = [requirement for requirement in runai_planned("true").requires if requirement.kind == "runai"]
+    assert runai_cli.describe_problem(requirement.to_probe()) == ("", "")
+
+
+def test_program_of_no_generation_is_not_the_cli(runai_planned: Planned) -> None:
+    """Another program of this name is of no known generation."""
+    (requirement,) = [requirement for requirement in runai_planned("true").requires if requirement.kind == "runai"]
+    what, remedy = runai_cli.describe_problem(
+        requirement.model_copy(update={"cli": "/usr/bin/true", "generation": "cli-v3"}).to_probe()
+    )
+    assert (what, "options.cli" in remedy) == ("is not cli-v3; it is: cli-v1, cli-v2", True)

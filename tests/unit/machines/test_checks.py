@@ -4,8 +4,10 @@ import os
 import sys
 from pathlib import Path
 
-from torchyard.machines.checks import check_hosts
-from torchyard.model.requirements import FreePort, Package, Processors, ProgramFile
+import pytest
+
+from torchyard.machines.checks import check_clock, check_hosts
+from torchyard.model.requirements import Clock, FreePort, Package, Processors, ProgramFile
 
 
 def write_script(path: Path, text: str) -> str:
@@ -47,3 +49,24 @@ def test_missing_interpreter_names_the_option_that_chooses_another() -> None:
     (check,) = check_hosts([requirement])
     assert check.where == "/no/python on localhost"
     assert check.remedy == "choose another interpreter with options.python"
+
+
+@pytest.mark.parametrize(
+    ("host_time", "verdict", "detail"),
+    [
+        (100.5, "ok", "is right to a few seconds"),
+        (112.0, "ok", "is right to a few seconds"),
+        (39.0, "warning", "is 61 s behind: times and deadlines will be wrong"),
+        (171.0, "warning", "is 61 s ahead: times and deadlines will be wrong"),
+    ],
+)
+def test_clock_that_is_wrong_is_a_warning(host_time: float, verdict: str, detail: str) -> None:
+    """A host whose clock is a minute off can train, but its times mislead; a slow response proves nothing."""
+    check = check_clock("gpu1", host_time, started_at=100.0, ended_at=110.0)
+    assert (check.where, check.verdict, check.what) == ("clock of gpu1", verdict, detail)
+
+
+def test_clock_of_a_host_is_checked() -> None:
+    """The clock of this machine agrees with itself, also if it is the only requirement."""
+    (check,) = check_hosts([Clock(host="localhost")])
+    assert (check.where, check.verdict) == ("clock of localhost", "ok")
