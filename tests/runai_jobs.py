@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Write, command_plan_of, load
 from torchyard.common.project_root import ROOT
-from torchyard.machines.backend import MachinesBackend
+from torchyard.machines.job import MachinesJob
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle
@@ -56,4 +56,4 @@ def build_profile_keys(cli: Path, **keys: Any) -> dict[str, Any]:
 
 
 def start_agents(plan: CommandPlan) -> Handle:
-    return MachinesBackend(plan).submit(Deadlines(), submitted_at=None)
+    return MachinesJob(plan).submit(Deadlines(), submitted_at=None)

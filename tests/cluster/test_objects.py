@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
-from torchyard.backend import backend_of
+from torchyard.backends import job_of
 from torchyard.cluster import create, delete
 from torchyard.cluster.delete import list_kinds, list_labelled_objects
 from torchyard.diagnosis import pod_facts
@@ -182,7 +182,7 @@ def test_teardown_can_be_repeated(jobs: Jobs) -> None:
     """Tearing down a job that is deleted, or never existed, succeeds."""
     plan = jobs.start()
     assert (teardown(plan), teardown(plan), teardown(jobs.plan())) == ((), (), ())
-    backend_of(plan).stop()
+    job_of(plan).stop()
 
 
 def test_two_teardowns_at_once(jobs: Jobs) -> None:
@@ -212,7 +212,7 @@ def test_job_is_deleted_after_its_pods(jobs: Jobs) -> None:
     """A stopped job exists until its pods are deleted (foreground deletion), so its absence proves theirs."""
     plan = jobs.start()
     until(lambda: is_running(jobs, plan))
-    backend_of(plan).stop()
+    job_of(plan).stop()
     (job,) = list_jobs(jobs, plan)
     assert "foregroundDeletion" in job["metadata"]["finalizers"]
     until(lambda: not list_jobs(jobs, plan))
@@ -304,7 +304,7 @@ def test_foreign_job_with_our_name_is_kept(jobs: Jobs) -> None:
     foreign_job = copy.deepcopy(plan.main)
     foreign_job["metadata"]["labels"] = {"team": "other"}
     jobs.client.create(foreign_job)
-    backend_of(plan).stop()
+    job_of(plan).stop()
     leftovers = teardown(plan)  # its pods have our labels: they are reported, and stay as well
     assert [leftover for leftover in leftovers if not leftover.startswith("Pod ")] == []
     existing = jobs.client.get(foreign_job["apiVersion"], "Job", plan.job)

@@ -18,7 +18,7 @@ from tests.flow_processes import FlowRunProcesses
 from tests.runai_jobs import Cli, Planned, build_profile_keys, start_agents
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import runai
-from torchyard.machines.backend import MachinesBackend
+from torchyard.machines.job import MachinesJob
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import ENDED_STATES, Observation, Report, Status
@@ -87,7 +87,7 @@ TIMEOUT_S = 15.0
 
 def wait_for_status(plan: CommandPlan, is_reached: Callable[[Status], bool]) -> Status:
     """Poll the job until a condition on its status holds; return that status. Fails after TIMEOUT_S."""
-    with MachinesBackend(plan).watch(list) as watch:
+    with MachinesJob(plan).watch(list) as watch:
         deadline = time.monotonic() + TIMEOUT_S
         status = Status(state="pending", reason="")
         while not is_reached(status):
@@ -115,7 +115,7 @@ def test_logs_of_an_ended_job_are_complete(runai_planned: Planned, generation: s
     plan = runai_planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
     start_agents(plan)
     assert wait_for_status(plan, has_ended).state == "succeeded"
-    MachinesBackend(plan).remove()
+    MachinesJob(plan).remove()
     assert (read_log(plan, 0), read_log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
 
 
@@ -124,11 +124,11 @@ def test_cancel_deletes_the_job_and_keeps_the_log(runai_planned: Planned, tmp_pa
     plan = runai_planned("echo up; sleep 60")
     start_agents(plan)
     wait_for_status(plan, lambda status: status.state == "running")
-    with MachinesBackend(plan).watch(list) as watch:
-        assert MachinesBackend(plan).remove() == []
+    with MachinesJob(plan).watch(list) as watch:
+        assert MachinesJob(plan).remove() == []
         watch.drain_logs(idle_timeout_s=5.0)
         assert watch.lost_logs() == {}
-    assert (read_log(plan, 0), read_log(plan, 1), MachinesBackend(plan).remove()) == (["up"], ["up"], [])
+    assert (read_log(plan, 0), read_log(plan, 1), MachinesJob(plan).remove()) == (["up"], ["up"], [])
     assert not list((tmp_path / "cloud").iterdir())
 
 
@@ -151,10 +151,10 @@ def test_expired_login_does_not_end_the_job(runai_planned: Planned, tmp_path: Pa
     broken.write_text("your token is expired, please log in")
     status = wait_for_status(plan, lambda status: "runai does not answer" in status.reason)
     assert (status.state, "your token is expired" in status.reason) == ("running", True)
-    assert "your token is expired" in MachinesBackend(plan).remove()[0]
+    assert "your token is expired" in MachinesJob(plan).remove()[0]
     broken.unlink()
     wait_for_status(plan, lambda status: status.reason == "2 of 2 pods run")
-    assert MachinesBackend(plan).remove() == []
+    assert MachinesJob(plan).remove() == []
 
 
 def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: P
     failure = wait_for_status(plan, has_ended).failure
     assert failure
     assert (failure.cause, failure.retry) == ("preempted", True)
-    MachinesBackend(plan).remove()
+    MachinesJob(plan).remove()
 
 
 def test_log_is_served_from_an_offset(runai_planned: Planned) -> None:
@@ -180,7 +180,7 @@ def test_log_is_served_from_an_offset(runai_planned: Planned) -> None:
     with ProcessWatch(plan.processes) as watch:
         assert watch.drain_logs(idle_timeout_s=30.0)
     assert Path(plan.processes[0].log).read_bytes() == log_bytes
-    MachinesBackend(plan).remove()
+    MachinesJob(plan).remove()
 
 
 # --- preflight

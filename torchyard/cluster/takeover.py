@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from torchyard.backend import RemoteAttempt
 from torchyard.cluster import lease
 from torchyard.cluster.create import drop_forbidden_objects, resolve_cluster
 from torchyard.cluster.lease_renewal import get_renewer, hold_lease
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis.pod_facts import is_being_deleted, parse_timestamp
+from torchyard.interfaces import RemoteAttempt
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan, Plan

@@ -1,6 +1,6 @@
 """Plans a run and checks it, and shows each as a page, before anything is started. A dry run ends there."""
 
-from torchyard.backend import backend_of
+from torchyard.backends import job_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.launchers import registry
@@ -20,7 +20,7 @@ from torchyard.steps.step_functions import StepFunctions
 
 def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
     """The plan of an attempt, in the cluster and namespace that the kubeconfig names, with its page."""
-    plan = backend_of(registry.make_plan(profile, run)).locate()
+    plan = job_of(registry.make_plan(profile, run)).locate()
     secrets.remember_secrets(plan)
     reporter.show_page("plan", lambda: render_plan_page(profile, plan))
     return plan

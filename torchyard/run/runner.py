@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torchyard.archive.copier import RunArchive, open_run_archive
-from torchyard.backend import backend_of
+from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.machines.processes import Watchdog
@@ -137,7 +137,7 @@ class Runner:
         attempt_plan = self.folder.attempt_plan(number)
         if attempt_plan is None:
             plan = self._check_new_plan(Run(id=self.run_id, attempt=number, folder=str(self.folder.path)))
-            attempt_plan = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
+            attempt_plan = AttemptPlan(plan=job_of(plan).prepare(), deadlines=self.profile.deadlines)
             self.folder.save_attempt_plan(number, attempt_plan)
         self.open_attempt = OpenAttempt(number, attempt_plan.plan, attempt_plan.deadlines)
         self.plan = attempt_plan.plan
@@ -255,7 +255,7 @@ class Runner:
     def _check_owner(self) -> None:
         """RunInUseError if another process has taken the run over; nothing is checked before there is a plan."""
         if self.plan:
-            backend_of(self.plan).check_owner()
+            owner_of(self.plan).check()
 
     def _load_attempts(self, first: int) -> range:
         """Read what earlier processes have recorded; return the numbers of the attempts that are left, not empty.
@@ -437,13 +437,13 @@ class Runner:
         sentence = secrets.mask_text(sentence)
         self.folder.record_event("ending", end=end, sentence=sentence)
         if self.open_attempt:
-            backend_of(self.open_attempt.plan).record_ending(end, sentence)
+            owner_of(self.open_attempt.plan).record_ending(end, sentence)
 
     def _stop_attempt(self, attempt: OpenAttempt, reason: str) -> None:
         """End an open attempt early: stop it and read its last lines, remove it, and collect its logs."""
         outcome = self.folder.outcome(attempt.number)
         if not outcome:
-            lost_lines = backend_of(attempt.plan).stop_unwatched()
+            lost_lines = job_of(attempt.plan).stop_unwatched()
             status = Status(state="failed", reason=reason)
             outcome = Outcome(status=status, cause="stopped", exit_codes={}, lost=lost_lines)
         self.leftovers += self.remove(attempt.plan)
@@ -459,11 +459,11 @@ class Runner:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""
         if not self.plan:
             return
-        backend = backend_of(self.plan)
-        backend.abandon_lease()
+        owner = owner_of(self.plan)
+        owner.abandon()
         try:
             if not self.leftovers:
-                backend.release()
+                owner.release()
         except TorchyardError as error:
             self.leftovers.append(str(error))
 

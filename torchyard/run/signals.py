@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from torchyard.backend import backend_of
+from torchyard.backends import owner_of
 from torchyard.common.log import get_log
 from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
@@ -125,7 +125,7 @@ def _end_stopped(run: _StoppableRun, cause: str, signals: SignalHold) -> RunEnd:
         return RunEnd("cancelled", "cancelled through Prefect")
     if run.reporter.will_be_resumed():
         if run.plan:
-            backend_of(run.plan).hand_over()
+            owner_of(run.plan).hand_over()
         raise HandedOverError(f"stopped by {cause}")
     return RunEnd("stopped", f"stopped by {cause}")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchyard.archive.copier import open_run_archive
-from torchyard.backend import backend_of
+from torchyard.backends import owner_of
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
@@ -62,13 +62,13 @@ def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
     """Remove a run's attempts and their Lease; return the leftovers. RunInUseError if another machine owns the run."""
     if not plans:
         return ()
-    backend = backend_of(plans[-1])
-    backend.check_not_owned_elsewhere()
+    owner = owner_of(plans[-1])
+    owner.check_not_elsewhere()
     leftovers: list[str] = []
     for plan in plans:
         leftovers += teardown(plan, end_run=False)
     if not leftovers:
-        backend.release()
+        owner.release()
     return tuple(leftovers)
 
 

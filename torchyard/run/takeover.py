@@ -4,7 +4,8 @@ The archive has the run's past; its Lease in the cluster says who owns the run n
 """
 
 from torchyard.archive.copier import RunArchive
-from torchyard.backend import RemoteAttempt, backend_of
+from torchyard.backends import owner_of
+from torchyard.interfaces import RemoteAttempt
 from torchyard.launchers import registry
 from torchyard.model.errors import DetachedError
 from torchyard.model.plan import Plan
@@ -32,7 +33,7 @@ def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
         run = Run(id=run_id, attempt=number, folder=str(folder.path))
         return registry.make_plan(profile, run)
 
-    remote_attempt = backend_of(build_plan(1)).take_over(build_plan, folder.attempts())
+    remote_attempt = owner_of(build_plan(1)).take_over(build_plan, folder.attempts())
     if remote_attempt:
         _import_attempt(folder, profile, run_id, remote_attempt)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from torchyard.backend import backend_of
+from torchyard.backends import job_of
 from torchyard.common.log import get_log
 from torchyard.common.secrets import check_exposed_secrets
 from torchyard.model.errors import PreflightError
@@ -13,7 +13,7 @@ from torchyard.steps.descriptors import check_file_limit, read_file_limit
 
 def preflight(plan: Plan) -> tuple[Finding, ...]:
     """Run every check of the plan, and return the results. PreflightError, with all results, if a check failed."""
-    backend_of(plan).reach()
+    job_of(plan).reach()
     checks = run_checks(plan)
     report_warnings(checks)
     if any(check.verdict == "failed" for check in checks):
@@ -30,4 +30,4 @@ def report_warnings(checks: Iterable[Finding]) -> None:
 
 def run_checks(plan: Plan) -> tuple[Finding, ...]:
     """Run every check of the plan: on its hosts or in its cluster, and in this process."""
-    return (*check_file_limit(plan, read_file_limit()), *backend_of(plan).check(), *check_exposed_secrets(plan))
+    return (*check_file_limit(plan, read_file_limit()), *job_of(plan).check(), *check_exposed_secrets(plan))

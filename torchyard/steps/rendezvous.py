@@ -2,7 +2,7 @@
 
 import time
 
-from torchyard.backend import backend_of
+from torchyard.backends import job_of
 from torchyard.common.log import get_log
 from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import Plan
@@ -17,7 +17,7 @@ def ensure_rendezvous(plan: Plan) -> str | None:
     if plan.probe is None:
         return None
     started_at = time.monotonic()
-    backend_of(plan).start_store()
+    job_of(plan).start_store()
     get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started_at)
     return plan.probe
 

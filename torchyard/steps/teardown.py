@@ -1,6 +1,6 @@
 """Removes everything that a plan started, and verifies that nothing remains. Tearing down nothing is a success."""
 
-from torchyard.backend import backend_of
+from torchyard.backends import job_of, owner_of
 from torchyard.common.log import get_log
 from torchyard.model.plan import Plan
 
@@ -10,10 +10,9 @@ def teardown(plan: Plan, *, end_run: bool = True) -> tuple[str, ...]:
 
     An empty result proves that nothing remains. With `end_run` the run itself has ended, and its Lease is deleted too.
     """
-    backend = backend_of(plan)
-    leftovers = backend.remove()
+    leftovers = job_of(plan).remove()
     if end_run and not leftovers:
-        backend.release()
+        owner_of(plan).release()
     for leftover in leftovers:
         get_log().error("left behind: %s", leftover)
     return tuple(leftovers)

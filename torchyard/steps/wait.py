@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from torchyard.backend import JobWatch, backend_of
+from torchyard.backends import job_of
 from torchyard.common.local_errors import LocalErrorGuard, is_local_error
 from torchyard.common.log import get_log
 from torchyard.diagnosis.deadlines import DeadlineMonitor, ExpiredDeadline, JobSnapshot
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import Plan
@@ -98,7 +99,7 @@ class _JobPoller:
     def open(self, stack: ExitStack) -> None:
         """Start to watch the job; after an error of this process, the next call tries again."""
         with self._local_errors.tolerate("watch the job"):
-            self._watch = stack.enter_context(backend_of(self._handle.plan).watch(self._read_logs))
+            self._watch = stack.enter_context(job_of(self._handle.plan).watch(self._read_logs))
             self.is_open = True
         self._local_errors.pause()
 
@@ -359,7 +360,7 @@ def _stop_job(plan: Plan) -> bool:
     machine is the cause, such as a full disk.
     """
     try:
-        backend_of(plan).stop()
+        job_of(plan).stop()
     except ClusterError as error:
         if is_local_error(error):
             raise

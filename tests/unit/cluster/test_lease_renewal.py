@@ -10,7 +10,7 @@ from tests.fake_api import FakeApi
 from tests.fake_objects import ObjectKey
 from tests.leases import RUN
 from tests.waiting import wait_until
-from torchyard.backend import backend_of
+from torchyard.backends import owner_of
 from torchyard.cluster import lease as lease_module
 from torchyard.cluster import lease_renewal
 from torchyard.cluster.lease_renewal import LeaseRenewer
@@ -62,7 +62,7 @@ def test_lease_is_renewed_from_its_acquisition_on(
     plan = planned(cluster={"namespace": "default"})
     first_renew_time = lease_record.read_renew_time(lease_renewal.hold_lease(plan))
     wait_until(lambda: read_renew_time(fake_api, plan.run) > first_renew_time)
-    backend_of(plan).release()
+    owner_of(plan).release()
     assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run) is None
 
 

@@ -10,7 +10,7 @@ from tests.fake_objects import Object, ObjectKey
 from tests.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.waiting import wait_until
 from torchyard.cluster import stop
-from torchyard.cluster.backend import ClusterBackend
+from torchyard.cluster.job import ClusterJob
 from torchyard.cluster.stop import stop_and_read
 from torchyard.model.errors import ClusterError
 
@@ -104,6 +104,6 @@ def test_outage_does_not_block_the_stop(job: Job, monkeypatch: pytest.MonkeyPatc
     job.fake_api.fail("GET", "/pods", 0)
     with pytest.raises(ClusterError, match="no response for"):
         stop_and_read(job.plan)
-    missing = ClusterBackend(job.plan).stop_unwatched()
+    missing = ClusterJob(job.plan).stop_unwatched()
     assert set(missing) == set(job.plan.nodes)
     assert all(reason.startswith("possibly the last lines: ") for reason in missing.values())

@@ -9,7 +9,7 @@ import pytest
 from tests.runai_jobs import Planned, start_agents
 from torchyard.host.runai import update_state
 from torchyard.host.runai_cli import JobResponse
-from torchyard.machines.backend import MachinesBackend
+from torchyard.machines.job import MachinesJob
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
 from torchyard.pods.template import CLI_RUN_LABEL
@@ -22,7 +22,7 @@ def test_second_submit_adopts(runai_planned: Planned) -> None:
     second = start_agents(plan)
     assert (first.created, second.created) == (True, False)
     assert first.submitted_at == second.submitted_at
-    MachinesBackend(plan).remove()
+    MachinesJob(plan).remove()
 
 
 def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
     argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo belongs to another run"):
         start_agents(plan)
-    MachinesBackend(plan).remove()
+    MachinesJob(plan).remove()
 
 
 def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from tests.fake_api import FakeApi
 from tests.lone_processes import build_lone_profile
 from tests.reports import attempt
 from tests.waiting import wait_until
-from torchyard.backend import backend_of
+from torchyard.backends import owner_of
 from torchyard.cluster import lease, lease_renewal
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
 from torchyard.kube.client import get_cluster_client
 from torchyard.loading.profile import load_profile
-from torchyard.machines.backend import MachinesBackend
+from torchyard.machines.job import MachinesJob
+from torchyard.machines.owner import MachinesOwner
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
@@ -65,7 +66,7 @@ def test_no_step_starts_in_a_run_that_another_launcher_owns(
     fake_api.put(taken_lease)
     outcome = Outcome(status=Status(state="succeeded", reason=""), exit_codes={})
     with pytest.raises(RunInUseError, match="taken it over"):
-        wait_until(backend_of(plan).check_owner)
+        wait_until(owner_of(plan).check)
     attempt = OpenAttempt(1, plan, Deadlines())
     for touch in (lambda: runner.collect(attempt, outcome), lambda: runner.remove(plan)):
         with pytest.raises(RunInUseError):
@@ -188,7 +189,7 @@ def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
 def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of an interrupted attempt lists the logs whose last lines may be missing."""
     (name,) = submit_attempt(runner).nodes
-    monkeypatch.setattr(MachinesBackend, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
+    monkeypatch.setattr(MachinesJob, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
     (attempt,) = runner.finish("stopped", "stopped by SIGTERM").attempts
     assert [(log.node, log.lost) for log in attempt.collected.logs] == [(name, "perhaps its end: no answer")]
 
@@ -208,7 +209,7 @@ def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatc
     def refuse(_: object) -> None:
         raise FolderError("runs/x", "Permission denied", "make it writable")
 
-    monkeypatch.setattr(MachinesBackend, "release", refuse)
+    monkeypatch.setattr(MachinesOwner, "release", refuse)
     report = runner.finish("cancelled", "cancelled through Prefect")
     assert ["Permission denied" in leftover for leftover in report.leftovers] == [True]
     assert runner.folder.report() == report

@@ -50,7 +50,7 @@ def check_cluster(plan: ManifestPlan) -> tuple[Finding, ...]:
         if isinstance(requirement, Permission):
             permissions.append(requirement)
         elif isinstance(requirement, WritableFolder):
-            continue  # a folder of this machine: ClusterBackend.check has it
+            continue  # a folder of this machine: ClusterJob.check has it
         elif namespace_check is None or not _needs_namespace(requirement):
             requirements.append(requirement)
 

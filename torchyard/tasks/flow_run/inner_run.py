@@ -8,7 +8,7 @@ from uuid import UUID, uuid4, uuid5
 
 from prefect.runtime import flow_run, task_run
 
-from torchyard.backend import backend_of
+from torchyard.backends import job_of
 from torchyard.launchers.registry import make_plan
 from torchyard.model.errors import TorchyardError
 from torchyard.model.plan import Plan
@@ -30,7 +30,7 @@ def plan(profile: Profile, name: str = "") -> Plan:
     plan_key = json.dumps([name, profile.model_dump_json()])
     run_id = str(uuid5(UUID(flow_run.id), plan_key) if flow_run.id else uuid4())
     run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
-    return backend_of(make_plan(profile, run)).locate()
+    return job_of(make_plan(profile, run)).locate()
 
 
 def derive_run_id(profile: str, overrides: Mapping[str, Any], name: str) -> str:

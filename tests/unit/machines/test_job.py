@@ -1,4 +1,4 @@
-"""MachinesBackend: processes are started once, adopted, and proven to be gone."""
+"""MachinesJob: processes are started once, adopted, and proven to be gone."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Write, load
 from tests.lone_processes import build_lone_plan
 from torchyard.host.processes import find_labelled
-from torchyard.machines.backend import MachinesBackend
+from torchyard.machines.job import MachinesJob
 from torchyard.model.errors import HostError
 from torchyard.model.plan import CommandPlan, HostScript
 from torchyard.model.profile import Deadlines
@@ -24,23 +24,23 @@ def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan of two processes here, which do not outlive the test."""
     job_plan = build_lone_plan(load(write(code="import time; time.sleep(60)", **ALONE)), tmp_path / "run")
     yield job_plan
-    assert MachinesBackend(job_plan).remove() == []
+    assert MachinesJob(job_plan).remove() == []
 
 
 def test_second_submit_adopts_the_processes(plan: CommandPlan) -> None:
     """A second submit starts no process, and returns when the processes were started."""
-    first = MachinesBackend(plan).submit(Deadlines(), None)
+    first = MachinesJob(plan).submit(Deadlines(), None)
     running = find_labelled(plan.label)
-    second = MachinesBackend(plan).submit(Deadlines(), None)
+    second = MachinesJob(plan).submit(Deadlines(), None)
     assert (first.created, second.created, find_labelled(plan.label)) == (True, False, running)
     assert first.submitted_at == second.submitted_at
 
 
 def test_removal_ends_every_process(plan: CommandPlan) -> None:
     """After the removal no process has the attempt's label, and removing again succeeds."""
-    MachinesBackend(plan).submit(Deadlines(), None)
+    MachinesJob(plan).submit(Deadlines(), None)
     assert len(find_labelled(plan.label)) >= 2
-    assert (MachinesBackend(plan).remove(), find_labelled(plan.label)) == ([], [])
+    assert (MachinesJob(plan).remove(), find_labelled(plan.label)) == ([], [])
 
 
 def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
@@ -51,7 +51,7 @@ def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
         update={"processes": (plan.processes[0].model_copy(update={"script": script}), plan.processes[1])}
     )
     with pytest.raises(HostError, match=r"^localhost: start node-0: no room$"):
-        MachinesBackend(broken).submit(Deadlines(), None)
+        MachinesJob(broken).submit(Deadlines(), None)
 
 
 def test_unreachable_host_counts_as_leftover(write: Write, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_unreachable_host_counts_as_leftover(write: Write, tmp_path: Path) -> No
     ssh.chmod(0o755)
     os.environ["TORCHYARD_SSH"] = str(ssh)
     plan = build_lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
-    leftovers = MachinesBackend(plan).remove()
+    leftovers = MachinesJob(plan).remove()
     assert [leftover.partition(": Permission denied")[0] for leftover in leftovers] == [
         "gpu1: reach it by ssh",
         "gpu2: reach it by ssh",

@@ -1,18 +1,16 @@
 """Carries out a plan of processes, on this machine and on hosts behind ssh."""
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchyard.backend import PollCallback, RemoteAttempt
 from torchyard.common.log import get_log
+from torchyard.interfaces import PollCallback
 from torchyard.machines import store
 from torchyard.machines.checks import check_hosts
 from torchyard.machines.host_script import call_scripts, submit_processes
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.staging import (
     end_unstaged,
-    find_last_attempt,
     read_leftovers,
     remove_incomplete_folders,
     stage_in,
@@ -21,13 +19,13 @@ from torchyard.machines.staging import (
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import End, Handle
+from torchyard.model.run import Handle
 
 _STOP_TIMEOUT_S = 120  # including a process's grace
 
 
-class MachinesBackend:
-    """See Backend. Each process has a supervisor on its host, which outlives this process."""
+class MachinesJob:
+    """The `Job` of machines. Each process has a supervisor on its host, which outlives this process."""
 
     def __init__(self, plan: CommandPlan) -> None:
         self._plan = plan
@@ -72,32 +70,6 @@ class MachinesBackend:
 
     def remove(self) -> list[str]:
         return _remove_job(self._plan)
-
-    def release(self) -> None:
-        """Nothing to do: once everything is removed, no lease is left."""
-
-    def check_owner(self) -> None:
-        """Nothing to do: each supervisor reports the run's owner to the watch."""
-
-    def check_not_owned_elsewhere(self) -> None:
-        """Nothing to do: each host refuses a launcher that does not own the run."""
-
-    def abandon_lease(self) -> None:
-        """Nothing to do: each supervisor ends its process once the lease is no longer renewed."""
-
-    def hand_over(self) -> None:
-        """Nothing to do: each supervisor accepts heartbeats of the run's next process."""
-
-    def record_ending(self, end: End, sentence: str) -> None:
-        """Nothing to do: the run's folder has it already."""
-
-    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
-        """The latest attempt that has a folder on a host, if no attempt is known here; None if there is none.
-
-        Nothing is taken over yet: staging in, and then each heartbeat, is refused while another owner is alive.
-        """
-        number = find_last_attempt(self._plan) if self._plan.sites and not started_attempts else 0
-        return RemoteAttempt(number, build_plan(number), {}) if number else None
 
 
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:

@@ -1,15 +1,15 @@
-"""The interface between a run and the outside: a backend carries out a plan.
+"""The interfaces between a run and the outside: the job of a plan, its watch, and the owner of the run.
 
-The backend of a ManifestPlan is a cluster, that of a CommandPlan is machines. A step calls `backend_of` once and does
-not depend on the kind of backend. Another kind of plan needs a class with these methods and a case in `backend_of`.
+torchyard/cluster implements them for a ManifestPlan, torchyard/machines for a CommandPlan; torchyard/backends.py
+chooses. Another kind of plan needs its classes and a case there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, assert_never
+from typing import Any, NamedTuple, Protocol, Self
 
 from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.model.finding import Finding
-from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import ContainerFailure, End, Handle, Outcome
 
@@ -76,18 +76,16 @@ class RemoteAttempt(NamedTuple):
     ending: tuple[End, str] | None = None
 
 
-class Backend(Protocol):
+class Job(Protocol):
     """Carries out one plan. Every method can be called again, by this process or by the next one.
 
     before the job      locate, reach, check, prepare
     the job             start_store, submit, watch, stop, stop_unwatched, remove
-    who owns the run    take_over, check_owner, check_not_owned_elsewhere, record_ending, abandon_lease, hand_over,
-                        release
 
     Raises HostError or ClusterError if a host or the API server refuses a request, RunInUseError if another living
     process owns the run.
 
-    Example: `handle = backend_of(plan).submit(deadlines, submitted_at=None)`
+    Example: `handle = job_of(plan).submit(deadlines, submitted_at=None)`
     """
 
     def locate(self) -> Plan:
@@ -124,23 +122,16 @@ class Backend(Protocol):
     def remove(self) -> list[str]:
         """Remove all objects or processes of the plan, the store last; return a description of each leftover."""
 
-    def release(self) -> None:
-        """Give up the ownership of a run that has no leftovers."""
 
-    def check_owner(self) -> None:
-        """Raise RunInUseError if another process has taken the run over from this one."""
+class Owner:
+    """Who owns a run outside of this machine: its other machines learn of it here.
 
-    def check_not_owned_elsewhere(self) -> None:
-        """Raise RunInUseError if another machine may still own the run."""
+    This class is the owner where nothing but the run's folder and the job itself records one: it does nothing.
 
-    def abandon_lease(self) -> None:
-        """Stop renewing the lease. Once it has expired, a sweep removes the leftovers."""
+    Raises ClusterError if the API server refuses a request.
 
-    def hand_over(self) -> None:
-        """Release a run that continues in its next process, which then need not wait for the lease to expire."""
-
-    def record_ending(self, end: End, sentence: str) -> None:
-        """Record the end that the run is coming to, where another machine can read it."""
+    Example: `owner_of(plan).release()`
+    """
 
     def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
         """Take the run over from another machine, and return the attempt of that machine.
@@ -149,17 +140,20 @@ class Backend(Protocol):
         attempt, by its number; `started_attempts`: the numbers of the attempts that this machine has recorded.
         """
 
+    def check(self) -> None:
+        """Raise RunInUseError if another process has taken the run over from this one."""
 
-def backend_of(plan: Plan) -> Backend:
-    """The backend of a plan. Its module is imported only here, so a run on this machine loads no Kubernetes client."""
-    match plan:
-        case CommandPlan():
-            from torchyard.machines.backend import MachinesBackend
+    def check_not_elsewhere(self) -> None:
+        """Raise RunInUseError if another machine may still own the run."""
 
-            return MachinesBackend(plan)
-        case ManifestPlan():
-            from torchyard.cluster.backend import ClusterBackend
+    def record_ending(self, end: End, sentence: str) -> None:
+        """Record the end that the run is coming to, where another machine can read it."""
 
-            return ClusterBackend(plan)
-        case _:
-            assert_never(plan)
+    def abandon(self) -> None:
+        """Stop renewing the ownership. Once it has expired, a sweep removes the leftovers."""
+
+    def hand_over(self) -> None:
+        """Release a run that continues in its next process, which then need not wait until the ownership expires."""
+
+    def release(self) -> None:
+        """Give up the ownership of a run that has no leftovers."""

@@ -1,32 +1,28 @@
 """Carries out a plan of objects in a Kubernetes cluster."""
 
 import time
-from collections.abc import Callable, Sequence
 
-from torchyard.backend import PollCallback, RemoteAttempt
-from torchyard.cluster import create, delete, lease, takeover
+from torchyard.cluster import create, delete
 from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.cluster.stop import stop_and_read
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis.pod_facts import parse_timestamp
 from torchyard.host.facts import probe_folder
+from torchyard.interfaces import PollCallback
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.requirements import WritableFolder
-from torchyard.model.run import End, Handle
+from torchyard.model.run import Handle
 
 
-class ClusterBackend:
-    """The `Backend` of a cluster; see its docstring for the methods.
+class ClusterJob:
+    """The `Job` of a cluster. Its objects are found by name and label: nothing is stored in this process.
 
-    The run's Lease owns the run's objects, and records what the next process of the run needs to continue. All objects
-    are found by name and label: nothing is stored in this process except the renewal of the Lease, which threads of
-    `lease_renewal` do from `start_store` or `submit` on, until `abandon_lease`, `hand_over` or `release`.
+    `start_store` and `submit` acquire the run's Lease, which owns the objects (see ClusterOwner).
     """
 
     def __init__(self, plan: ManifestPlan) -> None:
@@ -81,34 +77,3 @@ class ClusterBackend:
 
     def remove(self) -> list[str]:
         return delete.delete_all_objects(self._plan)
-
-    def release(self) -> None:
-        self.abandon_lease()
-        lease.release_lease(self._plan)
-
-    def check_owner(self) -> None:
-        get_renewer().check(self._plan)
-
-    def check_not_owned_elsewhere(self) -> None:
-        lease.check_not_held_elsewhere(self._plan)
-
-    def abandon_lease(self) -> None:
-        get_renewer().drop(self._plan)
-
-    def hand_over(self) -> None:
-        self.abandon_lease()
-        try:
-            lease.hand_lease_over(self._plan)
-        except TorchyardError as error:  # the next process then waits until the Lease has expired
-            get_log().debug("cannot hand over the Lease of %s: %s", self._plan.run, error)
-
-    def record_ending(self, end: End, sentence: str) -> None:
-        try:
-            lease.record_ending(self._plan, end, sentence)
-        except RunInUseError:
-            raise
-        except TorchyardError as error:
-            get_log().debug("cannot record on the Lease how the run ends: %s", error)
-
-    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
-        return takeover.take_over_run(self._plan, build_plan, started_attempts)

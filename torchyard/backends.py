@@ -1,0 +1,40 @@
+"""Chooses who carries out a plan: a cluster, or machines.
+
+A step calls `job_of` once and does not depend on the kind of plan. The modules of a kind are imported only here, so a
+run on this machine loads no Kubernetes client.
+"""
+
+from typing import assert_never
+
+from torchyard.interfaces import Job, Owner
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+
+
+def job_of(plan: Plan) -> Job:
+    """The job of a plan."""
+    match plan:
+        case CommandPlan():
+            from torchyard.machines.job import MachinesJob
+
+            return MachinesJob(plan)
+        case ManifestPlan():
+            from torchyard.cluster.job import ClusterJob
+
+            return ClusterJob(plan)
+        case _:
+            assert_never(plan)
+
+
+def owner_of(plan: Plan) -> Owner:
+    """The owner of the run of a plan."""
+    match plan:
+        case CommandPlan():
+            from torchyard.machines.owner import MachinesOwner
+
+            return MachinesOwner(plan)
+        case ManifestPlan():
+            from torchyard.cluster.owner import ClusterOwner
+
+            return ClusterOwner(plan)
+        case _:
+            assert_never(plan)
