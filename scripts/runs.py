@@ -23,7 +23,6 @@ from torchyard.common.pool import read_pool
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
-from torchyard.run.resume import find_flow_run_id
 from torchyard.run.sweep import is_run_open, sweep_run
 from torchyard.tasks.flow_run.states import report_end
 
@@ -137,6 +136,6 @@ def print_open_runs() -> None:
 def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:
     """Whether the folder's run was taken by the worker; False if the server has no such run."""
     try:
-        return is_worker_run(client.read_flow_run(UUID(find_flow_run_id(folder.events()))))
+        return is_worker_run(client.read_flow_run(UUID(folder.read_record().flow_run_id)))
     except (ObjectNotFound, ValueError):
         return False

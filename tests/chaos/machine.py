@@ -53,7 +53,7 @@ class MachineTrial(Trial):
                 )
         if self.cell.step == "teardown":
             self.cancel()
-            wait_until("teardown", lambda: self.folder.last("ending"), ARRIVAL_TIMEOUT_S)
+            wait_until("teardown", lambda: self.folder.read_record().find_last("ending"), ARRIVAL_TIMEOUT_S)
 
     def count_printed_lines(self) -> dict[str, int]:
         """The number of lines that each process of a rank has printed, by the name of its truth file."""

@@ -128,12 +128,12 @@ class Trial(ABC):
         self.unblock_collect()
 
     def is_fault_noticed(self) -> bool:
-        return bool(self.folder.last("ending")) or not Path(f"/proc/{self.owner_pid}").exists()
+        return bool(self.folder.read_record().find_last("ending")) or not Path(f"/proc/{self.owner_pid}").exists()
 
     @property
     def owner_pid(self) -> int:
         """The id of the process that owns the run."""
-        return int(self.folder.last("start")["pid"])
+        return int(self.folder.read_record().last_start["pid"])
 
     def cancel(self) -> None:
         self.world.set_state(self.run_id, "CANCELLING")

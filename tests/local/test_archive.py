@@ -99,7 +99,7 @@ print('done')
 def find_waiting_run() -> RunFolder | None:
     """A run that is in its wait step; None if there is none yet."""
     for folder in list_run_folders():
-        if folder.last("step").get("name") == "wait":
+        if folder.read_record().find_last("step").get("name") == "wait":
             return folder
     return None
 

@@ -34,7 +34,10 @@ def test_trainings_run_at_the_same_time() -> None:
     results = in_parallel(epochs=1)
     assert [result.end for result in results] == ["succeeded"] * 3
     assert len({result.run for result in results}) == count_runs() == 3
-    spans = [(folder.last("start")["at"], folder.last("end")["at"]) for folder in list_run_folders()]
+    spans = [
+        (folder.read_record().last_start["at"], folder.read_record().find_last("end")["at"])
+        for folder in list_run_folders()
+    ]
     assert max(start for start, _ in spans) < min(end for _, end in spans)
 
 

@@ -148,5 +148,7 @@ def test_cancelled_benchmark_leaves_no_run(started_benchmark: StartedBenchmark, 
     wait_until(is_cancelled)
     assert started_benchmark.programs() == {"3": 1}
     # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has completed the teardown.
-    wait_until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))
+    wait_until(
+        lambda: all(folder.read_record().find_last("end").get("end") == "cancelled" for folder in list_run_folders())
+    )
     assert recover_lost_runs().resumed == ()

@@ -50,7 +50,7 @@ def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: 
         manual_run = open_run("by-hand", "")
         with owned_run.owned():
             tear_down_open_runs()
-    ends = [folder.last("end").get("by") for folder in (own_run, owned_run, foreign_run, manual_run)]
+    ends = [folder.read_record().find_last("end").get("by") for folder in (own_run, owned_run, foreign_run, manual_run)]
     assert ends == ["down", None, None, None]
     assert "ours: nothing left" in capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_down_ends_processes_whose_folder_was_removed(prefect_api: dict[str, str
     """If the folders of two runs were removed, only the processes of the run that this worker took are ended."""
     with use_prefect_server(prefect_api):
         folders = [open_run("ours", processes.get_worker_name()), open_run("others", "torchyard of another folder")]
-        stray_processes = [start_stray_process(str(folder.last("start")["run"])) for folder in folders]
+        stray_processes = [start_stray_process(str(folder.read_record().last_start["run"])) for folder in folders]
         try:
             tear_down_open_runs()
             assert stray_processes[0].wait(30) == -signal.SIGTERM

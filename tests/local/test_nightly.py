@@ -28,7 +28,8 @@ def test_regression_fails_the_nightly_run(write: Write) -> None:
     def play_night(number: int, busbw: float) -> Runner:
         run_id = f"{RUN_ID[:-8]}{number:08}"
         runner = Runner(load(path, env={"BUSBW": str(busbw)}), run_id, LocalReporter())
-        ends.append(runner.run())
+        ended = runner.run()
+        ends.append((ended.end, ended.sentence))
         return runner
 
     ends: list[tuple[str, str]] = []

@@ -75,7 +75,7 @@ def test_run_on_postgresql_is_resumed(server: dict[str, str], worker: Path, writ
         wait_until((tmp_path / "starts").exists, 240)
         (folder,) = list_run_folders()
         wait_until(lambda: _is_waiting(folder))
-        os.kill(int(folder.last("start")["pid"]), signal.SIGKILL)
+        os.kill(int(folder.read_record().last_start["pid"]), signal.SIGKILL)
         wait_until(lambda: client.read_flow_run(run_id).run_count == 2, 240)
         (tmp_path / "go").touch()
         wait_until(lambda: client.read_flow_run(run_id).state_type == StateType.COMPLETED, 240)
@@ -85,7 +85,7 @@ def test_run_on_postgresql_is_resumed(server: dict[str, str], worker: Path, writ
 
 
 def _is_waiting(folder: RunFolder) -> bool:
-    return folder.last("step").get("name") == "wait"
+    return folder.read_record().find_last("step").get("name") == "wait"
 
 
 def test_password_of_the_database_is_not_shown(server: dict[str, str]) -> None:

@@ -44,7 +44,7 @@ def failed_run(write: Write, api: None) -> tuple[Report, str]:
     report = folder.report()
     assert report
     assert (state.is_failed(), SECRET in str(state.message)) == (True, False)
-    return report, str(folder.last("start")["run"])
+    return report, str(folder.read_record().last_start["run"])
 
 
 def test_files_are_private_and_prefect_gets_no_secret(failed_run: tuple[Report, str]) -> None:

@@ -154,7 +154,7 @@ def test_end_of_an_earlier_launch_is_not_the_end_of_a_retry(create_run: Callable
     retried.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
     retried.folder.record_event("start", run=str(retried.id), flow_run=str(retried.id), count=2)
     sweep_run(retried.folder, "sweep", "its lease has ended", report_end)
-    assert (retried.folder.last("end")["end"], retried.now().state_name) == ("swept", "Swept")
+    assert (retried.folder.read_record().find_last("end")["end"], retried.now().state_name) == ("swept", "Swept")
 
 
 def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -> None:

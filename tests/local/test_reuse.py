@@ -55,7 +55,7 @@ def read_ends() -> set[str]:
 
 def are_waiting(count: int) -> bool:
     """Whether exactly `count` runs are in their wait step."""
-    waiting = [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"]
+    waiting = [folder for folder in list_run_folders() if folder.read_record().find_last("step").get("name") == "wait"]
     return len(waiting) == count
 
 

@@ -74,7 +74,11 @@ def test_killed_run_is_attached_to(write: Write) -> None:
 def test_termination_ends_the_run(write: Write) -> None:
     """SIGTERM tears the job down, and the report names the signal."""
     process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
-    wait_until(lambda: [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"])
+    wait_until(
+        lambda: [
+            folder for folder in list_run_folders() if folder.read_record().find_last("step").get("name") == "wait"
+        ]
+    )
     process.terminate()
     stdout, _ = process.communicate(timeout=60)
     report = only_run().report()

@@ -229,8 +229,8 @@ def test_error_in_the_wait_does_not_end_the_job(write: Write, monkeypatch: pytes
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
     (folder,) = list_run_folders()
     try:
-        assert (state.name, folder.report(), folder.last("end")) == ("Crashed", None, {})
-        assert "a fault of ours" in folder.last("left")["sentence"]
+        assert (state.name, folder.report(), folder.read_record().find_last("end")) == ("Crashed", None, {})
+        assert "a fault of ours" in folder.read_record().find_last("left")["sentence"]
         assert list_labelled_processes(folder.name)
     finally:
         os.utime(folder.path / "lease", (0, 0))

@@ -18,6 +18,7 @@ from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.run.record import RunRecord
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
@@ -77,8 +78,8 @@ def attach_run(name: str) -> int:
     """
     fetch_run_to_resume(name)
     folder = RunFolder(runs_folder() / name)
-    start = folder.last("start") if folder.path.is_dir() else {}
-    if not start:
+    record = folder.read_record() if folder.path.is_dir() else RunRecord(())
+    if not record.last_start:
         names = sorted(path.parent.name for path in runs_folder().glob(f"*/{_PROFILE_FILE}"))
         raise ProfileError(
             name, (Finding("", f"there is no such run in {runs_folder()}; there are: {', '.join(names) or 'none'}"),)
@@ -87,14 +88,14 @@ def attach_run(name: str) -> int:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
         raise ProfileError(
-            name, (Finding("", f"Prefect owns it: use prefect flow-run retry {start['run']}"),)
+            name, (Finding("", f"Prefect owns it: use prefect flow-run retry {record.run_id}"),)
         ) from error
     except ValidationError as error:
         message = f"it cannot be read: {error.errors()[0]['msg']}"
         raise ProfileError(str(folder.path / _PROFILE_FILE), (Finding("", message),)) from error
-    count = sum(event["event"] == "start" for event in folder.events()) + 1
+    count = sum(event["event"] == "start" for event in record.events) + 1
     _log_to_terminal()
-    return _execute(Runner(profile, str(start["run"]), LocalReporter(count, is_retry_requested=False)))
+    return _execute(Runner(profile, record.run_id, LocalReporter(count, is_retry_requested=False)))
 
 
 def _execute(runner: Runner) -> int:
@@ -102,11 +103,11 @@ def _execute(runner: Runner) -> int:
     gc.enable()  # disabled for the short verbs (console.py)
     raise_file_limit()
     try:
-        end, _ = runner.run()
+        ended = runner.run()
     except DetachedError:
         print(f"to resume it: torchyard attach {runner.folder.name}", file=sys.stderr)
         return 1
-    return 0 if end == "succeeded" else 1
+    return 0 if ended.end == "succeeded" else 1
 
 
 def _log_to_terminal() -> None:

@@ -5,17 +5,15 @@ No cluster and no host is queried: a scrape costs as much as reading the journal
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchyard.model.errors import FolderError, TorchyardError
 from torchyard.run.folder import RunFolder, runs_folder
-from torchyard.run.resume import find_last_event
+from torchyard.run.record import RunRecord
 
 _JOURNAL = "journal"
 _RECOVERIES = ("attach", "finish")  # entries of a process that resumes a run which another process has left
-JournalEvent = dict[str, Any]
 
 
 class RunSummary(NamedTuple):
@@ -94,36 +92,26 @@ class RunsReader:
 
 def read_run(folder: RunFolder, now: float) -> RunSummary:
     """The summary of one run at the time `now`. FolderError if its journal has no readable line."""
-    events = folder.events()
-    if not events:
+    record = folder.read_record()
+    if not record.events:
         raise FolderError(str(folder.path), "no line of its journal can be read")
-    start = find_last_event(events, "start")
-    end = str(events[-1].get("end", "")) if events[-1]["event"] == "end" else ""
-    job_events = _select_job_events(events)
+    start = record.last_start
+    job = record.job
     summary = RunSummary(
         run=folder.name,
         profile=str(start.get("profile") or folder.name.rpartition("-")[0]),
         launcher=str(start.get("launcher") or ""),
-        state=end or _find_state(folder, events, job_events),
+        state=record.end or _find_state(folder, record),
         attempts=len(folder.attempts()),
-        recoveries=sum(event["event"] == "start" and event.get("entry") in _RECOVERIES for event in events),
-        start_delay_s=_find_start_delay(events),
-        is_open=not end or bool(job_events),
+        recoveries=sum(launch[0].get("entry") in _RECOVERIES for launch in record.launches),
+        start_delay_s=record.find_last("running").get("waited_s"),
+        is_open=not record.end or job is not None,
     )
-    if not job_events:
+    if job is None:
         return summary
-    has_started = any(event["event"] == "running" for event in job_events)
-    if not has_started and summary.state == "waiting":
-        return summary._replace(waiting_s=max(now - float(job_events[0]["at"]), 0.0))
+    if not job.has_started and summary.state == "waiting":
+        return summary._replace(waiting_s=max(now - job.submitting_since, 0.0))
     return summary._replace(gpus=int(start.get("gpus") or 0))
-
-
-def _find_start_delay(events: Sequence[JournalEvent]) -> float | None:
-    """Seconds from the submit to the start of the last job that started; None if none has."""
-    for event in reversed(events):
-        if event["event"] == "running":
-            return float(event["waited_s"])
-    return None
 
 
 def _list_folders() -> list[Path]:
@@ -135,35 +123,12 @@ def _list_folders() -> list[Path]:
         return []
 
 
-def _select_job_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
-    """The events since the submit of a job that may still exist; none if no job can exist.
-
-    A run that was given up has left its job to a sweep.
-    """
-    job_events: list[JournalEvent] = []
-    for event in events:
-        has_ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
-        is_torn_down = event["event"] == "step-end" and event.get("name") == "teardown"
-        if has_ended or is_torn_down:
-            job_events = []
-        elif job_events or (event["event"] == "step" and event.get("name") == "submit"):
-            job_events.append(event)
-    return job_events
-
-
-def _find_state(folder: RunFolder, events: Sequence[JournalEvent], job_events: Sequence[JournalEvent]) -> str:
+def _find_state(folder: RunFolder, record: RunRecord) -> str:
     """The state of a run that has not ended."""
     if not folder.is_owned():
         return "lost"
-    if any(event["event"] == "ending" for event in _select_process_events(events)):
+    if record.ending:
         return "ending"
-    if not job_events:
+    if record.job is None:
         return "preparing"
-    has_started = any(event["event"] == "running" for event in job_events)
-    return "running" if has_started else "waiting"
-
-
-def _select_process_events(events: Sequence[JournalEvent]) -> Iterator[JournalEvent]:
-    """The events of the last process."""
-    starts = [index for index, event in enumerate(events) if event["event"] == "start"]
-    yield from events[starts[-1] if starts else 0 :]
+    return "running" if record.job.has_started else "waiting"

@@ -219,3 +219,14 @@ class Report(FrozenModel):
     def collected(self) -> Collected | None:
         """The logs and metrics of the last attempt; None before the first attempt has ended."""
         return self.attempts[-1].collected if self.attempts else None
+
+
+class EndedRun(NamedTuple):
+    """How a run ended, and its report.
+
+    report: None if this process has only repeated the end of an earlier one, or has given the run up.
+    """
+
+    end: End
+    sentence: str
+    report: Report | None = None

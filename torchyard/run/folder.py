@@ -31,6 +31,7 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.run import Attempt, Outcome, Report, Run
 from torchyard.run import journal
+from torchyard.run.record import RunRecord
 
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
@@ -176,13 +177,9 @@ class RunFolder:
         with self._usable():
             return journal.read_events(self.path / "journal")
 
-    def last(self, event: str) -> dict[str, Any]:
-        """The last event of a kind; empty if there is none."""
-        last: dict[str, Any] = {}
-        for past_event in self.events():
-            if past_event["event"] == event:
-                last = past_event
-        return last
+    def read_record(self) -> RunRecord:
+        """What the journal says about the run."""
+        return RunRecord(self.events())
 
     # --- the attempts
 

@@ -12,9 +12,7 @@ from torchyard.model.run import Step
 from torchyard.pages.text import format_duration
 from torchyard.run.folder import RunFolder
 from torchyard.run.folder_lease import read_renewal_time
-from torchyard.run.resume import split_by_start
-
-JournalEvent = dict[str, Any]
+from torchyard.run.record import JournalEvent, RunRecord
 
 
 def build_start_fields(profile: Profile, folder: RunFolder) -> dict[str, Any]:
@@ -36,25 +34,23 @@ def _count_gpus(profile: Profile) -> int | None:
     return profile.nodes.max * int(resolve(profile).resources.get("gpus", "0"))
 
 
-def _select_current_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
-    """The events since the last fresh start: a run can be started again after its end."""
-    last_fresh_start = 0
-    for index, event in enumerate(events):
-        if event["event"] == "start" and event.get("entry") == "fresh":
-            last_fresh_start = index
-    return list(events[last_fresh_start:])
+def _select_current_launches(record: RunRecord) -> list[list[JournalEvent]]:
+    """The processes since the last fresh start: a run can be started again after its end."""
+    launches = record.launches
+    fresh_starts = [index for index, launch in enumerate(launches) if launch[0].get("entry") == "fresh"]
+    return launches[fresh_starts[-1] if fresh_starts else 0 :]
 
 
-def find_start_time(events: Sequence[JournalEvent], now: float) -> float:
+def find_start_time(record: RunRecord, now: float) -> float:
     """When the run's first process started it; `now` if the journal is empty."""
-    current_events = _select_current_events(events)
-    return float(current_events[0]["at"]) if current_events else now
+    launches = _select_current_launches(record)
+    return float(launches[0][0]["at"]) if launches else now
 
 
-def list_past_steps(events: Sequence[JournalEvent]) -> list[Step]:
+def list_past_steps(record: RunRecord) -> list[Step]:
     """The steps of all launcher processes but the last one, and a step for each gap between two processes."""
     steps: list[Step] = []
-    for process_events, next_process_events in pairwise(split_by_start(_select_current_events(events))):
+    for process_events, next_process_events in pairwise(_select_current_launches(record)):
         steps += _list_process_steps(process_events, next_process_events[0])
     return steps
 

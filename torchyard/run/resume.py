@@ -3,13 +3,14 @@
 `choose_entry`: how a new process of the run starts. `choose_recovery`: what to do about a run that no process owns.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from torchyard.run.record import JournalEvent, RunRecord, find_last_event
 
 EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
 RecoveryAction = Literal["leave", "schedule", "finish", "report"]
-JournalEvent = dict[str, Any]
 MAX_LOSSES = 3
 # Processes that die in a row are a loop only if each of them died sooner after its start than this.
 _SHORT_LAUNCH_S = 600.0
@@ -37,7 +38,7 @@ class ReportedState(NamedTuple):
     age_s: float = 0.0
 
 
-def choose_entry(events: Sequence[JournalEvent], is_retry_requested: Callable[[], bool]) -> EntryMode:
+def choose_entry(record: RunRecord, is_retry_requested: Callable[[], bool]) -> EntryMode:
     """How a new process of the run starts.
 
     fresh      no process has run it yet, or it ended and a user requests it again (`is_retry_requested`)
@@ -46,31 +47,29 @@ def choose_entry(events: Sequence[JournalEvent], is_retry_requested: Callable[[]
     echo       the run has ended and no user has requested it again: report the same end again
     give-up    three processes in a row were lost at the same step, each soon after its start
     """
-    if not events:
+    if not record.events:
         return "fresh"
-    launches = split_by_start(events)
-    if events[-1]["event"] == "end":
-        return _choose_entry_after_end(events[-1], is_retry_requested)
-    if any(past_event["event"] == "ending" for past_event in launches[-1]):
+    if record.end:
+        return _choose_entry_after_end(record.end, is_retry_requested)
+    if record.ending:
         return "finish"
-    lost_launches = [launch for launch in launches if launch[-1]["event"] != "end"]
-    recent = launches[-MAX_LOSSES:]
+    recent = record.launches[-MAX_LOSSES:]
     is_loop = len(recent) == MAX_LOSSES and all(
-        launch in lost_launches and _is_short_launch(launch) for launch in recent
+        launch[-1]["event"] != "end" and _is_short_launch(launch) for launch in recent
     )
     return "give-up" if is_loop and len({_find_last_step(launch) for launch in recent}) == 1 else "attach"
 
 
-def _choose_entry_after_end(end: JournalEvent, is_retry_requested: Callable[[], bool]) -> EntryMode:
+def _choose_entry_after_end(end: str, is_retry_requested: Callable[[], bool]) -> EntryMode:
     """How to start after an end: a run that succeeded never starts again, any other only if a user requests it.
 
     A run that was given up may still have a job to attach to; one that another process took over has not ended.
     """
-    if end.get("end") == "moved":
+    if end == "moved":
         return "attach"
-    if end.get("end") == "succeeded" or not is_retry_requested():
+    if end == "succeeded" or not is_retry_requested():
         return "echo"
-    return "attach" if end.get("end") == "gave-up" else "fresh"
+    return "attach" if end == "gave-up" else "fresh"
 
 
 def describe_loop(remaining_lease_s: float, journal: str) -> str:
@@ -118,7 +117,7 @@ def count_requests(states: Sequence[ReportedState]) -> int:
 
 
 def choose_recovery(
-    now: ReportedState, count: int, events: Sequence[JournalEvent], is_retry_requested: Callable[[], bool]
+    now: ReportedState, count: int, record: RunRecord, is_retry_requested: Callable[[], bool]
 ) -> RecoveryAction:
     """What to do about a run that no living process on this machine owns; `count`: how many processes started it.
 
@@ -127,10 +126,10 @@ def choose_recovery(
     report     it has ended, and Prefect has not recorded that
     leave      it is healthy, waiting or ended, or another machine may own it
     """
-    has_ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
+    has_ended = record.end not in ("", "moved")
     # Whether the newest process of which Prefect has a record ran on this machine.
-    ran_here = find_last_event(events, "start").get("count") == count
-    was_lost = ran_here and is_lost(events)
+    ran_here = record.last_start.get("count") == count
+    was_lost = ran_here and record.is_lost
     has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if has_crashed and has_ended:
         return "schedule" if is_retry_requested() else "report"
@@ -138,78 +137,13 @@ def choose_recovery(
         return "report"
     if was_lost and now.kind in ("CANCELLING", "CANCELLED"):
         return "finish"
-    can_resume = has_crashed and (bool(events) or now.age_s < MAX_LOSS_AGE_S)
+    can_resume = has_crashed and (bool(record.events) or now.age_s < MAX_LOSS_AGE_S)
     never_started = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
     return "schedule" if can_resume or never_started or (was_lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
 
 
 def _is_end(state: ReportedState) -> bool:
     return state.kind in _FINAL_STATE_TYPES and state.name != CRASHED
-
-
-def is_lost(events: Sequence[JournalEvent]) -> bool:
-    """Whether the last process journalled no end: it was lost, unless it is still alive."""
-    return bool(events) and events[-1]["event"] != "end"
-
-
-def find_submission_time(events: Sequence[JournalEvent]) -> float | None:
-    """When the job that may still run was submitted; None if the submit did not finish, or the job is over."""
-    submitting_since = None
-    submitted_at = None
-    for event in events:
-        if _is_job_over(event):
-            submitting_since = None
-            submitted_at = None
-        elif _is_step(event, "submit"):
-            submitting_since = submitting_since or float(event["at"])
-        elif _is_step(event, "wait"):
-            submitted_at = submitting_since
-    return submitted_at
-
-
-def has_possible_job(events: Sequence[JournalEvent]) -> bool:
-    """Whether an earlier process, or one on another machine, may have left a running job."""
-    may_have_job = has_submitted = False
-    for event in events:
-        if _is_job_over(event):
-            may_have_job = has_submitted = False
-        elif event["event"] == "start":
-            may_have_job = may_have_job or has_submitted or event.get("entry") == "moved"
-        has_submitted = has_submitted or _is_step(event, "submit")
-    return may_have_job
-
-
-def _is_step(event: JournalEvent, name: str) -> bool:
-    return event["event"] == "step" and event.get("name") == name
-
-
-def _is_job_over(event: JournalEvent) -> bool:
-    """Whether after this event no job is left to attach to, or its teardown has started."""
-    ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
-    return ended or _is_step(event, "teardown")
-
-
-def split_by_start(events: Sequence[JournalEvent]) -> list[list[JournalEvent]]:
-    """The journal split at every start: the events of each process."""
-    launches: list[list[JournalEvent]] = []
-    for event in events:
-        if event["event"] == "start" or not launches:
-            launches.append([])
-        launches[-1].append(event)
-    return launches
-
-
-def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
-    """The last event of a kind; empty if there is none."""
-    for event in reversed([*events]):
-        if event["event"] == kind:
-            return event
-    return {}
-
-
-def find_flow_run_id(events: Iterable[JournalEvent]) -> str:
-    """The id of the flow run that contains the run, as its last process recorded it; empty without an orchestrator."""
-    return str(find_last_event(events, "start").get("flow_run", ""))
 
 
 def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:

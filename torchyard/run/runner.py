@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from torchyard.archive.copier import RunArchive, open_run_archive
 from torchyard.backends import job_of, owner_of
@@ -24,7 +24,7 @@ from torchyard.model.errors import (
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
-from torchyard.model.run import Attempt, End, Handle, Outcome, Report, Run, RunEnd, Status, Step
+from torchyard.model.run import Attempt, End, EndedRun, Handle, Outcome, Report, Run, RunEnd, Status, Step
 from torchyard.model.trend import TrendVerdict
 from torchyard.pages.hang import render_hang_page
 from torchyard.pages.report import (
@@ -43,7 +43,7 @@ from torchyard.run.notifications import RunNotifier, check_notifications
 from torchyard.run.preview import check_plan, make_plan
 from torchyard.run.progress import Progress
 from torchyard.run.reporter import Reporter
-from torchyard.run.resume import EntryMode, choose_entry, describe_loop, find_submission_time, has_possible_job
+from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.signals import SignalHold, protect_run
 from torchyard.steps.rendezvous import describe_dead_store
 from torchyard.steps.step_functions import StepFunctions
@@ -170,12 +170,12 @@ class Runner:
 
     def ensure_rendezvous(self, attempt: OpenAttempt) -> None:
         """Start or probe the rendezvous store of a job that is not submitted yet, if it has one. RendezvousError."""
-        if attempt.plan.probe and find_submission_time(self.folder.events()) is None:
+        if attempt.plan.probe and self.folder.read_record().submitted_at is None:
             self._run_step("rendezvous", lambda: self._step_functions.rendezvous(attempt.plan), str)
 
     def submit(self, attempt: OpenAttempt) -> Handle:
         """Submit the job, or attach to the one that an earlier process has submitted."""
-        submitted_at = find_submission_time(self.folder.events())
+        submitted_at = self.folder.read_record().submitted_at
         handle = self._run_step(
             "submit",
             lambda: self._step_functions.submit(attempt.plan, attempt.deadlines, submitted_at),
@@ -263,15 +263,15 @@ class Runner:
         `first`: the number of the first attempt of the budget.
         """
         latest = max([first, *self.folder.attempts()])
-        self.may_run = has_possible_job(self.folder.events())
+        self.may_run = self.folder.read_record().has_possible_job
         ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
         self.attempts = [attempt for attempt in ended_attempts if attempt]
         return range(latest, max(latest, first + self.profile.attempts - 1) + 1)
 
     # --- the run, from its start to its end
 
-    def run(self) -> RunEnd:
-        """Take the run from its current state to its end.
+    def run(self) -> EndedRun:
+        """Take the run from its current state to its end; return the end, with the report of a run that ended here.
 
         RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can.
         """
@@ -281,7 +281,7 @@ class Runner:
             if is_resumed:
                 takeover.fetch_past(self.folder, self.profile, self.run_id, self.archive)
             self.archive.start(self.profile)
-            entry_mode = choose_entry(self.folder.events(), self.reporter.is_retry_requested)
+            entry_mode = choose_entry(self.folder.read_record(), self.reporter.is_retry_requested)
             first = self._find_first_attempt(entry_mode)
             start_fields = history.build_start_fields(self.profile, self.folder)
             self.folder.record_event(
@@ -296,16 +296,16 @@ class Runner:
             if entry_mode not in ("echo", "give-up"):
                 return self._run_to_end(entry_mode, first)
             self.reporter.flush()
-            return self._give_up() if entry_mode == "give-up" else self._repeat_end(self.folder.last("end"))
+            return self._give_up() if entry_mode == "give-up" else self._repeat_end()
 
     def _find_first_attempt(self, entry_mode: EntryMode) -> int:
         """The first attempt of the budget: a new one, or the first one of the previous process."""
         if entry_mode != "fresh":
-            return int(self.folder.last("start").get("first", 1))
+            return int(self.folder.read_record().last_start.get("first", 1))
         numbers = self.folder.attempts()
         return numbers[-1] + 1 if numbers else 1
 
-    def _run_to_end(self, entry_mode: EntryMode, first: int) -> RunEnd:
+    def _run_to_end(self, entry_mode: EntryMode, first: int) -> EndedRun:
         """Take the run to its end; a watchdog takes over if this process dies."""
         takeover_command = (*self.reporter.watchdog, "LOST", str(self.folder.path))
         watchdog_process = Watchdog(
@@ -330,13 +330,13 @@ class Runner:
                 get_log().warning("%s; see %s/journal", error, self.folder.path)
                 raise
             watchdog_process.send("done")
-        return RunEnd(report.end, report.sentence)
+        return EndedRun(report.end, report.sentence, report)
 
     def _load_history(self) -> None:
         """Read from the journal what earlier processes did, for the report."""
-        events = self.folder.events()
-        self.started_at = history.find_start_time(events, self.started_at)
-        self.steps = history.list_past_steps(events)
+        record = self.folder.read_record()
+        self.started_at = history.find_start_time(record, self.started_at)
+        self.steps = history.list_past_steps(record)
         loss = history.describe_last_loss(self.steps)
         if loss:
             get_log().warning("%s", loss)
@@ -348,23 +348,24 @@ class Runner:
         if attempt_plan:
             self.open_attempt = OpenAttempt(numbers[-1], attempt_plan.plan, attempt_plan.deadlines)
             self.plan = attempt_plan.plan
-        ending = self.folder.last("ending")
+        ending = self.folder.read_record().ending
         return RunEnd(ending["end"], ending["sentence"])
 
-    def _repeat_end(self, end: dict[str, Any]) -> RunEnd:
+    def _repeat_end(self) -> EndedRun:
         """Report the recorded end again, and send the messages about it that could not be sent before."""
+        end = self.folder.read_record().find_last("end")
         self.folder.record_event("end", end=end["end"], by="flow", sentence=end["sentence"])
         get_log().info("this run has ended already: %s", end["sentence"])
         self.notifier.repeat_end()
-        return RunEnd(end["end"], end["sentence"])
+        return EndedRun(end["end"], end["sentence"])
 
-    def _give_up(self) -> RunEnd:
+    def _give_up(self) -> EndedRun:
         """End a run whose processes are lost repeatedly; its job is not touched."""
         sentence = describe_loop(self.folder.remaining_lease_s(), f"{self.folder.path}/journal")
         self.folder.record_event("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
         self.notifier.notify_end("gave-up", sentence)
-        return RunEnd("gave-up", sentence)
+        return EndedRun("gave-up", sentence)
 
     # --- the end, with signals ignored
 

@@ -10,7 +10,6 @@ from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
 from torchyard.run.notifications import notify_swept_end
-from torchyard.run.resume import find_last_event, split_by_start
 from torchyard.steps.teardown import teardown
 
 EndCallback = Callable[[str, str, str], object]  # the run's id, its end, and the sentence
@@ -20,9 +19,9 @@ LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launc
 
 def is_run_open(folder: RunFolder) -> bool:
     """Whether a run may still have something running: its journal has no end, or the end `gave-up`."""
-    events = folder.events()
-    if events:
-        return events[-1]["event"] != "end" or events[-1].get("end") == "gave-up"
+    record = folder.read_record()
+    if record.events:
+        return record.end in ("", "gave-up")
     return bool(folder.attempts())  # no line of the journal can be read
 
 
@@ -40,21 +39,17 @@ def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback
                 archive.start()
             if not is_run_open(folder):
                 return ()
-            events = folder.events()
+            record = folder.read_record()
             leftovers = _remove_attempts(folder.plans())
-            # Only the last launch: a run that was started again has not the ending of an earlier launch.
-            process_events = split_by_start(events)[-1] if events else ()
-            ending = find_last_event(process_events, "ending")
-            end = ending.get("end", "swept")
-            sentence = ending.get("sentence", reason)
+            end = record.ending.get("end", "swept")
+            sentence = record.ending.get("sentence", reason)
             folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
     except RunInUseError:
         return None
     except TorchyardError as error:
         return (str(error),)
-    run_id = str(find_last_event(events, "start").get("run", ""))
-    on_end(run_id, end, sentence)
-    notify_swept_end(folder, run_id, end, sentence)
+    on_end(record.run_id, end, sentence)
+    notify_swept_end(folder, record.run_id, end, sentence)
     return leftovers
 
 

@@ -30,15 +30,13 @@ from prefect.states import Scheduled
 from torchyard.common.log import get_log
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders
+from torchyard.run.record import RunRecord
 from torchyard.run.resume import (
     CRASHED,
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
     NEVER_STARTED_MESSAGE,
     choose_recovery,
-    find_flow_run_id,
-    find_last_event,
-    is_lost,
 )
 from torchyard.run.sweep import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
@@ -131,10 +129,9 @@ def _list_local_runs(faults: list[str]) -> Iterator[_Candidate]:
 
 def _read_candidate(folder: RunFolder) -> _Candidate:
     """The run of a folder, as its journal describes it. FolderError if it cannot be read."""
-    events = folder.events()
-    start = find_last_event(events, "start")
-    flow_run_id = find_flow_run_id(events)
-    return _Candidate(flow_run_id, folder, is_lost=is_lost(events), is_nested=start.get("run") != flow_run_id)
+    record = folder.read_record()
+    is_nested = record.run_id != record.flow_run_id
+    return _Candidate(record.flow_run_id, folder, is_lost=record.is_lost, is_nested=is_nested)
 
 
 def _list_unfinished_runs(client: SyncPrefectClient) -> list[str]:
@@ -181,15 +178,15 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
         return None
     # A user's own flow is never started again, because its other steps may not be repeatable.
     is_user_flow = candidate.is_nested and client.read_flow(run.flow_id).name not in _FLOW_NAMES
-    events = folder.events() if folder else []
-    match choose_recovery(to_reported_state(run.state), run.run_count, events, lambda: has_user_request(run_id)):
+    record = folder.read_record() if folder else RunRecord(())
+    match choose_recovery(to_reported_state(run.state), run.run_count, record, lambda: has_user_request(run_id)):
         case "schedule" if not is_user_flow:
             return run.name if _schedule_run(client, run, folder) else None
         case "finish" if folder:
             folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
             sweep_run(folder, "guard", "", _ignore_end if is_user_flow else partial(_report_flow_end, run_id))
         case "report":
-            end = find_last_event(events, "end")
+            end = record.find_last("end")
             report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
         case _:
             pass
@@ -232,10 +229,10 @@ def report_lost_run(folder: RunFolder) -> None:
     A run that was being cancelled is not resumed: it is ended here. Returns once another process has started the run
     or its end is recorded, at the latest after `_WATCH_TIMEOUT_S`, or when the lease ends if Prefect is unreachable.
     """
-    start = folder.last("start")
+    start = folder.read_record().last_start
     _wait_for_worker_report(UUID(_read_candidate(folder).flow_run_id))
     deadline = time.monotonic() + _WATCH_TIMEOUT_S
-    while time.monotonic() < deadline and folder.last("start") == start and is_lost(folder.events()):
+    while time.monotonic() < deadline and (record := folder.read_record()).is_lost and record.last_start == start:
         try:
             with open_bounded_client() as client:
                 _recover_run(client, _read_candidate(folder))

@@ -22,8 +22,10 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError, TrainingError
 from torchyard.model.profile import Profile
 from torchyard.model.result import RunResult
+from torchyard.model.run import EndedRun
 from torchyard.notify.targets import list_exposed_addresses
 from torchyard.pods import seal
+from torchyard.run.folder import RunFolder
 from torchyard.run.preview import preview_run
 from torchyard.run.resume import CRASHED
 from torchyard.run.runner import Runner
@@ -54,9 +56,10 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry
         reporter.label_flow_run(loaded_profile)
         if dry_run:
             return Completed(message=preview_run(loaded_profile, run_id, reporter, STEP_TASKS))
-        result = _run_to_end(loaded_profile, run_id, reporter)
+        ended = _run_to_end(loaded_profile, run_id, reporter)
         if _is_subflow():
-            _propagate_stop(result, reporter)
+            _propagate_stop(ended, reporter)
+        result = _build_result(ended, loaded_profile, run_id)
         return build_final_state(result.end, result.sentence, result)
     except TorchyardError as error:
         return build_error_state(error)
@@ -77,20 +80,21 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
     run_id = derive_run_id(profile, overrides or {}, name)
     register_flow_run(run_id, str(flow_run.id))
     reporter = PrefectReporter(str(flow_run.id), flow_run.run_count, loaded_profile.name)
-    result = _run_to_end(loaded_profile, run_id, reporter)
-    _propagate_stop(result, reporter)
+    ended = _run_to_end(loaded_profile, run_id, reporter)
+    _propagate_stop(ended, reporter)
+    result = _build_result(ended, loaded_profile, run_id)
     if result.end != "succeeded":
         raise TrainingError(result)
     return result
 
 
-def _propagate_stop(result: RunResult, reporter: PrefectReporter) -> None:
+def _propagate_stop(ended: EndedRun, reporter: PrefectReporter) -> None:
     """Raise again the exception that has stopped this run, so that the calling flow stops too.
 
-    It is a BaseException: the flow must not continue even if it catches Exception.
+    It is a BaseException: the flow must not continue even if it catches Exception. Without a report the run had ended
+    in an earlier process, and this one was not stopped.
     """
-    # Without a report the run had ended in an earlier process, and this one was not stopped.
-    if reporter.report and result.end in ("cancelled", "stopped"):
+    if ended.report and ended.end in ("cancelled", "stopped"):
         raise reporter.stop_exception or TerminationSignal(signal.SIGTERM)
 
 
@@ -120,8 +124,8 @@ def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
     return loaded_profile
 
 
-def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> RunResult:
-    """Run the pipeline to its end, whatever that is, and return the result.
+def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> EndedRun:
+    """Run the pipeline to its end, whatever that is.
 
     Raises RunInUseError if another process owns the run, DetachedError if this process cannot continue, and
     TerminationSignal if Prefect starts another process of this run.
@@ -129,18 +133,23 @@ def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> Run
     runner = Runner(profile, run_id, reporter, STEP_TASKS)
     hold_run(profile, run_id, runner.folder, reporter.count)
     try:
-        end, sentence = runner.run()
+        return runner.run()
     except HandedOverError as error:  # for this signal Prefect's engine does not change the flow run's state
         raise TerminationSignal(signal.SIGTERM) from error
-    report = reporter.report or runner.folder.report()  # a run that had ended before writes no new report
-    if report and report.end == end:
+
+
+def _build_result(ended: EndedRun, profile: Profile, run_id: str) -> RunResult:
+    """The result of a run, from its report: of this process, of an earlier one, or of another machine in Prefect."""
+    folder = RunFolder.of(profile, run_id)
+    report = ended.report or folder.report()
+    if report and report.end == ended.end:
         return build_result(report)
-    try:  # another machine may have finished the run and stored its result
-        return read_result(str(flow_run.id), runner.folder.name)
+    try:
+        return read_result(str(flow_run.id), folder.name)
     except Exception as error:
         get_log().debug("%s", error)
         return RunResult(
-            profile=profile.name, run=runner.folder.name, end=end, sentence=sentence, seconds=0.0, attempts=0
+            profile=profile.name, run=folder.name, end=ended.end, sentence=ended.sentence, seconds=0.0, attempts=0
         )
 
 

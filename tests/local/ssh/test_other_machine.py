@@ -55,7 +55,7 @@ def test_machine_without_files_of_the_run_finds_the_attempt(plan_job: Planned, w
     folder = RunFolder(tmp_path / "elsewhere")
     folder.path.mkdir()
     adopt_run(folder, load(write("behind-ssh", nodes=2, attempts=3, options=options)), RUN_ID)
-    assert (folder.attempts(), folder.last("start")["first"]) == ([2], 1)
+    assert (folder.attempts(), folder.read_record().last_start["first"]) == ([2], 1)
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

@@ -173,7 +173,7 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
     remote.record_event("end", end="succeeded", sentence="done")
     with open_archive(folder.path, is_resumed=True) as archive:
         assert archive.fetch()
-    assert folder.last("end")["sentence"] == "done"
+    assert folder.read_record().find_last("end")["sentence"] == "done"
 
 
 def test_archive_that_does_not_answer_is_not_empty(folder: RunFolder, store: Store, root: Path) -> None:

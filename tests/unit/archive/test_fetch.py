@@ -84,7 +84,7 @@ def test_copy_to_read_is_not_a_run_of_this_machine(archived: RunFolder, store: S
     assert (RunFolder(copy).attempts(), list_run_folders()) == ([1], [])
     archived.record_event("end", end="succeeded", sentence="done")
     assert fetch_to_read(store, runs_folder(), archived.name) == copy
-    assert RunFolder(copy).last("end")
+    assert RunFolder(copy).read_record().find_last("end")
 
 
 def test_archive_that_fails_in_the_middle_leaves_no_journal(

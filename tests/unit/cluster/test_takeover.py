@@ -68,7 +68,7 @@ def test_existing_job_is_watched_again(profile: Profile, fake_api: FakeApi) -> N
 def test_ending_is_believed_only_with_a_seal(profile: Profile, fake_api: FakeApi, annotation: str, end: Any) -> None:
     """An ending is believed only if the run's launcher has sealed it for this attempt."""
     put_lease(fake_api, attempt="2", ending=annotation)
-    assert adopt_folder(profile).last("ending").get("end") == end
+    assert adopt_folder(profile).read_record().find_last("ending").get("end") == end
 
 
 def test_outcome_of_a_job_that_is_being_deleted_is_believed(profile: Profile, fake_api: FakeApi) -> None:

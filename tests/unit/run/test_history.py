@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from torchyard.run.history import describe_last_loss, find_start_time, list_past_steps
+from torchyard.run.record import RunRecord
 
 T0 = 1_800_000_000.0
 HERE = {"pid": 7, "host": "here"}
@@ -36,7 +37,7 @@ BACK = start(60, "attach", lost_at=T0 + 50, pid=8, host="there")
 
 def name_steps(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
     """The name and the seconds of each step of earlier processes."""
-    return [(step.name, step.seconds) for step in list_past_steps(events)]
+    return [(step.name, step.seconds) for step in list_past_steps(RunRecord(events))]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_steps_of_lost_processes_are_listed(events: list[dict[str, Any]], expect
 
 def test_loss_names_processes_step_time_and_gap() -> None:
     """One sentence names the lost process, its step, the time, the process that took over, and the gap."""
-    assert describe_last_loss(list_past_steps([*LOST, BACK])) == (
+    assert describe_last_loss(list_past_steps(RunRecord([*LOST, BACK]))) == (
         "the launcher (process 7 on here) was lost in wait at 2027-01-15 08:00:50 UTC; process 8 on there took over "
         "after 10 s"
     )
@@ -74,16 +75,17 @@ def test_loss_on_another_machine_names_its_host_and_folder() -> None:
     """For a launcher on another machine the Lease gives host, folder and last renewal, but no process id."""
     moved = start(0, "moved", holder="far:/runs/a", seen_at=T0 + 40)
     resumed = start(60, "attach", lost_at=0.0)
-    loss = describe_last_loss(list_past_steps([moved, resumed])) or ""
+    loss = describe_last_loss(list_past_steps(RunRecord([moved, resumed]))) or ""
     assert "the launcher (far:/runs/a) was lost at 2027-01-15 08:00:40 UTC" in loss
     moved["handed_over"] = True
-    loss = describe_last_loss(list_past_steps([moved, resumed])) or ""
+    loss = describe_last_loss(list_past_steps(RunRecord([moved, resumed]))) or ""
     assert "the launcher (far:/runs/a) handed the run over at 2027-01-15 08:00:40 UTC" in loss
 
 
 def test_run_whose_last_process_ended_has_no_loss() -> None:
     """A run whose last process recorded its end has lost no launcher."""
-    assert describe_last_loss(list_past_steps([start(0), step(1, "submit"), did(2, "submit"), start(9)])) is None
+    record = RunRecord([start(0), step(1, "submit"), did(2, "submit"), start(9)])
+    assert describe_last_loss(list_past_steps(record)) is None
 
 
 @pytest.mark.parametrize(
@@ -92,4 +94,4 @@ def test_run_whose_last_process_ended_has_no_loss() -> None:
 )
 def test_run_lasts_from_its_first_start(events: list[dict[str, Any]], expected: float) -> None:
     """A resumed run counts from its first start; one that a user starts again counts from that start."""
-    assert find_start_time(events, T0 + 99.0) == T0 + expected
+    assert find_start_time(RunRecord(events), T0 + 99.0) == T0 + expected

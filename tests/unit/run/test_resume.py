@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.journals import NOW, process_events
+from torchyard.run.record import RunRecord
 from torchyard.run.resume import (
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
@@ -14,27 +16,10 @@ from torchyard.run.resume import (
     choose_entry,
     choose_recovery,
     count_requests,
-    find_submission_time,
-    has_possible_job,
     is_launcher_dead,
     is_requested_again,
     is_started_anew,
 )
-
-NOW = 10_000.0
-
-
-def process_events(
-    *steps: str, end: str = "", by: str = "flow", lasting: float = 1.0, count: int = 1
-) -> list[dict[str, Any]]:
-    """The journal of one launch: its start, its steps, and its end if it has one."""
-    started_at = NOW - lasting
-    events: list[dict[str, Any]] = [{"event": "start", "at": started_at, "count": count}]
-    events += [{"event": "step", "name": name, "at": started_at + lasting} for name in steps]
-    if end:
-        events.append({"event": "end", "end": end, "by": by, "at": started_at + lasting, "sentence": ""})
-    return events
-
 
 DIED = process_events("preflight", "submit", "wait")
 DAYS = process_events("wait", lasting=9000.0)
@@ -71,7 +56,7 @@ def test_entry_follows_from_the_journal(
     launches: list[list[dict[str, Any]]], is_requested: bool, expected: str
 ) -> None:
     """A lost run is attached to, a crash loop is given up, and an ended run restarts only if a user requests it."""
-    assert choose_entry([event for launch in launches for event in launch], lambda: is_requested) == expected
+    assert choose_entry(RunRecord([event for launch in launches for event in launch]), lambda: is_requested) == expected
 
 
 def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
@@ -80,7 +65,7 @@ def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
     def query_prefect() -> bool:
         raise AssertionError("Prefect was queried")
 
-    assert choose_entry(DIED, query_prefect) == "attach"
+    assert choose_entry(RunRecord(DIED), query_prefect) == "attach"
 
 
 FIRST = [
@@ -160,39 +145,12 @@ ENDED = process_events("wait", end="failed")
 )
 def test_only_a_lost_run_is_scheduled(now: ReportedState, events: list[dict[str, Any]], expected: str) -> None:
     """A run that has ended, waits or runs elsewhere is not scheduled, but its end may be reported to Prefect."""
-    assert choose_recovery(now, 1, events, lambda: False) == expected
+    assert choose_recovery(now, 1, RunRecord(events), lambda: False) == expected
 
 
 def test_lost_retry_is_scheduled_again() -> None:
     """A retry that was lost before its first journal entry is rescheduled as a retry."""
-    assert choose_recovery(CRASHED, 1, ENDED, lambda: True) == "schedule"
-
-
-MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
-WAITED = process_events("preflight", "submit", "wait")
-
-
-@pytest.mark.parametrize(
-    ("launches", "submitted_at", "may_run"),
-    [
-        ([], None, False),
-        ([process_events("preflight", "submit")], None, False),
-        ([process_events("preflight", "submit"), process_events()], None, True),
-        ([WAITED, process_events()], NOW, True),
-        ([WAITED, process_events("submit", "wait", lasting=-40.0), process_events()], NOW, True),
-        ([process_events("submit", "wait", "collect", "teardown"), process_events()], None, False),
-        ([process_events("submit", "wait", "teardown", "submit"), process_events()], None, True),
-        ([process_events("submit", "wait", end="swept", by="sweep"), process_events()], None, False),
-        ([WAITED, process_events(end="gave-up"), process_events()], NOW, True),
-        ([MOVED], None, True),
-    ],
-)
-def test_journal_shows_whether_a_job_may_run(
-    launches: list[list[dict[str, Any]]], submitted_at: float | None, may_run: bool
-) -> None:
-    """A job may still run if an earlier process submitted it and it was neither torn down nor ended since."""
-    events = [event for launch in launches for event in launch]
-    assert (find_submission_time(events), has_possible_job(events)) == (submitted_at, may_run)
+    assert choose_recovery(CRASHED, 1, RunRecord(ENDED), lambda: True) == "schedule"
 
 
 # --- a run that another machine holds

@@ -120,18 +120,19 @@ def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path
         update={"program": str(binary), "args": ("-b", "8", "-g", "1"), "metrics": "nccl-tests"}
     )
     runner = Runner(profile, RUN_ID, LocalReporter())
-    assert runner.run()[0] == "succeeded"
+    assert runner.run().end == "succeeded"
     rows = runner.attempts[0].collected.metrics.rows
     assert [(row["size"], row["algbw"]) for row in rows] == [(8, 0.0), (4294967296, 664.33)]
 
 
 def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
-    """A second process of a run that has succeeded starts nothing, and reports the same end and sentence."""
+    """A second process of a run that has succeeded starts nothing, and reports the same end and sentence, no report."""
     profile = build_lone_profile(write, "print('hello')")
     first = Runner(profile, RUN_ID, LocalReporter())
     ended = first.run()
     second = Runner(profile, RUN_ID, LocalReporter(2, is_retry_requested=False))
-    assert (ended[0], second.run(), second.folder.attempts()) == ("succeeded", ended, [1])
+    assert (ended.end, ended.report) == ("succeeded", first.folder.report())
+    assert (second.run(), second.folder.attempts()) == (ended._replace(report=None), [1])
     assert [event["name"] for event in second.folder.events() if event["event"] == "step"] == [
         *("preflight", "submit", "wait", "collect", "teardown"),
     ]
@@ -198,7 +199,7 @@ def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pyte
     """A report that cannot be written is an error in the log; the run's end stays as it was decided."""
     (runner.folder.path / "report.json").mkdir()
     report = runner.finish("succeeded", "2 of 2 agents ended with 0")
-    assert (report.end, runner.folder.last("end")["end"]) == ("succeeded", "succeeded")
+    assert (report.end, runner.folder.read_record().find_last("end")["end"]) == ("succeeded", "succeeded")
     assert "the report is not on disk: " in caplog.text
 
 
@@ -234,7 +235,11 @@ def test_run_that_became_worse(runner: Runner, on_regression: Literal["fail", "r
     assert [finish_with(runner, 200.0).end for _ in range(6)] == ["succeeded"] * 6
     report = finish_with(runner, 150.0)
     trend_sentence = "busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual"
-    assert (report.end, runner.folder.last("end")["end"], runner.folder.last("ending")["end"]) == (end, end, end)
+    assert (
+        report.end,
+        runner.folder.read_record().find_last("end")["end"],
+        runner.folder.read_record().find_last("ending")["end"],
+    ) == (end, end, end)
     assert (report.sentence == f"{trend_sentence}; see {report.history}") == (end == "failed")
     assert f"  trend        worse: {trend_sentence}\n" in render_text(report)
     assert finish_with(runner, 200.0).end == "succeeded"

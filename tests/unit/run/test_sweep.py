@@ -44,7 +44,7 @@ def test_swept_run_has_an_end(folder: RunFolder, plan: CommandPlan) -> None:
     assert find_labelled(plan.label)
     assert sweep(folder) == ((), [("an-id", "swept", REASON)])
     assert find_labelled(plan.label) == []
-    end = folder.last("end")
+    end = folder.read_record().find_last("end")
     assert (end["end"], end["by"], end["sentence"], end["left"]) == ("swept", "sweep", REASON, [])
     assert sweep(folder) == ((), [])
 
@@ -67,7 +67,7 @@ def test_run_of_a_living_process_is_not_swept(folder: RunFolder, plan: CommandPl
     """A run whose lock is held is not swept, because its process is alive."""
     with folder.owned():
         assert sweep(folder) == (None, [])
-    assert folder.last("end") == {}
+    assert folder.read_record().find_last("end") == {}
 
 
 def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
@@ -77,21 +77,21 @@ def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, plan: Comm
     remote.path.mkdir(parents=True)
     remote.record_event("end", end="succeeded", sentence="done")
     assert sweep(folder) == ((), [])
-    assert folder.last("end")["end"] == "succeeded"
+    assert folder.read_record().find_last("end")["end"] == "succeeded"
 
 
 def test_end_of_a_swept_run_is_archived(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
     """The end of a swept run is copied to the archive."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     sweep(folder)
-    assert RunFolder(tmp_path / "archive" / folder.name).last("end")["end"] == "swept"
+    assert RunFolder(tmp_path / "archive" / folder.name).read_record().find_last("end")["end"] == "swept"
 
 
 def test_run_with_an_unreadable_plan_is_a_leftover(folder: RunFolder, plan: CommandPlan) -> None:
     """An unreadable plan is reported as a leftover, and the run stays open."""
     (folder.attempt(1) / "plan.json").write_text("{")
     leftovers, ends = sweep(folder)
-    assert (ends, folder.last("end"), is_run_open(folder)) == ([], {}, True)
+    assert (ends, folder.read_record().find_last("end"), is_run_open(folder)) == ([], {}, True)
     assert leftovers
     assert "plan.json cannot be read" in leftovers[0]
 
@@ -123,6 +123,6 @@ def test_watchdog_stops_the_job_only_with_stop(folder: RunFolder, plan: CommandP
     """`keep` leaves the job running under its lease, and `stop` removes it, with `guard` in the journal."""
     submit(plan, Deadlines())
     assert main(["keep", str(folder.path)]) == 0
-    assert (len(find_labelled(plan.label)) > 0, folder.last("end")) == (True, {})
+    assert (len(find_labelled(plan.label)) > 0, folder.read_record().find_last("end")) == (True, {})
     assert main(["stop", str(folder.path)]) == 0
-    assert (find_labelled(plan.label), folder.last("end")["by"]) == ([], "guard")
+    assert (find_labelled(plan.label), folder.read_record().find_last("end")["by"]) == ([], "guard")

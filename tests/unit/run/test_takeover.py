@@ -71,7 +71,7 @@ def test_past_comes_from_the_archive(fetch: Callable[..., RunFolder], profile: P
     remote.path.mkdir(parents=True)
     remote.record_event("start", run=RUN_ID)
     remote.record_event("end", end="succeeded", sentence="done")
-    assert choose_entry(fetch().events(), lambda: False) == "echo"
+    assert choose_entry(fetch().read_record(), lambda: False) == "echo"
 
 
 def test_run_without_archive_and_lease_is_new(fetch: Callable[..., RunFolder]) -> None:

@@ -46,7 +46,7 @@ def test_down_ends_only_its_workers_runs(fake_prefect: FakePrefect, capsys: pyte
     for worker in ("another", get_worker_name()):
         fake_prefect.run_fields = {"labels": {"prefect.worker.name": worker}}
         tear_down_open_runs()
-        ends.append(folder.last("end").get("end"))
+        ends.append(folder.read_record().find_last("end").get("end"))
     assert ends == [None, "swept"]
     left, removed = capsys.readouterr().out.splitlines()
     assert left == "sample-1: has not ended, and this folder's worker did not take it: left"

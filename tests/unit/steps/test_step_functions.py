@@ -41,7 +41,7 @@ def record_calls(calls: list[str]) -> StepFunctions:
 def test_attempt_takes_the_steps_in_their_order(write: Write, calls: list[str]) -> None:
     """A job without a rendezvous store goes through every other step once, in the order of the fields."""
     profile = build_lone_profile(write, "print('hello')")
-    end, _ = Runner(profile, RUN_ID, LocalReporter(), record_calls(calls)).run()
+    end, _, _ = Runner(profile, RUN_ID, LocalReporter(), record_calls(calls)).run()
     assert (end, calls) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
 
 
@@ -64,6 +64,6 @@ def test_step_of_another_orchestrator_replaces_the_own_one(write: Write, calls: 
         raise PreflightError((Finding(where="a licence", verdict="failed", what="has expired", remedy="renew it"),))
 
     steps = record_calls(calls)._replace(preflight=refuse)
-    end, sentence = Runner(build_lone_profile(write), RUN_ID, LocalReporter(), steps).run()
+    end, sentence, _ = Runner(build_lone_profile(write), RUN_ID, LocalReporter(), steps).run()
     assert (end, calls) == ("failed", [])
     assert "a licence: has expired; renew it" in sentence

@@ -80,7 +80,7 @@ def test_training_of_a_cancelled_flow_is_ended(
     fake_prefect.state = "CANCELLING"
     fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": flow_name}
     assert recover_lost_runs().resumed == ()
-    assert (lost_training.last("end")["end"], fake_prefect.requested_states) == ("cancelled", states)
+    assert (lost_training.read_record().find_last("end")["end"], fake_prefect.requested_states) == ("cancelled", states)
 
 
 def test_ended_training_does_not_end_its_flow(fake_prefect: FakePrefect, lost_training: RunFolder) -> None:

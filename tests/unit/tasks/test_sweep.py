@@ -198,5 +198,8 @@ def test_each_machine_sweeps_its_own_folders(folder: CreateFolder, fake_prefect:
     current_folder = folder("new-00000002", 60)
     state = sweep_machine()
     assert (state.is_completed(), state.message) == (True, "swept 1 run")
-    assert (expired_folder.last("end").get("end"), current_folder.last("end").get("end")) == ("swept", None)
+    assert (
+        expired_folder.read_record().find_last("end").get("end"),
+        current_folder.read_record().find_last("end").get("end"),
+    ) == ("swept", None)
     assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]

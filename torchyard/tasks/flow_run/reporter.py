@@ -97,7 +97,6 @@ class PrefectReporter:
         self.count = count
         self.flow_run_id = run_id
         self.link = url_for("flow-run", obj_id=run_id) or ""
-        self.report: Report | None = None  # once `show_report` was called
         self.stop_exception: BaseException | None = None  # the last argument of `is_spurious_stop`
         self._run_id = UUID(run_id)
         self._pages = RunPages(self._run_id, profile)
@@ -191,7 +190,6 @@ class PrefectReporter:
 
     def show_report(self, report: Report) -> None:
         """Publish the report, the result and the history; a page that Prefect does not take in time is logged."""
-        self.report = report
         deadline = time.monotonic() + _PAGE_TIMEOUT_S
         self.send("wait", self._pages.rename_waiting_task)
         if self._tags:
