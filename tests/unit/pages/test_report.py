@@ -113,7 +113,8 @@ def test_locale_without_letters_is_not_an_error(tmp_path: Path) -> None:
         "escaping.escape_unencodable_output();"
         "from torchyard.run.folder import RunFolder; from tests.reports import report;"
         "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.record_event('end', sentence='\\u6f22');"
-        "assert f.report() == report('\\u6f22'); assert f.last('end')['sentence'] == '\\u6f22'; print('\\u6f22')"
+        "assert f.report() == report('\\u6f22');"
+        "assert f.events()[-1]['sentence'] == '\\u6f22'; print('\\u6f22')"
     )
     env = {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     process = subprocess.run(
