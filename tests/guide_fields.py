@@ -20,9 +20,9 @@ import yaml
 
 from tests.conftest import plan_of
 from torchyard.common.project_root import ROOT
+from torchyard.lint.workload import ManifestContainer, list_workloads
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan, Plan
-from torchyard.pods.workload import ManifestContainer, list_workloads
 
 GUIDES = ROOT / "tests" / "guides"
 PAGE = ROOT / "docs" / "guides.md"

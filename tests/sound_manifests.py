@@ -4,8 +4,8 @@ from typing import Any
 
 import yaml
 
+from torchyard.lint.manifest import lint_manifest
 from torchyard.model.finding import Finding
-from torchyard.pods.lint import lint_manifest
 
 POD = "spec.tasks[0].template.spec"
 REPLICAS = "spec.pytorchReplicaSpecs.Worker"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torchyard.diagnosis import pod_facts
+from torchyard.lint.manifest import lint_manifest
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
@@ -23,7 +24,6 @@ from torchyard.model.run import Run
 from torchyard.pods import etcd, requirements
 from torchyard.pods import template as pod_template
 from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, plan_job
-from torchyard.pods.lint import lint_manifest
 
 # Keys that the manifest itself decides; in the profile they would have no effect.
 _MANIFEST_OWNED_KEYS = (

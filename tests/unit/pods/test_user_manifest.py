@@ -7,10 +7,10 @@ import pytest
 
 from tests.conftest import Write, load, manifest_plan_of
 from tests.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
+from torchyard.lint.manifest import lint_manifest
 from torchyard.model.errors import ProfileError
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice, Capacity, Permission
-from torchyard.pods.lint import lint_manifest
 
 ROWS = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 ALL = pytest.mark.parametrize("name", ROWS)

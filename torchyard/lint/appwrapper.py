@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchyard.model.finding import Finding
-from torchyard.pods.workload import (
+from torchyard.lint.workload import (
     APPWRAPPER_KIND,
     list_wrapped_objects,
     yaml_entries,
@@ -16,6 +15,7 @@ from torchyard.pods.workload import (
     yaml_text,
     yaml_value,
 )
+from torchyard.model.finding import Finding
 
 _ANNOTATION_PREFIX = "workload.codeflare.dev.appwrapper/"
 _V1BETA2 = "workload.codeflare.dev/v1beta2"

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchyard.model.finding import Finding
-from torchyard.pods import lint_address, lint_appwrapper, lint_pod, lint_torchrun
-from torchyard.pods.workload import (
+from torchyard.lint.address import find_address_traps
+from torchyard.lint.appwrapper import lint_appwrappers
+from torchyard.lint.pod import POD_RULES
+from torchyard.lint.torchrun import TORCHRUN_RULES, find_etcd_without_v2, find_shared_rendezvous_ids
+from torchyard.lint.workload import (
     ReplicaGroup,
     Workload,
     YamlNode,
@@ -22,6 +24,7 @@ from torchyard.pods.workload import (
     yaml_text,
     yaml_value,
 )
+from torchyard.model.finding import Finding
 
 _LintRule = Callable[[Workload], Iterator[Finding]]
 
@@ -46,11 +49,11 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
     for rule in _RULES:
         for job in jobs:
             findings += [(job.location, finding) for finding in rule(job)]
-    findings += lint_torchrun.find_etcd_without_v2(jobs)
-    findings += lint_torchrun.find_shared_rendezvous_ids(jobs, objects)
-    findings += lint_address.find_address_traps(jobs, objects, is_renamed=is_renamed)
+    findings += find_etcd_without_v2(jobs)
+    findings += find_shared_rendezvous_ids(jobs, objects)
+    findings += find_address_traps(jobs, objects, is_renamed=is_renamed)
     findings += _find_duplicate_pods(jobs)
-    findings += lint_appwrapper.lint_appwrappers(objects)
+    findings += lint_appwrappers(objects)
     warnings = (
         replace(finding, where=f"{location}, {finding.where}", verdict="warning") for location, finding in findings
     )
@@ -262,8 +265,8 @@ def _find_standalone(job: Workload) -> Iterator[Finding]:
 
 
 _RULES: tuple[_LintRule, ...] = (
-    *lint_pod.POD_RULES,
-    *lint_torchrun.TORCHRUN_RULES,
+    *POD_RULES,
+    *TORCHRUN_RULES,
     _find_hidden_gang,
     _find_unhandled_failure,
     _find_volcano_restarts,

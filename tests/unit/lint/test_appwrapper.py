@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.sound_manifests import list_traps, parse
-from torchyard.pods.lint import lint_manifest
+from torchyard.lint.manifest import lint_manifest
 
 WRAPPED = """
 apiVersion: workload.codeflare.dev/v1beta2

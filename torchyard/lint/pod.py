@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from torchyard.model.finding import Finding
-from torchyard.pods.workload import (
+from torchyard.lint.workload import (
     ManifestContainer,
     Workload,
     is_floating_image,
@@ -14,6 +13,7 @@ from torchyard.pods.workload import (
     yaml_text,
     yaml_value,
 )
+from torchyard.model.finding import Finding
 
 _ETCD_HINT = "a version of 3.5, such as quay.io/coreos/etcd:v3.5.35"
 _HEREDOC_PATTERN = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
-from torchyard.pods.lint import lint_manifest
-from torchyard.pods.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_options, split_script
+from torchyard.lint.manifest import lint_manifest
+from torchyard.lint.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_options, split_script
 
 
 def test_words_after_a_script_are_read() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.sound_manifests import MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
-from torchyard.pods.lint import lint_manifest
+from torchyard.lint.manifest import lint_manifest
 
 LAUNCH_MANIFEST = """
 apiVersion: kubeflow.org/v1

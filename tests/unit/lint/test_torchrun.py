@@ -3,7 +3,7 @@
 import pytest
 
 from tests.sound_manifests import POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
-from torchyard.pods.lint import lint_manifest
+from torchyard.lint.manifest import lint_manifest
 
 TRAPS: list[Trap] = [
     (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),

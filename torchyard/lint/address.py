@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from torchyard.model.finding import Finding
-from torchyard.pods.workload import (
+from torchyard.lint.workload import (
     ManifestContainer,
     Workload,
     yaml_entries,
@@ -15,6 +14,7 @@ from torchyard.pods.workload import (
     yaml_text,
     yaml_value,
 )
+from torchyard.model.finding import Finding
 
 _INIT_PATTERN = re.compile(r"(?:dist[-_]url|init[-_]method)[=\s]+[\"']?(tcp|file)://([^\s\"']+)", re.IGNORECASE)
 _INIT_VARIABLES = ("DIST_URL", "INIT_METHOD")

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from torchyard.model.finding import Finding
-from torchyard.pods.workload import (
+from torchyard.lint.workload import (
     ETCD_IMAGE_PATTERN,
     SUBSTITUTED_TEXT,
     ManifestContainer,
@@ -16,6 +15,7 @@ from torchyard.pods.workload import (
     yaml_text,
     yaml_value,
 )
+from torchyard.model.finding import Finding
 
 # Images without python-etcd.
 _STOCK_IMAGE_PATTERN = re.compile(r"(?:docker\.io/)?(?:ultralytics/yolov5|pytorch/pytorch)(?:[:@].*)?")
