@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.job_events import take_lines
 from tests.scripted_hosts import build_host_script
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
@@ -72,7 +73,7 @@ def run_child(folder: Path, mib: int) -> None:
             exit_path.touch()
 
     handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age_s=4000)
-    outcome = wait(handle, on_poll)
+    outcome = wait(handle, take_lines(on_poll))
     assert outcome.status.state == "succeeded", outcome
     slowest = max(later - earlier for earlier, later in itertools.pairwise(poll_times))
     costs = {"mib": read_memory_mib("VmHWM") - rss_before, "slowest": slowest, "seconds": time.monotonic() - started_at}

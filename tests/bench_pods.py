@@ -29,6 +29,7 @@ from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import build_node
 from tests.cluster.jobs import as_user, until
+from tests.job_events import take_lines
 from torchyard.cluster import create, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.common.project_root import ROOT
@@ -337,7 +338,7 @@ def run_child() -> None:
             reported.append(True)
             print_report(share=(time.process_time() - cpu_before) / (time.monotonic() - wall_before))
 
-    outcome = wait(handle, on_poll)
+    outcome = wait(handle, take_lines(on_poll))
     collected = collect(handle.plan, outcome, "none")
     failure = collected.failure
     assert failure

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.fake_api import FakeApi
 from tests.fake_objects import Object
+from tests.job_events import take_lines
 from torchyard.cluster import create
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
@@ -70,7 +71,7 @@ class Job:
 
     def wait(self, age_s: float = 0.0, on_poll: Callable[[list[str]], None] | None = None, **limits: float) -> Outcome:
         handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age_s, submitted_at=1.0, age_s=age_s)
-        return wait(handle, on_poll)
+        return wait(handle, take_lines(on_poll) if on_poll else None)
 
 
 def build_lines(count: int) -> list[bytes]:

@@ -1,7 +1,7 @@
 """The progress of a running job for its user: rank 0's metrics as log lines and curves, and the remaining time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torchyard.common import escaping
 from torchyard.common.log import get_log
@@ -22,11 +22,8 @@ _MAX_PROGRESS_CHARS = 60  # of `epoch 3 of 10`, whose key the program chooses
 class Progress:
     """Report the rows of rank 0's output: as a log line, as the job's progress in percent, and as a page of curves.
 
-    `wait` calls it with rank 0's new lines at every poll, on its own thread; an exception of it is logged there and
-    does not affect the job. Each row is passed to `on_row` at once. A log line and the progress follow every
-    `report_interval_s`, the page every `_PAGE_INTERVAL_S`. `close` reports the last row.
-
-    Each report first checks whether the run was cancelled: CancelRequested ends the wait.
+    `add_lines` is called at every poll of the job. Each row is passed to `on_row` at once. A log line and the progress
+    follow every `report_interval_s`, the page every `_PAGE_INTERVAL_S`. `close` reports the last row.
     """
 
     def __init__(
@@ -50,7 +47,8 @@ class Progress:
         # When this process read its first progress, and the share of the work that was done by then.
         self._first_progress: tuple[float, float] | None = None
 
-    def __call__(self, lines: list[str]) -> None:
+    def add_lines(self, lines: Sequence[str]) -> None:
+        """Read the rows among rank 0's new lines."""
         for line in lines:
             row = self._parse_row(line)
             if not row:
@@ -61,7 +59,6 @@ class Progress:
                 self._on_row(row)
         if time.monotonic() >= self._next_report_at:
             self._next_report_at = time.monotonic() + self._report_interval_s
-            self._reporter.check_cancelled()
             self.close()
 
     def close(self) -> None:

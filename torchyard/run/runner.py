@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, assert_never
 
 from torchyard.archive.copier import RunArchive, open_run_archive
 from torchyard.backends import job_of, owner_of
@@ -24,7 +24,21 @@ from torchyard.model.errors import (
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
-from torchyard.model.run import Attempt, End, EndedRun, Handle, Outcome, Report, Run, RunEnd, Status, Step
+from torchyard.model.run import (
+    Attempt,
+    End,
+    EndedRun,
+    Handle,
+    JobEvent,
+    LinesRead,
+    Outcome,
+    Report,
+    Run,
+    RunEnd,
+    Status,
+    StatusRead,
+    Step,
+)
 from torchyard.model.trend import TrendVerdict
 from torchyard.pages.hang import render_hang_page
 from torchyard.pages.report import (
@@ -185,24 +199,33 @@ class Runner:
         return handle
 
     def wait(self, attempt: OpenAttempt, handle: Handle) -> Outcome:
-        """Wait for the end of the job; its rows, states and hangs are reported meanwhile."""
+        """Wait for the end of the job; its rows, states and hangs are reported meanwhile; a cancel ends the wait."""
         self.notifier.open(attempt.number)
         progress = Progress(attempt.plan.job, self.profile.metrics, self.reporter, self.notifier.add_row)
 
-        def publish_hang(update: HangUpdate) -> None:
-            masked = secrets.mask_model(update)
-            self.reporter.show_page("hang", lambda: render_hang_page(attempt.plan.job, masked))
-            self.notifier.notify_hang(masked)
+        def take(event: JobEvent) -> None:
+            match event:
+                case LinesRead():
+                    self.reporter.check_cancelled()
+                    progress.add_lines(event.lines)
+                case StatusRead():
+                    self.notifier.record_status(event.status, event.waited_s)
+                case HangUpdate():
+                    self._show_hang(attempt.plan.job, secrets.mask_model(event))
+                case _:
+                    assert_never(event)
 
         outcome: Outcome = self._run_step(
-            "wait",
-            lambda: self._step_functions.wait(handle, progress, self.notifier.record_status, publish_hang),
-            partial(describe_outcome, handle=handle),
+            "wait", lambda: self._step_functions.wait(handle, take), partial(describe_outcome, handle=handle)
         )
         progress.close()
         with contextlib.suppress(FolderError):  # the next process queries the supervisors again
             self.folder.save_outcome(attempt.number, outcome)
         return outcome
+
+    def _show_hang(self, job: str, update: HangUpdate) -> None:
+        self.reporter.show_page("hang", lambda: render_hang_page(job, update))
+        self.notifier.notify_hang(update)
 
     def collect(self, attempt: OpenAttempt, outcome: Outcome) -> Attempt:
         """Read the logs of the ended job; return the attempt as the report shows it."""

@@ -24,25 +24,23 @@ _PROGRAM_KINDS: frozenset[HangClass] = frozenset(
 )
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
-HangCallback = Callable[[HangUpdate], None]
-
 
 class HangMonitor:
     """Check the ranks' records at every poll. `hang` and `straggler` are those of the last poll; None if there is none.
 
-    A hang is reported immediately (a warning, the page in the attempt's folder, the callback), but ends the job only
+    A hang is reported immediately (a warning, the page in the attempt's folder, an event), but ends the job only
     after `_ACT_AFTER_S` and `_ACT_FACTOR` times the longest usual pause, so that a false alarm cannot stop a healthy
     job.
 
-    `on_update` is called whenever the hang or the straggler changes, and once when a hang has become certain. All calls
-    come from the polling thread. Errors of the callback and OSError of the page are raised to the caller.
+    A HangUpdate is emitted whenever the hang or the straggler changes, and once when a hang has become certain, on the
+    polling thread. Errors of `emit` and OSError of the page are raised to the caller.
     """
 
-    def __init__(self, plan: Plan, on_update: HangCallback | None = None) -> None:
+    def __init__(self, plan: Plan, emit: Callable[[HangUpdate], object]) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
         self._plan = plan
-        self._on_update = on_update
+        self._emit = emit
         self._published = HangUpdate()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
         self._last_straggler_warning: tuple[int, float] = (-1, 0.0)
@@ -71,13 +69,13 @@ class HangMonitor:
         return None
 
     def _publish(self, update: HangUpdate) -> None:
-        """Pass a change to the callback. The duration of a hang, which grows with every record, is not a change."""
+        """Emit a change. The duration of a hang, which grows with every record, is not a change."""
         published = self._published
         self._published = update
         is_old = _is_same(published.hang, update.hang) and _is_same(published.straggler, update.straggler)
         has_become_certain = update.is_certain and not published.is_certain
-        if self._on_update and (has_become_certain or not is_old):
-            self._on_update(update)
+        if has_become_certain or not is_old:
+            self._emit(update)
 
     def get_findings(self, status: Status) -> dict[str, Hang | Straggler | None]:
         """The fields `hang` and `straggler` of an outcome; None where there is none, and no hang after a success."""

@@ -16,35 +16,38 @@ from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import Plan
-from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Status
-from torchyard.steps.hang_monitor import HangCallback, HangMonitor
+from torchyard.model.run import (
+    ENDED_STATES,
+    EmitJobEvent,
+    Failure,
+    Handle,
+    JobEvent,
+    LinesRead,
+    Observation,
+    Outcome,
+    Status,
+    StatusRead,
+)
+from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
 
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
 ENDS_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
 LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
-RankZeroCallback = Callable[[list[str]], None]
-StatusCallback = Callable[[Status, float], None]
 
 
-def wait(
-    handle: Handle,
-    on_poll: RankZeroCallback | None = None,
-    on_status: StatusCallback | None = None,
-    on_hang: HangCallback | None = None,
-) -> Outcome:
+def wait(handle: Handle, emit: EmitJobEvent | None = None) -> Outcome:
     """Wait until the job has ended and its logs are read; return its outcome.
 
-    `on_poll`: called at least every half second with rank 0's new lines.
-    `on_status`: called with each status, whose reason names the obstacle of a job that waits, and the seconds since the
-    submit.
-    `on_hang`: called with the hang and the straggler that the ranks' records show, whenever they change.
+    `emit`: called on this thread with each event (torchyard/model/run.py): rank 0's new lines at least every
+    half second, each status, and the hang and the straggler that the ranks' records show, whenever they change. An
+    Exception of it is logged and ends nothing.
 
     An expired deadline ends the job too: the outcome has its cause, and nothing is raised. Errors of this process are
     logged and retried, and end nothing. RunInUseError if another process has taken the run over.
     """
-    poller = _JobPoller(handle, on_poll, on_status, on_hang)
+    poller = _JobPoller(handle, emit or _ignore_event)
     with ExitStack() as stack:
         while not poller.is_open:
             poller.open(stack)
@@ -66,23 +69,16 @@ class _JobPoller:
         poll()      reads states and logs once; done when `outcome` is set
         conclude()  stops what still runs and reads every log to its end; done when it returns the final outcome
 
-    All of it runs on the caller's thread; the watch has its own threads, which the caller's ExitStack stops. Callbacks
-    that fail are logged and end nothing. RunInUseError if another process has taken the run over.
+    All of it runs on the caller's thread; the watch has its own threads, which the caller's ExitStack stops.
+    RunInUseError if another process has taken the run over.
     """
 
-    def __init__(
-        self,
-        handle: Handle,
-        on_poll: RankZeroCallback | None,
-        on_status: StatusCallback | None,
-        on_hang: HangCallback | None,
-    ) -> None:
+    def __init__(self, handle: Handle, emit: EmitJobEvent) -> None:
         now = time.monotonic()
         self.is_open = False
         self.outcome: Outcome | None = None
         self._handle = handle
-        self._on_poll = on_poll
-        self._on_status = on_status
+        self._emit = emit
         self._submitted_at = now - handle.age_s
         self._started_reason = ""  # of the first status that was `running`; empty until then
         self._watch: JobWatch
@@ -91,7 +87,7 @@ class _JobPoller:
         self._local_errors = LocalErrorGuard()
         self._deadlines = DeadlineMonitor(handle.deadlines, job_age_s=handle.age_s, now=now)
         self._fabric = FabricMonitor(handle.plan)
-        self._hangs = HangMonitor(handle.plan, on_hang)
+        self._hangs = HangMonitor(handle.plan, emit)
         self._wait_reporter = _WaitReporter()
         self._lost_line_reporter = _LostLineReporter()
         self._lost_worker_reporter = _LostWorkerReporter()
@@ -131,29 +127,23 @@ class _JobPoller:
         return _build_deadline_outcome(expired, status, self._watch) if expired else None
 
     def _read_logs(self) -> bool:
-        """Pass rank 0's new lines to the callback; return whether all logs are read to their current end."""
+        """Emit rank 0's new lines; return whether all logs are read to their current end."""
         lines: list[str] = []
         is_current = False
         with self._local_errors.tolerate("read the logs"):
             lines = self._logs.read()
             is_current = not self._logs.is_behind
         with self._local_errors.tolerate("report the progress", ignore_errors=True):
-            if self._on_poll:
-                self._on_poll(lines)
+            self._emit(LinesRead(lines))
         return is_current
 
     def _publish_status(self, status: Status, diagnosis: Diagnosis | None) -> None:
-        """Pass the status to the callback, with the seconds since the submit.
-
-        The seconds are 0 for a job that is pending again after it had started: it has not waited since its submit.
-        """
-        if not self._on_status:
-            return
+        """Emit the status; its reason is the diagnosis, if there is one."""
         is_pending_again = status.state == "pending" and bool(self._started_reason)
         waited_s = 0.0 if is_pending_again else time.monotonic() - self._submitted_at
         published = status.model_copy(update={"reason": diagnosis.failure.sentence}) if diagnosis else status
         with self._local_errors.tolerate("report the status", ignore_errors=True):
-            self._on_status(published, waited_s)
+            self._emit(StatusRead(published, waited_s))
 
     def _read_status(self, *, are_logs_current: bool) -> tuple[Status, Diagnosis | None]:
         """The job's status, and the diagnosis of what prevents its progress; None if no obstacle is found.
@@ -211,6 +201,10 @@ class _JobPoller:
             outcome = outcome.model_copy(update=update)
         self._local_errors.pause()
         return outcome
+
+
+def _ignore_event(event: JobEvent) -> None:
+    """Nobody has asked for the events."""
 
 
 class FabricMonitor:

@@ -23,14 +23,26 @@ from torchyard.machines.owner import MachinesOwner
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Collected, End, Metrics, Outcome, Report, RunEnd, Status
+from torchyard.model.run import (
+    Collected,
+    EmitJobEvent,
+    End,
+    Handle,
+    LinesRead,
+    Metrics,
+    Outcome,
+    Report,
+    RunEnd,
+    Status,
+)
 from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import OpenAttempt, Runner
-from torchyard.run.signals import SignalHold, protect_run
+from torchyard.run.signals import CancelRequested, SignalHold, protect_run
+from torchyard.steps.step_functions import StepFunctions
 from torchyard.steps.submit import submit
 from torchyard.tasks.flow_run.reporter import PrefectReporter
 from torchyard.trend.records import history_folder, read_history
@@ -136,6 +148,35 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
     assert [event["name"] for event in second.folder.events() if event["event"] == "step"] == [
         *("preflight", "submit", "wait", "collect", "teardown"),
     ]
+
+
+class CancelledReporter(LocalReporter):
+    """Reports a cancel without a signal, as after the death of a worker, once `cancelled` is set."""
+
+    cancelled = False
+
+    def check_cancelled(self) -> None:
+        if self.cancelled:
+            raise CancelRequested
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
+    """A cancel is detected at each poll of the job, even without any line, and the job is torn down."""
+    reporter = CancelledReporter()
+
+    def wait_for_cancel(handle: Handle, emit: EmitJobEvent) -> Outcome:
+        emit(LinesRead([]))
+        reporter.cancelled = True
+        emit(LinesRead([]))
+        raise AssertionError("the wait goes on")
+
+    steps = StepFunctions()._replace(wait=wait_for_cancel)
+    runner = Runner(build_lone_profile(write, "import time; time.sleep(60)"), RUN_ID, reporter, steps)
+    ended = runner.run()
+    assert (ended.end, ended.sentence, runner.leftovers) == ("cancelled", "cancelled through Prefect", [])
 
 
 # --- the end of a run

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from tests.job_events import take_status
 from tests.nccl_lines import list_socket_lines
 from tests.pod_jobs import Job, run_later
 from tests.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
@@ -64,7 +65,7 @@ def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> N
 
     deadlines = Deadlines(start=1000.0, silence=5.0)
     handle = Handle(plan=job(tenths=7), deadlines=deadlines, created=False, submitted_at=1.0, age_s=100.0)
-    assert wait(handle, on_status=record_status).status.state == "succeeded"
+    assert wait(handle, take_status(record_status)).status.state == "succeeded"
     assert {state for state, _ in statuses} >= {"running"}
     assert min(waited_s for _, waited_s in statuses) >= 100
 

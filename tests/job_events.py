@@ -1,0 +1,25 @@
+"""Takers of a wait's events, for tests of one kind of event."""
+
+from collections.abc import Callable
+
+from torchyard.model.run import EmitJobEvent, JobEvent, LinesRead, Status, StatusRead
+
+
+def take_lines(take: Callable[[list[str]], object]) -> EmitJobEvent:
+    """Pass on rank 0's new lines, at every poll."""
+
+    def emit(event: JobEvent) -> None:
+        if isinstance(event, LinesRead):
+            take(event.lines)
+
+    return emit
+
+
+def take_status(take: Callable[[Status, float], object]) -> EmitJobEvent:
+    """Pass on each status, with the seconds since the submit."""
+
+    def emit(event: JobEvent) -> None:
+        if isinstance(event, StatusRead):
+            take(event.status, event.waited_s)
+
+    return emit
