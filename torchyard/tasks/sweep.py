@@ -21,6 +21,7 @@ from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
 
+from .flow_run.late_reports import publish_late_pages
 from .flow_run.ownership import confirm_flow_run, read_liveness_by_name
 from .flow_run.states import (
     build_final_state,
@@ -63,6 +64,7 @@ def sweep_lost_runs(
 ) -> State[Any]:
     """Sweep this machine and the clusters (flows/sweep.py explains the parameters); return the sweep's final state."""
     raise_file_limit()
+    publish_late_pages()
     requested_runs = None if runs is None else frozenset(runs)
     faults: list[str] = []
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
@@ -87,6 +89,7 @@ def sweep_lost_runs(
 def sweep_machine() -> State[Any]:
     """Do this machine's part of a sweep without a flow run, as every machine's `make up` does regularly."""
     raise_file_limit()
+    publish_late_pages()
     faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
     abandoned_runs = [*find_local_runs(None, faults), *find_orphan_process_runs(None)]

@@ -42,6 +42,7 @@ from torchyard.run.signals import CancelRequested
 from torchyard.trend.page import render_history
 
 from . import states
+from .late_reports import keep_pages
 from .names import build_tags, format_end_tag, format_run_name
 from .pages import RunPages
 from .result import build_result, build_result_artifact
@@ -84,7 +85,7 @@ class PrefectReporter:
     `_SIGNAL_TIMEOUT_S`; `is_retry_requested` makes its own request. Everything else returns immediately.
 
     Errors. Only `check_cancelled` raises. A call that Prefect refuses is logged and dropped; a page of the report that
-    is not published in time costs a warning.
+    is not published in time is kept in the run's folder, for the next sweep.
 
     Example: `reporter.send("page", lambda client: client.create_artifact(page)).result(10)`
     """
@@ -189,40 +190,50 @@ class PrefectReporter:
         self.send("name", lambda client: _update_flow_run(client, self._run_id, name=name, tags=self._tags))
 
     def show_report(self, report: Report) -> None:
-        """Publish the report, the result and the history; a page that Prefect does not take in time is logged."""
+        """Publish the report, the result and the history; what Prefect does not take in time is kept for a sweep."""
         deadline = time.monotonic() + _PAGE_TIMEOUT_S
         self.send("wait", self._pages.rename_waiting_task)
         if self._tags:
             tags = (*self._tags, format_end_tag(report))
             self.send("tags", lambda client: _update_flow_run(client, self._run_id, tags=tags))
 
-        sentence = escape_paragraph(report.sentence, MAX_SENTENCE_CHARS)
-        futures = {"report": self._send_page(f"report-{report.profile}", render_markdown(report), sentence)}
-        futures["result"] = self._send_artifact("result", build_result_artifact(self._run_id, build_result(report)))
-        history = render_history(report.history)
-        if history:
-            trend_sentence = escape_paragraph(report.trend.sentence, MAX_SENTENCE_CHARS) if report.trend else ""
-            futures["history"] = self._send_page(f"trend-{Path(report.history).stem}", history, trend_sentence)
-
+        pages = self._build_end_pages(report)
+        futures = {name: self._send_artifact(name, page) for name, page in pages.items()}
+        late_pages: list[ArtifactCreate] = []
         for name, future in futures.items():
             try:
                 future.result(max(deadline - time.monotonic(), 0))
             except FutureTimeoutError:
-                get_log().warning("cannot publish the %s in Prefect: no response within %.0f s", name, _PAGE_TIMEOUT_S)
+                late_pages.append(pages[name])
             except Exception as error:
                 get_log().warning("cannot publish the %s in Prefect: %s", name, error)
+        if late_pages:
+            get_log().warning(
+                "Prefect has not taken the report within %.0f s; the next sweep publishes it", _PAGE_TIMEOUT_S
+            )
+        keep_pages(Path(report.folder), late_pages)
 
-    def _send_page(self, key: str, text: str, description: str) -> Future[None]:
-        artifact = ArtifactCreate(
-            key=key, type="markdown", description=description, data=text, flow_run_id=self._run_id
-        )
-        return self._send_artifact(key, artifact)
+    def _build_end_pages(self, report: Report) -> dict[str, ArtifactCreate]:
+        """The pages of the run's end, by what they show."""
+        sentence = escape_paragraph(report.sentence, MAX_SENTENCE_CHARS)
+        pages = {
+            "report": self._build_page(f"report-{report.profile}", render_markdown(report), sentence),
+            "result": build_result_artifact(self._run_id, build_result(report)),
+        }
+        history = render_history(report.history)
+        if history:
+            trend_sentence = escape_paragraph(report.trend.sentence, MAX_SENTENCE_CHARS) if report.trend else ""
+            pages["history"] = self._build_page(f"trend-{Path(report.history).stem}", history, trend_sentence)
+        return pages
 
-    def _send_artifact(self, key: str, artifact: ArtifactCreate) -> Future[None]:
+    def _build_page(self, key: str, text: str, description: str) -> ArtifactCreate:
+        return ArtifactCreate(key=key, type="markdown", description=description, data=text, flow_run_id=self._run_id)
+
+    def _send_artifact(self, name: str, artifact: ArtifactCreate) -> Future[None]:
         def call(client: SyncPrefectClient) -> None:
             client.create_artifact(artifact)
 
-        return self.send(key, call)
+        return self.send(f"artifact {name}", call)
 
     def flush(self) -> None:
         """Wait up to `_PAGE_TIMEOUT_S` for the calls that are pending now."""
