@@ -22,6 +22,7 @@ from tests.conftest import Write
 from tests.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
+from torchyard.run.resume import LOST_MESSAGE
 from torchyard.run.sweep import sweep_run
 from torchyard.tasks.recovery import recover_lost_runs
 
@@ -59,10 +60,9 @@ class StartedBenchmark(NamedTuple):
     def now(self) -> FlowRun:
         return self.client.read_flow_run(self.id)
 
-    def describe_states(self) -> str:
-        """Every state of the benchmark, for the message of a test that fails."""
-        states = sorted(self.client.read_flow_run_states(self.id), key=lambda state: state.timestamp)
-        return "\n".join(f"{state.timestamp} {state.name}: {state.message}" for state in states)
+    def count_resumes(self) -> int:
+        """How often torchyard has scheduled the benchmark again."""
+        return sum(state.message == LOST_MESSAGE for state in self.client.read_flow_run_states(self.id))
 
     def kill(self) -> None:
         """Kill the benchmark's own process, whose id is in the lock file of its training."""
@@ -126,7 +126,11 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
 
 
 def test_lost_benchmark_is_resumed(started_benchmark: StartedBenchmark) -> None:
-    """A benchmark whose process was killed is scheduled again, attaches to its training, and completes."""
+    """A benchmark whose process was killed is scheduled again, attaches to its training, and completes.
+
+    Prefect's worker reports a death twice. If its second report comes after the benchmark was scheduled, it sets the
+    benchmark to Crashed again, and it is scheduled once more: of two processes one then finds the training in use.
+    """
     started_benchmark.kill()
     wait_until(lambda: started_benchmark.now().state_name == "Crashed")
     assert recover_lost_runs().resumed == (started_benchmark.now().name,)
@@ -136,7 +140,7 @@ def test_lost_benchmark_is_resumed(started_benchmark: StartedBenchmark) -> None:
     assert state
     assert state.message == "fast: 3 GB/s, slow: 1 GB/s"
     assert started_benchmark.programs() == {"3": 1, "1": 1}
-    assert started_benchmark.now().run_count == 2, started_benchmark.describe_states()
+    assert 2 <= started_benchmark.now().run_count <= 1 + started_benchmark.count_resumes()
     assert recover_lost_runs().resumed == ()
 
 
