@@ -371,7 +371,7 @@ class Runner:
         if attempt_plan:
             self.open_attempt = OpenAttempt(numbers[-1], attempt_plan.plan, attempt_plan.deadlines)
             self.plan = attempt_plan.plan
-        ending = self.folder.read_record().ending
+        ending = self.folder.read_record().find_last("ending")  # of an earlier process: this one has begun already
         return RunEnd(ending["end"], ending["sentence"])
 
     def _repeat_end(self) -> EndedRun:

@@ -150,6 +150,22 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
     ]
 
 
+def test_process_that_was_lost_while_it_ended_the_run_is_replaced(write: Write) -> None:
+    """The next process ends the run with the end that was recorded, and tears its job down."""
+    profile = build_lone_profile(write, "import time; time.sleep(600)")
+    first = Runner(profile, RUN_ID, LocalReporter())
+    first.folder.path.mkdir(parents=True)
+    first.folder.record_event("start", entry="fresh", first=1)
+    attempt = first.preflight(1)
+    first.submit(attempt)
+    first.folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
+    second = Runner(profile, RUN_ID, LocalReporter(2))
+    ended = second.run()
+    assert (ended.end, ended.sentence, second.leftovers) == ("cancelled", "cancelled through Prefect", [])
+    assert isinstance(attempt.plan, CommandPlan)
+    assert find_labelled(attempt.plan.label) == []
+
+
 class CancelledReporter(LocalReporter):
     """Reports a cancel without a signal, as after the death of a worker, once `cancelled` is set."""
 
