@@ -93,7 +93,7 @@ def attach_run(name: str) -> int:
     except ValidationError as error:
         message = f"it cannot be read: {error.errors()[0]['msg']}"
         raise ProfileError(str(folder.path / _PROFILE_FILE), (Finding("", message),)) from error
-    count = sum(event["event"] == "start" for event in record.events) + 1
+    count = record.count_starts() + 1
     _log_to_terminal()
     return _execute(Runner(profile, record.run_id, LocalReporter(count, is_retry_requested=False)))
 

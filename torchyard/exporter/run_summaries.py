@@ -103,7 +103,7 @@ def read_run(folder: RunFolder, now: float) -> RunSummary:
         launcher=str(start.get("launcher") or ""),
         state=record.end or _find_state(folder, record),
         attempts=len(folder.attempts()),
-        recoveries=sum(launch[0].get("entry") in _RECOVERIES for launch in record.launches),
+        recoveries=sum(map(record.count_starts, _RECOVERIES)),
         start_delay_s=record.find_last("running").get("waited_s"),
         is_open=not record.end or job is not None,
     )

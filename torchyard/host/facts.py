@@ -40,14 +40,16 @@ def failed(subject: str, detail: str, remedy: str) -> Json:
     return {"where": subject, "what": detail, "remedy": remedy, "verdict": "failed"}
 
 
+def _describe_path(kind: str, requirement: Json) -> str:
+    """A path with its kind, and with its host if that is not the launcher's machine."""
+    suffix = "" if requirement["is_local"] else " on %s" % requirement["host"]
+    return "%s %s%s" % (kind, requirement["path"], suffix)
+
+
 def probe_folder(requirement: Json) -> Json:
     """Create the folder and write to it, as the run will; then remove the folders that did not exist before."""
-    subject = "run folder %s" % requirement["path"]
-    setting = "TORCHYARD_RUNS"
-    if not requirement["is_local"]:
-        subject += " on %s" % requirement["host"]
-        setting = "options.folder"
-    remedy = "choose another folder with %s" % setting
+    subject = _describe_path("run folder", requirement)
+    remedy = "choose another folder with %s" % ("TORCHYARD_RUNS" if requirement["is_local"] else "options.folder")
     path = os.path.abspath(requirement["path"])
     existing_folder = path
     while not os.path.lexists(existing_folder):
@@ -82,10 +84,9 @@ def _remove_empty_folders(path: str, stop_at: str) -> None:
 
 def probe_file(requirement: Json) -> Json:
     """Whether a file exists, and whether this user can read it."""
-    subject = "program %s" % requirement["path"]
+    subject = _describe_path("program", requirement)
     remedy = "correct the profile's `program` (relative to the profile's folder or the project)"
     if not requirement["is_local"]:
-        subject += " on %s" % requirement["host"]
         remedy = "put it there, or remove options.program_there: then it is copied from this machine"
     if os.access(requirement["path"], os.R_OK):
         return passed(subject, "exists")

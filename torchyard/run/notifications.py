@@ -218,7 +218,7 @@ class RunNotifier:
 def _count_launches(folder: RunFolder) -> int:
     """How often a user has requested the run: each request has a separate end."""
     try:
-        return sum(event["event"] == "start" and event.get("entry") == "fresh" for event in folder.events())
+        return folder.read_record().count_starts("fresh")
     except FolderError:
         return 0
 

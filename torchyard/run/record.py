@@ -52,6 +52,10 @@ class RunRecord:
         """The start of the last process; empty if there is none."""
         return self.find_last("start")
 
+    def count_starts(self, entry: str | None = None) -> int:
+        """How many processes have run the run, or have started in this way (see `choose_entry`)."""
+        return sum(event["event"] == "start" and entry in (None, event.get("entry")) for event in self.events)
+
     @property
     def run_id(self) -> str:
         return str(self.last_start.get("run", ""))

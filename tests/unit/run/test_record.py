@@ -72,6 +72,15 @@ def test_ending_of_an_earlier_launch_does_not_count() -> None:
     assert RunRecord([*process_events("wait"), ending, *process_events()]).ending == {}
 
 
+def test_starts_are_counted_by_their_entry() -> None:
+    """Every process of a run is counted, or those that started in one way."""
+    starts: list[JournalEvent] = [
+        {"event": "start", "at": NOW, "entry": entry} for entry in ("fresh", "attach", "fresh")
+    ]
+    record = RunRecord([*starts, {"event": "step", "name": "wait", "at": NOW}])
+    assert (record.count_starts(), record.count_starts("fresh"), record.count_starts("finish")) == (3, 2, 0)
+
+
 def test_empty_journal_says_nothing() -> None:
     """A run without a readable line has no end, no job and no start."""
     record = RunRecord([])

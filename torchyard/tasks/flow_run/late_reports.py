@@ -1,7 +1,6 @@
 """Pages of a run's end that Prefect did not take in time: they wait in the run's folder for the next sweep."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -35,7 +34,8 @@ def keep_pages(folder: Path, pages: Sequence[ArtifactCreate]) -> None:
 def publish_late_pages() -> None:
     """Publish what the runs of this machine have kept. What Prefect still does not take stays for the next call.
 
-    Nothing is raised: a page that Prefect refuses is dropped with a warning, as is a file that cannot be read.
+    Nothing is raised: a page that Prefect refuses is dropped with a warning, as is a file that cannot be read. The
+    first page without a response ends the call, so that a server that hangs costs one timeout and not one a page.
     """
     kept_files = [path for folder in list_run_folders() if (path := folder.path / _FILE).exists()]
     if not kept_files:
@@ -43,31 +43,34 @@ def publish_late_pages() -> None:
     try:
         with open_bounded_client() as client:
             for path in kept_files:
-                late_pages = list(_publish_pages(client, _read_pages(path)))
+                late_pages = _read_pages(path)
+                while late_pages and _publish_page(client, late_pages[0]):
+                    late_pages = late_pages[1:]
                 keep_pages(path.parent, late_pages)
-                if not late_pages:
-                    get_log().info("%s: Prefect has its report now", path.parent.name)
+                if late_pages:
+                    return
+                get_log().info("%s: Prefect has its report now", path.parent.name)
     except Exception as error:
         get_log().debug("cannot publish pages of ended runs in Prefect: %s", error)
 
 
 def _read_pages(path: Path) -> list[ArtifactCreate]:
     """The kept pages; none if the file cannot be read, which is reported."""
-    with suppress(FileNotFoundError):  # another sweep has published them
-        try:
-            return _PAGES.validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            get_log().warning("%s cannot be read, and its pages are missing in Prefect: %s", path, error)
-    return []
+    try:
+        return _PAGES.validate_json(path.read_bytes())
+    except FileNotFoundError:  # another sweep has published them
+        return []
+    except (OSError, ValidationError) as error:
+        get_log().warning("%s cannot be read, and its pages are missing in Prefect: %s", path, error)
+        return []
 
 
-def _publish_pages(client: SyncPrefectClient, pages: Sequence[ArtifactCreate]) -> Iterator[ArtifactCreate]:
-    """Publish pages; yield those that must be tried again."""
-    for page in pages:
-        try:
-            client.create_artifact(page)
-        except Exception as error:
-            if is_transient_error(error):
-                yield page
-            else:
-                get_log().warning("Prefect refuses the page %s of flow run %s: %s", page.key, page.flow_run_id, error)
+def _publish_page(client: SyncPrefectClient, page: ArtifactCreate) -> bool:
+    """Publish a page; False if it must be tried again."""
+    try:
+        client.create_artifact(page)
+    except Exception as error:
+        if is_transient_error(error):
+            return False
+        get_log().warning("Prefect refuses the page %s of flow run %s: %s", page.key, page.flow_run_id, error)
+    return True

@@ -57,6 +57,13 @@ def test_report_arrives_once_prefect_answers(late: RunFolder, server: FakePrefec
     assert list_files(late) == []
 
 
+def test_broken_prefect_is_asked_once(late: RunFolder, server: FakePrefect) -> None:
+    """The first page without a response ends a sweep's attempt: a server that hangs costs one timeout."""
+    before = server.request_count
+    publish_late_pages()
+    assert (server.request_count - before, list_files(late)) == (1, ["late-pages.json"])
+
+
 def test_unreachable_prefect_keeps_the_pages(late: RunFolder) -> None:
     """A sweep without a connection to Prefect keeps the pages, and nothing is raised."""
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
