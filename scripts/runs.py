@@ -19,11 +19,12 @@ from prefect.exceptions import ObjectNotFound
 
 from scripts.api import YardError, open_prefect_client
 from scripts.processes import get_worker_name, wait_for_result
+from torchyard.assembly import sweep_run
 from torchyard.common.pool import read_pool
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
-from torchyard.run.sweep import is_run_open, sweep_run
+from torchyard.run.sweep import is_run_open
 from torchyard.tasks.flow_run.states import report_end
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from torchyard.model.run import EmitJobEvent, JobEvent, LinesRead, Status, StatusRead
+from torchyard.model.event import EmitJobEvent, JobEvent, LinesRead, StatusRead
+from torchyard.model.run import Status
 
 
 def take_lines(take: Callable[[list[str]], object]) -> EmitJobEvent:

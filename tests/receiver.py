@@ -14,6 +14,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
         self.status = 200
+        self.request_count = 0  # of those that were refused, too
         self.is_hanging = False
         self.stop_event = threading.Event()
         self.port = 0
@@ -36,6 +37,7 @@ def run_receiver() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.request_count += 1
             if receiver.is_hanging:
                 receiver.stop_event.wait(60)
             elif receiver.status == 200:

@@ -1,16 +1,20 @@
-"""A run's reporter that keeps the pages that it publishes."""
+"""A sink that keeps the pages that it publishes."""
 
 from collections.abc import Callable
 
-from torchyard.run.reporter import LocalReporter
+from torchyard.sinks.pages import PageSink
 
 
-class PageReporter(LocalReporter):
-    """Keeps the last page of each name."""
+class KeptPages(PageSink):
+    """Keeps the last page of each name, and every progress."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pages: dict[str, str] = {}
+        self.progress: list[tuple[str, float]] = []
 
     def show_page(self, name: str, render: Callable[[], str]) -> None:
         self.pages[name] = render()
+
+    def show_progress(self, progress: str, percent: float) -> None:
+        self.progress.append((progress, percent))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import require_real_nodes
+from torchyard.assembly import create_runner
 from torchyard.benchmark.sequence import find_failure, run_benchmark
 from torchyard.benchmark.table import build_tables
 from torchyard.common.project_root import ROOT
@@ -15,9 +16,8 @@ from torchyard.kube.client import Client
 from torchyard.model.errors import NoReportError
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
+from torchyard.run.control import LocalControl
 from torchyard.run.folder import RunFolder
-from torchyard.run.reporter import LocalReporter
-from torchyard.run.runner import Runner
 
 SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 SHAPE = """\
@@ -49,7 +49,7 @@ def overrides(admin_client: Client, user_overrides: dict[str, Any], namespace: s
 
 def run_here(profile: Profile, _: dict[str, Any]) -> Report:
     """Run a profile in this process, and return its report."""
-    runner = Runner(profile, os.urandom(16).hex(), LocalReporter())
+    runner = create_runner(profile, os.urandom(16).hex(), LocalControl())
     runner.run()
     report = RunFolder(runner.folder.path).report()
     if report is None:

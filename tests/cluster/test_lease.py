@@ -12,13 +12,13 @@ import pytest
 from flows.sweep import sweep
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_lost_launcher import Training, training  # noqa: F401  a fixture
+from torchyard.assembly import sweep_run
 from torchyard.cluster import create, lease, lease_renewal, orphans
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Outcome, Status
 from torchyard.pods import lease_record, seal
-from torchyard.run.sweep import sweep_run
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait

@@ -14,12 +14,12 @@ from flows.sweep import sweep
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import FakeLog
 from tests.flow_processes import FlowRunProcesses
+from torchyard.assembly import sweep_run
 from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
-from torchyard.run.sweep import sweep_run
 from torchyard.tasks.flow_run.states import report_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]

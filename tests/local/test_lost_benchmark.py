@@ -20,10 +20,10 @@ from prefect.states import Cancelling
 from flows.benchmark import benchmark
 from tests.conftest import Write
 from tests.flow_processes import wait_until
+from torchyard.assembly import sweep_run
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 from torchyard.run.resume import LOST_MESSAGE
-from torchyard.run.sweep import sweep_run
 from torchyard.tasks.recovery import recover_lost_runs
 
 pytestmark = pytest.mark.usefixtures("api")

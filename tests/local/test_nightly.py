@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 from tests.conftest import RUN_ID, Write, load
-from torchyard.run.reporter import LocalReporter
+from torchyard.assembly import create_runner
+from torchyard.run.control import LocalControl
 from torchyard.run.runner import Runner
 
 PROGRAM = """
@@ -27,7 +28,7 @@ def test_regression_fails_the_nightly_run(write: Write) -> None:
 
     def play_night(number: int, busbw: float) -> Runner:
         run_id = f"{RUN_ID[:-8]}{number:08}"
-        runner = Runner(load(path, env={"BUSBW": str(busbw)}), run_id, LocalReporter())
+        runner = create_runner(load(path, env={"BUSBW": str(busbw)}), run_id, LocalControl())
         ended = runner.run()
         ends.append((ended.end, ended.sentence))
         return runner

@@ -27,9 +27,9 @@ from scripts.automations import (
 )
 from tests.conftest import Write
 from tests.flow_processes import FlowRunProcesses, wait_until
+from torchyard.assembly import sweep_run
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
-from torchyard.run.sweep import sweep_run
 from torchyard.tasks.flow_run.states import report_end, reschedule_run
 from torchyard.tasks.recovery import recover_lost_runs, report_lost_run
 

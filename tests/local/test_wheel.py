@@ -27,8 +27,8 @@ print(*[step.__module__ for step in ({STEPS})], sep="\
 PRINT_ORIGINS = """
 import json, tasks, flows, tasks.load, torchyard
 from torchyard.tasks.steps import collect
-from torchyard.tasks.flow_run.reporter import PrefectReporter
-print(json.dumps([tasks.__file__, flows.__file__, torchyard.__file__, collect.name, PrefectReporter.watchdog[-1]]))
+from torchyard.tasks.flow_run.control import PrefectControl
+print(json.dumps([tasks.__file__, flows.__file__, torchyard.__file__, collect.name, PrefectControl.watchdog[-1]]))
 """
 
 

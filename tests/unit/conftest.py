@@ -1,4 +1,4 @@
-"""Fixtures of several folders: a real supervised process whose run folder is removed while it runs."""
+"""Fixtures of several folders: the folder of a run, and a real supervised process whose run folder is removed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.removed_folders import Start, node_folder, starter
+from torchyard.run.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """The folder of a run, which has no files yet."""
+    path = tmp_path / "runs" / "sample-a1b2c3d4"
+    path.mkdir(parents=True)
+    return RunFolder(path)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from torchyard.archive.contents import JOURNAL, RECORD, Version, is_log, list_en
 from torchyard.archive.fetch import fetch_run
 from torchyard.archive.store import Store, call_bounded, open_store
 from torchyard.common.log import get_log
-from torchyard.common.private_files import write_private_text
 from torchyard.model.errors import ArchiveError, RunInUseError
 from torchyard.model.profile import Profile
 from torchyard.trend.records import HistoryKey, Record, get_history_key
@@ -118,12 +117,6 @@ class RunArchive:
             run = contextvars.copy_context().run  # the run's log belongs to a context
             self._stop_event.clear()
             threading.Thread(target=run, args=(self._copy_until_stopped,), daemon=True, name="archive").start()
-
-    def save_record(self, record: Record) -> None:
-        """Write the run's numbers into its folder, from where they are copied to the archive."""
-        if self._store is not None:
-            with contextlib.suppress(OSError):  # a full disk is reported when the report is written
-                write_private_text(self._folder / RECORD, record.model_dump_json(exclude_defaults=True) + "\n")
 
     def describe(self) -> str:
         """Where the run is archived, or what prevents it; empty without an archive."""

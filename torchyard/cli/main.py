@@ -131,10 +131,11 @@ def _show_plan(args: argparse.Namespace) -> int:
 def _show_checks(args: argparse.Namespace) -> int:
     """run preflight only; exit code 1 if a check failed"""
     profile = _load_profile(args)
-    from torchyard.run.notifications import check_notifications
+    from torchyard.assembly import list_sinks
+    from torchyard.run.services import Sinks
     from torchyard.steps.preflight import run_checks
 
-    checks = (*run_checks(_create_plan(profile)), *check_notifications(profile))
+    checks = (*run_checks(_create_plan(profile)), *Sinks(list_sinks(profile, TRIAL_RUN.id, "")).check())
     for check in checks:
         remedy = f"\n        {check.remedy}" if check.remedy else ""
         print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.where}: {check.what}{remedy}"))

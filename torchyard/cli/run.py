@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from torchyard.assembly import create_runner
 from torchyard.cli.find import fetch_run_to_resume
 from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
@@ -17,9 +18,9 @@ from torchyard.model.errors import DetachedError, NoReportError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
+from torchyard.run.control import LocalControl
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.record import RunRecord
-from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
 
@@ -45,7 +46,7 @@ def _start_runner(profile: Profile) -> Runner:
     folder = RunFolder.of(profile, run_id)
     make_private_folder(folder.path)
     write_private_text(folder.path / _PROFILE_FILE, profile.model_dump_json(exclude_unset=True) + "\n")
-    return Runner(profile, run_id, LocalReporter())
+    return create_runner(profile, run_id, LocalControl())
 
 
 def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[str]) -> int:
@@ -95,7 +96,7 @@ def attach_run(name: str) -> int:
         raise ProfileError(str(folder.path / _PROFILE_FILE), (Finding("", message),)) from error
     count = record.count_starts() + 1
     _log_to_terminal()
-    return _execute(Runner(profile, record.run_id, LocalReporter(count, is_retry_requested=False)))
+    return _execute(create_runner(profile, record.run_id, LocalControl(count, is_retry_requested=False)))
 
 
 def _execute(runner: Runner) -> int:

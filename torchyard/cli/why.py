@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torchyard.cli.find import find_run
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.ranks import format_ranks
+from torchyard.common.text import align_columns, format_duration, select_ends
 from torchyard.diagnosis.hang.flight_recorder import DumpError, build_record, parse_dump
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
@@ -23,7 +24,6 @@ from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import LogLine, Outcome
 from torchyard.pages.hang import tabulate_locations
-from torchyard.pages.text import align_columns, format_duration, select_ends
 from torchyard.run.folder import RunFolder
 from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, format_time
 from torchyard.steps.log_reader import read_records

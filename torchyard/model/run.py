@@ -3,14 +3,14 @@
 The user's profile is in profile.py, the plan in plan.py, the requirements of a plan in requirements.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
 from torchyard.model.fabric import FabricVerdict
-from torchyard.model.hang import Hang, HangUpdate, Straggler
+from torchyard.model.hang import Hang, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.trend import TrendVerdict
@@ -230,27 +230,3 @@ class EndedRun(NamedTuple):
     end: End
     sentence: str
     report: Report | None = None
-
-
-# --- what a wait reports while the job runs
-
-
-class LinesRead(NamedTuple):
-    """The logs were read, at least every half second: rank 0's new lines, empty if there are none."""
-
-    lines: list[str]
-
-
-class StatusRead(NamedTuple):
-    """The job's status was read; its reason names the obstacle of a job that waits.
-
-    waited_s: seconds since the submit. 0 for a job that is pending again after it had started: it has not waited since
-        its submit.
-    """
-
-    status: Status
-    waited_s: float
-
-
-JobEvent = LinesRead | StatusRead | HangUpdate
-EmitJobEvent = Callable[[JobEvent], object]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torchyard.common.escaping import escape_markdown, escape_paragraph, format_markdown_table, single_line
 from torchyard.common.ranks import format_ranks
+from torchyard.common.text import select_ends
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import Hang, HangUpdate, RankGroup, Straggler
 from torchyard.model.run import Outcome, Report
-from torchyard.pages.text import select_ends
 
 # The limits of a page.
 _MAX_RANK_GROUPS = 12

@@ -6,7 +6,6 @@ would execute.
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.common.escaping import (
@@ -18,15 +17,13 @@ from torchyard.common.escaping import (
     shorten_text,
     single_line,
 )
+from torchyard.common.text import MAX_SENTENCE_CHARS, align_columns, format_duration, select_ends
 from torchyard.diagnosis.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
-from torchyard.metrics.registry import ROW_KEYS, describe_row, format_number
-from torchyard.model.finding import Finding
-from torchyard.model.plan import CommandPlan
-from torchyard.model.run import Attempt, Handle, LogFile, Metrics, Outcome, Report, Row
+from torchyard.metrics.registry import ROW_KEYS, format_number
+from torchyard.model.run import Attempt, LogFile, Metrics, Report, Row
 from torchyard.pages.hang import describe_hang, render_hang, tabulate_rank_groups
 from torchyard.pages.plot import draw_plot
-from torchyard.pages.text import align_columns, format_duration, select_ends
 
 _TOTAL_KEYS = frozenset(f"{key}s" for key in ROW_KEYS)
 # The limits of a report.
@@ -39,7 +36,6 @@ _MAX_LEFTOVERS = 20
 _MAX_CELL_CHARS = 24
 _MAX_DETAIL_CHARS = 240
 _MAX_QUOTE_CHARS = 240
-MAX_SENTENCE_CHARS = 2000
 MAX_PAGE_BYTES = 200_000
 
 
@@ -303,43 +299,3 @@ def _render_metrics(metrics: Metrics) -> list[str]:
         f"- {escape_markdown(entry.label)}: {escape_markdown(entry.text)}" for entry in _list_summary_values(metrics)
     ]
     return [*format_markdown_table(header, rows), "", *items] if header else items
-
-
-def describe_checks(checks: Sequence[Finding]) -> str:
-    """`12 of 12 checks, 1 with a warning`."""
-    warning_count = sum(check.verdict == "warning" for check in checks)
-    suffix = f", {warning_count} with a warning" if warning_count else ""
-    return f"{len(checks)} of {len(checks)} checks{suffix}"
-
-
-def describe_logs(attempt: Attempt) -> str:
-    """`2 logs, 1,204 lines, complete (FOLDER)`."""
-    logs = attempt.collected.logs
-    completeness = "incomplete" if any(log.lost for log in logs) else "complete"
-    line_count = sum(log.lines for log in logs)
-    return f"{len(logs)} logs, {line_count:,} lines, {completeness} ({Path(logs[0].path).parent.parent})"
-
-
-def describe_success(attempt: Attempt) -> str:
-    """`2 of 2 agents ended with 0; epoch 10: accuracy 0.9861`."""
-    sentences = [attempt.outcome.status.reason]
-    sentences += [describe_row(row) for row in attempt.collected.metrics.rows[-1:]]
-    return shorten_text("; ".join(sentences), MAX_SENTENCE_CHARS)
-
-
-def describe_submission(handle: Handle) -> str:
-    """`yolov5-volcano-a1b2c3d4-1, 2 pods, adopted`."""
-    noun = "agents" if isinstance(handle.plan, CommandPlan) else "pods"
-    suffix = "" if handle.created else ", adopted"
-    return f"{handle.plan.job}, {len(handle.plan.nodes)} {noun}{suffix}"
-
-
-def describe_outcome(outcome: Outcome, handle: Handle) -> str:
-    """How the job ended; for an adopted job also its total time, of which this wait saw only a part."""
-    description = f"{outcome.status.state}: {outcome.status.reason}"
-    if outcome.started_after is not None:
-        description += f", started after {outcome.started_after:.1f} s"
-    total_s = (outcome.ended_at or handle.submitted_at) - handle.submitted_at
-    if total_s > 0 and not handle.created:
-        description += f", ended {format_duration(total_s)} after its submit"
-    return description

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from torchyard.common.text import format_duration
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Step
-from torchyard.pages.text import format_duration
 from torchyard.run.folder import RunFolder
 from torchyard.run.folder_lease import read_renewal_time
 from torchyard.run.record import JournalEvent, RunRecord

@@ -4,14 +4,13 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar, assert_never
 
-from torchyard.archive.copier import RunArchive, open_run_archive
 from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.machines.processes import Watchdog
+from torchyard.metrics.registry import LINE_READERS
 from torchyard.model.errors import (
     DetachedError,
     FolderError,
@@ -21,6 +20,16 @@ from torchyard.model.errors import (
     RunInUseError,
     TorchyardError,
 )
+from torchyard.model.event import (
+    AttemptStarted,
+    JobEvent,
+    LinesRead,
+    ReportWritten,
+    RowsRead,
+    RunStarted,
+    StatusRead,
+    WaitEnded,
+)
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
@@ -29,40 +38,32 @@ from torchyard.model.run import (
     End,
     EndedRun,
     Handle,
-    JobEvent,
-    LinesRead,
     Outcome,
     Report,
     Run,
     RunEnd,
     Status,
-    StatusRead,
     Step,
 )
-from torchyard.model.trend import TrendVerdict
-from torchyard.pages.hang import render_hang_page
-from torchyard.pages.report import (
+from torchyard.run import history, takeover, watchdog
+from torchyard.run.control import RunControl
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.folder_lease import hold_folder_lease
+from torchyard.run.next_attempt import avoid_failed_machines
+from torchyard.run.preview import check_plan, make_plan
+from torchyard.run.resume import EntryMode, choose_entry, describe_loop
+from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
+from torchyard.run.signals import SignalHold, protect_run
+from torchyard.steps.details import (
     describe_checks,
+    describe_leftovers,
     describe_logs,
     describe_outcome,
     describe_submission,
     describe_success,
-    render_text,
 )
-from torchyard.run import history, takeover, watchdog
-from torchyard.run.folder import AttemptPlan, RunFolder
-from torchyard.run.folder_lease import hold_folder_lease
-from torchyard.run.next_attempt import avoid_failed_machines
-from torchyard.run.notifications import RunNotifier, check_notifications
-from torchyard.run.preview import check_plan, make_plan
-from torchyard.run.progress import Progress
-from torchyard.run.reporter import Reporter
-from torchyard.run.resume import EntryMode, choose_entry, describe_loop
-from torchyard.run.signals import SignalHold, protect_run
 from torchyard.steps.rendezvous import describe_dead_store
 from torchyard.steps.step_functions import StepFunctions
-from torchyard.trend.night import build_record, compare_run
-from torchyard.trend.records import RunIdentity, history_path
 
 T = TypeVar("T")
 
@@ -89,6 +90,8 @@ class Runner:
     From there on every error and signal becomes an end with a sentence (`protect_run`), and `finish` records the end,
     tears down what is open and writes the report. Before each step, and before a teardown, the owner is checked again.
 
+    Events. What happens is emitted to the sinks of `services`, which show, record and send it (torchyard/sinks).
+
     Threads. All methods are called by the thread that called `run`. Other threads renew the folder's lease, copy the
     folder to the archive, and send messages and metrics; `run` tells them to stop before it returns, and waits for the
     last copy and the last messages. A watchdog process takes over if this process dies.
@@ -96,16 +99,24 @@ class Runner:
     Errors. `run` raises RunInUseError if another process owns the run, and DetachedError if this process cannot
     continue while the job may be running (`may_run`): the job then keeps running until its lease expires.
 
-    Example: `Runner(load_profile("digits-local"), run_id, LocalReporter()).run()`
+    Example: `create_runner(load_profile("digits-local"), run_id, LocalControl()).run()` (torchyard/assembly.py)
     """
 
-    def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        run_id: str,
+        control: RunControl,
+        services: RunServices | None = None,
+        steps: StepFunctions | None = None,
+    ) -> None:
         self.profile = profile
         self.run_id = run_id
-        self.reporter = reporter
+        self.control = control
         self.folder = RunFolder.of(profile, run_id)
-        self.notifier = RunNotifier(profile, run_id, self.folder, reporter.link)
-        self.archive = RunArchive(self.folder.path, self._check_owner, None)
+        self.services = services or RunServices()
+        self.sinks = Sinks(self.services.sinks)
+        self.archive: Archive = NoArchive()  # until the run is started
         self.started_at = time.time()  # of the run's first process, once the journal is read
         self.may_run = False  # whether a job may be running: only its own end or a user may end it
         self.plan: Plan | None = None  # of the latest attempt
@@ -147,7 +158,7 @@ class Runner:
         The attempt of an earlier process keeps its plan. ProfileError or PreflightError if the profile cannot run,
         FolderError if the plan cannot be saved.
         """
-        self.reporter.check_cancelled()
+        self.control.check_cancelled()
         attempt_plan = self.folder.attempt_plan(number)
         if attempt_plan is None:
             plan = self._check_new_plan(Run(id=self.run_id, attempt=number, folder=str(self.folder.path)))
@@ -173,11 +184,10 @@ class Runner:
 
     def _check_plan(self, profile: Profile, run: Run) -> Plan:
         """The plan of a profile after its preflight. PreflightError if a check failed."""
-        plan = make_plan(profile, run, self.reporter)
-        other_checks = check_notifications(profile, is_first_attempt=run.attempt == 1)
+        plan = make_plan(profile, run, self.sinks)
         self._run_step(
             "preflight",
-            lambda: check_plan(plan, self._step_functions, self.reporter, other_checks),
+            lambda: check_plan(plan, self._step_functions, self.sinks, is_first_attempt=run.attempt == 1),
             describe_checks,
         )
         return plan
@@ -199,33 +209,34 @@ class Runner:
         return handle
 
     def wait(self, attempt: OpenAttempt, handle: Handle) -> Outcome:
-        """Wait for the end of the job; its rows, states and hangs are reported meanwhile; a cancel ends the wait."""
-        self.notifier.open(attempt.number)
-        progress = Progress(attempt.plan.job, self.profile.metrics, self.reporter, self.notifier.add_row)
+        """Wait for the end of the job; its rows, states and hangs are emitted meanwhile; a cancel ends the wait."""
+        self.sinks.emit(AttemptStarted(attempt.number, attempt.plan.job))
+        parse_row = LINE_READERS[self.profile.metrics]
+        has_started = False
 
         def take(event: JobEvent) -> None:
+            nonlocal has_started
             match event:
                 case LinesRead():
-                    self.reporter.check_cancelled()
-                    progress.add_lines(event.lines)
+                    self.control.check_cancelled()
+                    self.sinks.emit(RowsRead(tuple(filter(None, map(parse_row, event.lines)))))
                 case StatusRead():
-                    self.notifier.record_status(event.status, event.waited_s)
+                    if event.status.state == "running" and not has_started:
+                        has_started = True
+                        self.folder.record_event("running", attempt=attempt.number, waited_s=round(event.waited_s, 1))
+                    self.sinks.emit(event)
                 case HangUpdate():
-                    self._show_hang(attempt.plan.job, secrets.mask_model(event))
+                    self.sinks.emit(secrets.mask_model(event))
                 case _:
                     assert_never(event)
 
         outcome: Outcome = self._run_step(
             "wait", lambda: self._step_functions.wait(handle, take), partial(describe_outcome, handle=handle)
         )
-        progress.close()
+        self.sinks.emit(WaitEnded())
         with contextlib.suppress(FolderError):  # the next process queries the supervisors again
             self.folder.save_outcome(attempt.number, outcome)
         return outcome
-
-    def _show_hang(self, job: str, update: HangUpdate) -> None:
-        self.reporter.show_page("hang", lambda: render_hang_page(job, update))
-        self.notifier.notify_hang(update)
 
     def collect(self, attempt: OpenAttempt, outcome: Outcome) -> Attempt:
         """Read the logs of the ended job; return the attempt as the report shows it."""
@@ -243,7 +254,7 @@ class Runner:
 
     def teardown(self, attempt: OpenAttempt) -> None:
         """Remove everything of the attempt, which is then no longer open; what remains is a leftover of the run."""
-        leftovers = self._run_step("teardown", lambda: self.remove(attempt.plan), _describe_leftovers)
+        leftovers = self._run_step("teardown", lambda: self.remove(attempt.plan), describe_leftovers)
         self.leftovers += leftovers
         self.open_attempt = None
 
@@ -298,27 +309,26 @@ class Runner:
 
         RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can.
         """
-        is_resumed = self.reporter.count > 1
-        archive = open_run_archive(self.folder.path, self._check_owner, is_resumed=is_resumed)
-        with self.folder.owned(), self.reporter, archive as self.archive:
+        is_resumed = self.control.count > 1
+        archive = self.services.open_archive(self.folder.path, self._check_owner, is_resumed=is_resumed)
+        with self.folder.owned(), self.control, archive as self.archive:
             if is_resumed:
                 takeover.fetch_past(self.folder, self.profile, self.run_id, self.archive)
             self.archive.start(self.profile)
-            entry_mode = choose_entry(self.folder.read_record(), self.reporter.is_retry_requested)
+            entry_mode = choose_entry(self.folder.read_record(), self.control.is_retry_requested)
             first = self._find_first_attempt(entry_mode)
             start_fields = history.build_start_fields(self.profile, self.folder)
             self.folder.record_event(
                 "start",
                 entry=entry_mode,
                 run=self.run_id,
-                flow_run=self.reporter.flow_run_id,
-                count=self.reporter.count,
+                flow_run=self.control.flow_run_id,
+                count=self.control.count,
                 first=first,
                 **start_fields,
             )
             if entry_mode not in ("echo", "give-up"):
                 return self._run_to_end(entry_mode, first)
-            self.reporter.flush()
             return self._give_up() if entry_mode == "give-up" else self._repeat_end()
 
     def _find_first_attempt(self, entry_mode: EntryMode) -> int:
@@ -330,10 +340,11 @@ class Runner:
 
     def _run_to_end(self, entry_mode: EntryMode, first: int) -> EndedRun:
         """Take the run to its end; a watchdog takes over if this process dies."""
-        takeover_command = (*self.reporter.watchdog, "LOST", str(self.folder.path))
+        takeover_command = (*self.control.watchdog, "LOST", str(self.folder.path))
         watchdog_process = Watchdog(
             ("-I", "-S", str(watchdog.__file__), self.profile.on_launcher_lost, *takeover_command)
         )
+        self.sinks.emit(RunStarted())
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
             self._load_history()
             try:
@@ -375,11 +386,14 @@ class Runner:
         return RunEnd(ending["end"], ending["sentence"])
 
     def _repeat_end(self) -> EndedRun:
-        """Report the recorded end again, and send the messages about it that could not be sent before."""
+        """Report the recorded end again: sinks send the messages about it that could not be sent before."""
         end = self.folder.read_record().find_last("end")
         self.folder.record_event("end", end=end["end"], by="flow", sentence=end["sentence"])
         get_log().info("this run has ended already: %s", end["sentence"])
-        self.notifier.repeat_end()
+        with contextlib.suppress(FolderError):  # without its report, nothing can be sent about it
+            report = self.folder.report()
+            if report:
+                self.sinks.end(report)
         return EndedRun(end["end"], end["sentence"])
 
     def _give_up(self) -> EndedRun:
@@ -387,7 +401,7 @@ class Runner:
         sentence = describe_loop(self.folder.remaining_lease_s(), f"{self.folder.path}/journal")
         self.folder.record_event("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
-        self.notifier.notify_end("gave-up", sentence)
+        self.sinks.end(build_short_report(self.profile, self.folder, "gave-up", sentence))
         return EndedRun("gave-up", sentence)
 
     # --- the end, with signals ignored
@@ -398,7 +412,8 @@ class Runner:
         A run that succeeded ends as failed if its number became worse and its profile asks for that.
         RunInUseError if another process owns the run by now.
         """
-        trend, history_file = self._compare(end)
+        collected = self.attempts[-1].collected if self.attempts else None
+        trend, history_file = self.services.judge(self.profile, self.folder.path, end, collected, self.started_at)
         if trend and trend.verdict == "worse" and self.profile.trend and self.profile.trend.on_regression == "fail":
             end = "failed"
             sentence = f"{trend.sentence}; see {history_file}"
@@ -416,14 +431,14 @@ class Runner:
             leftovers=self._list_leftovers(),
             folder=str(self.folder.path),
             trend=trend,
-            history=str(history_file),
+            history=history_file,
             archive=self.archive.describe(),
         )
         report = secrets.mask_model(report)
         self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         self._release()
         report = report.model_copy(update={"leftovers": self._list_leftovers()})
-        report = report.model_copy(update={"unsent": self.notifier.finish(report)})
+        report = report.model_copy(update={"unsent": self.sinks.end(report)})
         self._publish(report)
         missing = self.archive.settle()
         if missing:
@@ -436,25 +451,12 @@ class Runner:
         return tuple(dict.fromkeys(map(secrets.mask_text, self.leftovers)))
 
     def _publish(self, report: Report) -> None:
-        """Log, save and show the report. A report that cannot be saved is an error in the log."""
-        get_log().info("\n%s", render_text(report))
+        """Save the report and emit it. A report that cannot be saved is an error in the log."""
         try:
             self.folder.save_report(report)
         except FolderError as error:
             get_log().error("the report is not on disk: %s", error)
-        self.reporter.show_report(report)
-
-    def _compare(self, end: End) -> tuple[TrendVerdict | None, Path]:
-        """Save the run's numbers and compare them with those of earlier runs.
-
-        Returns the verdict, None if nothing is compared, and the path of the history.
-        """
-        runs = self.folder.path.parent
-        identity = RunIdentity(self.folder.name, round(self.started_at, 3))
-        collected = self.attempts[-1].collected if self.attempts else None
-        record = build_record(self.profile, identity, end, collected)
-        self.archive.save_record(record)
-        return compare_run(runs, record), history_path(runs, record.key)
+        self.sinks.emit(ReportWritten(report))
 
     def _record_ending(self, end: End, sentence: str) -> None:
         """Record the end for the next process, in the journal and where another machine can read it."""
@@ -492,10 +494,6 @@ class Runner:
             self.leftovers.append(str(error))
 
 
-def _describe_leftovers(leftovers: tuple[str, ...]) -> str:
-    return ", ".join(leftovers) or "nothing left"
-
-
 def _is_worth_another(attempt: Attempt) -> bool:
     """Whether an attempt failed from a cause that another attempt may not meet; that is logged."""
     failure = attempt.collected.failure
@@ -511,3 +509,17 @@ def _describe_end(attempt: Attempt) -> RunEnd:
         return RunEnd("succeeded", describe_success(attempt))
     assert attempt.collected.failure is not None
     return RunEnd("failed", attempt.collected.failure.sentence)
+
+
+def build_short_report(profile: Profile, folder: RunFolder, end: End, sentence: str) -> Report:
+    """The report of a run that no process has taken to its end: without steps and attempts."""
+    return Report(
+        profile=profile.name,
+        run=folder.name,
+        end=end,
+        sentence=sentence,
+        seconds=0,
+        steps=(),
+        attempts=(),
+        folder=str(folder.path),
+    )

@@ -12,7 +12,7 @@ from torchyard.common.log import get_log
 from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.run import RunEnd
-from torchyard.run.reporter import Reporter
+from torchyard.run.control import RunControl
 
 
 class CancelRequested(BaseException):
@@ -74,7 +74,7 @@ class SignalHold:
 class _StoppableRun(Protocol):
     """The attributes of a run that a stop reads (see Runner)."""
 
-    reporter: Reporter
+    control: RunControl
     plan: Plan | None
     may_run: bool
 
@@ -85,7 +85,7 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
     Raises RunInUseError if another process owns the run, HandedOverError if the orchestrator resumes the run elsewhere,
     and DetachedError if an error does not end the job and the job may be running: it then keeps running.
     """
-    stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.reporter.stops)
+    stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.control.stops)
     while True:  # until a stop is not spurious; not by recursion, which would make the stop the context of later errors
         try:
             return operation()
@@ -94,7 +94,7 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
         except TorchyardError as error:
             return _fail_or_leave(run, str(error), error)
         except stops as stop:
-            if not run.reporter.is_spurious_stop(stop):
+            if not run.control.is_spurious_stop(stop):
                 return _end_stopped(run, describe_stop(stop), signals)
             signals.take_stop_signal()
         except Exception as error:
@@ -121,9 +121,9 @@ def _describe_hidden_stop(
 
 def _end_stopped(run: _StoppableRun, cause: str, signals: SignalHold) -> RunEnd:
     signals.ignore_signals()
-    if run.reporter.is_cancelled():
+    if run.control.is_cancelled():
         return RunEnd("cancelled", "cancelled through Prefect")
-    if run.reporter.will_be_resumed():
+    if run.control.will_be_resumed():
         if run.plan:
             owner_of(run.plan).hand_over()
         raise HandedOverError(f"stopped by {cause}")

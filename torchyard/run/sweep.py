@@ -1,20 +1,17 @@
 """Cleans up after a run whose launcher is dead: removes its leftovers and reports its end."""
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from torchyard.archive.copier import open_run_archive
 from torchyard.backends import owner_of
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
+from torchyard.model.run import End
 from torchyard.run.folder import RunFolder
-from torchyard.run.notifications import notify_swept_end
+from torchyard.run.services import OpenArchive
 from torchyard.steps.teardown import teardown
 
-EndCallback = Callable[[str, str, str], object]  # the run's id, its end, and the sentence
+EndCallback = Callable[[str, End, str], object]  # the run's id, its end, and the sentence
 _ARCHIVE_TIMEOUT_S = 5.0
-LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launcher_lost)"
 
 
 def is_run_open(folder: RunFolder) -> bool:
@@ -25,14 +22,16 @@ def is_run_open(folder: RunFolder) -> bool:
     return bool(folder.attempts())  # no line of the journal can be read
 
 
-def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback) -> tuple[str, ...] | None:
-    """Tear down everything of one run, journal its end and report it; return the leftovers.
+def end_lost_run(
+    folder: RunFolder, ended_by: str, reason: str, open_archive: OpenArchive, on_end: EndCallback
+) -> tuple[str, ...] | None:
+    """Tear down everything of one run, journal its end and call `on_end` with it; return the leftovers.
 
     None if a living process owns the run. A run that was ending when its launcher died gets the end that the launcher
     had recorded. What cannot be read or removed is a leftover.
     """
     try:
-        with folder.owned(), open_run_archive(folder.path, lambda: None, is_resumed=True) as archive:
+        with folder.owned(), open_archive(folder.path, lambda: None, is_resumed=True) as archive:
             if not is_run_open(folder):
                 return ()
             if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may know more than this folder
@@ -41,7 +40,7 @@ def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback
                 return ()
             record = folder.read_record()
             leftovers = _remove_attempts(folder.plans())
-            end = record.ending.get("end", "swept")
+            end: End = record.ending.get("end", "swept")
             sentence = record.ending.get("sentence", reason)
             folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
     except RunInUseError:
@@ -49,7 +48,6 @@ def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback
     except TorchyardError as error:
         return (str(error),)
     on_end(record.run_id, end, sentence)
-    notify_swept_end(folder, record.run_id, end, sentence)
     return leftovers
 
 
@@ -65,18 +63,3 @@ def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
     if not leftovers:
         owner.release()
     return tuple(leftovers)
-
-
-def main(argv: Sequence[str]) -> int:
-    """`keep FOLDER` and `stop FOLDER`: what a watchdog does about a run whose process has died.
-
-    With `keep` the job keeps running until its lease expires, and a user can attach to it.
-    """
-    verb, folder = argv
-    if verb == "stop":
-        sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_SENTENCE, lambda *_: None)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

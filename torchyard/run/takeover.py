@@ -3,7 +3,6 @@
 The archive has the run's past; its Lease in the cluster says who owns the run now, and how far its job is.
 """
 
-from torchyard.archive.copier import RunArchive
 from torchyard.backends import owner_of
 from torchyard.interfaces import RemoteAttempt
 from torchyard.launchers import registry
@@ -12,9 +11,10 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.services import Archive
 
 
-def fetch_past(folder: RunFolder, profile: Profile, run_id: str, archive: RunArchive) -> None:
+def fetch_past(folder: RunFolder, profile: Profile, run_id: str, archive: Archive) -> None:
     """Update the folder with what the archive and the cluster have recorded of the run.
 
     RunInUseError if another machine owns the run. DetachedError if the archive does not answer and no other record of

@@ -15,19 +15,9 @@ from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
+from torchyard.model.event import EmitJobEvent, JobEvent, LinesRead, StatusRead
 from torchyard.model.plan import Plan
-from torchyard.model.run import (
-    ENDED_STATES,
-    EmitJobEvent,
-    Failure,
-    Handle,
-    JobEvent,
-    LinesRead,
-    Observation,
-    Outcome,
-    Status,
-    StatusRead,
-)
+from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Status
 from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
 
@@ -40,7 +30,7 @@ LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is giv
 def wait(handle: Handle, emit: EmitJobEvent | None = None) -> Outcome:
     """Wait until the job has ended and its logs are read; return its outcome.
 
-    `emit`: called on this thread with each event (torchyard/model/run.py): rank 0's new lines at least every
+    `emit`: called on this thread with each event (torchyard/model/event.py): rank 0's new lines at least every
     half second, each status, and the hang and the straggler that the ranks' records show, whenever they change. An
     Exception of it is logged and ends nothing.
 

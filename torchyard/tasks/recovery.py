@@ -27,6 +27,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 
+from torchyard.assembly import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.common.log import get_log
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders
@@ -38,7 +39,6 @@ from torchyard.run.resume import (
     NEVER_STARTED_MESSAGE,
     choose_recovery,
 )
-from torchyard.run.sweep import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
 
 from .flow_run.states import (

@@ -13,12 +13,13 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from torchyard.assembly import sweep_run
 from torchyard.common.escaping import escape_markdown, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import list_run_folders, runs_folder
-from torchyard.run.sweep import is_run_open, sweep_run
+from torchyard.run.sweep import is_run_open
 from torchyard.steps.descriptors import raise_file_limit
 
 from .flow_run.late_reports import publish_late_pages

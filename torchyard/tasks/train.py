@@ -15,6 +15,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
+from torchyard.assembly import create_runner, list_sinks
 from torchyard.common.escaping import escape_unencodable_output, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.secrets import describe_exposed_overrides, mask_text
@@ -28,14 +29,14 @@ from torchyard.pods import seal
 from torchyard.run.folder import RunFolder
 from torchyard.run.preview import preview_run
 from torchyard.run.resume import CRASHED
-from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
 
+from .flow_run.control import PrefectControl
 from .flow_run.inner_run import derive_run_id
 from .flow_run.machine_hold import hold_run
 from .flow_run.ownership import obtain_key, register_flow_run
-from .flow_run.reporter import PrefectReporter
 from .flow_run.result import build_result, read_result
+from .flow_run.sink import PrefectSink
 from .flow_run.states import build_final_state
 from .flow_run.step import make_task
 from .steps import STEP_TASKS
@@ -52,13 +53,14 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry
     try:
         loaded_profile = _prepare_profile(profile, overrides or {})
         run_id = str(flow_run.id)
-        reporter = PrefectReporter(run_id, flow_run.run_count, loaded_profile.name)
-        reporter.label_flow_run(loaded_profile)
+        control = PrefectControl(run_id, flow_run.run_count)
+        sink = PrefectSink(control, loaded_profile, is_flow_run=True)
         if dry_run:
-            return Completed(message=preview_run(loaded_profile, run_id, reporter, STEP_TASKS))
-        ended = _run_to_end(loaded_profile, run_id, reporter)
+            sinks = (*list_sinks(loaded_profile, run_id, control.link), sink)
+            return Completed(message=preview_run(loaded_profile, run_id, control, sinks, STEP_TASKS))
+        ended = _run_to_end(loaded_profile, run_id, control, sink)
         if _is_subflow():
-            _propagate_stop(ended, reporter)
+            _propagate_stop(ended, control)
         result = _build_result(ended, loaded_profile, run_id)
         return build_final_state(result.end, result.sentence, result)
     except TorchyardError as error:
@@ -79,23 +81,23 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
     loaded_profile = _prepare_profile(profile, overrides or {})
     run_id = derive_run_id(profile, overrides or {}, name)
     register_flow_run(run_id, str(flow_run.id))
-    reporter = PrefectReporter(str(flow_run.id), flow_run.run_count, loaded_profile.name)
-    ended = _run_to_end(loaded_profile, run_id, reporter)
-    _propagate_stop(ended, reporter)
+    control = PrefectControl(str(flow_run.id), flow_run.run_count)
+    ended = _run_to_end(loaded_profile, run_id, control, PrefectSink(control, loaded_profile, is_flow_run=False))
+    _propagate_stop(ended, control)
     result = _build_result(ended, loaded_profile, run_id)
     if result.end != "succeeded":
         raise TrainingError(result)
     return result
 
 
-def _propagate_stop(ended: EndedRun, reporter: PrefectReporter) -> None:
+def _propagate_stop(ended: EndedRun, control: PrefectControl) -> None:
     """Raise again the exception that has stopped this run, so that the calling flow stops too.
 
     It is a BaseException: the flow must not continue even if it catches Exception. Without a report the run had ended
     in an earlier process, and this one was not stopped.
     """
     if ended.report and ended.end in ("cancelled", "stopped"):
-        raise reporter.stop_exception or TerminationSignal(signal.SIGTERM)
+        raise control.stop_exception or TerminationSignal(signal.SIGTERM)
 
 
 def _is_subflow() -> bool:
@@ -124,14 +126,14 @@ def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
     return loaded_profile
 
 
-def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> EndedRun:
+def _run_to_end(profile: Profile, run_id: str, control: PrefectControl, sink: PrefectSink) -> EndedRun:
     """Run the pipeline to its end, whatever that is.
 
     Raises RunInUseError if another process owns the run, DetachedError if this process cannot continue, and
     TerminationSignal if Prefect starts another process of this run.
     """
-    runner = Runner(profile, run_id, reporter, STEP_TASKS)
-    hold_run(profile, run_id, runner.folder, reporter.count)
+    runner = create_runner(profile, run_id, control, STEP_TASKS, (sink,))
+    hold_run(profile, run_id, runner.folder, control.count)
     try:
         return runner.run()
     except HandedOverError as error:  # for this signal Prefect's engine does not change the flow run's state

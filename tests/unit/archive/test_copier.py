@@ -10,6 +10,7 @@ import pytest
 
 from tests.histories import build_records
 from tests.waiting import wait_until
+from torchyard.archive.contents import RECORD
 from torchyard.archive.copier import ArchiveTimeouts, RunArchive, open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
 from torchyard.model.errors import ArchiveError, RunInUseError
@@ -159,9 +160,9 @@ def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root:
 def test_numbers_are_in_the_archived_history(folder: RunFolder, store: Store) -> None:
     """The run's record is one object of its history in the archive."""
     (record,) = build_records([1.5])
+    (folder.path / RECORD).write_text(record.model_dump_json(exclude_defaults=True))
     with open_archive(folder.path) as archive:
         archive.start()
-        archive.save_record(record)
     (name,) = store.list_files(f"history/{record.key.stem}")
     assert name.endswith(f"-{record.run}.json")
 
@@ -197,9 +198,7 @@ def test_wrong_setting_ends_only_a_new_run(folder: RunFolder) -> None:
 def test_without_an_archive_nothing_happens(folder: RunFolder) -> None:
     """Without an archive there is no file and no row in the report."""
     os.environ.pop(ARCHIVE_VARIABLE, None)
-    (record,) = build_records([1.5])
     with open_archive(folder.path) as archive:
         archive.start()
-        archive.save_record(record)
         assert (archive.fetch(), archive.describe(), archive.settle()) == (True, "", None)
     assert list(folder.path.iterdir()) == []

@@ -12,6 +12,7 @@ from tests.fake_api import FakeApi
 from tests.lone_processes import build_lone_profile
 from tests.reports import attempt
 from tests.waiting import wait_until
+from torchyard.assembly import create_runner
 from torchyard.backends import owner_of
 from torchyard.cluster import lease, lease_renewal
 from torchyard.common.project_root import ROOT
@@ -21,14 +22,13 @@ from torchyard.loading.profile import load_profile
 from torchyard.machines.job import MachinesJob
 from torchyard.machines.owner import MachinesOwner
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
+from torchyard.model.event import EmitJobEvent, LinesRead
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import (
     Collected,
-    EmitJobEvent,
     End,
     Handle,
-    LinesRead,
     Metrics,
     Outcome,
     Report,
@@ -38,13 +38,13 @@ from torchyard.model.run import (
 from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
+from torchyard.run.control import LocalControl
 from torchyard.run.folder import list_run_folders, runs_folder
-from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
 from torchyard.steps.step_functions import StepFunctions
 from torchyard.steps.submit import submit
-from torchyard.tasks.flow_run.reporter import PrefectReporter
+from torchyard.tasks.flow_run.control import PrefectControl
 from torchyard.trend.records import history_folder, read_history
 
 
@@ -52,7 +52,7 @@ from torchyard.trend.records import history_folder, read_history
 @pytest.mark.parametrize("may_run", [True, False])
 def test_error_ends_a_run_only_before_its_submit(write: Write, error: Exception, may_run: bool) -> None:
     """Before the submit an error ends the run; after it, the job keeps running."""
-    runner = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
+    runner = create_runner(load_profile(str(write())), RUN_ID, LocalControl())
     runner.may_run = may_run
 
     def raise_error() -> RunEnd:
@@ -70,7 +70,7 @@ def test_no_step_starts_in_a_run_that_another_launcher_owns(
 ) -> None:
     """A launcher whose Lease was taken over raises before it collects or tears down the job of the new owner."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.05)
-    runner = Runner(load(write()), RUN_ID, LocalReporter())
+    runner = create_runner(load(write()), RUN_ID, LocalControl())
     runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
     taken_lease = lease.build_lease(plan, get_cluster_client(plan.cluster))
@@ -89,7 +89,7 @@ def test_no_step_starts_in_a_run_that_another_launcher_owns(
 
 def test_lost_concurrency_slot_does_not_end_the_run(write: Write) -> None:
     """If Prefect cancels a flow because it cannot renew its concurrency slot, the run continues."""
-    runner = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID))
+    runner = create_runner(load(write()), RUN_ID, PrefectControl(RUN_ID))
     stops = [asyncio.CancelledError()]
 
     def run_once_cancelled() -> RunEnd:
@@ -101,7 +101,7 @@ def test_lost_concurrency_slot_does_not_end_the_run(write: Write) -> None:
         assert protect_run(runner, run_once_cancelled, signals) == ("succeeded", "done")
 
 
-class ResumingReporter(LocalReporter):
+class ResumingControl(LocalControl):
     """An orchestrator that starts a stopped run again elsewhere, as Prefect does for an evicted pod."""
 
     def will_be_resumed(self) -> bool:
@@ -110,7 +110,7 @@ class ResumingReporter(LocalReporter):
 
 def test_run_that_is_resumed_elsewhere_is_not_torn_down(planned: Planned, fake_api: FakeApi, write: Write) -> None:
     """A stopped process whose run is resumed elsewhere keeps the job and hands its Lease over."""
-    runner = Runner(load(write()), RUN_ID, ResumingReporter())
+    runner = create_runner(load(write()), RUN_ID, ResumingControl())
     runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
 
@@ -131,7 +131,7 @@ def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path
     profile = build_lone_profile(write).model_copy(
         update={"program": str(binary), "args": ("-b", "8", "-g", "1"), "metrics": "nccl-tests"}
     )
-    runner = Runner(profile, RUN_ID, LocalReporter())
+    runner = create_runner(profile, RUN_ID, LocalControl())
     assert runner.run().end == "succeeded"
     rows = runner.attempts[0].collected.metrics.rows
     assert [(row["size"], row["algbw"]) for row in rows] == [(8, 0.0), (4294967296, 664.33)]
@@ -140,9 +140,9 @@ def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path
 def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
     """A second process of a run that has succeeded starts nothing, and reports the same end and sentence, no report."""
     profile = build_lone_profile(write, "print('hello')")
-    first = Runner(profile, RUN_ID, LocalReporter())
+    first = create_runner(profile, RUN_ID, LocalControl())
     ended = first.run()
-    second = Runner(profile, RUN_ID, LocalReporter(2, is_retry_requested=False))
+    second = create_runner(profile, RUN_ID, LocalControl(2, is_retry_requested=False))
     assert (ended.end, ended.report) == ("succeeded", first.folder.report())
     assert (second.run(), second.folder.attempts()) == (ended._replace(report=None), [1])
     assert [event["name"] for event in second.folder.events() if event["event"] == "step"] == [
@@ -153,20 +153,20 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
 def test_process_that_was_lost_while_it_ended_the_run_is_replaced(write: Write) -> None:
     """The next process ends the run with the end that was recorded, and tears its job down."""
     profile = build_lone_profile(write, "import time; time.sleep(600)")
-    first = Runner(profile, RUN_ID, LocalReporter())
+    first = create_runner(profile, RUN_ID, LocalControl())
     first.folder.path.mkdir(parents=True)
     first.folder.record_event("start", entry="fresh", first=1)
     attempt = first.preflight(1)
     first.submit(attempt)
     first.folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
-    second = Runner(profile, RUN_ID, LocalReporter(2))
+    second = create_runner(profile, RUN_ID, LocalControl(2))
     ended = second.run()
     assert (ended.end, ended.sentence, second.leftovers) == ("cancelled", "cancelled through Prefect", [])
     assert isinstance(attempt.plan, CommandPlan)
     assert find_labelled(attempt.plan.label) == []
 
 
-class CancelledReporter(LocalReporter):
+class CancelledControl(LocalControl):
     """Reports a cancel without a signal, as after the death of a worker, once `cancelled` is set."""
 
     cancelled = False
@@ -181,16 +181,16 @@ class CancelledReporter(LocalReporter):
 
 def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
     """A cancel is detected at each poll of the job, even without any line, and the job is torn down."""
-    reporter = CancelledReporter()
+    control = CancelledControl()
 
     def wait_for_cancel(handle: Handle, emit: EmitJobEvent) -> Outcome:
         emit(LinesRead([]))
-        reporter.cancelled = True
+        control.cancelled = True
         emit(LinesRead([]))
         raise AssertionError("the wait goes on")
 
     steps = StepFunctions()._replace(wait=wait_for_cancel)
-    runner = Runner(build_lone_profile(write, "import time; time.sleep(60)"), RUN_ID, reporter, steps)
+    runner = create_runner(build_lone_profile(write, "import time; time.sleep(60)"), RUN_ID, control, steps)
     ended = runner.run()
     assert (ended.end, ended.sentence, runner.leftovers) == ("cancelled", "cancelled through Prefect", [])
 
@@ -201,7 +201,7 @@ def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
 @pytest.fixture
 def runner(write: Write) -> Iterator[Runner]:
     """A run of one process that would sleep for a minute; the run is owned, and nothing is started yet."""
-    runner = Runner(build_lone_profile(write), RUN_ID, LocalReporter())
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl())
     with runner.folder.owned():
         yield runner
     if runner.plan:

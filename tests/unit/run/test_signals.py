@@ -11,11 +11,11 @@ from prefect.exceptions import TerminationSignal
 from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
 from tests.conftest import RUN_ID, Write
+from torchyard.assembly import create_runner
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import DetachedError
 from torchyard.model.run import RunEnd
-from torchyard.run.reporter import LocalReporter, Terminated
-from torchyard.run.runner import Runner
+from torchyard.run.control import LocalControl, Terminated
 from torchyard.run.signals import (
     STOP_EXCEPTIONS,
     CancelRequested,
@@ -24,12 +24,12 @@ from torchyard.run.signals import (
     find_hidden_stop,
     protect_run,
 )
-from torchyard.tasks.flow_run.reporter import PrefectReporter
+from torchyard.tasks.flow_run.control import PrefectControl
 
 
 def test_stop_that_breaks_prefects_engine_is_a_stop(write: Write) -> None:
     """SIGTERM at the start of a task becomes an error in Prefect's engine, but the run still ends as stopped."""
-    runner = Runner(load_profile(str(write())), RUN_ID, PrefectReporter(RUN_ID))
+    runner = create_runner(load_profile(str(write())), RUN_ID, PrefectControl(RUN_ID))
     runner.may_run = True
 
     def start_task() -> RunEnd:
@@ -44,8 +44,8 @@ def test_stop_that_breaks_prefects_engine_is_a_stop(write: Write) -> None:
 
 def test_stop_that_compiled_code_reports_as_its_own_error_is_a_stop(write: Write) -> None:
     """SIGTERM while pydantic builds a model arrives as a SchemaError without a cause, and the run ends as stopped."""
-    reporter = LocalReporter()
-    runner = Runner(load_profile(str(write())), RUN_ID, reporter)
+    control = LocalControl()
+    runner = create_runner(load_profile(str(write())), RUN_ID, control)
     runner.may_run = True
 
     def build_model() -> RunEnd:
@@ -53,15 +53,15 @@ def test_stop_that_compiled_code_reports_as_its_own_error_is_a_stop(write: Write
             os.kill(os.getpid(), signal.SIGTERM)
         raise ValueError("Error building `literal` serializer: Terminated")
 
-    with reporter, SignalHold() as signals:
+    with control, SignalHold() as signals:
         assert protect_run(runner, build_model, signals) == ("stopped", "stopped by SIGTERM")
 
 
 def test_error_after_a_spurious_stop_is_an_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop that does not end the run does not explain a later error either: the job keeps running."""
-    reporter = LocalReporter()
-    monkeypatch.setattr(reporter, "is_spurious_stop", lambda _: True)
-    runner = Runner(load_profile(str(write())), RUN_ID, reporter)
+    control = LocalControl()
+    monkeypatch.setattr(control, "is_spurious_stop", lambda _: True)
+    runner = create_runner(load_profile(str(write())), RUN_ID, control)
     runner.may_run = True
     calls: list[int] = []
 
@@ -71,7 +71,7 @@ def test_error_after_a_spurious_stop_is_an_error(write: Write, monkeypatch: pyte
             os.kill(os.getpid(), signal.SIGTERM)
         raise ValueError("a defect")
 
-    with reporter, SignalHold() as signals, pytest.raises(DetachedError, match="a defect"):
+    with control, SignalHold() as signals, pytest.raises(DetachedError, match="a defect"):
         protect_run(runner, fail_later, signals)
     assert len(calls) == 2
 

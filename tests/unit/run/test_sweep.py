@@ -9,12 +9,13 @@ import pytest
 
 from tests.conftest import Write, command_plan_of
 from tests.lone_processes import build_lone_profile
+from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.run.folder import AttemptPlan, RunFolder
-from torchyard.run.sweep import is_run_open, main, sweep_run
+from torchyard.run.sweep import end_lost_run, is_run_open
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
@@ -34,7 +35,7 @@ def plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
 def sweep(folder: RunFolder) -> tuple[tuple[str, ...] | None, list[tuple[str, ...]]]:
     """The result of a sweep, and the ends that it reports."""
     ends: list[tuple[str, ...]] = []
-    leftovers = sweep_run(folder, "sweep", REASON, lambda *end: ends.append(end))
+    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, lambda *end: ends.append(end))
     return leftovers, ends
 
 
@@ -117,12 +118,3 @@ def test_run_without_a_readable_journal_is_open(folder: RunFolder, plan: Command
     """A run with a plan and an unreadable journal may have a job."""
     (folder.path / "journal").write_bytes(b"\0" * 100)
     assert is_run_open(folder)
-
-
-def test_watchdog_stops_the_job_only_with_stop(folder: RunFolder, plan: CommandPlan) -> None:
-    """`keep` leaves the job running under its lease, and `stop` removes it, with `guard` in the journal."""
-    submit(plan, Deadlines())
-    assert main(["keep", str(folder.path)]) == 0
-    assert (len(find_labelled(plan.label)) > 0, folder.read_record().find_last("end")) == (True, {})
-    assert main(["stop", str(folder.path)]) == 0
-    assert (find_labelled(plan.label), folder.read_record().find_last("end")["by"]) == ([], "guard")

@@ -8,12 +8,12 @@ import pytest
 from tests.conftest import RUN_ID, Write
 from tests.lone_processes import build_lone_profile
 from tests.rank_records import build_missing_rank_records
-from tests.shown_pages import PageReporter
+from tests.shown_pages import KeptPages
+from torchyard.assembly import create_runner
 from torchyard.model.errors import PreflightError
 from torchyard.model.finding import Finding
 from torchyard.model.hang import RECORD_PREFIX
-from torchyard.run.reporter import LocalReporter
-from torchyard.run.runner import Runner
+from torchyard.run.control import LocalControl
 from torchyard.steps.step_functions import StepFunctions
 
 
@@ -41,7 +41,7 @@ def record_calls(calls: list[str]) -> StepFunctions:
 def test_attempt_takes_the_steps_in_their_order(write: Write, calls: list[str]) -> None:
     """A job without a rendezvous store goes through every other step once, in the order of the fields."""
     profile = build_lone_profile(write, "print('hello')")
-    end, _, _ = Runner(profile, RUN_ID, LocalReporter(), record_calls(calls)).run()
+    end, _, _ = create_runner(profile, RUN_ID, LocalControl(), record_calls(calls)).run()
     assert (end, calls) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
 
 
@@ -51,8 +51,8 @@ def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
         f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in build_missing_rank_records().values()
     ]
     code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(3); raise SystemExit(1)"
-    pages = PageReporter()
-    Runner(build_lone_profile(write, code), RUN_ID, pages).run()
+    pages = KeptPages()
+    create_runner(build_lone_profile(write, code), RUN_ID, LocalControl(), other_sinks=(pages,)).run()
     assert "hangs in load (train.py:88)" in pages.pages["hang"]
     assert "| ranks |" in pages.pages["hang"]
 
@@ -64,6 +64,6 @@ def test_step_of_another_orchestrator_replaces_the_own_one(write: Write, calls: 
         raise PreflightError((Finding(where="a licence", verdict="failed", what="has expired", remedy="renew it"),))
 
     steps = record_calls(calls)._replace(preflight=refuse)
-    end, sentence, _ = Runner(build_lone_profile(write), RUN_ID, LocalReporter(), steps).run()
+    end, sentence, _ = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), steps).run()
     assert (end, calls) == ("failed", [])
     assert "a licence: has expired; renew it" in sentence

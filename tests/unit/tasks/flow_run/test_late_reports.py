@@ -9,9 +9,12 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from tests.reports import short_report
+from torchyard.loading.profile import load_profile
+from torchyard.model.event import ReportWritten
 from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.tasks.flow_run.control import PrefectControl
 from torchyard.tasks.flow_run.late_reports import publish_late_pages
-from torchyard.tasks.flow_run.reporter import PrefectReporter
+from torchyard.tasks.flow_run.sink import PrefectSink
 
 
 @pytest.fixture
@@ -24,8 +27,9 @@ def folder() -> RunFolder:
 
 
 def show_report(folder: RunFolder) -> None:
-    with PrefectReporter(RUN_ID) as reporter:
-        reporter.show_report(short_report().model_copy(update={"folder": str(folder.path)}))
+    with PrefectControl(RUN_ID) as control:
+        sink = PrefectSink(control, load_profile("digits-local"), is_flow_run=False)
+        sink.take(ReportWritten(short_report().model_copy(update={"folder": str(folder.path)})))
 
 
 def list_files(folder: RunFolder) -> list[str]:
@@ -35,7 +39,7 @@ def list_files(folder: RunFolder) -> list[str]:
 @pytest.fixture
 def late(folder: RunFolder, server: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run whose report Prefect has not taken, because its server is broken."""
-    monkeypatch.setattr("torchyard.tasks.flow_run.reporter._PAGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("torchyard.tasks.flow_run.sink._PAGE_TIMEOUT_S", 0.2)
     server.answering.set()
     server.status = 503
     show_report(folder)

@@ -1,4 +1,4 @@
-"""The interface between a run and the orchestrator that started it: Prefect, or only a terminal."""
+"""How a run is controlled by the orchestrator that started it: Prefect, or only a terminal."""
 
 import signal
 import sys
@@ -6,11 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 
-from torchyard.model.run import Report
 
-
-class Reporter(Protocol):
-    """Connects one run to its orchestrator: `LocalReporter` here, `PrefectReporter` in torchyard/tasks/flow_run.
+class RunControl(Protocol):
+    """Connects one run to its orchestrator: `LocalControl` here, `PrefectControl` in torchyard/tasks/flow_run.
 
     The run enters it first and leaves it last; all calls come from the run's thread. No call delays the run for more
     than a few seconds, and only `check_cancelled` raises.
@@ -46,31 +44,19 @@ class Reporter(Protocol):
     def is_retry_requested(self) -> bool:
         """Whether a user has requested the run again since it ended."""
 
-    def show_progress(self, progress: str, percent: float) -> None:
-        """Show the job's progress as text, such as `epoch 3 of 10`, and in percent."""
-
-    def show_page(self, name: str, render: Callable[[], str]) -> None:
-        """Show a page of the run as Markdown, in place of the page that had this name; `render` may be slow."""
-
-    def show_report(self, report: Report) -> None:
-        """Show the run's report."""
-
-    def flush(self) -> None:
-        """Wait a moment for pending calls to the orchestrator."""
-
 
 class Terminated(BaseException):
     """SIGTERM to a run without an orchestrator."""
 
 
-class LocalReporter:
-    """For a run on the command line: log and report go to the terminal, and only signals cancel the run.
+class LocalControl:
+    """For a run on the command line: only signals cancel the run.
 
     `is_retry_requested`: whether a run that has ended starts again.
     """
 
     stops: tuple[type[BaseException], ...] = (Terminated,)
-    watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.run.sweep")
+    watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.assembly")
     link = ""
     flow_run_id = ""
 
@@ -102,18 +88,6 @@ class LocalReporter:
 
     def is_retry_requested(self) -> bool:
         return self._is_retry_requested
-
-    def show_progress(self, progress: str, percent: float) -> None:
-        """Do nothing: the log shows the progress."""
-
-    def show_page(self, name: str, render: Callable[[], str]) -> None:
-        """Do nothing: `torchyard plan` and `torchyard check` show what a page would."""
-
-    def show_report(self, report: Report) -> None:
-        """Do nothing: the log shows the report."""
-
-    def flush(self) -> None:
-        """Do nothing: no call is pending."""
 
 
 def _raise_terminated(number: int, frame: Any) -> None:

@@ -7,7 +7,7 @@ from tests.reports import attempt, report_of, short_report
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import Report, Step
 from torchyard.model.trend import TrendVerdict
-from torchyard.pages.message import list_end_events, write_end_message, write_waiting_message
+from torchyard.notify.message import list_end_events, write_end_message, write_waiting_message
 
 LOSS = Step(name="resume", seconds=3, detail="the launcher was lost")
 WORSE = TrendVerdict(verdict="worse", sentence="busbw is 150, 25 % below 200")

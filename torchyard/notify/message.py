@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from torchyard.common.escaping import shorten_text, single_line, strip_control_codes
+from torchyard.common.text import format_duration
 from torchyard.model.hang import Hang
 from torchyard.model.observe import RunEvent
 from torchyard.model.profile import Profile
 from torchyard.model.run import End, Report
 from torchyard.notify.delivery import Message, Tone
-from torchyard.pages.text import format_duration
 
 _MAX_SENTENCE_CHARS = 1000
 _FAILED_ENDS: frozenset[End] = frozenset({"failed", "gave-up", "swept"})

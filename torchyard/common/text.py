@@ -1,9 +1,10 @@
-"""Text that all pages share: durations, columns, the two ends of a long list."""
+"""Text for people: durations, columns, the two ends of a long list."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+MAX_SENTENCE_CHARS = 2000  # of a sentence about a run
 
 
 def format_duration(seconds: float) -> str:

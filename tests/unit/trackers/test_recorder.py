@@ -1,4 +1,4 @@
-"""The thread between a run and a tracker: each row is written once, and a failing tracker does not delay the run."""
+"""What a run writes to a tracker: each row once, and a failing tracker does not delay the run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,9 +8,10 @@ import pytest
 
 from tests.experiments import build_experiment, build_experiment_end, build_points
 from tests.waiting import wait_until
-from torchyard.trackers import worker as worker_module
+from torchyard.common.outbox import OutboxSettings
+from torchyard.trackers import recorder as recorder_module
+from torchyard.trackers.recorder import TrackerRecorder
 from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
-from torchyard.trackers.worker import TrackerWorker
 
 
 class FakeTracker:
@@ -35,47 +36,50 @@ class FakeTracker:
         self.end = end.end
 
 
-@pytest.fixture(autouse=True)
-def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_BATCH_INTERVAL_S", "_RETRY_INTERVAL_S", "_LAST_RETRY_INTERVAL_S"):
-        monkeypatch.setattr(worker_module, name, 0.01)
+SETTINGS = OutboxSettings(collect_s=0.01, retry_s=0.01, last_retry_s=0.01, max_batch=500)
 
 
-def start_worker(tmp_path: Path, tracker: FakeTracker, attempt: int, *steps: int) -> TrackerWorker:
-    """A worker for `tracker`, which gets a row for each step."""
-    worker = TrackerWorker("fake", tracker, build_experiment(tmp_path))
+def start_recorder(tmp_path: Path, tracker: FakeTracker, attempt: int, *steps: int) -> TrackerRecorder:
+    """A recorder for `tracker`, which gets a row for each step."""
+    recorder = TrackerRecorder("fake", tracker, build_experiment(tmp_path), SETTINGS)
     for point in build_points(*steps):
-        worker.add(attempt, point)
-    return worker
+        recorder.add(attempt, point)
+    return recorder
+
+
+def end_run(recorder: TrackerRecorder, timeout_s: float = 10) -> str | None:
+    """Write the end of the run; what is not recorded."""
+    recorder.end(build_experiment_end())
+    return recorder.finish(timeout_s)
 
 
 def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
     """Rows are written while the run is open, the remaining rows and the end when it ends."""
     tracker = FakeTracker()
-    worker = start_worker(tmp_path, tracker, 1, 1, 2)
+    recorder = start_recorder(tmp_path, tracker, 1, 1, 2)
     wait_until(lambda: tracker.steps == [1, 2])
-    worker.add(1, build_points(3)[0])
-    assert worker.finish(build_experiment_end(), 10) is None
+    recorder.add(1, build_points(3)[0])
+    assert end_run(recorder) is None
     assert (tracker.open_count, tracker.steps, tracker.end) == (1, [1, 2, 3], "succeeded")
 
 
 def test_process_that_takes_over_repeats_no_row(tmp_path: Path) -> None:
     """A new process reads the job's log from its beginning, and writes only the rows that were not written."""
-    start_worker(tmp_path, FakeTracker(), 2, 1, 2)
+    start_recorder(tmp_path, FakeTracker(), 2, 1, 2)
     wait_until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"rows": 2' in path.read_text()])
     successor = FakeTracker()
-    worker = start_worker(tmp_path, successor, 2, 1, 2, 3)
-    assert worker.finish(build_experiment_end(), 10) is None
+    recorder = start_recorder(tmp_path, successor, 2, 1, 2, 3)
+    assert end_run(recorder) is None
     assert successor.steps == [3]
 
 
 def test_next_attempt_starts_with_its_first_row(tmp_path: Path) -> None:
     """Rows of another attempt are written, also if there are as many of them."""
     tracker = FakeTracker()
-    worker = start_worker(tmp_path, tracker, 1, 1, 2)
+    recorder = start_recorder(tmp_path, tracker, 1, 1, 2)
     for point in build_points(1, 2, 3):
-        worker.add(2, point)
-    assert worker.finish(build_experiment_end(), 10) is None
+        recorder.add(2, point)
+    assert end_run(recorder) is None
     assert tracker.steps == [1, 2, 1, 2, 3]
 
 
@@ -89,9 +93,9 @@ def test_tracker_that_was_down_gets_every_row(tmp_path: Path, caplog: pytest.Log
             raise ConnectionError("no server")
 
     tracker = FakeTracker(fail)
-    worker = start_worker(tmp_path, tracker, 1, 1, 2)
+    recorder = start_recorder(tmp_path, tracker, 1, 1, 2)
     wait_until(lambda: tracker.steps)
-    assert worker.finish(build_experiment_end(), 10) is None
+    assert end_run(recorder) is None
     assert (tracker.steps, tracker.end) == ([1, 2], "succeeded")
     warnings = [message for message in caplog.messages if "ConnectionError" in message]
     assert warnings == ["metrics_to: fake: ConnectionError: no server (retrying; the job is not affected)"]
@@ -110,18 +114,16 @@ def test_rows_that_were_not_written_are_reported(tmp_path: Path, hangs: bool, re
         failed.set()
         raise ConnectionError("no server")
 
-    worker = start_worker(tmp_path, FakeTracker(fail), 1, 1, 2)
+    recorder = start_recorder(tmp_path, FakeTracker(fail), 1, 1, 2)
     assert hangs or failed.wait(30)
-    assert (
-        worker.finish(build_experiment_end(), 0.2) == f"fake has not recorded 2 rows and the end of the run: {reason}"
-    )
+    assert end_run(recorder, 0.2) == f"fake has not recorded 2 rows and the end of the run: {reason}"
     stop_event.set()
 
 
 def test_rows_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows above the limit are dropped, so that memory is bounded, and the loss is reported."""
-    monkeypatch.setattr(worker_module, "MAX_WAITING_ROWS", 2)
+    monkeypatch.setattr(recorder_module, "MAX_WAITING_ROWS", 2)
     stop_event = Event()
-    worker = start_worker(tmp_path, FakeTracker(lambda _: stop_event.wait(60)), 1, 1, 2, 3, 4, 5)
+    recorder = start_recorder(tmp_path, FakeTracker(lambda _: stop_event.wait(60)), 1, 1, 2, 3, 4, 5)
     stop_event.set()
-    assert worker.finish(build_experiment_end(), 10) == "fake has not recorded 3 rows: too many rows at once"
+    assert end_run(recorder) == "fake has not recorded 3 rows: too many rows at once"

@@ -1,6 +1,6 @@
 """Text that all pages share: durations, columns, the ends of a long list."""
 
-from torchyard.pages.text import align_columns, format_duration, select_ends
+from torchyard.common.text import align_columns, format_duration, select_ends
 
 
 def test_durations_are_formatted_with_their_units() -> None:

@@ -1,0 +1,25 @@
+"""The log of a run: rows as lines, and the report."""
+
+import logging
+
+import pytest
+
+from tests.reports import short_report
+from torchyard.model.event import AttemptStarted, EndReached, ReportWritten, RowsRead, WaitEnded
+from torchyard.sinks.log import LogSink
+
+
+def test_rows_and_report_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The first row of each attempt is a line at once, the last one at the end of the wait, and the report follows."""
+    caplog.set_level(logging.INFO)
+    sink = LogSink()
+    for number in (1, 2):
+        sink.take(AttemptStarted(number, "job"))
+        sink.take(RowsRead(({"epoch": 1, "loss": 0.25},)))
+        sink.take(RowsRead(({"epoch": 2, "loss": 0.125},)))
+        sink.take(WaitEnded())
+    report = short_report()
+    sink.take(EndReached(report))
+    assert caplog.messages == ["epoch 1: loss 0.25", "epoch 2: loss 0.125"] * 2
+    sink.take(ReportWritten(report))
+    assert report.sentence in caplog.messages[-1]

@@ -1,0 +1,36 @@
+"""The pages of a run: each event replaces the page that it is about."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.hang_examples import HANG
+from tests.shown_pages import KeptPages
+from torchyard.model.event import AttemptStarted, RowsRead, WaitEnded
+from torchyard.model.hang import HangUpdate
+from torchyard.sinks import pages as pages_module
+
+
+def test_progress_is_shown_and_curves_are_drawn_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The progress of each update is shown, and a job that runs for longer than 15 s has a page of curves."""
+    now = time.monotonic()
+    monkeypatch.setattr(pages_module, "time", SimpleNamespace(monotonic=lambda: now))
+    pages = KeptPages()
+    pages.take(AttemptStarted(1, "sample-1"))
+    pages.take(RowsRead(({"epoch": 1, "epochs": 8, "loss": 0.5},)))
+    assert (pages.progress, pages.pages) == ([("epoch 1 of 8", 12.5)], {})
+    now += 16
+    pages.take(RowsRead(({"epoch": 2, "epochs": 8, "loss": 0.25},)))
+    pages.take(WaitEnded())
+    assert pages.progress[-1][1] == 25.0
+    assert r"| 2 | 0\.25 |" in pages.pages["metrics"]
+    assert "data:image/svg+xml" in pages.pages["metrics"]
+
+
+def test_hang_is_a_page_of_its_job() -> None:
+    """The page about a hang names the job of the attempt."""
+    pages = KeptPages()
+    pages.take(AttemptStarted(1, "sample-1"))
+    pages.take(HangUpdate(hang=HANG, is_certain=True))
+    assert "sample-1" in pages.pages["hang"].replace("\\", "")

@@ -1,0 +1,84 @@
+"""Runs are put together: with the receivers that their profile names, an archive and a comparison."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RUN_ID, Write, command_plan_of, load
+from tests.lone_processes import build_lone_profile
+from tests.receiver import Receiver
+from torchyard.archive.contents import RECORD
+from torchyard.assembly import create_runner, judge_run, list_sinks, main, sweep_run
+from torchyard.host.processes import find_labelled
+from torchyard.model.event import AttemptStarted
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.run.control import LocalControl
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.services import Sinks
+from torchyard.sinks.log import LogSink
+from torchyard.sinks.messages import MessageSink
+from torchyard.sinks.metrics import MetricsSink
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.trend.records import Record
+
+REASON = "its lease has ended"
+
+
+@pytest.fixture
+def plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
+    """The plan of the run's first attempt, saved in its folder; nothing is started yet."""
+    attempt_plan = command_plan_of(build_lone_profile(write), folder.path)
+    folder.record_event("start", run="an-id")
+    folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
+    yield attempt_plan
+    teardown(attempt_plan)
+
+
+def test_watchdog_stops_the_job_only_with_stop(folder: RunFolder, plan: CommandPlan) -> None:
+    """`keep` leaves the job running under its lease, and `stop` removes it, with `guard` in the journal."""
+    submit(plan, Deadlines())
+    assert main(["keep", str(folder.path)]) == 0
+    assert (len(find_labelled(plan.label)) > 0, folder.read_record().find_last("end")) == (True, {})
+    assert main(["stop", str(folder.path)]) == 0
+    assert (find_labelled(plan.label), folder.read_record().find_last("end")["by"]) == ([], "guard")
+
+
+def test_profile_chooses_the_sinks_of_its_run(write: Write, receiver: Receiver) -> None:
+    """Every run has a log; messages and metrics are sent only if the profile asks for them."""
+    plain = list_sinks(load(write()), RUN_ID, "")
+    assert [type(sink) for sink in plain] == [LogSink]
+    full = list_sinks(load(write(notify=[receiver.address], metrics_to=["tensorboard"])), RUN_ID, "")
+    assert [type(sink) for sink in full[:3]] == [LogSink, MessageSink, MetricsSink]
+    runner = create_runner(load(write()), RUN_ID, LocalControl(), other_sinks=full)
+    assert len(runner.services.sinks) == 1 + len(full)
+
+
+def test_end_of_a_swept_run_is_sent_from_its_folder_alone(write: Write, receiver: Receiver) -> None:
+    """A sweep reads the receivers from the folder of a run that has started, and sends nothing if there are none."""
+    profile = load(write(notify=[receiver.address]))
+    folder = RunFolder.of(profile, RUN_ID)
+    folder.path.mkdir(parents=True)
+    for _ in range(2):
+        folder.record_event("start", run="an-id", entry="fresh")
+        assert sweep_run(folder, "sweep", REASON) == ()
+        Sinks(list_sinks(profile, RUN_ID, "")).emit(AttemptStarted(1, "sample-1"))
+    folder.record_event("start", run="an-id", entry="fresh")
+    assert sweep_run(folder, "sweep", REASON) == ()
+    assert receiver.titles == ["sample: failed"] * len(receiver.titles)
+    assert receiver.received[-1]["message"].partition("\n")[0] == REASON
+    assert len(receiver.received) == 2
+
+
+def test_numbers_are_in_the_folder_and_in_the_history(write: Write) -> None:
+    """The numbers of a run are stored for its archive and for later runs; nothing is compared without `trend`."""
+    profile = load(write())
+    folder = RunFolder.of(profile, RUN_ID)
+    folder.path.mkdir(parents=True)
+    judgement = judge_run(profile, folder.path, "failed", None, 100.0)
+    assert judgement.verdict is None
+    record = Record.model_validate_json((folder.path / RECORD).read_bytes())
+    assert (record.run, record.began, record.end) == (folder.name, 100.0, "failed")
+    assert folder.name in Path(judgement.history).read_text()

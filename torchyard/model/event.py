@@ -1,0 +1,95 @@
+"""What happens in a run, in the order in which it can happen: its pipeline emits these events, and sinks take them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torchyard.model.finding import Finding
+from torchyard.model.hang import HangUpdate
+from torchyard.model.plan import Plan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Report, Row, Status
+
+# --- of a job, while the run waits for its end ---------------------------------------------------------------------
+
+
+class LinesRead(NamedTuple):
+    """The logs were read, at least every half second: rank 0's new lines, empty if there are none."""
+
+    lines: list[str]
+
+
+class StatusRead(NamedTuple):
+    """The job's status was read; its reason names the obstacle of a job that waits.
+
+    waited_s: seconds since the submit. 0 for a job that is pending again after it had started: it has not waited since
+        its submit.
+    """
+
+    status: Status
+    waited_s: float
+
+
+JobEvent = LinesRead | StatusRead | HangUpdate
+EmitJobEvent = Callable[[JobEvent], object]
+
+# --- of a run ------------------------------------------------------------------------------------------------------
+
+
+class RunStarted(NamedTuple):
+    """A process takes the run to its end, from whatever state an earlier process has left."""
+
+
+class PlanMade(NamedTuple):
+    """An attempt is planned, with the profile that it uses; nothing is started yet."""
+
+    profile: Profile
+    plan: Plan
+
+
+class ChecksMade(NamedTuple):
+    """Preflight has checked an attempt, successfully or not."""
+
+    checks: tuple[Finding, ...]
+
+
+class AttemptStarted(NamedTuple):
+    """The job of an attempt is submitted: the events that follow are about it."""
+
+    number: int
+    job: str
+
+
+class RowsRead(NamedTuple):
+    """The logs were read, at least every half second: rank 0's new rows, empty if there are none."""
+
+    rows: tuple[Row, ...]
+
+
+class WaitEnded(NamedTuple):
+    """The job of the attempt has ended: no more rows follow."""
+
+
+class EndReached(NamedTuple):
+    """The run has ended, and everything of it is removed as far as possible; the report lacks what was not sent."""
+
+    report: Report
+
+
+class ReportWritten(NamedTuple):
+    """The report is complete. It is written again if the archive is incomplete."""
+
+    report: Report
+
+
+RunEvent = (
+    RunStarted
+    | PlanMade
+    | ChecksMade
+    | AttemptStarted
+    | RowsRead
+    | StatusRead
+    | HangUpdate
+    | WaitEnded
+    | EndReached
+    | ReportWritten
+)

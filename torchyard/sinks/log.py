@@ -1,0 +1,33 @@
+"""The log of a run: the newest values of its job as lines, and its report."""
+
+from torchyard.common.log import get_log
+from torchyard.model.event import AttemptStarted, ReportWritten, RowsRead, RunEvent, WaitEnded
+from torchyard.pages.report import render_text
+from torchyard.run.services import Sink
+from torchyard.sinks.progress import Progress, ProgressUpdate
+
+
+class LogSink(Sink):
+    """Writes to the run's log: the terminal, or the log of the flow run."""
+
+    purpose = "log the progress of the run"
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+
+    def take(self, event: RunEvent) -> None:
+        match event:
+            case AttemptStarted():
+                self._progress = Progress()
+            case RowsRead():
+                self._log(self._progress.add(event.rows))
+            case WaitEnded():
+                self._log(self._progress.flush())
+            case ReportWritten():
+                get_log().info("\n%s", render_text(event.report))
+            case _:
+                pass
+
+    def _log(self, update: ProgressUpdate | None) -> None:
+        if update:
+            get_log().info("%s", update.line)

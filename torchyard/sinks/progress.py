@@ -1,0 +1,74 @@
+"""The progress of a running job, from rank 0's rows, for a log line and a progress bar."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchyard.common import escaping
+from torchyard.common.text import format_duration
+from torchyard.metrics.registry import RowProgress, describe_row, get_progress
+from torchyard.model.run import Row
+
+_REPORT_INTERVAL_S = 2.0
+_MAX_LINE_CHARS = 500
+_MAX_PROGRESS_CHARS = 60  # of `epoch 3 of 10`, whose key the program chooses
+
+
+class ProgressUpdate(NamedTuple):
+    """The progress since the last update.
+
+    line: the values of the newest row, such as `epoch 3: loss 0.25`.
+    sentence: `epoch 3 of 10, about 12 min left`; None if the rows name no total.
+    percent: of the work that is done; None likewise.
+    """
+
+    line: str
+    sentence: str | None = None
+    percent: float | None = None
+
+
+class Progress:
+    """Summarize rows that may come fast: at most one update every `report_interval_s`.
+
+    `add` is called at every poll of the job, with or without rows. `flush` gives the last update: the last row may
+    follow the previous update too soon for its own.
+    """
+
+    def __init__(self, *, report_interval_s: float = _REPORT_INTERVAL_S) -> None:
+        self._report_interval_s = report_interval_s
+        self._row: Row = {}  # the values since the last update, the newest of each key
+        self._next_report_at = 0.0
+        # When this process read its first progress, and the share of the work that was done by then.
+        self._first_progress: tuple[float, float] | None = None
+
+    def add(self, rows: Sequence[Row]) -> ProgressUpdate | None:
+        """Add new rows; return an update if one is due and there is something new."""
+        for row in rows:
+            self._row |= row
+        if time.monotonic() < self._next_report_at:
+            return None
+        self._next_report_at = time.monotonic() + self._report_interval_s
+        return self.flush()
+
+    def flush(self) -> ProgressUpdate | None:
+        """The update about what is not reported yet; None if everything is."""
+        if not self._row:
+            return None
+        row = self._row
+        self._row = {}
+        line = escaping.single_line(describe_row(row), _MAX_LINE_CHARS)
+        progress = get_progress(row)
+        if progress is None:
+            return ProgressUpdate(line)
+        return ProgressUpdate(line, self._describe(progress), round(100 * progress.share, 1))
+
+    def _describe(self, progress: RowProgress) -> str:
+        """`epoch 3 of 10, about 12 min left`, by the pace since the first progress that this process read."""
+        text = escaping.single_line(f"{progress.key} {progress.finished} of {progress.total}", _MAX_PROGRESS_CHARS)
+        if self._first_progress is None:
+            self._first_progress = (time.monotonic(), progress.share)
+        first_seen_at, first_share = self._first_progress
+        if not first_share < progress.share < 1:
+            return text
+        remaining_s = (time.monotonic() - first_seen_at) / (progress.share - first_share) * (1 - progress.share)
+        return f"{text}, about {format_duration(remaining_s)} left"

@@ -1,0 +1,134 @@
+"""The sink of a run that shows it in Prefect: its pages, its progress, its name and tags, and its report."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.runtime import flow_run, task_run
+
+from torchyard.common.escaping import escape_paragraph
+from torchyard.common.log import get_log
+from torchyard.common.text import MAX_SENTENCE_CHARS
+from torchyard.model.event import ReportWritten, RunEvent, RunStarted
+from torchyard.model.profile import Profile
+from torchyard.model.run import Report
+from torchyard.pages.report import render_markdown
+from torchyard.sinks.pages import PageSink
+from torchyard.trend.page import render_history
+
+from .control import PrefectControl
+from .late_reports import keep_pages
+from .names import build_tags, format_end_tag, format_run_name
+from .pages import RunPages
+from .result import build_result, build_result_artifact
+
+_PAGE_TIMEOUT_S = 10.0  # for all pages of the report; the end of the run waits no longer
+
+
+class PrefectSink(PageSink):
+    """Show a run in Prefect, by the requests of its control.
+
+    Only the report waits, up to `_PAGE_TIMEOUT_S`. What Prefect has not taken by then is kept in the run's folder for
+    the next sweep; what it refuses is logged and dropped.
+    """
+
+    purpose = "show the run in Prefect"
+
+    def __init__(self, control: PrefectControl, profile: Profile, *, is_flow_run: bool) -> None:
+        """`is_flow_run`: whether the flow run is itself the run and is named after its profile.
+
+        A user's flow that contains runs keeps its name and its tags.
+        """
+        super().__init__()
+        self._requests = control.requests
+        self._run_id = UUID(control.flow_run_id)
+        self._profile = profile
+        self._pages = RunPages(self._run_id, profile.name)
+        self._tags = build_tags(profile, flow_run.tags) if is_flow_run else ()
+        self._name = format_run_name(profile, control.flow_run_id, flow_run.name or "") if is_flow_run else ""
+
+    def take(self, event: RunEvent) -> None:
+        match event:
+            case RunStarted():
+                if self._name:
+                    self._update_flow_run(name=self._name, tags=self._tags)
+            case ReportWritten():
+                self._show_report(event.report)
+            case _:
+                super().take(event)
+
+    def _update_flow_run(self, **fields: Any) -> None:
+        def call(client: SyncPrefectClient) -> None:
+            client.update_flow_run(self._run_id, **fields)
+
+        self._requests.send("flow run", call)
+
+    def show_progress(self, progress: str, percent: float) -> None:
+        """Show the job's progress in Prefect. Called in the task run that waits, whose name shows it too."""
+        self._pages.set_waiting_task(task_run.id, progress)
+        self._requests.send("progress", lambda client: self._pages.publish_progress(client, progress, percent))
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        """Show a page among the run's artifacts; `render` is called on the thread of the requests."""
+
+        def call(client: SyncPrefectClient) -> None:
+            self._pages.publish_page(client, name, ArtifactCreate(type="markdown", data=render()))
+
+        self._requests.send(f"page {name}", call)
+
+    def _show_report(self, report: Report) -> None:
+        """Publish the report, the result and the history; what Prefect does not take in time is kept for a sweep."""
+        deadline = time.monotonic() + _PAGE_TIMEOUT_S
+        self._requests.send("wait", self._pages.rename_waiting_task)
+        if self._tags:
+            self._update_flow_run(name=self._name, tags=(*self._tags, format_end_tag(report)))
+
+        pages = self._build_end_pages(report)
+        futures = {name: self._send_artifact(name, page) for name, page in pages.items()}
+        late_pages: list[ArtifactCreate] = []
+        for name, future in futures.items():
+            try:
+                future.result(max(deadline - time.monotonic(), 0))
+            except FutureTimeoutError:
+                late_pages.append(pages[name])
+                self._requests.discard(_build_artifact_key(name))
+            except Exception as error:
+                get_log().warning("cannot publish the %s in Prefect: %s", name, error)
+        if late_pages:
+            self._requests.give_up()
+            get_log().warning(
+                "Prefect has not taken the report within %.0f s; the next sweep publishes it", _PAGE_TIMEOUT_S
+            )
+        keep_pages(Path(report.folder), late_pages)
+
+    def _build_end_pages(self, report: Report) -> dict[str, ArtifactCreate]:
+        """The pages of the run's end, by what they show."""
+        sentence = escape_paragraph(report.sentence, MAX_SENTENCE_CHARS)
+        pages = {
+            "report": self._build_page(f"report-{report.profile}", render_markdown(report), sentence),
+            "result": build_result_artifact(self._run_id, build_result(report)),
+        }
+        history = render_history(report.history)
+        if history:
+            trend_sentence = escape_paragraph(report.trend.sentence, MAX_SENTENCE_CHARS) if report.trend else ""
+            pages["history"] = self._build_page(f"trend-{Path(report.history).stem}", history, trend_sentence)
+        return pages
+
+    def _build_page(self, key: str, text: str, description: str) -> ArtifactCreate:
+        return ArtifactCreate(key=key, type="markdown", description=description, data=text, flow_run_id=self._run_id)
+
+    def _send_artifact(self, name: str, artifact: ArtifactCreate) -> Future[None]:
+        def call(client: SyncPrefectClient) -> None:
+            client.create_artifact(artifact)
+
+        return self._requests.send(_build_artifact_key(name), call)
+
+
+def _build_artifact_key(name: str) -> str:
+    return f"artifact {name}"
