@@ -95,8 +95,8 @@ cluster-status: .venv/.locked ## show its nodes, controllers, memory and kubecon
 	@$(BIN)/python tests/cluster/cluster.py status
 
 .venv/.locked: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || { \
-		echo "torchyard needs Python 3.11.4 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 2))' || { \
+		echo "torchyard needs Python 3.11.2 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making .venv from requirements.lock (about 3 GB where pip has no copy yet)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements.lock | sed -un 's/^Downloading //p; s/^Installing.*/installing/p'

@@ -100,7 +100,7 @@ def list_pythons() -> list[Path]:
     names = [f"python3.{minor}" for minor in range(11, 30)]
     paths = [Path(folder, name) for folder, name in itertools.product(os.get_exec_path(), names)]
     paths += (Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3")
-    print_minor = "import sys; print(sys.version_info.minor if sys.version_info >= (3, 11, 4) else 0)"
+    print_minor = "import sys; print(sys.version_info.minor if sys.version_info >= (3, 11, 2) else 0)"
     interpreters: dict[int, Path] = {}
     for path in filter(Path.exists, paths):
         minor_text = subprocess.run([path, "-c", print_minor], capture_output=True, text=True, check=False).stdout

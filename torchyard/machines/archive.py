@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import stat
 import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
@@ -13,6 +14,7 @@ END_MEMBER = "whole"  # the last member: without it a stream that breaks between
 _MAX_MEMBERS = 1_000_000
 _MAX_NAME_BYTES = 1024
 _MAX_HEADER_BYTES = 64 * 2**10  # of a name or of extended attributes, which are read into memory at once
+_COPY_BYTES = 2**20
 _RESERVED_BYTES = 100 * 2**20  # of the disk, left free for others
 _HEADER_TYPES = (
     tarfile.XHDTYPE,
@@ -69,9 +71,8 @@ def _extract_members(stream: IO[bytes], folder: Path) -> None:
                 _check_limits(member, index, folder)
                 if member.issym():
                     links.append((member.name, member.linkname))
-                elif last_name != END_MEMBER and _is_extractable(member, folder):
-                    with contextlib.suppress(tarfile.FilterError):
-                        archive.extract(member, folder, filter="data")
+                elif last_name != END_MEMBER:
+                    _extract_member(archive, member, folder)
     except tarfile.TarError as error:
         raise OSError(f"the archive is incomplete: {error}") from error
     if last_name != END_MEMBER:
@@ -91,9 +92,55 @@ def _check_limits(member: tarfile.TarInfo, index: int, folder: Path) -> None:
         raise OSError(f"no room here for {member.name}: {member.size >> 20} MiB, and {free_bytes >> 20} MiB are free")
 
 
-def _is_extractable(member: tarfile.TarInfo, folder: Path) -> bool:
-    """Whether it is a file, a folder, or a hard link to a file that is already unpacked."""
-    return member.isreg() or member.isdir() or (member.islnk() and os.path.isfile(folder / member.linkname))
+def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Create a file, a folder, or a hard link to a file that is already unpacked; skip everything else.
+
+    The rules are those of tarfile's data filter, which Python 3.11.2 does not have. The folder contains no symbolic
+    link yet, so a name without `..` cannot lead outside.
+    """
+    path = _get_path_inside(folder, member.name)
+    if path is None:
+        return
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+    elif member.isreg():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _extract_file(archive, member, path)
+    elif member.islnk():
+        target = _get_path_inside(folder, member.linkname)
+        if target is not None and target != path and target.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.hardlink_to(target)
+
+
+def _get_path_inside(folder: Path, name: str) -> Path | None:
+    """The path of a member's name, without its leading slashes; None if the name leads outside or cannot be a path."""
+    parts = PurePosixPath(name.lstrip("/")).parts
+    if not parts or ".." in parts or "\0" in name:
+        return None
+    return folder.joinpath(*parts)
+
+
+def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    """Write a member's content to a new file of this user, with the member's mode and time of change."""
+    content = archive.extractfile(member)
+    if content is None:
+        return
+    path.unlink(missing_ok=True)  # a name that comes twice must not be written through a hard link
+    with path.open("xb") as file:
+        shutil.copyfileobj(content, file, _COPY_BYTES)
+        os.fchmod(file.fileno(), _get_safe_mode(member))
+    with contextlib.suppress(OSError, OverflowError, ValueError):  # a time that this machine cannot store
+        os.utime(path, (member.mtime, member.mtime))
+
+
+def _get_safe_mode(member: tarfile.TarInfo) -> int:
+    """The mode without setuid, setgid, sticky and the write bits of others; its owner can read and write the file."""
+    mode = member.mode & 0o755
+    if not mode & stat.S_IXUSR:
+        mode &= ~0o111
+    return mode | stat.S_IRUSR | stat.S_IWUSR
 
 
 def _create_link(folder: Path, name: str, target: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import stat
 import tarfile
 from pathlib import Path
 
@@ -15,13 +16,20 @@ from torchyard.machines.archive import unpack_archive
     "unsafe",
     [
         build_member("../outside"),
+        build_member("a/../../outside"),
+        build_member("/../outside"),
+        build_member("..", tarfile.DIRTYPE),
+        build_member("."),
         build_member("link", tarfile.SYMTYPE, "/etc/passwd"),
         build_member("link", tarfile.SYMTYPE, "../../outside"),
         build_member("./link", tarfile.SYMTYPE, "../outside"),
         build_member("link", tarfile.SYMTYPE, "a/b/../../.."),
         build_member("hard", tarfile.LNKTYPE, "../../../seed"),
+        build_member("hard", tarfile.LNKTYPE, "/etc/passwd"),
+        build_member("hard", tarfile.LNKTYPE, "hard"),
         build_member("pipe", tarfile.FIFOTYPE),
         build_member("disk", tarfile.BLKTYPE),
+        build_member("terminal", tarfile.CHRTYPE),
     ],
     ids=lambda unsafe: f"{unsafe.name}-{unsafe.linkname}",
 )
@@ -109,6 +117,62 @@ def test_absolute_name_stays_inside(tmp_path: Path) -> None:
     """An absolute name is unpacked inside the folder."""
     unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(build_member("/etc/torchyard")))
     assert (tmp_path / "files" / "etc" / "torchyard").exists()
+
+
+@pytest.mark.parametrize(
+    ("sent_mode", "mode"),
+    [(0o7777, 0o755), (0o4644, 0o644), (0o666, 0o644), (0o711, 0o711), (0o055, 0o644), (0, 0o600)],
+    ids=oct,
+)
+def test_mode_is_masked(tmp_path: Path, sent_mode: int, mode: int) -> None:
+    """A file has no special mode bits, is not writable by others, and can be read and written by its owner."""
+    member = build_member("file")
+    member.mode = sent_mode
+    unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(member))
+    assert stat.S_IMODE((tmp_path / "files" / "file").stat().st_mode) == mode
+
+
+def test_content_and_time_are_kept(tmp_path: Path) -> None:
+    """A file has the content, the size and the time of change that the host sent."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w|") as archive:
+        member = build_member("deep/model.pt")
+        member.size = 3_000_000
+        member.mtime = 1_700_000_000
+        archive.addfile(member, io.BytesIO(b"x" * 3_000_000))
+        archive.addfile(build_member("whole"))
+    unpack_archive(tmp_path / "files", io.BytesIO(), io.BytesIO(buffer.getvalue()))
+    path = tmp_path / "files" / "deep" / "model.pt"
+    assert path.read_bytes() == b"x" * 3_000_000
+    assert path.stat().st_mtime == 1_700_000_000
+
+
+def test_name_that_comes_twice_does_not_change_a_hard_link(tmp_path: Path) -> None:
+    """A second file of the same name replaces the name, and not the content of the first one's hard link."""
+    hard = build_member("link", tarfile.LNKTYPE, "file")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w|") as archive:
+        archive.addfile(build_member("file"))
+        archive.addfile(hard)
+        archive.addfile(build_member("file", tarfile.LNKTYPE, "file"))  # to itself
+        second = build_member("file")
+        second.size = 6
+        archive.addfile(second, io.BytesIO(b"second"))
+        archive.addfile(build_member("whole"))
+    unpack_archive(tmp_path / "files", io.BytesIO(), io.BytesIO(buffer.getvalue()))
+    assert (tmp_path / "files" / "link").read_bytes() == b""
+    assert (tmp_path / "files" / "file").read_bytes() == b"second"
+
+
+@pytest.mark.parametrize(
+    "headers", [{"mtime": "inf"}, {"mtime": "nan"}, {"path": "a\0b"}, {"linkpath": "a\0b"}], ids=str
+)
+def test_value_that_no_disk_can_store_is_ignored(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A time or a name that no disk can store does not prevent the other files from being unpacked."""
+    member = build_member("hard", tarfile.LNKTYPE, "good") if "linkpath" in headers else build_member("odd")
+    member.pax_headers = headers
+    unpack_archive(tmp_path / "files", io.BytesIO(), build_tar(build_member("good"), member))
+    assert (tmp_path / "files" / "good").exists()
 
 
 def test_incomplete_tar_changes_nothing(tmp_path: Path) -> None:
