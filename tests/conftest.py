@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.caller import forget_caller
 from tests.fake_api import FakeApi
+from tests.installed_packages import InstalledPackages, run_installed_packages
 from tests.receiver import Receiver, run_receiver
 from tests.skips import refuse_skip
 from tests.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
@@ -98,6 +99,12 @@ def receiver() -> Iterator[Receiver]:
     """A receiver of webhooks on the loopback interface."""
     with run_receiver() as server:
         yield server
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstalledPackages]:
+    """Installs packages with entry points for one test."""
+    yield from run_installed_packages(tmp_path / "site", monkeypatch)
 
 
 @pytest.fixture

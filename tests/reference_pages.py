@@ -13,7 +13,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading import catalog
 from torchyard.model.hardware import Hardware
-from torchyard.model.profile import Profile
+from torchyard.model.profile import METRICS_FORMATS, Profile
 
 Schema = dict[str, Any]
 DOCS = ROOT / "docs"
@@ -149,6 +149,7 @@ def render_keys() -> str:
     """docs/keys.md"""
     schema = Profile.model_json_schema()
     schema["properties"]["launcher"]["enum"] = registry.list_launchers()
+    schema["properties"]["metrics"]["enum"] = list(METRICS_FORMATS)
     parts = [KEYS_HEADER, render_keys_table(schema, ("name",))]
     parts += [render_section(get_title(name), schema["$defs"][name]) for name in PROFILE_MODELS]
     for launcher in registry.list_launchers():

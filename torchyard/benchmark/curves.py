@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.model.benchmark import BandwidthPoint, Curve
 from torchyard.model.fabric import FabricReading
-from torchyard.model.profile import MetricsFormat, Profile
+from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Metrics, Report, Row
 
 DEFAULT_FABRIC = "default"  # the name of a curve whose profile names no fabric
 # The statistic that each format prints for the trials of one size.
-STATISTICS: dict[MetricsFormat, str] = {
+STATISTICS: dict[str, str] = {
     "json-lines": "median of the trials",
     "nccl-tests": "mean of the iterations, out of place",
     "allreduce-bench": "as the program prints it: the mean of the trials",

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from torchyard.common.escaping import single_line, strip_control_codes
+from torchyard.common.extensions import list_extensions
 from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
@@ -20,7 +21,7 @@ from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
 from torchyard.loading.profile import list_profiles, load_profile, resolve_file
 from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
-from torchyard.model.profile import Profile
+from torchyard.model.profile import METRICS_FORMATS, Profile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.model.trend import Trend
 from torchyard.pods.files import summarize_files
@@ -68,6 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
         dest="form",
         choices=_CATALOG_FORMATS,
         help="print all as the table of docs/profiles.md, or as entries of prefect.yaml",
+    )
+    verb_parsers["profiles"].add_argument(
+        "--launchers", action="store_true", help="list the launchers instead, with the package of each"
     )
     run_help = "a run's name, such as digits-local-a1b2c3d4"
     for name in ("logs", "attach"):
@@ -167,7 +171,9 @@ def _run_benchmark(args: argparse.Namespace) -> int:
 
 
 def _show_profiles(args: argparse.Namespace) -> int:
-    """list all profiles, or print the file of one"""
+    """list all profiles, or print the file of one; or list the launchers"""
+    if args.launchers:
+        return _show_launchers()
     if args.name:
         print(resolve_file(args.name).read_text(encoding="utf-8"), end="")
         return 0
@@ -184,14 +190,29 @@ def _show_profiles(args: argparse.Namespace) -> int:
     return 0
 
 
+def _show_launchers() -> int:
+    """Print each launcher: its name, the package that it comes from, and what it is, or why it cannot be used."""
+    launchers = registry.describe_launchers()
+    name_width = max(len(launcher.name) for launcher in launchers)
+    origin_width = max(len(launcher.origin) for launcher in launchers)
+    for launcher in launchers:
+        text = launcher.description if launcher.problem is None else f"(cannot be used: {launcher.problem})"
+        line = f"{launcher.name:<{name_width}}  {launcher.origin:<{origin_width}}  {single_line(text)}"
+        print(strip_control_codes(line))
+    return 0
+
+
 def _show_schema(_: argparse.Namespace) -> int:
     """print the JSON Schema of a profile, for editors"""
     schema = Profile.model_json_schema()
     schema["properties"].pop("name")
     schema["required"] = [key for key in schema["required"] if key not in ("name", "launcher")]
     schema["anyOf"] = [{"required": ["launcher"]}, {"required": ["values"]}]
-    schema["properties"]["launcher"]["enum"] = registry.list_launchers()
-    options = {name: registry.load_launcher(name).Options.model_json_schema() for name in registry.list_launchers()}
+    usable_launchers = [launcher.name for launcher in registry.describe_launchers() if launcher.problem is None]
+    schema["properties"]["launcher"]["enum"] = usable_launchers
+    formats = [extension.name for extension in list_extensions("metrics")]
+    schema["properties"]["metrics"]["enum"] = [*METRICS_FORMATS, *formats]
+    options = {name: registry.load_launcher(name).Options.model_json_schema() for name in usable_launchers}
     for options_schema in options.values():
         schema["$defs"] |= options_schema.pop("$defs", {})  # references are resolved from the root
     schema["allOf"] = [

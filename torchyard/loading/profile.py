@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from torchyard.common.extensions import find_extension, get_folder
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading.findings import Findings
@@ -24,10 +25,10 @@ from torchyard.loading.yaml_errors import (
     suggest_name,
 )
 from torchyard.model import rules
-from torchyard.model.errors import ProfileError
+from torchyard.model.errors import ExtensionError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.hardware import Hardware
-from torchyard.model.profile import Profile
+from torchyard.model.profile import METRICS_FORMATS, Profile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.notify.targets import describe_invalid_address
 
@@ -45,7 +46,7 @@ def resolve_file(name: str) -> Path:
     folder, _, hardware_name = name.partition("/")
     if folder != "hardware" or not hardware_name:
         return _resolve_profile(name)
-    path = _find_named_file("hardware", hardware_name)
+    path = _find_hardware_file(hardware_name)
     if path is None:
         message = _describe_unknown("there is no such hardware file", hardware_name, list_hardware())
         raise ProfileError(name, (Finding("", message),))
@@ -84,6 +85,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         for finding in rules.list_findings(profile, findings.wrong_keys):
             findings.add(finding)
         _check_notify_address(profile, findings)
+        _check_other_packages(profile, findings)
         profile = _check_launcher(profile, path, findings)
     if findings.listed:
         raise ProfileError(path.stem, tuple(findings.listed))
@@ -120,14 +122,30 @@ def _check_notify_address(profile: Profile, findings: Findings) -> None:
         findings.add(Finding("notify", problem), ("notify", "to"))
 
 
+def _check_other_packages(profile: Profile, findings: Findings) -> None:
+    """Add a finding for a format of metrics, or a tracker, that is not torchyard's and cannot be used."""
+    if profile.metrics not in METRICS_FORMATS and "metrics" not in findings.wrong_keys:
+        from torchyard.metrics.registry import find_unusable_format
+
+        error = find_unusable_format(profile.metrics)
+        if error:
+            findings.add(Finding("metrics", error.what, error.remedy))
+    for name in profile.metrics_to.others:
+        from torchyard.trackers.registry import find_unusable_tracker
+
+        error = find_unusable_tracker(name)
+        if error:
+            findings.add(Finding("metrics_to", error.what, error.remedy))
+
+
 def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile:
     """Check the launcher, its options, and what it can plan; return the profile with the path of its program."""
     if "launcher" in findings.wrong_keys:
         return profile
     try:
         launcher = registry.load_launcher(profile.launcher)
-    except registry.UnknownLauncherError as error:
-        findings.add(Finding("", str(error)), ("launcher",))
+    except ExtensionError as error:
+        findings.add(Finding("", error.what, error.remedy), ("launcher",))
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
     if profile.program and launcher.PROGRAM_IS_A_FILE:
@@ -262,8 +280,28 @@ def _load_named_files(raw: Mapping[str, Any], path: Path, findings: Findings) ->
     return loaded
 
 
+def _find_hardware_file(name: str) -> Path | None:
+    """The hardware file of a name: in the profile folders, else in another package; None if there is none.
+
+    A package's files are named by its entry point: `nimbus/h100` is h100.yaml in the package that `nimbus` names.
+    ProfileKeyError if the package cannot be used.
+    """
+    path = _find_named_file("hardware", name)
+    platform, _, shape = name.partition("/")
+    if path is not None or not shape or ".." in name:
+        return path
+    try:
+        extension = find_extension("hardware", platform)
+        if extension is None:
+            return None
+        package_path = get_folder(extension) / f"{shape}.yaml"
+    except ExtensionError as error:
+        raise ProfileKeyError("hardware", str(error)) from error
+    return package_path if _is_file(package_path) else None
+
+
 def list_hardware() -> dict[str, Path]:
-    """Every hardware file, by its name in profiles: oke/bm-gpu-b4-8."""
+    """Every hardware file of the profile folders, by its name in profiles: oke/bm-gpu-b4-8."""
     hardware_paths: dict[str, Path] = {}
     for folder in _list_profile_folders():
         hardware_folder = folder / "hardware"
@@ -275,7 +313,7 @@ def list_hardware() -> dict[str, Path]:
 
 def load_hardware(name: str) -> Hardware:
     """Load the hardware file of this name. ProfileError if it contains a mistake, ProfileKeyError if there is none."""
-    path = _find_named_file("hardware", name)
+    path = _find_hardware_file(name)
     if path is None:
         problem = f"there is no {shorten_value(name)}"
         raise ProfileKeyError("hardware", _describe_unknown(problem, name, list_hardware()))

@@ -1,20 +1,27 @@
-"""The readers of rank 0's output, by format. A profile's `metrics` names one of READERS.
+"""The readers of rank 0's output, by format, which a profile's `metrics` names.
 
 A new format is one module in this folder, its two readers in READERS and LINE_READERS, and its name in MetricsFormat
-(torchyard/model/profile.py).
+(torchyard/model/profile.py). A format of another package is an entry point that names a LineReader; its rows are the
+metrics.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
+from torchyard.common.escaping import single_line
+from torchyard.common.extensions import find_extension, list_extensions, load_function
+from torchyard.common.log import get_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 from torchyard.metrics.json_lines import parse_object, read_json_lines
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
+from torchyard.metrics.rows import Rows, build_metrics
 from torchyard.metrics.text import ROW_KEYS, find_row_key
 from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
-from torchyard.model.profile import MetricsFormat
+from torchyard.model.errors import ExtensionError
 from torchyard.model.run import Metrics, Row, RowValue
 
 __all__ = [
@@ -26,14 +33,18 @@ __all__ = [
     "Reader",
     "RowProgress",
     "describe_row",
+    "find_unusable_format",
     "format_number",
+    "get_line_reader",
     "get_progress",
+    "get_reader",
     "parse_object",
     "read_json_lines",
 ]
 
 Reader = Callable[[Iterable[str]], Metrics]
 LineReader = Callable[[str], Row]
+_MAX_WARNING_CHARS = 300
 
 
 def _read_no_metrics(lines: Iterable[str]) -> Metrics:
@@ -45,7 +56,7 @@ def _read_no_row(line: str) -> Row:
     return {}
 
 
-READERS: dict[MetricsFormat, Reader] = {
+READERS: dict[str, Reader] = {
     "none": _read_no_metrics,
     "json-lines": read_json_lines,
     "yolov5": read_yolov5,
@@ -54,9 +65,9 @@ READERS: dict[MetricsFormat, Reader] = {
     "nccl-tests": read_nccl_tests,
 }
 # Bytes that every line of interest contains, for formats that have such a marker: other lines need not be parsed.
-LINE_MARKERS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
+LINE_MARKERS: dict[str, bytes] = {"json-lines": b"{"}
 # Readers of one line, used while the job runs.
-LINE_READERS: dict[MetricsFormat, LineReader] = {
+LINE_READERS: dict[str, LineReader] = {
     "none": _read_no_row,
     "json-lines": parse_object,
     "yolov5": read_yolov5_line,
@@ -64,6 +75,97 @@ LINE_READERS: dict[MetricsFormat, LineReader] = {
     "allreduce-bench": read_allreduce_bench_line,
     "nccl-tests": read_nccl_tests_line,
 }
+
+
+def find_unusable_format(name: str) -> ExtensionError | None:
+    """Why the metrics of this format cannot be read, and what to do; None if they can."""
+    if name in READERS:
+        return None
+    try:
+        _load_line_reader(name)
+    except ExtensionError as error:
+        return error
+    return None
+
+
+def get_reader(name: str) -> Reader:
+    """The reader of a whole output. One that can no longer be loaded reads nothing, with a warning in the log."""
+    return READERS.get(name) or partial(_read_rows, get_line_reader(name))
+
+
+def get_line_reader(name: str) -> LineReader:
+    """The reader of one line. One that can no longer be loaded reads nothing, with a warning in the log."""
+    own_reader = LINE_READERS.get(name)
+    if own_reader:
+        return own_reader
+    try:
+        return _GuardedLineReader(name, _load_line_reader(name))
+    except ExtensionError as error:  # the job does not depend on its metrics
+        get_log().warning("metrics: %s", error)
+        return _read_no_row
+
+
+def _load_line_reader(name: str) -> Callable[[str], object]:
+    """The line reader of another package. ExtensionError if there is none of this name, or if it cannot be used."""
+    extension = find_extension("metrics", name)
+    if extension is None:
+        names = [extension.name for extension in list_extensions("metrics")]
+        choices = ", ".join(dict.fromkeys([*READERS, *names]))
+        raise ExtensionError(f"must be one of {choices}, not {name}", "or install the package that has it")
+    reader: Callable[[str], object] = load_function(extension, "returns the row of a line")
+    return reader
+
+
+class _GuardedLineReader:
+    """A line reader of another package. A line for which it raises, or returns something else, has no row.
+
+    The first such line is logged.
+    """
+
+    def __init__(self, name: str, read_line: Callable[[str], object]) -> None:
+        self._name = name
+        self._read_line = read_line
+        self._has_warned = False
+
+    def __call__(self, line: str) -> Row:
+        try:
+            row = self._read_line(line)
+        except Exception as error:  # the reader is not torchyard's, and no job depends on its metrics
+            self._warn(line, f"{type(error).__name__}: {error}")
+            return {}
+        if not row:
+            return {}
+        if not isinstance(row, dict) or not all(_is_field(key, value) for key, value in row.items()):
+            self._warn(line, f"{row!r} is not a dict of numbers, texts and booleans by name")
+            return {}
+        return row
+
+    def _warn(self, line: str, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            text = single_line(f"{reason}, for the line {line!r}", _MAX_WARNING_CHARS)
+            get_log().warning("metrics: the reader %s failed: %s", self._name, text)
+
+
+def _is_field(key: object, value: object) -> bool:
+    """Whether a field of a row can be stored and shown: JSON has no nan and no infinite number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return isinstance(key, str) and isinstance(value, float | int | str | bool | None)
+
+
+def _read_rows(read_line: LineReader, lines: Iterable[str]) -> Metrics:
+    """The metrics that a line reader reads: its rows; a row without an epoch, step, trial or size is the summary's."""
+    rows = Rows()
+    summary: Row = {}
+    for line in lines:
+        row = read_line(line)
+        key = find_row_key(row)
+        if key:
+            rows.put((key, row[key]), row)
+        else:
+            summary |= row
+    return build_metrics(rows, summary)
 
 
 class RowProgress(NamedTuple):

@@ -16,6 +16,7 @@ TorchyardError
     NoReportError      a run of a benchmark has left no report
       NoReportError      the run over one fabric has no report
     SettingError       an environment variable has an invalid value
+    ExtensionError     a launcher, reader, tracker or hardware file of another package cannot be used
     TrainingError      a training that a flow started did not succeed; holds its result
     ResultError        this process cannot read the result of a run
     EndpointError      metrics cannot be served
@@ -231,3 +232,15 @@ class ResultError(TorchyardError):
 
 class EndpointError(TorchyardError):
     """Metrics cannot be served at this address."""
+
+
+class ExtensionError(TorchyardError):
+    """What a name of a profile refers to does not exist, or belongs to another package and cannot be used."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"

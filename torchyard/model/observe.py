@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Text
 
@@ -51,9 +51,26 @@ class Trackers(FrozenModel):
     tensorboard: TensorBoard | None = None
     mlflow: Mlflow | None = None
     wandb: Wandb | None = None
+    others: dict[str, dict[str, Any]] = Field({}, description="the options of trackers of other packages, by name")
+
+    @model_validator(mode="before")
+    @classmethod
+    def move_others(cls, value: Any) -> Any:
+        """Move the trackers that are not torchyard's to `others`."""
+        if not isinstance(value, dict):
+            return value
+        settings: dict[str, Any] = {}
+        others: dict[str, Any] = dict(value.get("others") or {})
+        for name, options in value.items():
+            if name in TRACKER_NAMES:
+                settings[name] = options
+            elif name != "others":
+                others[str(name)] = {} if options is None else options
+        settings["others"] = others
+        return settings
 
     def __bool__(self) -> bool:
-        return any(getattr(self, name) is not None for name in TRACKER_NAMES)
+        return bool(self.others) or any(getattr(self, name) is not None for name in TRACKER_NAMES)
 
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
@@ -78,8 +95,6 @@ def _read_trackers(value: object) -> object:
     for entry in entries:
         settings_by_name = entry if isinstance(entry, dict) else {str(entry): None}
         for name, settings in settings_by_name.items():
-            if name not in TRACKER_NAMES:
-                raise ValueError(f"unknown tracker {name}: use {', '.join(TRACKER_NAMES)}")
             if name in trackers:
                 raise ValueError(f"{name} is named twice: name it once")
             trackers[name] = {} if settings is None else settings
@@ -103,8 +118,9 @@ _NOTIFY_SCHEMA = {
     ]
 }
 _BY_NAME = {"type": "object", "properties": {name: {"type": "object"} for name in TRACKER_NAMES}}
+_TRACKER_NAME = {"anyOf": [{"enum": list(TRACKER_NAMES)}, {"type": "string"}]}  # or that of another package
 _TRACKERS_SCHEMA = {
-    "anyOf": [_BY_NAME, {"type": "array", "items": {"anyOf": [{"enum": list(TRACKER_NAMES)}, _BY_NAME]}}],
+    "anyOf": [_BY_NAME, {"type": "array", "items": {"anyOf": [_TRACKER_NAME, _BY_NAME]}}],
 }
 NotifySetting = Annotated[Notify | None, BeforeValidator(_read_notify), WithJsonSchema(_NOTIFY_SCHEMA)]
 TrackersSetting = Annotated[Trackers, BeforeValidator(_read_trackers), WithJsonSchema(_TRACKERS_SCHEMA)]

@@ -1,6 +1,6 @@
 """The models of a profile, which the user writes, and how their values are read."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -85,7 +85,8 @@ WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents
 _ELASTIC_RESTARTS = 100
 # `args` may contain these in braces; each process gets its own value.
 PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
-MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]
+MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]  # torchyard's own
+METRICS_FORMATS: tuple[MetricsFormat, ...] = get_args(MetricsFormat)
 OnLauncherLost = Literal["keep", "stop"]
 OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
@@ -96,7 +97,7 @@ class Profile(FrozenModel):
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", description="the file's name without .yaml")
     about: str = Field(description="one line for the list of profiles")
-    launcher: str = Field(description="the scheduler, or plain machines")
+    launcher: str = Field(description="the scheduler, or plain machines; `torchyard profiles --launchers` lists them")
     values: tuple[str, ...] = Field(
         (),
         description="user files of the FMS / mlbatch helm chart: later files override earlier ones, and the profile "
@@ -173,11 +174,14 @@ class Profile(FrozenModel):
         description="companion objects of a manifest that hold data, such as a PersistentVolumeClaim, at the end of an "
         "attempt",
     )
-    metrics: MetricsFormat = Field("none", description="the format in which rank 0 prints its metrics")
+    metrics: str = Field(
+        "none", description="the format in which rank 0 prints its metrics; another package may add formats"
+    )
     trend: Trend | None = Field(None, description="the number that is compared with the last runs; all are recorded")
     metrics_to: TrackersSetting = Field(
         Trackers(),
-        description="trackers that also record the metrics: tensorboard, mlflow, wandb, or {mlflow: {uri: …}}",
+        description="trackers that also record the metrics: tensorboard, mlflow, wandb, {mlflow: {uri: …}}, or one of "
+        "another package",
     )
     notify: NotifySetting = Field(
         None,

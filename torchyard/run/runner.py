@@ -10,7 +10,7 @@ from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.machines.processes import Watchdog
-from torchyard.metrics.registry import LINE_READERS
+from torchyard.metrics.registry import get_line_reader
 from torchyard.model.errors import (
     DetachedError,
     FolderError,
@@ -211,7 +211,7 @@ class Runner:
     def wait(self, attempt: OpenAttempt, handle: Handle) -> Outcome:
         """Wait for the end of the job; its rows, states and hangs are emitted meanwhile; a cancel ends the wait."""
         self.sinks.emit(AttemptStarted(attempt.number, attempt.plan.job))
-        parse_row = LINE_READERS[self.profile.metrics]
+        parse_row = get_line_reader(self.profile.metrics)
         has_started = False
 
         def take(event: JobEvent) -> None:

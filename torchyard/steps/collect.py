@@ -13,17 +13,16 @@ from torchyard.diagnosis.log_patterns import CAUSES, UNKNOWN_CAUSE, Distance
 from torchyard.diagnosis.nccl_log import NcclLogReader
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
-from torchyard.metrics.registry import LINE_MARKERS, READERS
+from torchyard.metrics.registry import LINE_MARKERS, get_reader
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
-from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome, Row
 from torchyard.steps.log_reader import read_blocks, read_rank_zero, read_records
 from torchyard.steps.log_tail import LogTails, count_lines
 
 
 @retry_step(COLLECT_TIMEOUT_S)
-def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
+def collect(plan: Plan, outcome: Outcome, metrics: str) -> Collected:
     """The logs, the metrics, the network and the failure of one attempt."""
     logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
@@ -42,11 +41,11 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     )
 
 
-def _read_metrics(plan: Plan, format: MetricsFormat, outcome: Outcome) -> Metrics:
+def _read_metrics(plan: Plan, format: str, outcome: Outcome) -> Metrics:
     """The metrics of rank 0. A warning is logged and added to the summary if they look wrong, or if there are none."""
     if format == "none":
         return Metrics()
-    metrics = READERS[format](read_rank_zero(plan, LINE_MARKERS.get(format, b"")))
+    metrics = get_reader(format)(read_rank_zero(plan, LINE_MARKERS.get(format, b"")))
     warning = None
     if not metrics.rows and not metrics.summary:
         # A job that failed may have ended before its first row; its cause is reported anyway.

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.conftest import Write, load, plan_of
+from tests.installed_packages import LAUNCHER, InstalledPackages
 from tests.nccl_lines import list_socket_lines
 from tests.reports import short_report
 from torchyard.cli.main import main
@@ -203,3 +204,25 @@ def test_unknown_shape_is_an_error_with_a_suggestion(capsys: pytest.CaptureFixtu
     """A mistyped shape gets the nearest name on stderr, and exit code 1."""
     assert main(["profiles", "hardware/oke/bm-gpu-h100"]) == 1
     assert "did you mean oke/bm-gpu-h100-8?" in capsys.readouterr().err
+
+
+def test_profiles_lists_launchers(packages: InstalledPackages, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--launchers` lists each launcher with its package and its description, or why it cannot be used."""
+    entry_points = "[torchyard.launchers]\nnothing = ty_nothing\nbroken = ty_broken\n"
+    packages.install("ty-nothing", entry_points, ty_nothing=LAUNCHER, ty_broken="1 / 0")
+    assert main(["profiles", "--launchers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("baremetal   torchyard       Plain machines: ")
+    assert lines[-2].startswith("broken      ty-nothing 1.0  (cannot be used: launcher broken of ty-nothing 1.0 ")
+    assert lines[-1] == "nothing     ty-nothing 1.0  Runs nothing, anywhere."
+
+
+def test_schema_has_the_launchers_of_packages(packages: InstalledPackages, capsys: pytest.CaptureFixture[str]) -> None:
+    """The schema for editors has the launchers and formats of packages, without those that cannot be used."""
+    entry_points = "[torchyard.launchers]\nnothing = ty_nothing\nbroken = ty_broken\n[torchyard.metrics]\nm = ty_m:f\n"
+    packages.install("ty-nothing", entry_points, ty_nothing=LAUNCHER, ty_broken="1 / 0")
+    main(["schema"])
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"]["launcher"]["enum"] == [*registry.list_launchers(), "nothing"]
+    assert schema["properties"]["metrics"]["enum"][-1] == "m"
+    assert schema["allOf"][-1]["then"]["properties"]["options"]["properties"]["queue"]["default"] == "default"

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import plan_of
+from tests.installed_packages import LAUNCHER, InstalledPackages
 from tests.observed_moments import (
     EACH_MOMENT,
     find_moments,
@@ -31,6 +32,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
 from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.errors import ExtensionError
 from torchyard.model.plan import Plan
 from torchyard.model.run import Observation
 from torchyard.pods.files import summarize_files
@@ -47,6 +49,61 @@ def test_launchers_keep_the_protocol() -> None:
     """Every launcher has Options, plan and read_status; the annotation is what mypy checks."""
     modules: list[registry.Launcher] = [appwrapper, baremetal, jobset, pytorchjob, runai, volcano]
     assert [registry.load_launcher(name) for name in registry.list_launchers()] == modules
+
+
+# --- launchers of other packages
+
+NOTHING = "[torchyard.launchers]\nnothing = ty_nothing\n"
+
+
+def test_launcher_of_another_package_is_loaded(packages: InstalledPackages) -> None:
+    """An entry point that names a module with the parts of a launcher is a launcher."""
+    packages.install("ty-nothing", NOTHING, ty_nothing=LAUNCHER)
+    assert registry.load_launcher("nothing").PROGRAM_IS_A_FILE
+    assert "nothing" not in registry.list_launchers()
+
+
+def test_unknown_launcher_is_an_error_with_the_choices(packages: InstalledPackages) -> None:
+    """The error for an unknown name lists torchyard's launchers and those of packages."""
+    packages.install("ty-nothing", NOTHING, ty_nothing=LAUNCHER)
+    with pytest.raises(ExtensionError, match=r"launcher: slurm does not exist; use one of appwrapper, .*, nothing, or"):
+        registry.load_launcher("slurm")
+
+
+@pytest.mark.parametrize(
+    ("part", "replacement", "missing"),
+    [
+        ("PROGRAM_IS_A_FILE = True", "PROGRAM_IS_A_FILE = 1", "PROGRAM_IS_A_FILE (True or False)"),
+        ("class Options(BaseModel)", "class Options", "Options (a model of pydantic)"),
+        ("def plan", "def make_plan", "plan (a function)"),
+        ("def read_status", "def read", "read_status (a function)"),
+    ],
+)
+def test_package_without_a_part_is_refused(
+    packages: InstalledPackages, part: str, replacement: str, missing: str
+) -> None:
+    """A module that lacks a part of a launcher is an error that names the part and the package."""
+    packages.install("ty-nothing", NOTHING, ty_nothing=LAUNCHER.replace(part, replacement))
+    with pytest.raises(ExtensionError) as raised:
+        registry.load_launcher("nothing")
+    where = "launcher nothing of ty-nothing 1.0 (entry point nothing = ty_nothing in torchyard.launchers)"
+    assert str(raised.value).startswith(f"{where} is not a launcher: it lacks {missing}; add it as ")
+
+
+def test_every_launcher_is_described(packages: InstalledPackages) -> None:
+    """The list has every launcher, and the reason why one of a package cannot be used."""
+    packages.install("ty-nothing", NOTHING, ty_nothing=LAUNCHER)
+    packages.install("ty-broken", "[torchyard.launchers]\nbroken = ty_broken\nvolcano = ty_broken\n", ty_broken="1 / 0")
+    launchers = registry.describe_launchers()
+    own = [launcher for launcher in launchers if launcher.origin == "torchyard"]
+    assert [launcher.name for launcher in own] == registry.list_launchers()
+    assert all(launcher.description and launcher.problem is None for launcher in own)
+    broken, nothing, second_volcano = launchers[len(own) :]
+    assert (nothing.origin, nothing.description) == ("ty-nothing 1.0", "Runs nothing, anywhere.")
+    assert nothing.problem is None
+    assert "cannot be imported: ZeroDivisionError" in str(broken.problem)
+    assert "has the name of one of torchyard's own launchers; rename the entry point" in str(second_volcano.problem)
+    assert registry.load_launcher("volcano") is volcano
 
 
 GOLDEN = ROOT / "tests" / "golden"

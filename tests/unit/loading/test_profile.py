@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import Planned, Write, load
 from tests.generated_profiles import POD_LAUNCHERS
+from tests.installed_packages import InstalledPackages
 from tests.user_files import FILES, PROFILE, get_refusal, list_findings
 from tests.user_manifests import JOB
 from torchyard.common.project_root import ROOT
@@ -351,3 +352,23 @@ def test_tag_of_a_language_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("about: !!python/object:os.system x\n")
     with pytest.raises(ProfileError, match=r"a\.yaml:1: a value cannot have the tag !!python/object:os\.system"):
         load_profile(str(tmp_path / "a.yaml"))
+
+
+def test_hardware_of_another_package_is_found(packages: InstalledPackages, write: Write) -> None:
+    """The entry point's name is the first part of the name of a hardware file in the package that it names."""
+    packages.install("ty-nimbus", "[torchyard.hardware]\nnimbus = ty_nimbus\nflat = ty_flat\n", ty_flat="")
+    (packages.folder / "ty_nimbus").mkdir()
+    text = (ROOT / "profiles" / "hardware" / "v100" / "pair.yaml").read_text()
+    (packages.folder / "ty_nimbus" / "pair.yaml").write_text(text)
+    assert load_hardware("nimbus/pair").fabrics == load_hardware("v100/pair").fabrics
+    assert "there is no nimbus/h100" in get_refusal(write(hardware="nimbus/h100", fabric="tcp"))
+    assert "hardware flat of ty-nimbus 1.0" in get_refusal(write(hardware="flat/h100", fabric="tcp"))
+
+
+def test_package_that_is_broken_affects_only_its_users(packages: InstalledPackages, write: Write) -> None:
+    """A profile that names what a broken package adds has one finding for each; other profiles load."""
+    groups = "[torchyard.launchers]\nl = ty_b\n[torchyard.metrics]\nm = ty_b:f\n[torchyard.trackers]\nt = ty_b:f\n"
+    packages.install("ty-broken", groups, ty_b="1 / 0")
+    assert load(write()).metrics == "none"
+    lines = get_refusal(write(launcher="l", metrics="m", metrics_to=["t"])).splitlines()
+    assert [line.count("ty-broken 1.0") for line in lines[1:]] == [1, 1]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.installed_packages import InstalledPackages
 from tests.printed_metrics import load_posted_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench
 from torchyard.metrics.nccl_tests import read_nccl_tests
@@ -15,8 +16,11 @@ from torchyard.metrics.registry import (
     LINE_READERS,
     READERS,
     describe_row,
+    find_unusable_format,
     format_number,
+    get_line_reader,
     get_progress,
+    get_reader,
     parse_object,
 )
 from torchyard.model.profile import MetricsFormat
@@ -148,3 +152,55 @@ def test_no_number_reads_as_nan() -> None:
 def test_row_in_words() -> None:
     """A row is described in one line, without its total."""
     assert describe_row({"epoch": 3, "epochs": 9, "accuracy": 0.97222}) == "epoch 3: accuracy 0.9722"
+
+
+LOSS = "[torchyard.metrics]\nloss = ty_loss:read_line\n"
+READ_LOSS = """
+def read_line(line):
+    if line == "bad row":
+        return {"loss": [1]}
+    if line == "infinite":
+        return {"loss": float("inf")}
+    if not line.startswith("step"):
+        return {"model": line} if line else None
+    _, step, loss = line.split()
+    return {"step": int(step), "loss": float(loss)}
+"""
+
+
+def test_format_of_another_package_is_read(packages: InstalledPackages) -> None:
+    """The rows of another package's line reader are the metrics; a row without a step belongs to the summary."""
+    packages.install("ty-loss", LOSS, ty_loss=READ_LOSS)
+    assert find_unusable_format("loss") is None
+    assert get_line_reader("loss")("step 1 0.5") == {"step": 1, "loss": 0.5}
+    metrics = get_reader("loss")(["", "tiny", "step 1 0.5", "step 2 0.25", "step 2 0.2"])
+    assert metrics.rows == ({"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.2})
+    assert metrics.summary == {"model": "tiny"}
+
+
+@pytest.mark.parametrize("line", ["step one 0.5", "step", "bad row", "infinite"])
+def test_reader_that_fails_loses_only_its_line(
+    packages: InstalledPackages, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    """A line for which the reader raises, or returns something other than a row, is one warning and has no row."""
+    packages.install("ty-loss", LOSS, ty_loss=READ_LOSS)
+    read_line = get_line_reader("loss")
+    assert [read_line(text) for text in (line, line, "step 1 0.5")] == [{}, {}, {"step": 1, "loss": 0.5}]
+    assert caplog.text.count("metrics: the reader loss failed: ") == 1
+
+
+def test_format_that_is_gone_reads_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose package was uninstalled meanwhile has no metrics, and a warning."""
+    assert get_reader("loss")(["step 1 0.5"]).rows == ()
+    assert "metrics: must be one of none, json-lines," in caplog.text
+
+
+def test_unusable_format_is_an_error_that_lists_the_choices(packages: InstalledPackages) -> None:
+    """The error for an unknown format lists torchyard's formats and those of packages."""
+    packages.install("ty-loss", LOSS, ty_loss="")
+    error = find_unusable_format("los")
+    assert str(error) == (
+        "must be one of none, json-lines, yolov5, mnist, allreduce-bench, nccl-tests, loss, not los; or install the "
+        "package that has it"
+    )
+    assert "ty-loss 1.0" in str(find_unusable_format("loss"))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Write, load
 from torchyard.model.errors import ProfileError
-from torchyard.model.observe import Mlflow, Notify, TensorBoard
+from torchyard.model.observe import Mlflow, Notify, TensorBoard, Trackers
 from torchyard.model.profile import Profile
 
 
@@ -50,10 +50,10 @@ def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> No
             "notify.events.0: input should be 'failed', 'regressed'",
         ),
         ({"notify": {"to": ["json://a"], "waiting": "long"}}, "notify.waiting: a duration is a number with a unit"),
-        ({"metrics_to": ["excel"]}, "metrics_to: unknown tracker excel: use tensorboard, mlflow, wandb"),
+        ({"metrics_to": ["excel"]}, "metrics_to: unknown tracker excel; use tensorboard, mlflow, wandb, or install"),
         ({"metrics_to": ["wandb", {"wandb": {}}]}, "metrics_to: wandb is named twice"),
         ({"metrics_to": [{"mlflow": {"url": "x"}}]}, "unknown key metrics_to.mlflow.url: did you mean uri?"),
-        ({"metrics_to": [["mlflow"]]}, "metrics_to: unknown tracker ['mlflow']: use"),
+        ({"metrics_to": [["mlflow"]]}, "metrics_to: unknown tracker ['mlflow']; use"),
     ],
 )
 def test_wrong_value_is_an_error_with_its_line(write: Write, keys: dict[str, Any], message: str) -> None:
@@ -64,3 +64,14 @@ def test_wrong_value_is_an_error_with_its_line(write: Write, keys: dict[str, Any
     (finding,) = error.value.findings
     assert finding.where.startswith(f"{path}:")
     assert message in str(finding)
+
+
+def test_tracker_of_another_package_keeps_its_options() -> None:
+    """A tracker that is not torchyard's is stored with its options, which the journal preserves."""
+    keys = {"name": "a", "about": "a test", "launcher": "baremetal"}
+    metrics_to = ["mlflow", {"aim": {"repo": "x"}}, "neptune"]
+    trackers = Profile.model_validate(keys | {"metrics_to": metrics_to}).metrics_to
+    assert trackers.others == {"aim": {"repo": "x"}, "neptune": {}}
+    assert trackers.mlflow is not None
+    assert Trackers.model_validate_json(trackers.model_dump_json(exclude_unset=True)) == trackers
+    assert Trackers(others={"aim": {}})
