@@ -8,24 +8,10 @@ from hypothesis import strategies as st
 
 from tests.recording import OBSERVED, load_moments
 from torchyard.model.run import Observation
+from torchyard.testing.sample_observations import JUNK
 
 FILES = {file.stem: load_moments(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
 MOMENTS = [moment for moments in FILES.values() for moment in moments]
-# JSON values that are wrong in a status: of a wrong type, or out of range.
-JUNK: list[Any] = [None, "", "x", "1", "Failed", "Running", "2023-13-45T99:00:00Z", "0001-01-01T00:00:00+14:00", 0, -1]
-JUNK += [
-    10**30,
-    1.5,
-    True,
-    [],
-    [None],
-    ["x", 7],
-    [[]],
-    {},
-    {"x": None},
-    {"status": "x"},
-    [{"status": []}, {"name": {}}],
-]
 _JUNK_TYPES = sorted({type(value) for value in JUNK}, key=lambda kind: kind.__name__)
 _JUNK_OF_TYPE = {kind: [value for value in JUNK if type(value) is kind] for kind in _JUNK_TYPES}
 # States that the launchers on machines read from their supervisors and from Run:ai's CLI.
