@@ -159,6 +159,45 @@ def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> 
     assert str(project / "site" / "torchyard" / "programs") in plan_result.stdout
 
 
+@pytest.fixture(scope="module")
+def extended(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the unpacked wheel in `site`, where the package of examples/launcher is installed by pip."""
+    folder = tmp_path_factory.mktemp("extended")
+    source = shutil.copytree(ROOT / "examples" / "launcher", folder / "source")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    install += ["--no-build-isolation", "--target", str(folder / "site"), str(source)]
+    subprocess.run(install, check=True)
+    (folder / "ranks.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    profile = {"about": "prints its rank", "launcher": "processes", "program": "ranks.py", "nodes": 2}
+    (folder / "ranks.yaml").write_text(yaml.safe_dump(profile))
+    return folder
+
+
+def test_launcher_of_another_package_runs_a_job(extended: Path) -> None:
+    """A package outside the repository, named by its entry point, runs a job through `torchyard run` to success."""
+    completed = run_python(extended, MAIN, "run", "ranks.yaml")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    (report,) = (extended / "runs").glob("*/report.json")
+    assert json.loads(report.read_text())["end"] == "succeeded"
+    logs = "".join(path.read_text() for path in sorted(report.parent.glob("attempt-1/*/log")))
+    assert "rank 0 of 2" in logs
+    assert "rank 1 of 2" in logs
+
+
+def test_launcher_of_another_package_is_listed(extended: Path) -> None:
+    """`torchyard profiles --launchers` lists it with its package and version."""
+    lines = run_python(extended, MAIN, "profiles", "--launchers").stdout.splitlines()
+    assert lines[-1].startswith("processes   torchyard-processes 0.1.0  Processes on this machine: ")
+
+
+def test_example_launcher_keeps_the_contract(extended: Path) -> None:
+    """The example's own test passes with only the wheel."""
+    code = "from source.test_contract import test_launcher_keeps_the_contract as test; test(); print('kept')"
+    completed = run_python(extended, code)
+    assert completed.stdout == "kept\n", completed.stderr
+
+
 def test_one_import_brings_every_step(project: Path) -> None:
     """One import provides every step, both from a wheel beside a project's own `tasks` and from a checkout."""
     completed = run_python(project, ONE_IMPORT)

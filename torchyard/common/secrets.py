@@ -231,13 +231,13 @@ def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str | None:
 
 
 def _describe_exposure(plan: Plan) -> str:
-    if isinstance(plan, CommandPlan) and plan.launcher == "baremetal":
+    if isinstance(plan, CommandPlan) and plan.launcher != "runai":
         return "is written out: it is in the run's plan.json, and in `ps` on its hosts if it is an argument"
     return "is written out: it is in the run's plan.json, and visible to everyone who may read the job's pods"
 
 
 def _describe_remedy(plan: Plan, name: str) -> str:
-    if isinstance(plan, CommandPlan) and plan.launcher == "baremetal":
+    if isinstance(plan, CommandPlan) and plan.launcher != "runai":
         return "set it in the environment of the hosts and leave it out of the profile: jobs see that environment"
     suffix = ", with options.through: kubernetes" if isinstance(plan, CommandPlan) else ""
     return f"make a Secret and refer to it: env: {{{name}: {{secret: NAME, key: KEY}}}}{suffix}"

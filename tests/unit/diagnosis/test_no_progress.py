@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
-from tests.recorded_jobs import JUNK, damaged_observations, nested_keys
+from tests.recorded_jobs import damaged_observations, nested_keys
 from tests.stuck_pods import (
     KINDS,
     NOT_FOUND,
@@ -28,6 +28,7 @@ from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Observation
+from torchyard.testing.sample_observations import JUNK
 
 OPEN = passed_check("room", "2 fit on 4 of 9 nodes")
 ROOM = failed_check("room", "2 needed, 0 fit; 4 nodes: no nvidia.com/gpu", "ask for less nvidia.com/gpu")
