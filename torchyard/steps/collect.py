@@ -1,7 +1,6 @@
 """Reads the logs of an ended job: whether they are complete, the metrics, and the cause of a failure."""
 
 from collections.abc import Set
-from contextlib import suppress
 
 from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
@@ -10,42 +9,60 @@ from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.log_patterns import CAUSES, UNKNOWN_CAUSE, Distance
-from torchyard.diagnosis.nccl_log import NcclLogReader
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import LINE_MARKERS, get_reader
-from torchyard.model.fabric import FabricVerdict
+from torchyard.model.fabric import FabricReading, FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome, Row
-from torchyard.steps.log_reader import read_blocks, read_rank_zero, read_records
-from torchyard.steps.log_tail import LogTails, count_lines
+from torchyard.steps.log_scan import LogScan
+from torchyard.steps.log_tail import LogTails
 
 
 @retry_step(COLLECT_TIMEOUT_S)
 def collect(plan: Plan, outcome: Outcome, metrics: str) -> Collected:
-    """The logs, the metrics, the network and the failure of one attempt."""
-    logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
-    failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
+    """The logs, the metrics, the network and the failure of one attempt.
+
+    Each log is read forward once (LogScan); a failure's last lines and those with a failure word are read again.
+    """
+    scan = _create_scan(plan, outcome)
+    read_metrics = _read_metrics(plan, metrics, outcome, scan)
+    logs = tuple(
+        LogFile(node=name, path=path, lines=scan.line_counts[name], lost=outcome.lost.get(name, ""))
+        for name, path in plan.logs.items()
+    )
+    failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome, scan)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
     if failure and not outcome.hang:
-        failure = _add_last_wait(plan, failure)
+        failure = _add_last_wait(failure, scan.records)
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
     return Collected(
         logs=logs,
-        metrics=_read_metrics(plan, metrics, outcome),
+        metrics=read_metrics,
         failure=failure,
-        fabric=_read_fabric(plan, outcome),
+        fabric=_evaluate_fabric(plan, outcome, scan.nccl.build_reading()),
     )
 
 
-def _read_metrics(plan: Plan, format: str, outcome: Outcome) -> Metrics:
-    """The metrics of rank 0. A warning is logged and added to the summary if they look wrong, or if there are none."""
+def _create_scan(plan: Plan, outcome: Outcome) -> LogScan:
+    """The pass over the logs that this outcome needs."""
+    is_diagnosed = _is_diagnosed_by_logs(outcome)
+    with_records = is_diagnosed and not outcome.hang and plan.on_hang != "off"
+    return LogScan(plan, with_failures=is_diagnosed, with_records=with_records)
+
+
+def _read_metrics(plan: Plan, format: str, outcome: Outcome, scan: LogScan) -> Metrics:
+    """Read the logs; return the metrics of rank 0.
+
+    A warning is logged and added to the summary if they look wrong, or if there are none.
+    """
     if format == "none":
+        scan.read()
         return Metrics()
-    metrics = get_reader(format)(read_rank_zero(plan, LINE_MARKERS.get(format, b"")))
+    metrics = get_reader(format)(scan.read_rank_zero(LINE_MARKERS.get(format, b"")))
     warning = None
     if not metrics.rows and not metrics.summary:
         # A job that failed may have ended before its first row; its cause is reported anyway.
@@ -64,17 +81,11 @@ def _read_metrics(plan: Plan, format: str, outcome: Outcome) -> Metrics:
     return metrics.model_copy(update={"summary": metrics.summary | {"warning": warning}})
 
 
-def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
+def _evaluate_fabric(plan: Plan, outcome: Outcome, reading: FabricReading) -> FabricVerdict | None:
     """The network that NCCL used; None if the plan expects none and no log has a line of NCCL about it.
 
     Agents on one machine count as one node.
     """
-    log = NcclLogReader()
-    for node, path in plan.nodes.items():
-        with suppress(FileNotFoundError):
-            for block in read_blocks(path):
-                log.process_block(node, block)
-    reading = log.build_reading()
     machines = [outcome.machines.get(node) for node in plan.nodes]
     node_count = len(set(machines)) if all(machines) else len(machines)
     if not plan.expect and not reading.nodes:
@@ -82,24 +93,36 @@ def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
     return evaluate_fabric(reading, plan.expect, node_count)
 
 
-def _describe_log(node: str, path: str, lost: str) -> LogFile:
-    """One node's log: how many lines it has, and which are missing."""
-    return LogFile(node=node, path=path, lines=count_lines(path), lost=lost)
+def _is_diagnosed_by_logs(outcome: Outcome) -> bool:
+    """Whether the logs may show why the job failed: not if the cluster reports it, or torchyard itself ended the job.
+
+    A job that was restarted until its deadline: the logs may show why its attempts failed.
+    """
+    if outcome.status.state in ("succeeded", "gone") or outcome.status.failure:
+        return False
+    return outcome.cause is None or _was_retried(outcome)
 
 
-def find_failure(plan: Plan, outcome: Outcome) -> Failure:
-    """The root cause; if the launcher itself ended the job, the cluster's failure, or else the expired deadline."""
+def _was_retried(outcome: Outcome) -> bool:
+    """Whether the job was restarted until its deadline."""
+    return outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
+
+
+def find_failure(plan: Plan, outcome: Outcome, scan: LogScan) -> Failure:
+    """The root cause; if the launcher itself ended the job, the cluster's failure, or else the expired deadline.
+
+    `scan`: it has read the logs.
+    """
     logs = LogTails(plan.logs)
     failure = outcome.status.failure
     if failure:
         return failure.model_copy(update={"tail": _read_tail(logs, failure.node or "")})
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
-    # A job that was restarted until its deadline: the logs may show why its attempts failed.
-    was_retried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
-    if outcome.cause and not was_retried:
+    if not _is_diagnosed_by_logs(outcome):
         return _build_deadline_failure(logs, outcome)
-    diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, with_failures=True))
+    was_retried = _was_retried(outcome)
+    diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, scan.failure_lines))
     is_known = diagnosed is not None and diagnosed.cause != UNKNOWN_CAUSE.slug
     if was_retried and not is_known:
         return _build_deadline_failure(logs, outcome)
@@ -123,14 +146,11 @@ def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
     return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail(logs, node))
 
 
-def _add_last_wait(plan: Plan, failure: Failure) -> Failure:
+def _add_last_wait(failure: Failure, records: BlackBox) -> Failure:
     """Add to the sentence which rank the one that failed first was waiting for, if it was."""
-    if failure.rank is None or plan.on_hang == "off":
+    if failure.rank is None:
         return failure
-    box = BlackBox()
-    for line in read_records(plan):
-        box.process_text(line.node, f"{line.text}\n")
-    last_wait = describe_last_wait(failure.rank, box.latest)
+    last_wait = describe_last_wait(failure.rank, records.latest)
     if not last_wait:
         return failure
     return failure.model_copy(update={"sentence": f"{failure.sentence}; {last_wait}"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.agents import torchrun
-from torchyard.common.log_lines import BLOCK_BYTES, parse_log_line, parse_log_line_text, read_new_lines, strip_record
+from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARKER, parse_lost_worker
 from torchyard.diagnosis.nccl_log import NcclLogReader
@@ -15,6 +15,7 @@ from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
+RECORD_MARKER = RECORD_PREFIX.encode()
 MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job is polled in between
 
 
@@ -57,16 +58,31 @@ class RankZeroFilter:
             self.joined_at = line.timestamp
         return line.text if self._group_rank == 0 and not self._is_teed else None
 
-    def can_skip(self, raw: bytes) -> bool:
-        """Whether a raw line can be skipped without decoding it: most lines are from other ranks."""
+    def select_in_block(self, node: str, block: bytes, marker: bytes) -> Iterator[str]:
+        """The texts that rank 0 printed in a block of complete lines; an incomplete last line is left out.
+
+        Only lines that contain `marker` are decoded and returned, because most lines of a long log do not.
+        """
+        if self._can_skip(block):
+            return
+        needle = b"" if torchrun.GROUP_RANK_MARKER in block else marker
+        for raw in find_lines(block, needle):
+            if (marker in raw or torchrun.GROUP_RANK_MARKER in raw) and not self._can_skip(raw):
+                yield from self.select(LogLine(0.0, node, parse_log_line_text(raw, node)))
+
+    def _can_skip(self, raw: bytes) -> bool:
+        """Whether raw lines can be skipped without decoding them: most lines are from other ranks."""
         is_rank_zero = self._group_rank == 0 and (not self._is_teed or torchrun.LOCAL_RANK_0_MARKER in raw)
         return not is_rank_zero and torchrun.GROUP_RANK_MARKER not in raw
 
 
 def read_blocks(path: str) -> Iterator[bytes]:
-    """A log in blocks of complete lines; an incomplete last line is a block too."""
+    """A log in blocks of complete lines; an incomplete last line is a block too. A missing file has no blocks.
+
+    A block has at most `MAX_READ_BYTES` and one line, which the writers of logs limit to 1 MiB.
+    """
     partial_line = b""
-    with open(path, "rb", buffering=0) as file:
+    with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
         while block := file.read(MAX_READ_BYTES):
             end = block.rfind(b"\n") + 1
             if end:
@@ -77,33 +93,39 @@ def read_blocks(path: str) -> Iterator[bytes]:
         yield partial_line
 
 
-def _create_filters(plan: Plan) -> dict[str, RankZeroFilter]:
+def find_lines(block: bytes, needle: bytes) -> Iterator[bytes]:
+    """The complete lines of a block that contain `needle`, without their newlines; every line if it is empty."""
+    if not needle:
+        yield from block.split(b"\n")[:-1]
+        return
+    index = block.find(needle)
+    while index >= 0:
+        start = block.rfind(b"\n", 0, index) + 1
+        end = block.find(b"\n", index)
+        if end < 0:
+            return
+        yield block[start:end]
+        index = block.find(needle, end)
+
+
+def create_filters(plan: Plan) -> dict[str, RankZeroFilter]:
     """A filter for each node."""
     return {name: RankZeroFilter(plan.ranks, is_first_node=index == 0) for index, name in enumerate(plan.nodes)}
 
 
-def read_rank_zero(plan: Plan, marker: bytes = b"") -> Iterator[str]:
-    """The lines that global rank 0 printed.
-
-    With a `marker`, only lines that contain it are decoded and returned, because most lines of a long log do not.
-    """
-    for name, rank_filter in _create_filters(plan).items():
-        with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
-            for raw in file:
-                if marker not in raw and torchrun.GROUP_RANK_MARKER not in raw:
-                    continue
-                if not rank_filter.can_skip(raw) and raw.endswith(b"\n"):
-                    yield from rank_filter.select(LogLine(0.0, name, parse_log_line_text(raw[:-1], name)))
+def read_rank_zero(plan: Plan) -> Iterator[str]:
+    """The lines that global rank 0 printed."""
+    for name, rank_filter in create_filters(plan).items():
+        for block in read_blocks(plan.nodes[name]):
+            yield from rank_filter.select_in_block(name, block, b"")
 
 
 def read_records(plan: Plan) -> Iterator[LogLine]:
     """The lines that contain a record of a rank, one node after the other."""
-    marker = RECORD_PREFIX.encode()
     for name, path in plan.nodes.items():
-        with suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK_BYTES) as file:
-            for raw in file:
-                if marker in raw and raw.endswith(b"\n"):
-                    yield parse_log_line(raw[:-1].decode(errors="replace"), name)
+        for block in read_blocks(path):
+            for raw in find_lines(block, RECORD_MARKER):
+                yield parse_log_line(raw.decode(errors="replace"), name)
 
 
 class JobLogReader:
@@ -127,7 +149,7 @@ class JobLogReader:
         self.lost_workers: dict[tuple[str, int], int] = {}  # exit codes by node and local rank
         self._paths = plan.nodes
         self._is_placed = plan.ranks == "placed"
-        self._filters = _create_filters(plan)
+        self._filters = create_filters(plan)
         self._positions = {name: _LogPosition(0, 0) for name in self._paths}
         self._node_queue = deque(self._paths)
         self._joined_nodes: set[str] = set()

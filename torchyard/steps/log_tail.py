@@ -1,7 +1,8 @@
-"""Reads the log files of an ended job: their line counts and their last lines, without the recorder's records."""
+"""Reads parts of the logs of an ended job, without the recorder's records: last lines, and lines about failures."""
 
 import os
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
@@ -51,16 +52,70 @@ _FAILURE_WORDS = (
     b"Failed",
     b"No more machines",
 )
+_DIGITS = b"0123456789"  # no failure word contains one
+_MAX_SHAPES = 20_000  # remembered of a log; after that they are searched again
+_MAX_SHAPE_BYTES = 500  # of a remembered shape
 _RECORD_MARKER = RECORD_PREFIX.encode()
 
 
-def count_lines(path: str) -> int:
-    """The number of complete lines in a file; 0 if it does not exist."""
-    count = 0
-    with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
-        while block := file.read(BLOCK_BYTES):
-            count += block.count(b"\n")
-    return count
+class FailureLineIndex:
+    """Where one log has lines with a failure word: the byte offsets of the last `max_lines` of them, in order.
+
+        index = FailureLineIndex(6000)
+        index.process_block(block)      each block of complete lines, from the log's beginning on
+        index.offsets
+
+    Most lines of a log differ only in their digits. A line without them is its shape, and each shape is searched once.
+    Memory: 16 bytes per kept offset, and at most `_MAX_SHAPES` shapes of `_MAX_SHAPE_BYTES`.
+    """
+
+    def __init__(self, max_lines: int) -> None:
+        self._max_lines = max_lines
+        self._offsets = array("Q")
+        self._end = 0  # of the blocks so far
+        self._harmless_shapes: set[bytes] = set()
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return self._offsets[-self._max_lines :]
+
+    def process_block(self, block: bytes) -> None:
+        """Search the next block of the log."""
+        telling_shapes = self._find_telling_shapes(block)
+        if telling_shapes:
+            offset = self._end
+            for raw in block.split(b"\n"):
+                if raw.translate(None, _DIGITS) in telling_shapes and _shows_failure(raw):
+                    self._offsets.append(offset)
+                offset += len(raw) + 1
+            if len(self._offsets) > 2 * self._max_lines:
+                del self._offsets[: -self._max_lines]
+        self._end += len(block)
+
+    def _find_telling_shapes(self, block: bytes) -> set[bytes]:
+        """The shapes in a block that contain a failure word, which a line of that shape may not: `k1ill`."""
+        new_shapes = set(block.translate(None, _DIGITS).split(b"\n")) - self._harmless_shapes
+        telling_shapes: set[bytes] = set()
+        if _has_failure_word(b"\n".join(new_shapes)):
+            telling_shapes = {shape for shape in new_shapes if _has_failure_word(shape)}
+        if len(self._harmless_shapes) > _MAX_SHAPES:
+            self._harmless_shapes.clear()
+        for shape in new_shapes - telling_shapes:
+            if len(shape) <= _MAX_SHAPE_BYTES:
+                self._harmless_shapes.add(shape)
+        return telling_shapes
+
+
+def _has_failure_word(text: bytes) -> bool:
+    for word in _FAILURE_WORDS:  # noqa: SIM110 - a generator would take twice as long, and this runs on many lines
+        if word in text:
+            return True
+    return False
+
+
+def _shows_failure(raw: bytes) -> bool:
+    """Whether a line contains a failure word, and is not a record: a record's stack may contain any word."""
+    return _has_failure_word(raw) and not _is_record(raw)
 
 
 class TailLimits(NamedTuple):
@@ -79,6 +134,14 @@ class TailLimits(NamedTuple):
     min_node_bytes: int = 128 << 10
     failure_lines: int = 1000
 
+    def get_node_lines(self, node_count: int) -> int:
+        """How many last lines are read of each of `node_count` nodes."""
+        return min(self.node_lines, self.total_lines // node_count)
+
+    def create_index(self, node_count: int) -> FailureLineIndex:
+        """The index for one of `node_count` nodes: its last lines may have failure words too, which are left out."""
+        return FailureLineIndex(self.failure_lines + self.get_node_lines(node_count))
+
 
 DEFAULT_TAIL_LIMITS = TailLimits()
 
@@ -86,22 +149,27 @@ DEFAULT_TAIL_LIMITS = TailLimits()
 class LogTails(Mapping[str, list[LogLine]]):
     """The last lines of each node, read on demand, because those of a thousand nodes need not fit in memory.
 
-    `with_failures`: earlier lines with a failure word precede them, each with some lines that follow it. A missing file
-    has no lines; other errors are raised as OSError.
+    `failure_lines`: where each log has lines with a failure word. Those before the last lines then precede them, each
+    with some lines that follow it. A missing file has no lines; other errors are raised as OSError.
     """
 
     def __init__(
-        self, paths: Mapping[str, str], *, with_failures: bool = False, limits: TailLimits = DEFAULT_TAIL_LIMITS
+        self,
+        paths: Mapping[str, str],
+        failure_lines: Mapping[str, FailureLineIndex] | None = None,
+        *,
+        limits: TailLimits = DEFAULT_TAIL_LIMITS,
     ) -> None:
         node_count = max(len(paths), 1)
         self._paths = paths
-        self._with_failures = with_failures
-        self._max_lines = min(limits.node_lines, limits.total_lines // node_count)
+        self._failure_lines = failure_lines or {}
+        self._max_lines = limits.get_node_lines(node_count)
         self._max_bytes = max(limits.min_node_bytes, limits.total_bytes // node_count)
         self._max_failure_lines = limits.failure_lines
 
     def __getitem__(self, node: str) -> list[LogLine]:
-        return self._read(node, self._max_lines, with_failures=self._with_failures)
+        index = self._failure_lines.get(node)
+        return self._read(node, self._max_lines, index.offsets if index else ())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
@@ -111,13 +179,14 @@ class LogTails(Mapping[str, list[LogLine]]):
 
     def last(self, node: str, line_count: int) -> list[LogLine]:
         """A node's last complete lines, at most `line_count`; none if there is no file."""
-        return self._read(node, line_count, with_failures=False)
+        return self._read(node, line_count, ())
 
-    def _read(self, node: str, line_count: int, *, with_failures: bool) -> list[LogLine]:
+    def _read(self, node: str, line_count: int, failure_offsets: Sequence[int]) -> list[LogLine]:
         with suppress(FileNotFoundError), open(self._paths[node], "rb", buffering=0) as file:
             last_lines = _read_last_lines(file, line_count, self._max_bytes)[-line_count:]
-            start = last_lines[0].offset if last_lines else file.seek(0, os.SEEK_END)
-            raw_lines = list(_read_failure_lines(file, start, self._max_failure_lines)) if with_failures else []
+            end = last_lines[0].offset if last_lines else file.seek(0, os.SEEK_END)
+            earlier_offsets = [offset for offset in failure_offsets if offset < end][-self._max_failure_lines :]
+            raw_lines = list(_read_failure_lines(file, earlier_offsets, end))
             raw_lines += [line.raw for line in last_lines]
             return [_parse_output_line(raw, node) for raw in raw_lines]
         return []
@@ -177,44 +246,13 @@ def _split_output_lines(text: bytes, offset: int) -> Iterator[_RawLine]:
         offset += len(raw) + 1
 
 
-def _read_failure_lines(file: BinaryIO, end: int, max_lines: int) -> Iterator[bytes]:
-    """The last `max_lines` with a failure word before the offset `end`, each once, with the lines that follow them."""
+def _read_failure_lines(file: BinaryIO, starts: Sequence[int], end: int) -> Iterator[bytes]:
+    """The lines at these offsets, each once and with the lines that follow it, before the offset `end`."""
     next_offset = 0
-    for start in _find_failure_lines(file, end, max_lines):
+    for start in starts:
         file.seek(start)
         block = file.read(min(_MAX_CONTEXT_BYTES, end - start))
         for line in list(_split_output_lines(block, start))[:_FAILURE_CONTEXT_LINES]:
             if line.offset >= next_offset:
                 yield line.raw
                 next_offset = line.offset + len(line.raw) + 1
-
-
-def _find_failure_lines(file: BinaryIO, end: int, max_lines: int) -> list[int]:
-    """The offsets of the last `max_lines` with a failure word before the offset `end`, in order."""
-    line_starts: list[int] = []
-    start = end
-    partial_line = b""  # the end of a line whose start is in the block before
-    while start and len(line_starts) < max_lines:
-        size = min(BLOCK_BYTES, start)
-        start -= size
-        file.seek(start)
-        block = file.read(size) + partial_line
-        first = block.find(b"\n") + 1 if start else 0
-        partial_line = block if start and not first else block[:first]
-        hits: set[int] = set()
-        for needle in _FAILURE_WORDS:
-            hits.update(block.rfind(b"\n", 0, index) + 1 for index in _find_in_lines(block, needle))
-        outputs = [
-            index for index in hits if index >= first and not _is_record(block[index : block.find(b"\n", index)])
-        ]
-        line_starts = sorted(start + index for index in outputs) + line_starts
-    return line_starts[-max_lines:]
-
-
-def _find_in_lines(text: bytes, needle: bytes) -> Iterator[int]:
-    """The index of the first occurrence of a word in each line that contains it."""
-    index = text.find(needle)
-    while index >= 0:
-        yield index
-        end = text.find(b"\n", index)
-        index = text.find(needle, end) if end >= 0 else -1

@@ -1,18 +1,19 @@
 """The failure that collect reports: from the logs, from the cluster, or a full disk; and the network."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.common.private_files import make_private_folder
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Failure, LogFile, Outcome, Status
-from torchyard.steps import log_reader
+from torchyard.steps import log_scan
 from torchyard.steps.collect import blame_disk, collect, find_failure
+from torchyard.steps.log_reader import read_blocks
+from torchyard.steps.log_scan import LogScan
 
 DISK_FULL_LOSS = "9 lines: No space left on device"
 
@@ -39,7 +40,8 @@ def test_explained_cause_goes_before_the_deadline(plan: ManifestPlan) -> None:
         cause="host-port", sentence="not started within 4 s (deadlines.start): port", retry=True
     )
     status = Status(state="failed", reason=host_port_failure.sentence, failure=host_port_failure)
-    failure = find_failure(plan, Outcome(status=status, cause="start-deadline", exit_codes={}))
+    outcome = Outcome(status=status, cause="start-deadline", exit_codes={})
+    failure = find_failure(plan, outcome, LogScan(plan))
     assert (failure.cause, failure.sentence, failure.retry) == (
         host_port_failure.cause,
         host_port_failure.sentence,
@@ -93,13 +95,32 @@ def test_network_without_expectation_and_lines_has_no_verdict(plan: ManifestPlan
     assert fabric.verdict == "unknown"
 
 
-@given(st.binary(max_size=300), st.integers(1, 40))
-def test_blocks_are_the_complete_file(tmp_path_factory: pytest.TempPathFactory, content: bytes, size: int) -> None:
-    """The blocks of a log end with a newline, except the last one, and together they are the log."""
-    path = tmp_path_factory.mktemp("log") / "log"
-    path.write_bytes(content)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_reader, "MAX_READ_BYTES", size)
-        blocks = list(log_reader.read_blocks(str(path)))
-    assert b"".join(blocks) == content
-    assert all(block.endswith(b"\n") for block in blocks[:-1])
+FAILED = Outcome(status=Status(state="failed", reason="it failed"), exit_codes={"worker-0": 1, "worker-1": 1})
+
+
+def test_each_log_is_read_forward_once(plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection of a failed job reads each log once; after that it reads only the end of a log."""
+    plan = plan.model_copy(update={"ranks": "placed"})
+    write_logs(plan, [["start", '{"epoch": 1}', "RuntimeError: boom", ""], ["epoch 1", ""]])
+    read_paths: list[str] = []
+
+    def read_and_record(path: str) -> Iterator[bytes]:
+        read_paths.append(path)
+        return read_blocks(path)
+
+    monkeypatch.setattr(log_scan, "read_blocks", read_and_record)
+    collected = collect(plan, FAILED, "json-lines")
+    assert read_paths == list(plan.logs.values())
+    assert [log.lines for log in collected.logs] == [3, 1]
+    assert (collected.metrics.rows, collected.failure and collected.failure.cause) == (({"epoch": 1},), "program-error")
+
+
+def test_failure_before_many_lines_is_the_cause(plan: ManifestPlan) -> None:
+    """A failure thousands of lines before the end of a log is the cause, if all ends show only a lost peer."""
+    traceback = ["Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 'x'"]
+    peer_lost = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    steps = [f"step {number}" for number in range(12_000)]
+    write_logs(plan, [[*traceback, *steps, ""], [*steps, peer_lost, ""]])
+    failure = collect(plan, FAILED, "none").failure
+    assert failure
+    assert (failure.cause, failure.node) == ("program-error", "worker-0")

@@ -4,13 +4,23 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.scripted_jobs import JOINED_TEXT, OLD_LINE, Make
 from torchyard.common.log_lines import parse_log_line
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.run import LogLine
-from torchyard.steps.log_reader import MAX_READ_BYTES, JobLogReader, RankZeroFilter, read_rank_zero
+from torchyard.steps import log_reader
+from torchyard.steps.log_reader import (
+    MAX_READ_BYTES,
+    JobLogReader,
+    RankZeroFilter,
+    find_lines,
+    read_blocks,
+    read_rank_zero,
+)
 
 PREFIX = "2026-11-21T08:00:47.123Z node-0 | "
 
@@ -117,3 +127,30 @@ def test_records_do_not_count_as_lines(plan: ManifestPlan) -> None:
     write_log(placed, "worker-0", f"{PREFIX}one", *[f"{PREFIX}{RECORD_PREFIX}{{}}"] * 3)
     logs = JobLogReader(placed)
     assert (logs.read(), logs.line_count, logs.is_behind) == (["one"], 1, False)
+
+
+@given(st.binary(max_size=300), st.integers(1, 40))
+def test_blocks_are_the_complete_file(tmp_path_factory: pytest.TempPathFactory, content: bytes, size: int) -> None:
+    """The blocks of a log end with a newline, except the last one, and together they are the log."""
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(log_reader, "MAX_READ_BYTES", size)
+        blocks = list(read_blocks(str(path)))
+    assert b"".join(blocks) == content
+    assert all(block.endswith(b"\n") for block in blocks[:-1])
+
+
+def test_missing_log_has_no_blocks(tmp_path: Path) -> None:
+    """A missing log, as of a pod that never started, is not an error."""
+    assert list(read_blocks(str(tmp_path / "log"))) == []
+
+
+@given(
+    st.lists(st.sampled_from(["", "a", "ab", "xab", "abab", "b\r"]), max_size=9), st.sampled_from([b"", b"ab", b"b"])
+)
+def test_lines_of_a_block_are_found(lines: list[str], needle: bytes) -> None:
+    """Each complete line with the needle is found once, in order; an incomplete last line is not."""
+    block = "".join(f"{line}\n" for line in lines).encode() + b"ab"
+    expected = [line.encode() for line in lines if needle in line.encode()]
+    assert list(find_lines(block, needle)) == expected

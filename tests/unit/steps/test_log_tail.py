@@ -1,4 +1,4 @@
-"""LogTails and count_lines: logs of any size are counted in blocks and read from their end."""
+"""LogTails and FailureLineIndex: the last lines of logs of any size, and earlier ones with a failure word."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.failure_logs import SPELLINGS
 from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.model.hang import RECORD_PREFIX
-from torchyard.steps import log_tail
-from torchyard.steps.log_tail import DEFAULT_TAIL_LIMITS, LogTails, TailLimits, count_lines
+from torchyard.steps import log_reader, log_tail
+from torchyard.steps.log_reader import read_blocks
+from torchyard.steps.log_tail import DEFAULT_TAIL_LIMITS, LogTails, TailLimits
 
 PREFIX = "2026-11-21T08:00:47.123Z node-0 | "
 PIECES = st.sampled_from([PREFIX.encode() + b"[default0]:x", b"\n", b"\r"])
@@ -33,12 +34,11 @@ def test_last_lines_are_those_of_the_whole_file(tmp_path_factory: Any, pieces: l
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_tail, "BLOCK_BYTES", 7)
         assert LogTails({"a": str(path)}).last("a", count) == complete_lines[-count:]
-        assert count_lines(str(path)) == len(complete_lines)
 
 
 def test_missing_log_has_no_lines(tmp_path: Path) -> None:
     """A missing log, as of a pod that never started, is not an error."""
-    assert (count_lines(str(tmp_path / "a")), LogTails({"a": str(tmp_path / "a")})["a"]) == (0, [])
+    assert LogTails({"a": str(tmp_path / "a")})["a"] == []
 
 
 def test_long_end_is_bounded(tmp_path: Path, small_blocks: None) -> None:
@@ -68,13 +68,17 @@ FIVE_LINES = TailLimits(node_lines=5)
 
 def read_with_failures(path: Path, limits: TailLimits = FIVE_LINES) -> list[str]:
     """The last lines of a log, after the earlier ones with a failure word."""
-    return [line.text for line in LogTails({"a": str(path)}, with_failures=True, limits=limits)["a"]]
+    index = limits.create_index(1)
+    for block in read_blocks(str(path)):
+        index.process_block(block)
+    return [line.text for line in LogTails({"a": str(path)}, {"a": index}, limits=limits)["a"]]
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000, 1 << 20])
 def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """A traceback that thousands of lines follow is read completely, wherever a block of the file begins."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", block)
+    monkeypatch.setattr(log_reader, "MAX_READ_BYTES", block)
     traceback = ["Traceback (most recent call last):", '  File "a.py", line 1', "    step()", "KeyError: 'x'"]
     steps = [f"step {number}" for number in range(300)]
     path = tmp_path / "log"
@@ -84,7 +88,7 @@ def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pyte
 
 def test_early_lines_are_the_last_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log full of errors, the last ones are read, each once, up to the limit."""
-    monkeypatch.setattr(log_tail, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(log_reader, "MAX_READ_BYTES", 256)
     path = tmp_path / "log"
     path.write_text("".join(f"Error {number}\n" for number in range(1000)))
     assert read_with_failures(path, TailLimits(node_lines=5, failure_lines=50)) == [
@@ -141,3 +145,21 @@ def test_no_line_is_read_twice(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, ""]))
     texts = read_with_failures(path, DEFAULT_TAIL_LIMITS)
     assert len(texts) == len(set(texts)) == 6_000
+
+
+def test_word_that_only_digits_interrupt_is_not_a_failure(tmp_path: Path) -> None:
+    """Lines are compared without their digits, but a line is read early only if it contains a failure word itself."""
+    path = tmp_path / "log"
+    path.write_text("".join(f"{text}\n" for text in ["k1ill", "kill 1", *(f"step {number}" for number in range(100))]))
+    assert read_with_failures(path)[0] == "kill 1"
+
+
+def test_index_forgets_shapes_but_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many different lines a log has, few are remembered, and each line with a failure word is read."""
+    monkeypatch.setattr(log_tail, "_MAX_SHAPES", 10)
+    monkeypatch.setattr(log_reader, "MAX_READ_BYTES", 200)
+    path = tmp_path / "log"
+    words = [f"{first}{second}" for first in "abcdefghij" for second in "klmnopqrst"]
+    path.write_text("".join(f"{word}\nError {word}\n" for word in words) + "done\n" * 50)
+    early_lines = [text for text in read_with_failures(path) if text.startswith("Error")]
+    assert early_lines == [f"Error {word}" for word in words]
