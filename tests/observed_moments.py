@@ -6,7 +6,9 @@ import pytest
 
 from tests.recorded_jobs import FILES, MOMENTS
 from tests.recording import RecordedMoment
+from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
 from torchyard.launchers import registry
+from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Observation, Status
 
 EACH_MOMENT = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment.case}-{moment.number}")
@@ -14,6 +16,13 @@ EACH_MOMENT = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{m
 
 def read_status(case: str, observed: Observation) -> Status:
     return registry.load_launcher(case.partition("-")[0]).read_status(observed)
+
+
+def explain_wait(plan: ManifestPlan, moment: RecordedMoment) -> str:
+    """Why the recorded job waits, from its own objects; "" if nothing explains it. `plan`: of any job of its kind."""
+    recorded_plan = plan.model_copy(update={"job": "job"})
+    diagnosis = explain_no_progress(recorded_plan, moment.observed, ClusterContext())
+    return diagnosis.sentence if diagnosis else ""
 
 
 def get_pods(moment: RecordedMoment) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def explain(plan: ManifestPlan, context: ClusterContext | None = None, **pods: M
 
 def summarize(diagnosis: Diagnosis | None) -> tuple[str, str, bool]:
     assert diagnosis
+    assert diagnosis.failure
+    assert diagnosis.failure.sentence == diagnosis.sentence
     return diagnosis.failure.cause, diagnosis.failure.sentence, diagnosis.failure.retry
 
 

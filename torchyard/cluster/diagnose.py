@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from torchyard.cluster.checks.capacity import check_capacity
-from torchyard.cluster.checks.cluster import check_queue
+from torchyard.cluster.checks.cluster import query_queue
 from torchyard.diagnosis.job_status import select_job_pods
 from torchyard.diagnosis.no_progress import (
     RUN_LABEL,
@@ -105,13 +105,16 @@ class ProgressMonitor:
         self._query_thread = threading.Thread()
 
     def diagnose(self, objects: ObservedObjects, *, is_last: bool = False) -> Diagnosis | None:
-        """Why the job makes no progress; None while it does. `is_last`: query once more, and wait for the responses."""
+        """Why the job makes no progress; None while it does. `is_last`: query once more, and wait for the responses.
+
+        The cluster is queried only while pods are stalled; other obstacles are in the pods themselves.
+        """
         now = time.monotonic()
         observed = Observation(objects, frozenset(), time.time())
         if not has_stalled_pods(self._plan, select_job_pods(observed)):
             self._context = ClusterContext()
             self._stalled_since = math.inf
-            return None
+            return explain_no_progress(self._plan, observed, self._context)
         self._stalled_since = min(self._stalled_since, now)
         is_due = now - self._stalled_since > FIRST_QUERY_AFTER_S and now - self._queried_at > QUERY_INTERVAL_S
         if (is_due or is_last) and not self._query_thread.is_alive():
@@ -159,9 +162,7 @@ def _query_cluster(
         queues = [requirement for requirement in plan.requires if isinstance(requirement, OpenQueue)]
         if queues:
             queue = queues[0]
-            response = cache.get(
-                ("queue", queue.name), lambda: check_queue(client, queue, f"queue {queue.name}"), max_age_s=max_age_s
-            )
+            response = cache.get(("queue", queue.name), lambda: query_queue(client, queue.name), max_age_s=max_age_s)
             responses.append(response)
             context = context._replace(queue=response.result)
     if any(" free ports" in reason.message for reason in unscheduled.values()):

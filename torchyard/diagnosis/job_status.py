@@ -8,16 +8,13 @@ from torchyard.diagnosis.pod_facts import (
     ENDED_POD_PHASES,
     REMOVALS_KEY,
     ROLE_LABEL,
-    PodReason,
     Pods,
     count_restarts,
     describe_exit,
     find_condition,
     find_own_failure,
-    find_unscheduled_reason,
     get_deletion_time,
     get_mapping,
-    get_mappings,
     get_pod_exit_code,
     get_pod_exit_codes,
     get_pod_phase,
@@ -281,7 +278,7 @@ def build_unfinished_status(observed: Observation, pods: Pods, gang: Gang, *, ha
     is_minimum_started = bool(gang.pod_count) and started_count >= gang.min_pods
     have_joined = len(observed.joined) >= (gang.min_pods or 1)
     state: State = "running" if is_minimum_started or has_started or have_joined else "pending"
-    return Status(state=state, reason=f"{reason}{_describe_waiting(observed, pods, reasons_by_pod)}")
+    return Status(state=state, reason=reason)
 
 
 def _describe_pods(pods: Pods, gang: Gang) -> str:
@@ -311,41 +308,3 @@ def _find_fatal_failure(pods: Pods, problems: Sequence[PodProblem], gang: Gang) 
     if not problems or len(affected_nodes) <= gang.pod_count - gang.min_pods:
         return None
     return build_failure(pods, problems)
-
-
-def _describe_waiting(observed: Observation, pods: Pods, reasons_by_pod: Mapping[str, Sequence[PodReason]]) -> str:
-    """A clause with what the job waits for: an image, what the scheduler reports, or the queue; "" if unknown."""
-    if reasons_by_pod:
-        name, reasons = next(iter(reasons_by_pod.items()))
-        return f"; {name}: {reasons[-1].reason}: {reasons[-1].message}"
-
-    unscheduled: dict[str, PodReason] = {}
-    for name, pod in pods.items():
-        reason = find_unscheduled_reason(pod)
-        if reason:
-            unscheduled[name] = reason
-    if unscheduled:
-        # A pod that is schedulable only waits for the others.
-        name = min(unscheduled, key=lambda pod_name: unscheduled[pod_name].reason == "Schedulable")
-        return f"; {name} is not scheduled: {unscheduled[name].message}"
-
-    group = find_job_object(observed, "PodGroup")
-    return f"; {_describe_pod_group(group)}" if group and not pods else ""
-
-
-def _describe_pod_group(group: Mapping[str, Any]) -> str:
-    """The state of the PodGroup: before the queue admits the gang, there are no pods to read."""
-    phase = get_mapping(group, "status").get("phase") or "new"
-    conditions = get_mappings(group, "status", "conditions")
-    current_conditions = [condition for condition in conditions if condition.get("status") == "True"]
-    newest: Mapping[str, Any] = max(current_conditions, key=_transition_time_text, default={})
-    message = newest.get("message")
-    if not message and phase == "Pending":
-        queue = get_mapping(group, "spec").get("queue")
-        message = f"queue {queue} is full or closed, or the cluster too small for it"
-    text = f"its PodGroup is {phase}: {message or ''}"
-    return text.removesuffix(": ")
-
-
-def _transition_time_text(condition: Mapping[str, Any]) -> str:
-    return str(condition.get("lastTransitionTime"))

@@ -1,4 +1,7 @@
-"""Why a job makes no progress, in one sentence: events, nodes and queues show what its own objects do not."""
+"""Why a job waits or makes no progress, in one sentence: from its own objects, and from events, nodes and queues.
+
+A status reports only what the job's objects show plainly, such as how many pods run; the reason is found here.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +31,9 @@ from torchyard.diagnosis.pod_facts import (
     to_text,
 )
 from torchyard.diagnosis.pod_reasons import PodCause, find_pod_failure
+from torchyard.diagnosis.queues.kueue import read_suspended_job
+from torchyard.diagnosis.queues.podgroup import read_pod_group
+from torchyard.diagnosis.queues.queue import Queue, describe_queue
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Capacity, Controller
@@ -43,13 +49,13 @@ class ClusterContext(NamedTuple):
 
     events: of the namespace.
     capacity: the check of the nodes' capacity; None if it could not be read.
-    queue: the check of the job's queue; None if it has none, or if that could not be read.
+    queue: the Queue that the job names, and whether it accepts jobs; None if it names none, or that cannot be read.
     other_pods: those of other runs, as far as this user may see them.
     """
 
     events: Sequence[Any] = ()
     capacity: Finding | None = None
-    queue: Finding | None = None
+    queue: Queue | None = None
     other_pods: Sequence[Any] = ()
 
 
@@ -61,19 +67,32 @@ class _Context(NamedTuple):
     cluster: ClusterContext
     pods: Pods
     unscheduled: Mapping[str, PodReason]  # the scheduler's reasons, by pod
+    queue: Queue | None  # of a job that has no pods yet
 
 
 class Diagnosis(NamedTuple):
-    """Why a job makes no progress. `is_final`: waiting any longer is pointless."""
+    """Why a job waits or makes no progress.
 
-    failure: Failure
+    sentence: without the state of the job, which the status reports.
+    failure: the job's failure if it ends now; None if the sentence is not a cause, as while a job waits for its turn.
+    is_final: whether waiting any longer is pointless.
+    """
+
+    sentence: str
+    failure: Failure | None = None
     is_final: bool = False
 
 
+def describe_progress(reason: str, diagnosis: Diagnosis | None) -> str:
+    """The state of a job and why it waits, as the user reads it; `reason`: that of its status."""
+    return f"{reason}; {diagnosis.sentence}" if diagnosis else reason
+
+
 def explain_no_progress(plan: ManifestPlan, observed: Observation, cluster: ClusterContext) -> Diagnosis | None:
-    """The nearest cause: a pod's own status, its node, an event, the queue, the scheduler; None if none is known."""
+    """The nearest cause: a pod's own status, its node, an event, the scheduler, the queue; None if none is known."""
     pods = select_job_pods(observed)
-    context = _Context(plan, observed, cluster, pods, find_unscheduled_pods(pods))
+    queue = None if pods else _read_queue(plan, observed, cluster)
+    context = _Context(plan, observed, cluster, pods, find_unscheduled_pods(pods), queue)
     for explain in _EXPLAINERS:
         diagnosis = explain(context)
         if diagnosis:
@@ -81,10 +100,45 @@ def explain_no_progress(plan: ManifestPlan, observed: Observation, cluster: Clus
     return None
 
 
+class SilentHost(NamedTuple):
+    """A host that cannot be queried: the processes on it that have not ended, and why."""
+
+    processes: Sequence[str]
+    reason: str
+
+
+def explain_waiting_processes(
+    states: Mapping[str, Mapping[str, Any]], silent_hosts: Sequence[SilentHost]
+) -> Diagnosis | None:
+    """Why a job of processes waits: a host that cannot be queried, else Run:ai's words; None if neither is known.
+
+    `states`: by process. Only Run:ai's have a `status`, which it reports for each pod, and a `detail` if its CLI fails.
+    """
+    if silent_hosts:
+        clauses = [f"{', '.join(host.processes)} cannot be queried: {host.reason}" for host in silent_hosts]
+        node = silent_hosts[0].processes[0]
+        return _diagnose(Failure(cause="host-silent", sentence="; ".join(clauses), node=node, retry=True))
+    runai_states = {name: state for name, state in states.items() if "status" in state}
+    clauses = []
+    for name, state in runai_states.items():
+        if state.get("phase") in (None, "starting"):
+            clauses.append(f"{name}: {state['status'] or 'no state known yet'}")
+            break
+    for state in runai_states.values():
+        if state.get("detail"):
+            clauses.append(f"runai does not answer: {state['detail']}")
+            break
+    return Diagnosis("; ".join(clauses)) if clauses else None
+
+
 def _explain_by_pod(context: _Context) -> Diagnosis | None:
     """The cause in a pod's own status, however recent; None if no pod reports one."""
     failure = find_pod_failure(context.pods, math.inf)
-    return Diagnosis(failure) if failure else None
+    return _diagnose(failure) if failure else None
+
+
+def _diagnose(failure: Failure, *, is_final: bool = False) -> Diagnosis:
+    return Diagnosis(failure.sentence, failure, is_final)
 
 
 def has_stalled_pods(plan: ManifestPlan, pods: Pods) -> bool:
@@ -127,7 +181,7 @@ def _explain_by_silent_node(context: _Context) -> Diagnosis | None:
     since = datetime.fromtimestamp(silent_since[name], UTC).strftime("%H:%M:%S UTC")
     node_name = get_node_name(context.pods[name]) or "(unknown)"
     sentence = f"{name}: its node {node_name} has not answered since {since}"
-    return Diagnosis(Failure(cause="node-lost", sentence=sentence, node=name, retry=True))
+    return _diagnose(Failure(cause="node-lost", sentence=sentence, node=name, retry=True))
 
 
 def _explain_by_event(context: _Context) -> Diagnosis | None:
@@ -161,7 +215,7 @@ def _diagnose_events(context: _Context, events: list[Any], cause: PodCause) -> D
     quote = f"{to_text(first_event.get('reason'))}: {shorten_message(first_event.get('message'))}"
     sentence = f"{node or plan.job}: {cause.description} ({quote})"
     failure = Failure(cause=cause.slug, sentence=sentence, node=node, retry=cause.retry)
-    return Diagnosis(failure, is_final=has_persisted and blocked_count > _count_spare_pods(plan))
+    return _diagnose(failure, is_final=has_persisted and blocked_count > _count_spare_pods(plan))
 
 
 def _is_own_event(context: _Context, event: Any) -> bool:
@@ -191,14 +245,20 @@ def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
 # --- queues and schedulers
 
 
+def _read_queue(plan: ManifestPlan, observed: Observation, cluster: ClusterContext) -> Queue | None:
+    """The queue that a job without pods waits in; None if no object or event shows one."""
+    job = observed.states.get(f"{plan.main['kind']}/{plan.job}", {})
+    return read_pod_group(observed.states, cluster.events, plan.job) or read_suspended_job(job)
+
+
 def _explain_by_closed_queue(context: _Context) -> Diagnosis | None:
     """The job's queue, if it no longer accepts jobs; else None."""
     queue = context.cluster.queue
     is_waiting = context.unscheduled or not context.pods
-    if queue is None or queue.verdict != "failed" or not is_waiting:
+    if queue is None or not queue.refusal or not is_waiting:
         return None
-    sentence = f"{_describe_gang(context.plan)} waits for {queue.where}, which {queue.what}"
-    return Diagnosis(Failure(cause="queue-closed", sentence=sentence))
+    sentence = describe_queue(queue, _describe_gang(context.plan))
+    return _diagnose(Failure(cause="queue-closed", sentence=sentence))
 
 
 def find_unscheduled_pods(pods: Pods) -> dict[str, PodReason]:
@@ -232,16 +292,16 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
         return _explain_by_capacity(summary, capacity)
     if " free ports" in message:
         port_conflict = _describe_port_conflict(plan, context.pods[name], context.cluster.other_pods)
-        return Diagnosis(Failure(cause="host-port", sentence=f"{summary}, and {port_conflict}", node=name, retry=True))
+        return _diagnose(Failure(cause="host-port", sentence=f"{summary}, and {port_conflict}", node=name, retry=True))
     suffix = "; nodes would do if they were free" if capacity else ""
-    return Diagnosis(Failure(cause="unschedulable", sentence=f"{summary}{suffix}: {message}", node=name))
+    return _diagnose(Failure(cause="unschedulable", sentence=f"{summary}{suffix}: {message}", node=name))
 
 
 def _explain_by_capacity(summary: str, capacity: Finding) -> Diagnosis:
     """Only new nodes would help, so the deadline decides: a cluster may grow."""
     is_tainted = "`pod.tolerations`" in capacity.remedy and "ask for less" not in capacity.remedy
     sentence = f"{summary}, and even empty nodes would not do: {capacity.what}; {capacity.remedy}"
-    return Diagnosis(Failure(cause="taint" if is_tainted else "unschedulable", sentence=sentence))
+    return _diagnose(Failure(cause="taint" if is_tainted else "unschedulable", sentence=sentence))
 
 
 def _describe_port_conflict(plan: ManifestPlan, pod: Mapping[str, Any], other_pods: Sequence[Any]) -> str:
@@ -267,34 +327,25 @@ def _list_host_ports(pod: Any) -> Iterator[int]:
 
 
 def _explain_by_admission(context: _Context) -> Diagnosis | None:
-    """Why a job has no pods: its queue or the cluster has too little room, as only events show; else None."""
+    """Why a job has no pods: too little room in the cluster, its queue, or a silent controller; None if it has some."""
     plan = context.plan
     capacity = context.cluster.capacity
+    queue = context.queue
     if context.pods:
         return None
     if capacity and capacity.verdict == "failed":
         return _explain_by_capacity(f"{_describe_gang(plan)} waits to be admitted", capacity)
-    quota_message = _find_quota_message(plan, context.cluster.events)
-    if quota_message is None:
-        return _explain_by_silent_controller(plan, context.observed)
-    cause = "queue-full" if "quota" in quota_message else "unschedulable"
-    sentence = f"{_describe_gang(plan)} waits in its queue: {shorten_message(quota_message)}"
-    return Diagnosis(Failure(cause=cause, sentence=sentence))
+    sentence = describe_queue(queue, _describe_gang(plan)) if queue else ""
+    if queue and queue.missing and not queue.is_admitted:
+        cause = "queue-full" if "quota" in queue.missing else "unschedulable"
+        return _diagnose(Failure(cause=cause, sentence=sentence))
+    silence = _explain_by_silent_controller(plan, context.observed, queue)
+    if silence:
+        return silence
+    return Diagnosis(sentence) if sentence else None
 
 
-def _find_quota_message(plan: ManifestPlan, events: Sequence[Any]) -> str | None:
-    """The message of an event about a quota that is used up; None if no event of the job reports one."""
-    for event in events:
-        is_own = to_text(get_mapping(event, "involvedObject").get("name")).startswith(plan.job)
-        # Volcano reports other Unschedulable events at every healthy start.
-        if is_own and event.get("reason") == "Unschedulable":
-            message = to_text(event.get("message"))
-            if "quota insufficient" in message or "overused" in message:
-                return message
-    return None
-
-
-def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation) -> Diagnosis | None:
+def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation, queue: Queue | None) -> Diagnosis | None:
     """The controller of a job without a status, or of an admitted gang without pods; None if it did its work."""
     kind = plan.main["kind"]
     job = observed.states.get(f"{kind}/{plan.job}")
@@ -302,24 +353,24 @@ def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation) -> 
         return None
     if not get_mapping(job, "status"):
         problem = f"no controller has reported anything about the {kind} so far"
-    elif _is_gang_admitted(observed) and observed.observed_at - _get_creation_time(job) > _CONTROLLER_TIMEOUT_S:
-        problem = f"the {kind} is admitted (its PodGroup is Inqueue), and its controller has created no pods so far"
+    elif queue and queue.is_admitted and _has_missed_job(job, observed):
+        problem = f"the {kind} is admitted ({queue.state}), and its controller has created no pods so far"
     else:
         return None
     labels = [requirement.label for requirement in plan.requires if isinstance(requirement, Controller)]
     controllers = ", ".join(labels) or "its controller"
     sentence = f"{problem}: check that it runs and keeps up ({controllers})"
-    return Diagnosis(Failure(cause="controller-silent", sentence=sentence, retry=True))
+    return _diagnose(Failure(cause="controller-silent", sentence=sentence, retry=True))
+
+
+def _has_missed_job(job: Mapping[str, Any], observed: Observation) -> bool:
+    """Whether a controller that has created no pods is late; it has created those that were removed since."""
+    has_created_pods = any(key.startswith("Removed/") for key in observed.states)
+    return not has_created_pods and observed.observed_at - _get_creation_time(job) > _CONTROLLER_TIMEOUT_S
 
 
 def _get_creation_time(obj: Mapping[str, Any]) -> float:
     return parse_timestamp(get_mapping(obj, "metadata").get("creationTimestamp"))
-
-
-def _is_gang_admitted(observed: Observation) -> bool:
-    """Whether Volcano has let a PodGroup out of its queue: its controller creates the pods next."""
-    groups = [obj for key, obj in observed.states.items() if key.startswith("PodGroup/")]
-    return any(get_mapping(group, "status").get("phase") == "Inqueue" for group in groups)
 
 
 def _describe_gang(plan: ManifestPlan) -> str:

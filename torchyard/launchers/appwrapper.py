@@ -204,7 +204,7 @@ def _list_inner_requirements(inner_requirements: Iterable[ClusterRequirement]) -
 
 
 # Before and between its tries: there may be no PyTorchJob, or one that is being deleted.
-_WAITING_PHASES = {"": "is new", "Suspended": "waits for its queue", "Resuming": "creates its PyTorchJob"}
+_WAITING_PHASES = {"": "is new", "Suspended": "is suspended", "Resuming": "creates its PyTorchJob"}
 _ENDED_PHASES = ("Completed", "RunningHoldCompletion")
 _RETRY_PHASES = {
     "Resetting": "removes a failed try, to start again",
@@ -221,7 +221,7 @@ def read_status(observed: Observation) -> Status:
     phase = _read_wrapper_phase(wrapper)
     description = _PENDING_PHASES.get(phase)
     if description:
-        return Status(state="pending", reason=f"the AppWrapper {description}{_quote_conditions(wrapper)}")
+        return Status(state="pending", reason=f"the AppWrapper {description}{_quote_failed_try(wrapper)}")
     if phase in ("Failed", "Deleted"):
         return _read_failed_status(observed, wrapper)
     if job_status.find_job_object(observed, pytorchjob.KIND) is None:
@@ -236,7 +236,7 @@ def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any]) -> St
     """The status of an AppWrapper that has given up. A missing component was deleted by another user."""
     if _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent":
         return job_status.build_deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
-    return job_status.build_failed_status(observed, f"the AppWrapper failed{_quote_conditions(wrapper)}")
+    return job_status.build_failed_status(observed, f"the AppWrapper failed{_quote_failed_try(wrapper)}")
 
 
 def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:
@@ -269,20 +269,10 @@ def _has_tries_left(wrapper: Mapping[str, Any]) -> bool:
 
 def _find_unhealthy_condition(wrapper: Mapping[str, Any]) -> Mapping[str, Any]:
     """The condition with the reason of a failed try, which stays after the AppWrapper has given up; {} if none."""
-    return _get_condition(wrapper, "Unhealthy", "True")
+    return pod_facts.find_condition(wrapper, "Unhealthy") or {}
 
 
-def _quote_conditions(wrapper: Mapping[str, Any]) -> str:
-    """`: MESSAGE` of the condition Unhealthy, else of a QuotaReserved that is False; "" if neither has a message."""
+def _quote_failed_try(wrapper: Mapping[str, Any]) -> str:
+    """`: MESSAGE` about a failed try; "" if there is none."""
     message = _find_unhealthy_condition(wrapper).get("message")
-    if not message:
-        message = _get_condition(wrapper, "QuotaReserved", "False").get("message")
     return f": {message}" if message else ""
-
-
-def _get_condition(wrapper: Mapping[str, Any], kind: str, status: str) -> Mapping[str, Any]:
-    """The first condition of this type and status; {} if there is none."""
-    for condition in pod_facts.get_mappings(wrapper, "status", "conditions"):
-        if condition.get("type") == kind and condition.get("status") == status:
-            return condition
-    return {}

@@ -189,7 +189,9 @@ def read_status(observed: Observation) -> Status:
     started = [name for name, state in pods.items() if state.get("phase") in ("running", "exited")]
     if len(succeeded) == len(pods):
         return Status(state="succeeded", reason=f"{len(succeeded)} of {len(pods)} pods succeeded")
-    reason = f"{len(started)} of {len(pods)} pods run{_describe_waiting(pods)}"
+    reason = f"{len(started)} of {len(pods)} pods run"
+    if not any(pods.values()):
+        reason += "; Run:ai has reported no state so far"
     return Status(state="running" if len(started) == len(pods) else "pending", reason=reason)
 
 
@@ -222,20 +224,3 @@ def _read_time(state: Mapping[str, Any], key: str) -> float:
     """A time that a pod's status command reported, in seconds since the epoch; 0 if it reported none."""
     timestamp = state.get(key)
     return float(timestamp) if isinstance(timestamp, float | int) else 0.0
-
-
-def _describe_waiting(pods: Mapping[str, Mapping[str, Any]]) -> str:
-    """`; node-0: STATE` of the first pod that waits, and the error if the CLI does not answer; "" without both."""
-    description = ""
-    for name, state in pods.items():
-        if _is_starting(state):
-            description = f"; {name}: {state.get('status') or 'no state known yet'}"
-            break
-    for state in pods.values():
-        if state.get("detail"):
-            return f"{description}; runai does not answer: {state['detail']}"
-    return description
-
-
-def _is_starting(state: Mapping[str, Any]) -> bool:
-    return state.get("phase") in (None, "starting")

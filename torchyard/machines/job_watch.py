@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from torchyard.diagnosis.deadlines import ArrivalTimer
-from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.diagnosis.no_progress import Diagnosis, SilentHost, explain_waiting_processes
 from torchyard.machines import processes
 from torchyard.machines.host_script import group_by_script
 from torchyard.machines.host_stream import HostStream
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
-from torchyard.model.run import ContainerFailure, Failure, Outcome
+from torchyard.model.run import ContainerFailure, Outcome
 
 INCOMPLETE_COPY = "its end did not come"  # what a log lacks if its copy broke off
 SUPERVISOR_KILLED = "its supervisor was killed, and the last lines may be missing"
@@ -126,16 +126,12 @@ class ProcessWatch:
         return {name: loss for name, loss in losses.items() if self.states[name].get("phase") == "running"}
 
     def diagnose(self, *, is_last: bool = False) -> Diagnosis | None:
-        """Which hosts cannot be queried, and why; None if all can. Nothing more is known about a process."""
-        silent_nodes: list[str] = []
-        messages: list[str] = []
+        """Why the job waits: the hosts that cannot be queried, else what Run:ai reports; None if neither is known."""
+        silent_hosts = []
         for stream in self._streams:
             if stream.broken_at is not None and stream.unended_names:
-                silent_nodes += stream.unended_names
-                messages.append(f"{', '.join(stream.unended_names)} cannot be queried: {stream.reason}")
-        if not silent_nodes:
-            return None
-        return Diagnosis(Failure(cause="host-silent", sentence="; ".join(messages), node=silent_nodes[0], retry=True))
+                silent_hosts.append(SilentHost(stream.unended_names, stream.reason))
+        return explain_waiting_processes(self.states, silent_hosts)
 
     def machines(self) -> dict[str, str]:
         """The host of each process of the job."""

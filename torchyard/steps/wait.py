@@ -11,7 +11,7 @@ from torchyard.common.log import get_log
 from torchyard.diagnosis.deadlines import DeadlineMonitor, ExpiredDeadline, JobSnapshot
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.job_status import count_retries
-from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.diagnosis.no_progress import Diagnosis, describe_progress
 from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
@@ -128,10 +128,10 @@ class _JobPoller:
         return is_current
 
     def _publish_status(self, status: Status, diagnosis: Diagnosis | None) -> None:
-        """Emit the status; its reason is the diagnosis, if there is one."""
+        """Emit the status; its reason contains the diagnosis, if there is one."""
         is_pending_again = status.state == "pending" and bool(self._started_reason)
         waited_s = 0.0 if is_pending_again else time.monotonic() - self._submitted_at
-        published = status.model_copy(update={"reason": diagnosis.failure.sentence}) if diagnosis else status
+        published = status.model_copy(update={"reason": describe_progress(status.reason, diagnosis)})
         with self._local_errors.tolerate("report the status", ignore_errors=True):
             self._emit(StatusRead(published, waited_s))
 
@@ -144,14 +144,9 @@ class _JobPoller:
         status = self._launcher.read_status(observation)
         status = status.model_copy(update={"retries": max(status.retries, count_retries(observation))})
         diagnosis = None if status.state in ENDED_STATES else self._watch.diagnose()
-        if (
-            diagnosis
-            and diagnosis.is_final
-            and are_logs_current
-            and status.state == "pending"
-            and not self._started_reason
-        ):
-            status = Status(state="failed", reason=diagnosis.failure.sentence, failure=diagnosis.failure)
+        can_end = are_logs_current and status.state == "pending" and not self._started_reason
+        if diagnosis and diagnosis.is_final and can_end:
+            return Status(state="failed", reason=diagnosis.sentence, failure=diagnosis.failure), None
         return status, diagnosis
 
     def _take_snapshot(self, status: Status, *, are_logs_current: bool) -> JobSnapshot:
@@ -231,12 +226,9 @@ class _WaitReporter:
 
     def report(self, status: Status, diagnosis: Diagnosis | None) -> None:
         is_running = status.state == "running"
-        if diagnosis:
-            reason = diagnosis.failure.sentence
-        elif is_running:
+        if is_running and not diagnosis:
             return
-        else:
-            reason = status.reason
+        reason = describe_progress(status.reason, diagnosis)
         if reason in ("", self._reported_reason) or time.monotonic() < self._next_report_at:
             return
         self._reported_reason = reason
@@ -284,14 +276,15 @@ def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
 
 def _build_deadline_outcome(expired: ExpiredDeadline, status: Status, watch: JobWatch) -> Outcome:
     """The outcome of an expired deadline. If the cluster reports why it expired, that is the cause."""
-    failure = None
+    diagnosis = None
     if expired.cause != "run-deadline":
-        failure = _select_failure(expired, watch.diagnose(is_last=True))
+        diagnosis = watch.diagnose(is_last=True)
+    failure = _select_failure(expired, diagnosis)
     explanation = ""
     if failure:
         explanation = failure.sentence
     elif expired.cause == "start-deadline":
-        explanation = status.reason
+        explanation = describe_progress(status.reason, diagnosis)
     reason = f"{expired.message}: {explanation}" if explanation else expired.message
     if failure:
         failure = failure.model_copy(update={"sentence": reason})
@@ -304,7 +297,7 @@ def _select_failure(expired: ExpiredDeadline, diagnosis: Diagnosis | None) -> Fa
 
     Silence is explained only by a lost node: an elastic job may wait for pods while it trains.
     """
-    if not diagnosis:
+    if not diagnosis or not diagnosis.failure:
         return None
     if expired.cause == "silence" and diagnosis.failure.cause not in ("node-lost", "host-silent"):
         return None

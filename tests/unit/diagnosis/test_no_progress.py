@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
+from tests.observed_moments import EACH_MOMENT, explain_wait, get_pods
 from tests.recorded_jobs import damaged_observations, nested_keys
+from tests.recording import RecordedMoment
 from tests.stuck_pods import (
     KINDS,
     NOT_FOUND,
@@ -25,6 +27,7 @@ from tests.stuck_pods import (
     summarize,
 )
 from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
+from torchyard.diagnosis.queues.queue import Queue
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Observation
@@ -33,7 +36,7 @@ from torchyard.testing.sample_observations import JUNK
 OPEN = passed_check("room", "2 fit on 4 of 9 nodes")
 ROOM = failed_check("room", "2 needed, 0 fit; 4 nodes: no nvidia.com/gpu", "ask for less nvidia.com/gpu")
 TAINT = failed_check("room", "2 needed, 0 fit; 4 nodes: taint team-b", "add team-b to `pod.tolerations`")
-CLOSED = failed_check("queue default", "is Closed; open queues: none", "")
+CLOSED = Queue(name="default", refusal="is Closed", open_queues=())
 
 
 # --- events
@@ -74,7 +77,8 @@ def test_unrelated_event_explains_nothing(plan: ManifestPlan, case: str) -> None
 def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
     """An event of attempt 10 does not count for attempt 1, although its name begins with that of attempt 1."""
     override = {"involvedObject": {"kind": "Job", "name": f"{plan.job}0"}}
-    assert explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", "no") | override])) is None
+    diagnosis = explain(plan, ClusterContext([build_job_event(plan, "FailedCreate", "no") | override]))
+    assert diagnosis == explain(plan)
 
 
 # --- nodes, queues, schedulers
@@ -170,10 +174,61 @@ def test_admitted_gang_without_pods_was_missed(plan: ManifestPlan, phase: str, a
     }
     states[f"Job/{plan.job}"]["metadata"] = {"creationTimestamp": format_time(ago)}
     diagnosis = explain_no_progress(plan, Observation(states, frozenset(), NOW), ClusterContext())
-    assert bool(diagnosis) == is_missed
-    if diagnosis:
+    assert diagnosis
+    assert bool(diagnosis.failure) == is_missed
+    if diagnosis.failure:
         assert (diagnosis.failure.cause, diagnosis.failure.retry) == ("controller-silent", True)
         assert "its controller has created no pods so far" in diagnosis.failure.sentence
+
+
+def test_controller_that_has_created_pods_is_not_silent(plan: ManifestPlan) -> None:
+    """A gang whose pods were removed waits, but its controller did its work."""
+    states: dict[str, Any] = {
+        f"Job/{plan.job}": {"metadata": {}, "status": {"state": {"phase": "Restarting"}}},
+        "PodGroup/x": {"status": {"phase": "Inqueue"}},
+        "Removed/worker-0": build_pod(),
+    }
+    diagnosis = explain_no_progress(plan, Observation(states, frozenset(), NOW), ClusterContext())
+    assert diagnosis
+    assert diagnosis.failure is None
+
+
+def test_turn_in_the_queue_is_not_a_cause(plan: ManifestPlan) -> None:
+    """A job that waits for its turn has an explanation that names the queue, and no cause of a failure."""
+    group = {"spec": {"queue": "spare"}, "status": {"phase": "Pending"}}
+    job = {"status": {"state": {"phase": "Pending"}}}
+    states: dict[str, Any] = {f"Job/{plan.job}": job, "PodGroup/x": group}
+    diagnosis = explain_no_progress(plan, Observation(states, frozenset(), NOW), ClusterContext())
+    assert diagnosis
+    assert (diagnosis.failure, diagnosis.is_final) == (None, False)
+    assert diagnosis.sentence.startswith("the gang of 2 pods x 8 nvidia.com/gpu waits in queue spare (its PodGroup is")
+
+
+def test_quota_of_kueue_is_a_cause(planned: Planned) -> None:
+    """The message of Kueue about a job's quota explains the wait, and is the cause if the job is given up."""
+    plan = planned(nodes=2, launcher="appwrapper", rendezvous="c10d")
+    quota = {"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota for nvidia.com/gpu"}
+    wrapper = {"status": {"phase": "Suspended", "conditions": [quota]}}
+    observed = Observation({f"AppWrapper/{plan.job}": wrapper}, frozenset(), NOW)
+    cause, sentence, retry = summarize(explain_no_progress(plan, observed, ClusterContext()))
+    assert (cause, retry) == ("queue-full", False)
+    assert sentence.endswith("waits in its queue: insufficient unused quota for nvidia.com/gpu")
+
+
+@EACH_MOMENT
+def test_recorded_gang_without_pods_is_explained(planned: Planned, moment: RecordedMoment) -> None:
+    """A recorded job that has a PodGroup and no pods has an explanation."""
+    has_pod_group = any(key.startswith("PodGroup/") for key in moment.observed.states)
+    if moment.expected == "pending" and has_pod_group and not get_pods(moment):
+        plan = planned(nodes=2, launcher=moment.case.partition("-")[0], rendezvous="c10d")
+        assert explain_wait(plan, moment)
+
+
+def test_pod_of_a_running_job_is_explained(plan: ManifestPlan) -> None:
+    """A job whose pods have all started has an explanation if a pod reports a problem."""
+    drained = build_pod("Running", type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI")
+    explanation = summarize(explain(plan, worker_0=build_pod("Running"), worker_1=drained))
+    assert explanation[0] == "evicted"
 
 
 def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
@@ -204,9 +259,10 @@ def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
         container, key = draw(nested_keys(objects))
         container[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
         objects = [obj if obj else {"x": 1} for obj in objects]
-    checks = st.sampled_from([None, OPEN, ROOM, CLOSED])
+    capacity = draw(st.sampled_from([None, OPEN, ROOM]))
+    queue = draw(st.sampled_from([None, Queue(name="default"), CLOSED]))
     observed = draw(damaged_observations(with_host_states=False))[1]
-    return observed, ClusterContext(objects[:2], draw(checks), draw(checks), objects[2:])
+    return observed, ClusterContext(objects[:2], capacity, queue, objects[2:])
 
 
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -214,7 +270,8 @@ def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
 def test_anything_is_explained_or_not(plan: ManifestPlan, damage: tuple[Observation, ClusterContext]) -> None:
     """Damaged input raises nothing, and an explanation always has a cause and a sentence."""
     diagnosis = explain_no_progress(plan.model_copy(update={"job": "job"}), *damage)
-    assert diagnosis is None or (diagnosis.failure.cause and diagnosis.failure.sentence)
+    assert diagnosis is None or diagnosis.sentence
+    assert diagnosis is None or diagnosis.failure is None or diagnosis.failure.cause
 
 
 @pytest.mark.parametrize("launcher", KINDS)
@@ -225,8 +282,7 @@ def test_a_warning_costs_one_scan_of_its_pod(planned: Planned, launcher: str) ->
     many = build_stalled_job(plan, 3)
     for observed, context, _ in (few, many):
         diagnosis = explain_no_progress(plan, observed, context)
-        assert diagnosis
-        assert diagnosis.failure.cause == "volume-mount"
+        assert summarize(diagnosis)[0] == "volume-mount"
     reads = [max(pod.reads for pod in pods) for _, _, pods in (few, many)]
     assert reads[0] <= READS
     assert reads[1] - reads[0] <= 2 * 2 * 2  # two more warnings, each in two places

@@ -145,11 +145,11 @@ def test_wrapper_without_a_job_waits(phase: str) -> None:
     assert appwrapper.read_status(observe(phase=phase)).state == "pending"
 
 
-def test_reason_of_the_wait_is_quoted() -> None:
-    """The reason quotes Kueue's condition, which states what is missing."""
-    missing_quota = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for nvidia.com/gpu"}
-    status = appwrapper.read_status(observe(phase="Suspended", conditions=[missing_quota]))
-    assert status.reason == "the AppWrapper waits for its queue: insufficient quota for nvidia.com/gpu"
+def test_failed_try_is_quoted() -> None:
+    """The status of a wrapper that starts again quotes why its last try failed."""
+    unhealthy = {"type": "Unhealthy", "status": "True", "message": "Found 1 failed components"}
+    status = appwrapper.read_status(observe(phase="Resetting", conditions=[unhealthy]))
+    assert status.reason == "the AppWrapper removes a failed try, to start again: Found 1 failed components"
 
 
 def test_job_whose_component_was_deleted_is_gone() -> None:

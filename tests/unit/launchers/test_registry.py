@@ -13,10 +13,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from tests.conftest import plan_of
+from tests.conftest import Planned, plan_of
 from tests.installed_packages import LAUNCHER, InstalledPackages
 from tests.observed_moments import (
     EACH_MOMENT,
+    explain_wait,
     find_moments,
     get_phase,
     get_pod_group,
@@ -206,9 +207,11 @@ def test_image_that_cannot_be_pulled_is_the_cause(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["volcano-image-late", "pytorchjob-image-late"])
-def test_image_that_is_late_is_waited_for(case: str) -> None:
-    """One ErrImagePull does not fail the job, and the reason quotes it."""
-    assert "ErrImagePull" in "".join(moment.reason for moment in find_moments(case, "pending"))
+def test_image_that_is_late_is_waited_for(planned: Planned, case: str) -> None:
+    """One ErrImagePull does not fail the job, and explains the wait."""
+    plan = planned(nodes=2, launcher=case.partition("-")[0])
+    explanations = [explain_wait(plan, moment) for moment in find_moments(case, "pending")]
+    assert "(ErrImagePull" in "".join(explanations)
 
 
 @pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load, plan_of
+from torchyard.diagnosis.no_progress import explain_waiting_processes
 from torchyard.host.runai_cli import get_pod_status
 from torchyard.launchers import runai
 from torchyard.model.errors import ProfileError
@@ -69,8 +70,8 @@ def observe(**statuses: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pod_states", "state", "reason"),
     [
-        ({"job": "Pending"}, "pending", "0 of 2 pods run; node-0: Pending"),
-        ({"job": "Running", "worker": "ContainerCreating"}, "pending", "1 of 2 pods run; node-1: ContainerCreating"),
+        ({"job": "Pending"}, "pending", "0 of 2 pods run"),
+        ({"job": "Running", "worker": "ContainerCreating"}, "pending", "1 of 2 pods run"),
         ({"job": "Running"}, "running", "2 of 2 pods run"),
         ({"job": "Succeeded", "master": "Succeeded", "worker": "Running"}, "running", "2 of 2 pods run"),
         ({"job": "Running", "master": "Succeeded", "worker": "Succeeded"}, "succeeded", "2 of 2 pods succeeded"),
@@ -78,7 +79,7 @@ def observe(**statuses: str) -> dict[str, Any]:
         ({"job": "Running", "worker": "Failed"}, "failed", "node-1 ended as Failed"),
         ({"job": "Failed", "master": "Failed", "worker": "Error"}, "failed", "node-1 ended as Error"),
         ({"job": "Succeeded", "worker": "Failed"}, "failed", "node-1 ended as Failed"),
-        ({"job": "Something"}, "pending", "0 of 2 pods run; node-0: Something"),
+        ({"job": "Something"}, "pending", "0 of 2 pods run"),
         ({"job": "gone"}, "gone", "the job was deleted from Run:ai by another user"),
     ],
 )
@@ -109,9 +110,28 @@ def test_status_that_no_log_shows_is_the_cause(state_name: str, cause: str, retr
 def test_recent_image_error_is_not_a_failure() -> None:
     """A registry that failed a moment ago is waited for."""
     status = runai.read_status(Observation(observe(job="ErrImagePull"), frozenset(), 101.0))
-    assert (status.state, status.reason) == ("pending", "0 of 2 pods run; node-0: ErrImagePull")
+    assert (status.state, status.reason) == ("pending", "0 of 2 pods run")
 
 
 def test_missing_response_is_not_an_end() -> None:
     """Before the CLI's first response the job is pending."""
-    assert runai.read_status(Observation({"node-0": {}, "node-1": {}}, frozenset())).state == "pending"
+    status = runai.read_status(Observation({"node-0": {}, "node-1": {}}, frozenset()))
+    assert (status.state, status.reason) == ("pending", "0 of 2 pods run; Run:ai has reported no state so far")
+
+
+@pytest.mark.parametrize(
+    ("pod_states", "failed_command", "sentence"),
+    [
+        ({"job": "Pending"}, "", "node-0: Pending"),
+        ({"job": "Running", "worker": "ContainerCreating"}, "", "node-1: ContainerCreating"),
+        ({"job": "Pending"}, "no route", "node-0: Pending; runai does not answer: no route"),
+        ({"job": "Running"}, "no route", "runai does not answer: no route"),
+        ({"job": "Running"}, "", None),
+    ],
+)
+def test_wait_is_explained_by_the_cli(pod_states: dict[str, str], failed_command: str, sentence: str | None) -> None:
+    """The explanation has Run:ai's word for the first pod that waits, and why the CLI does not answer."""
+    states = {name: state | {"detail": failed_command} for name, state in observe(**pod_states).items()}
+    diagnosis = explain_waiting_processes(states, ())
+    assert (diagnosis.sentence if diagnosis else None) == sentence
+    assert diagnosis is None or diagnosis.failure is None

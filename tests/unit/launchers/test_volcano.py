@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.conftest import Planned
-from tests.observed_moments import find_moments, get_job, get_phase, get_pods
+from tests.observed_moments import explain_wait, find_moments, get_job, get_phase, get_pods
 from tests.plan_parts import get_local_address
 from tests.user_manifests import JOB, Launched, change_spec
 from torchyard.model.plan import ManifestPlan
@@ -102,6 +102,8 @@ def test_job_fails_with_its_first_pod() -> None:
     assert (get_phase(first), first.reason) == ("Running", "worker-1 ended with exit code 7")
 
 
-def test_closed_queue_is_the_reason_before_there_are_pods() -> None:
-    """The reason names the queue that does not admit a job, although its PodGroup has no message."""
-    assert "space-volcano-queue is full or closed" in find_moments("volcano-queue", "pending")[-1].reason
+def test_closed_queue_is_the_reason_before_there_are_pods(planned: Planned) -> None:
+    """The explanation names the queue that does not admit a job, although its PodGroup has no message."""
+    explanation = explain_wait(planned(nodes=2), find_moments("volcano-queue", "pending")[-1])
+    assert "waits in queue space-volcano-queue since" in explanation
+    assert "(its PodGroup is Pending: the queue is full or closed" in explanation

@@ -81,7 +81,9 @@ def test_flood_breaks_only_the_stream(make_process: MakeProcess, code: str, reas
     with watch_until(make_process(code), lambda watch: watch.diagnose()) as watch:
         diagnosis = watch.diagnose()
         assert diagnosis
-        assert diagnosis.failure.sentence == f"a cannot be queried: {reason}"
+        assert diagnosis.failure
+        assert diagnosis.failure.cause == "host-silent"
+        assert diagnosis.sentence == f"a cannot be queried: {reason}"
     assert MAX_LINE_BYTES == 64 << 10
 
 

@@ -10,6 +10,8 @@ from torchyard.cluster.checks.capacity import check_capacity
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, check_permissions
 from torchyard.cluster.checks.references import check_reference
 from torchyard.common.local_errors import START_TIMEOUT_S, retry_step
+from torchyard.diagnosis.queues.podgroup import read_volcano_queue
+from torchyard.diagnosis.queues.queue import Queue, describe_refusal
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
@@ -27,6 +29,7 @@ from torchyard.model.requirements import (
 )
 
 _MAX_PARALLEL_CHECKS = 8
+_QUEUE_VERSION = "scheduling.volcano.sh/v1beta1"
 CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | ReferencedObject | AdmissionAccepted | Advice
 
 
@@ -271,24 +274,20 @@ def has_flag(deployment: dict[str, Any], flag: str) -> bool:
     return flag_text in command_line and f"{flag_text}none " not in command_line
 
 
+def query_queue(client: Client, name: str) -> Queue:
+    """A queue of Volcano, and whether it accepts jobs. Raises ClusterError if queues cannot be read."""
+    queue = client.get(_QUEUE_VERSION, "Queue", name, namespace=None)
+    is_open = read_volcano_queue(name, queue, ()).refusal is None
+    all_queues = () if is_open else client.list(_QUEUE_VERSION, "Queue", everywhere=True)
+    return read_volcano_queue(name, queue, all_queues)
+
+
 def check_queue(client: Client, requirement: OpenQueue, name: str) -> Finding:
     """Check that a queue of Volcano is open. Raises ClusterError if queues cannot be read."""
-    version = "scheduling.volcano.sh/v1beta1"
-    queue = client.get(version, "Queue", requirement.name, namespace=None)
-    state = queue.get("status", {}).get("state") if queue else None
-    if state == "Open":
+    queue = query_queue(client, requirement.name)
+    if queue.refusal is None:
         return passed_check(name, "is open")
-    open_queues = []
-    for other_queue in client.list(version, "Queue", everywhere=True):
-        if other_queue.get("status", {}).get("state") == "Open":
-            open_queues.append(other_queue["metadata"]["name"])
-    if queue is None:
-        detail = "there is no such queue"
-    elif state:
-        detail = f"is {state}"
-    else:
-        detail = "has no state yet"
     remedy = "choose one with options.queue"
-    if not open_queues:
+    if not queue.open_queues:
         remedy = "check that Volcano's controller and scheduler are running"
-    return failed_check(name, f"{detail}; open queues: {', '.join(sorted(open_queues)) or 'none'}", remedy)
+    return failed_check(name, describe_refusal(queue), remedy)

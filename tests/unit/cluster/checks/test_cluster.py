@@ -103,7 +103,7 @@ def test_kind_of_another_group_is_not_the_needed_kind(fake_server: Client) -> No
         ("default", "Open", ("ok", "is open")),
         ("default", "Closed", ("failed", "is Closed; open queues: spare")),
         ("default", None, ("failed", "has no state yet; open queues: spare")),
-        ("other", "Closed", ("failed", "there is no such queue; open queues: spare")),
+        ("other", "Closed", ("failed", "does not exist; open queues: spare")),
     ],
 )
 def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, expected: tuple[str, str]) -> None:

@@ -1,0 +1,1 @@
+"""The queue that a job waits in, read from the objects of each kind of queue."""
