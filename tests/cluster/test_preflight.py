@@ -380,7 +380,7 @@ def test_missing_queue_names_the_open_ones(admin_client: Client) -> None:
     """The finding about a missing queue lists the open queues."""
     require_kind(admin_client, VOLCANO_JOBS)
     check = run_check(OpenQueue(name="no-such-queue"))
-    assert check.what.startswith("there is no such queue; open queues: default")
+    assert check.what.startswith("does not exist; open queues: default")
 
 
 def test_closed_queue_fails(admin_client: Client, create: Create) -> None:

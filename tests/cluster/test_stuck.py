@@ -26,7 +26,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster, Deadlines
 from torchyard.model.run import Failure, Handle, Run
-from torchyard.steps.collect import find_failure
+from torchyard.steps.collect import collect
 from torchyard.steps.wait import wait
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -93,7 +93,9 @@ class JobFactory(NamedTuple):
 
         if strike:
             threading.Thread(target=strike_when_running, args=(strike,), daemon=True).start()
-        return find_failure(plan, wait(handle))
+        failure = collect(plan, wait(handle), "none").failure
+        assert failure
+        return failure
 
     def create(self, obj: KubeObject) -> None:
         self.client.create(obj)
