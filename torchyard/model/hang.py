@@ -9,16 +9,12 @@ from torchyard.model.base import FrozenModel
 RECORD_PREFIX = "torchyard-recorder: "  # prefix of a line of a node's log that holds one rank's record
 OnHang = Literal["off", "report", "restart", "fail"]
 RecordKind = Literal["pulse", "stall", "resume", "end"]
+# Why a rank does not call the collective in which others wait.
+FaultClass = Literal["missing-rank", "compute", "data-loader", "stopped", "gil", "network", "storage"]
 HangClass = Literal[
-    "missing-rank",
-    "compute",
-    "data-loader",
+    FaultClass,
     "collective-mismatch",
     "deadlock-between-groups",
-    "stopped",
-    "gil",
-    "network",
-    "storage",
     "all-waiting-outside",
     "unknown",
 ]

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchyard.common.log import get_log
+from torchyard.diagnosis.hang.classes import points_at_node
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.diagnosis.log_patterns import RANK_HANGS
-from torchyard.model.hang import Hang, HangClass, HangUpdate, Straggler
+from torchyard.model.hang import Hang, HangUpdate, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
 from torchyard.steps.hang_files import write_hang_files
@@ -18,10 +19,6 @@ from torchyard.steps.hang_files import write_hang_files
 # healthy job.
 _ACT_AFTER_S = 30.0
 _ACT_FACTOR = 10.0  # times the longest pause so far
-# Kinds that another node would not cure, so that the next attempt need not avoid this node.
-_PROGRAM_KINDS: frozenset[HangClass] = frozenset(
-    {"compute", "data-loader", "collective-mismatch", "deadlock-between-groups", "gil", "all-waiting-outside"}
-)
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
 
@@ -87,7 +84,7 @@ class HangMonitor:
         failure = Failure(
             cause=RANK_HANGS.slug,
             sentence=hang.sentence,
-            node=hang.nodes[0] if hang.nodes and hang.kind not in _PROGRAM_KINDS else None,
+            node=hang.nodes[0] if hang.nodes and points_at_node(hang.kind) else None,
             rank=hang.ranks[0] if hang.ranks else None,
             retry=is_retryable,
             line=hang.evidence[0] if hang.evidence else None,

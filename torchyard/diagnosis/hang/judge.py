@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torchyard.diagnosis.hang import messages
 from torchyard.diagnosis.hang.calls import find_call_groups, find_completed_ranks, find_network_fault
+from torchyard.diagnosis.hang.classes import get_fault_facts
 from torchyard.diagnosis.hang.missing_ranks import (
     ACTIVE_FLOOR_S,
     ACTIVE_PAUSE_FACTOR,
@@ -28,21 +29,11 @@ from torchyard.diagnosis.hang.pending_collectives import (
     find_pending_collectives,
     is_stopped,
 )
-from torchyard.model.hang import Hang, HangClass, RankRecord
+from torchyard.model.hang import Hang, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
 SILENT_AFTER_S = 90.0  # a healthy rank reports every 15 to 60 s
 IDLE_FLOOR_S = 12.0  # no rank waits in a collective, and none is active
-# The most certain first: if several ranks are missing, those with the first of these faults are blamed.
-_FAULT_PRIORITY: tuple[HangClass, ...] = (
-    "stopped",
-    "gil",
-    "storage",
-    "data-loader",
-    "missing-rank",
-    "network",
-    "compute",
-)
 
 
 class _JobSnapshot(NamedTuple):
@@ -116,9 +107,9 @@ def _count_waiting_ranks(collective: PendingCollective) -> int:
 
 
 def _get_candidate_priority(candidate: tuple[PendingCollective, dict[int, Fault]]) -> int:
-    """The index of the candidate's most certain fault in `_FAULT_PRIORITY`."""
+    """The priority of the candidate's most certain fault."""
     _, faults = candidate
-    return min(_FAULT_PRIORITY.index(fault.kind) for fault in faults.values())
+    return min(get_fault_facts(fault.kind).priority for fault in faults.values())
 
 
 def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects: frozenset[int]) -> dict[int, Fault]:
@@ -136,8 +127,9 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
     if not certain and len(expired) < len(faults):
         return {}
     blamed = certain or expired
-    priority = min((_FAULT_PRIORITY.index(fault.kind) for fault in blamed.values()), default=0)
-    return {rank: fault for rank, fault in blamed.items() if _FAULT_PRIORITY.index(fault.kind) == priority}
+    priorities = {rank: get_fault_facts(fault.kind).priority for rank, fault in blamed.items()}
+    first_priority = min(priorities.values(), default=0)
+    return {rank: fault for rank, fault in blamed.items() if priorities[rank] == first_priority}
 
 
 def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_s: float) -> bool:
@@ -146,7 +138,7 @@ def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_
     if record is None or record.kind == "end":
         return waited_s >= fault.limit_s
     stalled_s = record.stalled_s
-    if fault.kind == "gil":
+    if get_fault_facts(fault.kind).is_frozen:
         stalled_s = min(stalled_s, record.frozen_s)
     return rank in snapshot.stalled and min(waited_s, stalled_s) >= fault.limit_s
 
@@ -236,9 +228,9 @@ def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
         return None
     if all(map(is_stopped, records.values())):
         has_stalled = _have_all_stalled(snapshot, snapshot.stalled, START_FLOOR_S)
-        return messages.describe_idle_job("stopped", records) if has_stalled else None
+        return messages.describe_stopped_job(records) if has_stalled else None
     if not any(record.groups for record in records.values()):
         return None  # a program without process groups may pause for any time
     have_started = all(record.typical_pause_s > 0 or has_completed_collective(record) for record in records.values())
     has_stalled = _have_all_stalled(snapshot, snapshot.stalled, IDLE_FLOOR_S if have_started else ACTIVE_FLOOR_S)
-    return messages.describe_idle_job("all-waiting-outside", records) if has_stalled else None
+    return messages.describe_idle_job(records) if has_stalled else None

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from torchyard.diagnosis.hang.calls import CallGroup, NetworkFault, describe_call
+from torchyard.diagnosis.hang.classes import get_fault_facts
 from torchyard.diagnosis.hang.missing_ranks import HAS_ENDED, IS_SILENT, Fault
 from torchyard.diagnosis.hang.pending_collectives import (
     DEFAULT_GROUP,
@@ -32,11 +33,6 @@ _MAX_PROCESSES = 4  # in the evidence
 _MAX_LOCATIONS = 3  # in a sentence about an idle job
 _PLURAL_VERBS = {"has": "have", "is": "are"}
 _SINGULAR_VERB = re.compile(r"^(?:has|is)\b")
-_FAULT_SUFFIXES = {
-    "gil": ", in a call that holds Python's global lock",
-    "storage": ", where it reads or writes files",
-    "network": ", where it waits for another machine",
-}
 
 
 def describe_missing_ranks(
@@ -192,19 +188,25 @@ def describe_stuck_collective(collective: PendingCollective, records: _Records, 
     )
 
 
-def describe_idle_job(kind: HangClass, records: _Records) -> Hang:
+def describe_stopped_job(records: _Records) -> Hang:
+    """Return the hang of a job whose ranks are all stopped."""
+    hang = _build_hang("stopped", tuple(sorted(records)), records, frozenset())
+    return _add_idle_ranks(hang, "all ranks are stopped", records)
+
+
+def describe_idle_job(records: _Records) -> Hang:
     """Return the hang of a job in which no rank is in a collective, and none is active."""
-    ranks: tuple[int, ...] = ()
-    if kind == "stopped":
-        ranks = tuple(sorted(records))
-        sentence = "all ranks are stopped"
-    else:
-        locations = []
-        for rank_group in group_ranks(records)[:_MAX_LOCATIONS]:
-            verb = choose_verb(rank_group.ranks, "is", "are")
-            locations.append(f"{describe_ranks(rank_group.ranks)} {verb} in {rank_group.location}")
-        sentence = f"no rank does anything, and none waits in a collective: {', '.join(locations)}"
-    return _build_hang(kind, ranks, records, frozenset()).model_copy(
+    locations = []
+    for rank_group in group_ranks(records)[:_MAX_LOCATIONS]:
+        verb = choose_verb(rank_group.ranks, "is", "are")
+        locations.append(f"{describe_ranks(rank_group.ranks)} {verb} in {rank_group.location}")
+    sentence = f"no rank does anything, and none waits in a collective: {', '.join(locations)}"
+    return _add_idle_ranks(_build_hang("all-waiting-outside", (), records, frozenset()), sentence, records)
+
+
+def _add_idle_ranks(hang: Hang, sentence: str, records: _Records) -> Hang:
+    """Return the hang with its sentence, and with the location and the processes of all ranks."""
+    return hang.model_copy(
         update={
             "sentence": sentence,
             "location": _find_location(records, sorted(records)),
@@ -237,11 +239,12 @@ def _describe_fault(fault: Fault, ranks: Iterable[int], location: str) -> str:
         plural = _SINGULAR_VERB.sub(lambda match: _PLURAL_VERBS[match[0]], fault.predicate)
         predicate = choose_verb(ranks, fault.predicate, plural)
         return predicate if fault.predicate in (HAS_ENDED, IS_SILENT) else predicate + suffix
-    if fault.kind == "compute":
+    facts = get_fault_facts(fault.kind)
+    if facts.is_working:
         return choose_verb(ranks, "computes", "compute") + suffix + f" for more than {fault.limit_s:,.0f} s"
     if not location:
         return choose_verb(ranks, "does not come", "do not come")
-    return choose_verb(ranks, "hangs", "hang") + suffix + _FAULT_SUFFIXES.get(fault.kind, "")
+    return choose_verb(ranks, "hangs", "hang") + suffix + facts.suffix
 
 
 def _describe_waiting(collective: PendingCollective) -> str:

@@ -3,8 +3,9 @@
 import re
 from typing import NamedTuple
 
+from torchyard.diagnosis.hang.classes import get_fault_facts
 from torchyard.diagnosis.hang.pending_collectives import is_stopped
-from torchyard.model.hang import HangClass, RankRecord
+from torchyard.model.hang import FaultClass, RankRecord
 
 # Seconds without progress after which a missing rank hangs, at least; a slow job gets a multiple of its usual pause.
 FLOOR_S = 3.0  # of a rank that does nothing
@@ -53,7 +54,7 @@ class Fault(NamedTuple):
     predicate: of the sentence (`is stopped`); empty: `hangs`, or as the kind requires.
     """
 
-    kind: HangClass
+    kind: FaultClass
     limit_s: float
     is_certain: bool = False
     predicate: str = ""
@@ -77,11 +78,12 @@ def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float) -> F
         predicate = f"is out of disk space at {record.full_mount}"
         return Fault("storage", max(BLOCKED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate=predicate)
     kind, floor_s = _classify_fault(record)
-    if is_busy(record) and kind != "gil":
+    facts = get_fault_facts(kind)
+    if is_busy(record) and not facts.is_frozen:
         return Fault("compute" if kind == "missing-rank" else kind, _get_active_limit(typical_pause_s))
     if not has_started:
         floor_s = max(floor_s, START_FLOOR_S)
-    return Fault(kind, max(floor_s, slow_job_limit_s), is_certain=kind in ("gil", "storage"))
+    return Fault(kind, max(floor_s, slow_job_limit_s), is_certain=facts.is_certain)
 
 
 def is_busy(record: RankRecord) -> bool:
@@ -98,7 +100,7 @@ def _get_active_limit(typical_pause_s: float) -> float:
     return max(ACTIVE_FLOOR_S, ACTIVE_PAUSE_FACTOR * typical_pause_s)
 
 
-def _classify_fault(record: RankRecord) -> tuple[HangClass, float]:
+def _classify_fault(record: RankRecord) -> tuple[FaultClass, float]:
     """The class of a rank that does nothing, by the strongest evidence, and its limit in seconds."""
     if record.frozen_s > MIN_FROZEN_S and record.state != "D" and not record.uses_files:
         return "gil", BLOCKED_FLOOR_S

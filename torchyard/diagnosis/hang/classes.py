@@ -1,0 +1,59 @@
+"""What depends on the class of a hang: mypy requires an answer here for every new class."""
+
+from typing import NamedTuple, assert_never
+
+from torchyard.model.hang import FaultClass, HangClass
+
+
+class FaultFacts(NamedTuple):
+    """What is known about a rank that others wait for, by the class of its fault.
+
+    priority: if several ranks are missing, those whose fault has the lowest one, the most certain, are blamed.
+    is_certain: the rank hangs even if another missing rank may still call the collective.
+    is_frozen: the rank executes no Python code: it hangs although its process is busy, and for as long as that lasts.
+    is_working: the rank may still make progress, so that the sentence contains the limit that it has exceeded.
+    suffix: what the rank does at its location, as the end of a clause.
+    """
+
+    priority: int
+    is_certain: bool = False
+    is_frozen: bool = False
+    is_working: bool = False
+    suffix: str = ""
+
+
+def get_fault_facts(kind: FaultClass) -> FaultFacts:
+    """The facts about a class of faults."""
+    match kind:
+        case "stopped":
+            facts = FaultFacts(priority=0, is_certain=True)
+        case "gil":
+            facts = FaultFacts(
+                priority=1, is_certain=True, is_frozen=True, suffix=", in a call that holds Python's global lock"
+            )
+        case "storage":
+            facts = FaultFacts(priority=2, is_certain=True, suffix=", where it reads or writes files")
+        case "data-loader":
+            facts = FaultFacts(priority=3)
+        case "missing-rank":
+            facts = FaultFacts(priority=4)
+        case "network":
+            facts = FaultFacts(priority=5, suffix=", where it waits for another machine")
+        case "compute":
+            facts = FaultFacts(priority=6, is_working=True)
+        case _:
+            assert_never(kind)
+    return facts
+
+
+def points_at_node(kind: HangClass) -> bool:
+    """Whether another node may cure a hang, so that the next attempt avoids this one."""
+    match kind:
+        case "missing-rank" | "stopped" | "network" | "storage" | "unknown":
+            return True
+        case "compute" | "data-loader" | "gil":
+            return False
+        case "collective-mismatch" | "deadlock-between-groups" | "all-waiting-outside":
+            return False
+        case _:
+            assert_never(kind)
