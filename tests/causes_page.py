@@ -6,18 +6,13 @@ from itertools import groupby
 
 from tests.failure_logs import NAMES, SPELLINGS, load_log
 from torchyard.common.project_root import ROOT
-from torchyard.diagnosis.event_rules import EVENT_RULES
-from torchyard.diagnosis.log_patterns import (
-    CAUSES,
-    PROGRAM_ERROR,
-    PROGRAM_EXIT,
-    RANK_HANGS,
-    STORE_ENDED,
-    UNKNOWN_CAUSE,
-    Cause,
-)
-from torchyard.diagnosis.pod_reasons import REASONS, PodCause
 from torchyard.diagnosis.root_cause import diagnose_failure
+from torchyard.model.cause import Cause, LogRule, PodRule
+from torchyard.model.causes.events import EVENT_RULES
+from torchyard.model.causes.pods import POD_RULES
+from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, UNKNOWN_CAUSE
+from torchyard.model.causes.registry import CAUSES, LOG_RULES
+from torchyard.model.causes.rendezvous import STORE_ENDED
 
 PAGE = ROOT / "docs" / "causes.md"
 HEADER = """\
@@ -31,6 +26,11 @@ A cause is named only if a line, a status or an event proves it. Warnings, and e
 not proofs; without a proof the cause is `unknown`. If several processes failed, the first one counts, unless it only
 lost a peer or waited for one: then the failure of the peer counts.
 
+## All causes
+`avoid_failed` lets the next attempt avoid the node of a failure if its cause points at a node. Where a line, a status
+or an event shows more than the cause, it decides about another attempt: the tables below list these cases.
+"""
+LOGS_HEADER = """
 ## From the logs
 The line that proves the cause provides the values in braces.
 """
@@ -45,16 +45,16 @@ EVENTS_HEADER = """
 """
 
 
-def find_example(cause: Cause) -> str:
-    """A line that shows a cause, posted somewhere or recorded; empty if there is none."""
-    posted = (line for slug, line in SPELLINGS if slug == cause.slug and cause.pattern and cause.pattern.search(line))
+def find_example(rule: LogRule) -> str:
+    """A line that shows a rule's cause, posted somewhere or recorded; empty if there is none."""
+    posted = (line for slug, line in SPELLINGS if slug == rule.cause and rule.pattern and rule.pattern.search(line))
     for line in posted:
         if line:
             return line
     for name in NAMES:
         logs, exit_codes, _ = load_log(name)
         failure = diagnose_failure(logs, exit_codes)
-        if failure and failure.cause == cause.slug and failure.line:
+        if failure and failure.cause is rule.cause and failure.line:
             return failure.line
     return ""
 
@@ -71,29 +71,37 @@ def format_code(text: str, max_length: int = 140) -> str:
 
 def render() -> str:
     """The page."""
-    rows = [
-        (format_code(cause.slug), cause.description, format_code(find_example(cause)), "yes" if cause.retry else "no")
-        for cause in (*CAUSES, PROGRAM_ERROR, PROGRAM_EXIT, RANK_HANGS, STORE_ENDED, UNKNOWN_CAUSE)
-    ]
-    causes = sorted(REASONS.items(), key=lambda item: item[1].slug)
-    pods = []
-    for cause, entries in groupby(causes, lambda item: item[1]):
-        reasons = ", ".join(format_code(reason) for reason, _ in entries)
-        pods.append((format_code(cause.slug), cause.description, reasons, describe_retry(cause)))
-    events = [
+    causes = [
         (
-            format_code(rule.cause.slug),
-            rule.cause.description,
-            format_code(rule.reason_pattern)
-            + (f" with {format_code(rule.message_pattern)}" if rule.message_pattern else ""),
-            describe_retry(rule.cause),
+            format_code(cause),
+            format_flag(cause.retry),
+            format_flag(cause.points_at_node),
+            list_sources(cause),
+            cause.advice,
         )
-        for rule in EVENT_RULES
+        for cause in CAUSES.values()
     ]
+    logs = [
+        (format_code(rule.cause), rule.description, format_code(find_example(rule)), format_flag(rule.retry))
+        for rule in (*LOG_RULES, PROGRAM_ERROR, PROGRAM_EXIT, STORE_ENDED, UNKNOWN_CAUSE)
+    ]
+    pods = []
+    for rule, entries in groupby(sorted(POD_RULES.items(), key=lambda item: item[1].cause), lambda item: item[1]):
+        reasons = ", ".join(format_code(reason) for reason, _ in entries)
+        pods.append((format_code(rule.cause), rule.description, reasons, describe_retry(rule)))
+    events = []
+    for event_rule in EVENT_RULES:
+        pod_rule = event_rule.pod_rule
+        event = format_code(event_rule.reason_pattern)
+        if event_rule.message_pattern:
+            event += f" with {format_code(event_rule.message_pattern)}"
+        events.append((format_code(pod_rule.cause), pod_rule.description, event, describe_retry(pod_rule)))
     return "".join(
         (
             HEADER,
-            render_table(("cause", "sentence", "a line that shows it", "another attempt"), rows),
+            render_table(("cause", "another attempt", "points at a node", "shown by", "advice"), causes),
+            LOGS_HEADER,
+            render_table(("cause", "sentence", "a line that shows it", "another attempt"), logs),
             PODS_HEADER,
             render_table(("cause", "sentence", "reason", "another attempt"), pods),
             EVENTS_HEADER,
@@ -102,12 +110,28 @@ def render() -> str:
     )
 
 
-def describe_retry(cause: PodCause) -> str:
+def list_sources(cause: Cause) -> str:
+    """Where the rules of a cause look: `logs, pods`; `torchyard` if it has no rule."""
+    sources = []
+    if any(rule.cause is cause for rule in (*LOG_RULES, PROGRAM_ERROR, UNKNOWN_CAUSE)):
+        sources.append("logs")
+    if any(rule.cause is cause for rule in POD_RULES.values()):
+        sources.append("pods")
+    if any(rule.pod_rule.cause is cause for rule in EVENT_RULES):
+        sources.append("events")
+    return ", ".join(sources) or "torchyard"
+
+
+def format_flag(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def describe_retry(rule: PodRule) -> str:
     """Whether another attempt may work, and for how long the cause is waited out."""
-    is_worth = "yes" if cause.retry else "no"
-    if cause.patience_s == math.inf:
+    is_worth = format_flag(rule.retry)
+    if rule.patience_s == math.inf:
         return f"{is_worth}; ends no job by itself"
-    return f"{is_worth}; after {cause.patience_s:.0f} s" if cause.patience_s else is_worth
+    return f"{is_worth}; after {rule.patience_s:.0f} s" if rule.patience_s else is_worth
 
 
 if __name__ == "__main__":

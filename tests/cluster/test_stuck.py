@@ -252,7 +252,7 @@ REAL_NODE_CASES = [
     RealNodeCase("volume-mount", {"mounts": {"/s": {"secret": "nope"}}}, 'secret "nope" not found', False),
     RealNodeCase("volume-mount", {"mounts": {"/c": {"config_map": "nope"}}}, 'configmap "nope" not found', False),
     RealNodeCase("pod-config", {"pod.env_from": [{"config_map": "nope"}]}, 'configmap "nope" not found', False),
-    RealNodeCase("registry", {"image": "registry.invalid/nope:1"}, "registry does not respond (ErrImagePull", True),
+    RealNodeCase("image-pull", {"image": "registry.invalid/nope:1"}, "registry does not respond (ErrImagePull", True),
 ]
 
 

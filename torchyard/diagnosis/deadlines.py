@@ -5,8 +5,9 @@ process watched it is not late.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.profile import Deadlines
 
 _SUSPENDED_AFTER_S = 10.0  # between two polls; after more, this process was suspended and observed nothing
@@ -34,7 +35,7 @@ class JobSnapshot(NamedTuple):
 class ExpiredDeadline(NamedTuple):
     """A deadline that has expired: its cause slug, and the message for the report."""
 
-    cause: Literal["start-deadline", "run-deadline", "silence"]
+    cause: LauncherCause
     message: str
 
 
@@ -73,12 +74,14 @@ class DeadlineMonitor:
         logs_current = snapshot.time - last_gap_at >= _LOG_GRACE_S
 
         if states_current and logs_current and not self._has_started and job_age_s > deadlines.start:
-            return ExpiredDeadline("start-deadline", f"not started within {deadlines.start:g} s (deadlines.start)")
+            return ExpiredDeadline(
+                LauncherCause.START_DEADLINE, f"not started within {deadlines.start:g} s (deadlines.start)"
+            )
         if states_current and job_age_s > deadlines.run:
-            return ExpiredDeadline("run-deadline", f"not ended within {deadlines.run:g} s (deadlines.run)")
+            return ExpiredDeadline(LauncherCause.RUN_DEADLINE, f"not ended within {deadlines.run:g} s (deadlines.run)")
         if logs_current and self._has_started and self._silence_s > deadlines.silence:
             message = f"no line in any log for {deadlines.silence:g} s (deadlines.silence): the job hangs"
-            return ExpiredDeadline("silence", message)
+            return ExpiredDeadline(LauncherCause.SILENCE, message)
         return None
 
     def _update(self, snapshot: JobSnapshot) -> None:

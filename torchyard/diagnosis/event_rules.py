@@ -1,64 +1,15 @@
 """What the events of a job's objects mean, and when they were seen."""
 
 import functools
-import math
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_text
-from torchyard.diagnosis.pod_reasons import MAX_MESSAGE_CHARS, PodCause
+from torchyard.diagnosis.pod_reasons import MAX_MESSAGE_CHARS
+from torchyard.model.cause import EventRule
+from torchyard.model.causes.events import EVENT_RULES
 
 _GO_MESSAGE = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')
-
-
-class EventRule(NamedTuple):
-    """What an event means. If it persists beyond the cause's patience, it ends a job that has not started.
-
-    reason_pattern: matches the whole reason of the event.
-    message_pattern: is searched in its message; "" matches any.
-    """
-
-    reason_pattern: str
-    message_pattern: str
-    cause: PodCause
-
-
-_VOLUME_EVENTS = "FailedMount|FailedAttachVolume|FailedMapVolume"
-# Kubelets report these about a pod; controllers report the last ones about an object that should have pods.
-EVENT_RULES = (
-    EventRule(
-        _VOLUME_EVENTS,
-        r'(?:secret|configmap|persistentvolumeclaim) "?[^ ]* ?not found|non-existent',
-        PodCause("volume-mount", "one of its volumes names an object that does not exist", patience_s=90),
-    ),
-    EventRule(_VOLUME_EVENTS, "", PodCause("volume-mount", "one of its volumes cannot be mounted", True, math.inf)),
-    EventRule(
-        "FailedCreatePodSandBox",
-        "(?i)network-?attachment.{0,200}(?:not found|cannot find|does not exist)|cannot find a network-attachment",
-        PodCause("pod-network", "a network that it names does not exist", patience_s=90),
-    ),
-    EventRule(
-        "FailedCreatePodSandBox|NetworkNotReady",
-        "",
-        PodCause("pod-network", "its node cannot connect it to a network", True, math.inf),
-    ),
-    EventRule(
-        r"FailedCreate\w*",
-        r"exceeded quota.*used: (?:[^ =,]+=0,)*[^ =,]+=0, ",
-        PodCause("quota", "its pods may not be created, each requests more than the namespace's quota", patience_s=60),
-    ),
-    EventRule(
-        r"FailedCreate\w*",
-        "exceeded quota",
-        PodCause("quota", "its pods may not be created, the namespace's quota is used up", patience_s=math.inf),
-    ),
-    EventRule(
-        r"FailedCreate\w*",
-        "admission webhook|ValidatingAdmissionPolicy|violates PodSecurity",
-        PodCause("pod-refused", "the cluster's admission rules refuse its pods", patience_s=60),
-    ),
-    EventRule(r"FailedCreate\w*", "", PodCause("pod-refused", "its pods cannot be created", patience_s=60)),
-)
 
 
 @functools.lru_cache(maxsize=256)

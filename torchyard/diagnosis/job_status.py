@@ -30,6 +30,7 @@ from torchyard.diagnosis.pod_reasons import (
     get_pod_reasons,
     get_reasons_by_pod,
 )
+from torchyard.model.causes.pods import PodCause
 from torchyard.model.run import Failure, Observation, State, Status
 
 
@@ -255,10 +256,9 @@ def _find_pod_deletion(observed: Observation, first_failure_at: float) -> Failur
     if failure:
         return failure
     return Failure(
-        cause="pod-deleted",
+        cause=PodCause.POD_DELETED,
         sentence=f"{node}: its pod was deleted by another user or controller",
         node=node,
-        retry=True,
     )
 
 

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from torchyard.diagnosis.event_rules import (
-    EVENT_RULES,
     find_event_rules,
     get_first_seen,
     get_last_seen,
@@ -30,10 +29,14 @@ from torchyard.diagnosis.pod_facts import (
     to_number,
     to_text,
 )
-from torchyard.diagnosis.pod_reasons import PodCause, find_pod_failure
+from torchyard.diagnosis.pod_reasons import find_pod_failure
 from torchyard.diagnosis.queues.kueue import read_suspended_job
 from torchyard.diagnosis.queues.podgroup import read_pod_group
 from torchyard.diagnosis.queues.queue import Queue, describe_queue
+from torchyard.model.cause import PodRule
+from torchyard.model.causes.events import EVENT_RULES
+from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Capacity, Controller
@@ -117,7 +120,7 @@ def explain_waiting_processes(
     if silent_hosts:
         clauses = [f"{', '.join(host.processes)} cannot be queried: {host.reason}" for host in silent_hosts]
         node = silent_hosts[0].processes[0]
-        return _diagnose(Failure(cause="host-silent", sentence="; ".join(clauses), node=node, retry=True))
+        return _diagnose(Failure(cause=LauncherCause.HOST_SILENT, sentence="; ".join(clauses), node=node))
     runai_states = {name: state for name, state in states.items() if "status" in state}
     clauses = []
     for name, state in runai_states.items():
@@ -181,7 +184,7 @@ def _explain_by_silent_node(context: _Context) -> Diagnosis | None:
     since = datetime.fromtimestamp(silent_since[name], UTC).strftime("%H:%M:%S UTC")
     node_name = get_node_name(context.pods[name]) or "(unknown)"
     sentence = f"{name}: its node {node_name} has not answered since {since}"
-    return _diagnose(Failure(cause="node-lost", sentence=sentence, node=name, retry=True))
+    return _diagnose(Failure(cause=PlatformCause.NODE_LOST, sentence=sentence, node=name))
 
 
 def _explain_by_event(context: _Context) -> Diagnosis | None:
@@ -194,11 +197,11 @@ def _explain_by_event(context: _Context) -> Diagnosis | None:
     for rule in EVENT_RULES:
         matching_events = [event for event in own_events if is_rule_match(event, rule)]
         if matching_events:
-            return _diagnose_events(context, matching_events, rule.cause)
+            return _diagnose_events(context, matching_events, rule.pod_rule)
     return None
 
 
-def _diagnose_events(context: _Context, events: list[Any], cause: PodCause) -> Diagnosis:
+def _diagnose_events(context: _Context, events: list[Any], rule: PodRule) -> Diagnosis:
     """The cause that events show. It fails the job if more pods are blocked than the job can spare."""
     plan = context.plan
     first_event = min(events, key=get_first_seen)
@@ -209,12 +212,12 @@ def _diagnose_events(context: _Context, events: list[Any], cause: PodCause) -> D
             blocked_pods.add(to_text(involved.get("name")))
     # An event about the job blocks all pods that do not exist yet.
     blocked_count = len(blocked_pods) or _count_planned_pods(plan) - len(context.pods)
-    has_persisted = context.observed.observed_at - get_first_seen(first_event) >= cause.patience_s
+    has_persisted = context.observed.observed_at - get_first_seen(first_event) >= rule.patience_s
 
     node = _find_event_node(plan, first_event)
     quote = f"{to_text(first_event.get('reason'))}: {shorten_message(first_event.get('message'))}"
-    sentence = f"{node or plan.job}: {cause.description} ({quote})"
-    failure = Failure(cause=cause.slug, sentence=sentence, node=node, retry=cause.retry)
+    sentence = f"{node or plan.job}: {rule.description} ({quote})"
+    failure = Failure(cause=rule.cause, sentence=sentence, node=node, retry=rule.retry)
     return _diagnose(failure, is_final=has_persisted and blocked_count > _count_spare_pods(plan))
 
 
@@ -258,7 +261,7 @@ def _explain_by_closed_queue(context: _Context) -> Diagnosis | None:
     if queue is None or not queue.refusal or not is_waiting:
         return None
     sentence = describe_queue(queue, _describe_gang(context.plan))
-    return _diagnose(Failure(cause="queue-closed", sentence=sentence))
+    return _diagnose(Failure(cause=PlatformCause.QUEUE_CLOSED, sentence=sentence))
 
 
 def find_unscheduled_pods(pods: Pods) -> dict[str, PodReason]:
@@ -292,16 +295,17 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
         return _explain_by_capacity(summary, capacity)
     if " free ports" in message:
         port_conflict = _describe_port_conflict(plan, context.pods[name], context.cluster.other_pods)
-        return _diagnose(Failure(cause="host-port", sentence=f"{summary}, and {port_conflict}", node=name, retry=True))
+        return _diagnose(Failure(cause=PlatformCause.HOST_PORT, sentence=f"{summary}, and {port_conflict}", node=name))
     suffix = "; nodes would do if they were free" if capacity else ""
-    return _diagnose(Failure(cause="unschedulable", sentence=f"{summary}{suffix}: {message}", node=name))
+    return _diagnose(Failure(cause=PlatformCause.UNSCHEDULABLE, sentence=f"{summary}{suffix}: {message}", node=name))
 
 
 def _explain_by_capacity(summary: str, capacity: Finding) -> Diagnosis:
     """Only new nodes would help, so the deadline decides: a cluster may grow."""
     is_tainted = "`pod.tolerations`" in capacity.remedy and "ask for less" not in capacity.remedy
     sentence = f"{summary}, and even empty nodes would not do: {capacity.what}; {capacity.remedy}"
-    return _diagnose(Failure(cause="taint" if is_tainted else "unschedulable", sentence=sentence))
+    cause = PlatformCause.TAINT if is_tainted else PlatformCause.UNSCHEDULABLE
+    return _diagnose(Failure(cause=cause, sentence=sentence))
 
 
 def _describe_port_conflict(plan: ManifestPlan, pod: Mapping[str, Any], other_pods: Sequence[Any]) -> str:
@@ -337,7 +341,7 @@ def _explain_by_admission(context: _Context) -> Diagnosis | None:
         return _explain_by_capacity(f"{_describe_gang(plan)} waits to be admitted", capacity)
     sentence = describe_queue(queue, _describe_gang(plan)) if queue else ""
     if queue and queue.missing and not queue.is_admitted:
-        cause = "queue-full" if "quota" in queue.missing else "unschedulable"
+        cause = PlatformCause.QUEUE_FULL if "quota" in queue.missing else PlatformCause.UNSCHEDULABLE
         return _diagnose(Failure(cause=cause, sentence=sentence))
     silence = _explain_by_silent_controller(plan, context.observed, queue)
     if silence:
@@ -360,7 +364,7 @@ def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation, que
     labels = [requirement.label for requirement in plan.requires if isinstance(requirement, Controller)]
     controllers = ", ".join(labels) or "its controller"
     sentence = f"{problem}: check that it runs and keeps up ({controllers})"
-    return _diagnose(Failure(cause="controller-silent", sentence=sentence, retry=True))
+    return _diagnose(Failure(cause=PlatformCause.CONTROLLER_SILENT, sentence=sentence))
 
 
 def _has_missed_job(job: Mapping[str, Any], observed: Observation) -> bool:

@@ -19,113 +19,40 @@ from torchyard.diagnosis.pod_facts import (
     to_number,
     to_text,
 )
+from torchyard.model.cause import PodRule
+from torchyard.model.causes.platform import PlatformCause
+from torchyard.model.causes.pods import IMAGE_PULL_FAILED, OUT_OF_RESOURCE, POD_RULES, PULL_RULES
 from torchyard.model.run import Failure
 
 _CRASH_LOOP_RESTARTS = 3  # restarts of a container, from which on they count as a loop
 MAX_MESSAGE_CHARS = 300  # of a controller's message
+_NODE_CAUSES = (PlatformCause.NODE_LOST, PlatformCause.EVICTED)  # whose sentence names the machine
 
 
-class PodCause(NamedTuple):
-    """What a reason in a pod's status means.
-
-    description: the clause after the pod's name.
-    retry: another attempt may succeed.
-    patience_s: seconds that the reason must persist before it ends the job; infinity if it never does.
-    """
-
-    slug: str
-    description: str
-    retry: bool = False
-    patience_s: float = 0.0
+def _get_rule(reason: str) -> PodRule | None:
+    """The rule of a reason in `POD_RULES`; None for any other."""
+    return POD_RULES.get(OUT_OF_RESOURCE if reason.startswith(OUT_OF_RESOURCE[:-1]) else reason)
 
 
-# Kubernetes' own reasons: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and kubelet's sources.
-_IMAGE_PULL_FAILED = PodCause("image", "its image cannot be pulled", patience_s=90)
-_REGISTRY_UNREACHABLE = PodCause(
-    "registry", "its image cannot be pulled, because its registry does not respond", True, patience_s=300
-)
-_IMAGE_REFUSED = PodCause(
-    "image", "its registry refuses it the image: see pod.pull_secrets and the image's name", patience_s=90
-)
-_IMAGE_NOT_FOUND = PodCause("image", "its registry has no such image: correct its name or tag", patience_s=90)
-_CONTAINER_NOT_CREATED = PodCause("pod-config", "its container cannot be created", patience_s=60)
-_COMMAND_NOT_STARTED = PodCause("start-error", "its command cannot be started")
-_NODE_SHUT_DOWN = PodCause("node-lost", "its node was shut down", retry=True)
-_OUT_OF_RESOURCE = "OutOf*"  # with the name of a resource: OutOfcpu, OutOfnvidia.com/gpu
-REASONS = {
-    "ErrImagePull": _IMAGE_PULL_FAILED,
-    "ImagePullBackOff": _IMAGE_PULL_FAILED,
-    "RegistryUnavailable": _REGISTRY_UNREACHABLE,
-    "InvalidImageName": _IMAGE_PULL_FAILED._replace(patience_s=0),
-    "ErrImageNeverPull": _IMAGE_PULL_FAILED._replace(patience_s=0),
-    "ImageInspectError": _IMAGE_PULL_FAILED,
-    "SignatureValidationFailed": PodCause("image", "its image's signature is not accepted"),
-    "CreateContainerConfigError": _CONTAINER_NOT_CREATED,
-    "CreateContainerError": _CONTAINER_NOT_CREATED,
-    "RunContainerError": _COMMAND_NOT_STARTED._replace(patience_s=30),
-    "ContainerCannotRun": _COMMAND_NOT_STARTED,
-    "StartError": _COMMAND_NOT_STARTED,
-    "PostStartHookError": PodCause("start-error", "its postStart hook failed"),
-    "CrashLoopBackOff": PodCause("crash-loop", "it crashes repeatedly"),
-    "OOMKilled": PodCause("oom-pod", "it used more memory than its limit"),
-    "Evicted": PodCause("evicted", "its node evicted it", retry=True),
-    "NodeLost": PodCause("node-lost", "its node was lost", retry=True),
-    "NodeShutdown": _NODE_SHUT_DOWN,
-    "Shutdown": _NODE_SHUT_DOWN,
-    "Terminated": _NODE_SHUT_DOWN,
-    "ContainerStatusUnknown": PodCause("node-lost", "its node lost its container, for example in a reboot", retry=True),
-    "Preempting": PodCause("preempted", "it was preempted", retry=True),
-    "UnexpectedAdmissionError": PodCause("device-lost", "its node had no working device for it", retry=True),
-    _OUT_OF_RESOURCE: PodCause("device-lost", "its node had no room left for it", retry=True),
-    "NodeAffinity": PodCause("pod-refused", "its node's labels changed and do not match it", retry=True),
-    "TopologyAffinityError": PodCause(
-        "numa-topology",
-        "its node's topology manager found no NUMA node for it: request the resources of one",
-        retry=True,
-    ),
-    "DeadlineExceeded": PodCause("pod-deadline", "its own activeDeadlineSeconds ended it"),
-    "PreemptionByScheduler": PodCause("preempted", "it was preempted for a pod of higher priority", retry=True),
-    "DeletionByTaintManager": PodCause("node-lost", "its node does not respond", retry=True),
-    "EvictionByEvictionAPI": PodCause("evicted", "its node was drained", retry=True),
-    "DeletionByPodGC": PodCause("node-lost", "its node is gone", retry=True),
-    "TerminationByKubelet": PodCause("evicted", "its node evicted it", retry=True),
-    "Evict": PodCause("preempted", "Volcano evicted it for another job", retry=True),
-}
-# Messages of containerd and CRI-O about an image that could not be pulled.
-_PULL_ERRORS = (
-    (
-        r"no such host|dial tcp|connection re(?:fused|set)|timed? ?out|EOF|50[0234] |429 |toomanyrequests",
-        _REGISTRY_UNREACHABLE,
-    ),
-    (r"denied|[Uu]nauthorized|no basic auth|authentication required|401 |403 ", _IMAGE_REFUSED),
-    (r"not found|manifest unknown|does not exist|404 ", _IMAGE_NOT_FOUND),
-)
-
-
-def _get_cause(reason: str) -> PodCause | None:
-    """The cause of a reason in `REASONS`; None for any other."""
-    return REASONS.get(_OUT_OF_RESOURCE if reason.startswith(_OUT_OF_RESOURCE[:-1]) else reason)
-
-
-def _determine_cause(reason: PodReason) -> PodCause:
-    """The cause that a reason in `REASONS` stands for; that of an image which cannot be pulled is in the message."""
-    cause = _get_cause(reason.reason)
-    if cause is None or cause is _IMAGE_PULL_FAILED:
-        return _determine_pull_cause(reason.message)
-    return cause
+def _determine_rule(reason: PodReason) -> PodRule:
+    """The rule of a reason in `POD_RULES`; that of an image which cannot be pulled is in the message."""
+    rule = _get_rule(reason.reason)
+    if rule is None or rule is IMAGE_PULL_FAILED:
+        return _determine_pull_rule(reason.message)
+    return rule
 
 
 @functools.lru_cache(maxsize=4096)
-def _determine_pull_cause(message: str) -> PodCause:
+def _determine_pull_rule(message: str) -> PodRule:
     """Why an image could not be pulled. Cached: a thousand pods of one image mostly report the same."""
-    for pattern, cause in _PULL_ERRORS:
+    for pattern, rule in PULL_RULES:
         if re.search(pattern, message):
-            return cause
-    return _IMAGE_PULL_FAILED
+            return rule
+    return IMAGE_PULL_FAILED
 
 
 def get_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
-    """Every reason in a pod's status that is in `REASONS`, containers last; quick for the many pods that have none."""
+    """Every reason in a pod's status that is in `POD_RULES`, containers last; quick for pods that have none."""
     status = get_mapping(pod, "status")
     conditions = get_mappings(status, "conditions")
     reasons: list[PodReason] = []
@@ -135,13 +62,13 @@ def get_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
         if _is_disruption(condition):
             reasons.append(build_reason(condition, _get_transition_time(condition)))
     container_states = [
-        state for state in _iter_container_reasons(pod, status) if _get_cause(to_text(state.get("reason")))
+        state for state in _iter_container_reasons(pod, status) if _get_rule(to_text(state.get("reason")))
     ]
     if container_states:
         # A container's state has no time of its own, so its reason counts from the pod's last change.
         last_change_at = max((_get_transition_time(condition) for condition in conditions), default=0.0)
         reasons += [build_reason(state, last_change_at) for state in container_states]
-    return [reason for reason in reasons if _get_cause(reason.reason)]
+    return [reason for reason in reasons if _get_rule(reason.reason)]
 
 
 def _get_transition_time(condition: Mapping[str, Any]) -> float:
@@ -176,11 +103,11 @@ def _is_disruption(condition: Mapping[str, Any]) -> bool:
 
 
 class PodProblem(NamedTuple):
-    """A reason in a pod's status that has persisted for the patience of its cause."""
+    """A reason in a pod's status that has persisted for the patience of its rule."""
 
     node: str
     reason: PodReason
-    cause: PodCause
+    rule: PodRule
 
 
 def get_reasons_by_pod(pods: Pods) -> dict[str, list[PodReason]]:
@@ -198,9 +125,9 @@ def find_pod_problems(pods: Pods, reasons_by_pod: Mapping[str, Sequence[PodReaso
     problems = []
     for name, reasons in reasons_by_pod.items():
         for reason in reasons:
-            cause = _determine_cause(reason)
-            if now - reason.started_at >= cause.patience_s and not _is_harmless(pods[name], reason):
-                problems.append(PodProblem(name, reason, cause))
+            rule = _determine_rule(reason)
+            if now - reason.started_at >= rule.patience_s and not _is_harmless(pods[name], reason):
+                problems.append(PodProblem(name, reason, rule))
     return problems
 
 
@@ -213,21 +140,21 @@ def find_pod_failure(pods: Pods, now: float) -> Failure | None:
 def build_failure(pods: Pods, problems: Sequence[PodProblem]) -> Failure:
     """The failure that describes the oldest of some problems."""
     oldest = min(problems, key=lambda problem: (problem.reason.started_at, problem.node))
-    cause = oldest.cause
+    rule = oldest.rule
     pod = pods[oldest.node]
     subject = oldest.node
     node_name = get_node_name(pod)
-    if cause.slug in ("node-lost", "evicted") and node_name:
+    if rule.cause in _NODE_CAUSES and node_name:
         subject += f" on {node_name}"
     quote = oldest.reason.reason
     message = re.sub(r"\s+", " ", oldest.reason.message)[:MAX_MESSAGE_CHARS]
     if message:
         quote += f": {message}"
     return Failure(
-        cause=cause.slug,
-        sentence=f"{subject}: {cause.description} ({quote})",
+        cause=rule.cause,
+        sentence=f"{subject}: {rule.description} ({quote})",
         node=oldest.node,
-        retry=cause.retry,
+        retry=rule.retry,
         exit_code=get_pod_exit_code(pod),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchyard.diagnosis.pod_facts import get_mapping
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.run import Failure, Observation, Status
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
@@ -35,18 +36,20 @@ def _build_expired_lease_status(name: str, state: Mapping[str, Any]) -> Status:
     """The status of a job that a supervisor ended because its lease was not renewed."""
     reason = f"its lease was not renewed for {state['abandoned']:g} s (deadlines.lease)"
     message = f"{name} was ended by its supervisor: {reason}"
-    return Status(state="failed", reason=message, failure=Failure(cause="lease-ended", sentence=message, node=name))
+    return Status(
+        state="failed", reason=message, failure=Failure(cause=LauncherCause.LEASE_ENDED, sentence=message, node=name)
+    )
 
 
 def _build_lost_supervisor_status(name: str, state: Mapping[str, Any]) -> Status:
     """The status of a job whose host lost a supervisor, with or without its process: the program is not at fault."""
     if state.get("rebooted"):
-        cause = "host-rebooted"
+        cause = LauncherCause.HOST_REBOOTED
         message = f"the host of {name} was restarted, and no process of the job is left there"
     else:
-        cause = "supervisor-killed"
+        cause = LauncherCause.SUPERVISOR_KILLED
         message = f"the supervisor of {name} was killed"
-    failure = Failure(cause=cause, sentence=message, node=name, retry=True)
+    failure = Failure(cause=cause, sentence=message, node=name)
     return Status(state="failed", reason=message, failure=failure)
 
 

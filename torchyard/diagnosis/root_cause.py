@@ -10,26 +10,22 @@ from typing import NamedTuple
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
 from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line, parse_lost_worker
-from torchyard.diagnosis.log_patterns import (
-    CAUSES,
-    CLOCK_SKEW_S,
-    COLLECTIVE_TIMEOUT,
-    DECISIVE_EXIT_CODES,
-    PROGRAM_ERROR,
-    PROGRAM_EXIT,
-    STORE_ENDED,
-    UNKNOWN_CAUSE,
-    Cause,
-    Distance,
-)
+from torchyard.model.cause import Distance, LogRule
+from torchyard.model.causes.fabric import FabricCause
+from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, UNKNOWN_CAUSE
+from torchyard.model.causes.registry import LOG_RULES
+from torchyard.model.causes.rendezvous import STORE_ENDED
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
 TAIL_LINES = 50  # of the failing process, for the report
 _SIGTERM_CODE = -15
-_CAUSES_BY_DISTANCE = tuple(sorted(CAUSES, key=lambda cause: cause.distance))  # the first that matches explains most
-_SIGNAL_CAUSES = tuple(cause for cause in _CAUSES_BY_DISTANCE if cause.explains_signal)
-_OWN_CAUSES = tuple(cause for cause in _CAUSES_BY_DISTANCE if cause.distance == Distance.OWN)
+_CLOCK_SKEW_S = 5.0  # clocks differ between nodes, and torchrun's tee delays lines
+# These decide the cause alone: a process that was killed could not log why.
+_DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})
+_RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
+_SIGNAL_RULES = tuple(rule for rule in _RULES_BY_DISTANCE if rule.explains_signal)
+_OWN_RULES = tuple(rule for rule in _RULES_BY_DISTANCE if rule.distance == Distance.OWN)
 _SIGNAL_NAMES: dict[int | None, str] = {-number: number.name for number in signal.Signals}
 
 _RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
@@ -76,9 +72,9 @@ class _Suspect(NamedTuple):
 
 
 class _Finding(NamedTuple):
-    """A cause, the process that shows it, and the line that proves it; None if only an exit code does."""
+    """A rule that shows a cause, the process, and the line that proves it; None if only an exit code does."""
 
-    cause: Cause
+    rule: LogRule
     suspect: _Suspect
     timestamp: float
     evidence: LogLinePart | None
@@ -112,7 +108,7 @@ def diagnose_failure(
     if has_store_ended:
         store_finding = _diagnose_store(parts_by_node[_STORE_NAME], exit_codes[_STORE_NAME])
     finding = _find_root_cause(suspects, store_finding)
-    if longer_logs is not None and finding.cause.distance >= Distance.PEER:
+    if longer_logs is not None and finding.rule.distance >= Distance.PEER:
         return diagnose_failure(longer_logs, exit_codes)
     return _build_failure(finding, parts_by_node)
 
@@ -248,40 +244,40 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     lines = [*report.traceback, *suspect.lines] if report else list(suspect.lines)
     exit_code = _normalize_exit_code(suspect.exit_code)
     exit_finding = None
-    exit_cause = _find_exit_cause(exit_code, is_worker=report is not None)
-    if exit_cause:
-        exit_line = _find_exit_evidence(exit_cause, suspect, lines)
-        exit_finding = _Finding(exit_cause, suspect, suspect.last_line_at, exit_line)
-        if exit_code in DECISIVE_EXIT_CODES:
-            return _find_cause_in_lines(suspect, lines, _SIGNAL_CAUSES) or exit_finding
+    exit_rule = _find_exit_rule(exit_code, is_worker=report is not None)
+    if exit_rule:
+        exit_line = _find_exit_evidence(exit_rule, suspect, lines)
+        exit_finding = _Finding(exit_rule, suspect, suspect.last_line_at, exit_line)
+        if exit_code in _DECISIVE_EXIT_CODES:
+            return _find_cause_in_lines(suspect, lines, _SIGNAL_RULES) or exit_finding
 
     finding = _find_nearest_exception(suspect, lines)
     if finding is None:
-        finding = _find_cause_in_lines(suspect, lines, _CAUSES_BY_DISTANCE)
-    elif finding.cause.distance > Distance.OWN:
-        causes = [cause for cause in _CAUSES_BY_DISTANCE if cause.distance <= finding.cause.distance]
-        finding = _find_cause_in_lines(suspect, lines, causes) or finding
+        finding = _find_cause_in_lines(suspect, lines, _RULES_BY_DISTANCE)
+    elif finding.rule.distance > Distance.OWN:
+        rules = [rule for rule in _RULES_BY_DISTANCE if rule.distance <= finding.rule.distance]
+        finding = _find_cause_in_lines(suspect, lines, rules) or finding
     if finding or exit_finding:
         return finding or exit_finding
     return _Finding(PROGRAM_EXIT, suspect, report.exit_line.timestamp, report.exit_line) if report else None
 
 
-def _find_exit_cause(exit_code: int | None, *, is_worker: bool) -> Cause | None:
-    """The cause that an exit code means for a worker, or for an agent; None if it means none."""
-    for cause in CAUSES:
-        if exit_code in (cause.worker_codes if is_worker else cause.agent_codes):
-            return cause
+def _find_exit_rule(exit_code: int | None, *, is_worker: bool) -> LogRule | None:
+    """The rule of an exit code of a worker, or of an agent; None if there is none."""
+    for rule in LOG_RULES:
+        if exit_code in (rule.worker_codes if is_worker else rule.agent_codes):
+            return rule
     return None
 
 
-def _find_exit_evidence(cause: Cause, suspect: _Suspect, lines: Sequence[LogLinePart]) -> LogLinePart | None:
+def _find_exit_evidence(rule: LogRule, suspect: _Suspect, lines: Sequence[LogLinePart]) -> LogLinePart | None:
     """The line that shows what the exit code means, else torchrun's line about it, else a shell's last line.
 
     None if there is none of them, as after a signal without a report.
     """
-    if cause.pattern:
+    if rule.pattern:
         for line in lines:
-            if cause.pattern.search(line.text):
+            if rule.pattern.search(line.text):
                 return line
     if suspect.report:
         return suspect.report.exit_line
@@ -299,22 +295,22 @@ def _find_nearest_exception(suspect: _Suspect, lines: Sequence[LogLinePart]) -> 
         exceptions = exceptions[-1:]
     nearest: _Finding | None = None
     for exception in exceptions:
-        finding = _find_cause_in_lines(suspect, exception, _CAUSES_BY_DISTANCE)
+        finding = _find_cause_in_lines(suspect, exception, _RULES_BY_DISTANCE)
         if finding is None:
             finding = _Finding(PROGRAM_ERROR, suspect, exception[-1].timestamp, exception[-1])
-        if nearest is None or finding.cause.distance < nearest.cause.distance:
+        if nearest is None or finding.rule.distance < nearest.rule.distance:
             nearest = finding
     return nearest
 
 
-def _find_cause_in_lines(suspect: _Suspect, lines: Iterable[LogLinePart], causes: Sequence[Cause]) -> _Finding | None:
-    """The first of these causes that a line shows, with the first line that does; None if no line shows any."""
+def _find_cause_in_lines(suspect: _Suspect, lines: Iterable[LogLinePart], rules: Sequence[LogRule]) -> _Finding | None:
+    """The first of these rules that a line matches, with the first line that does; None if no line matches any."""
     finding: _Finding | None = None
     for line in drop_noise(lines):
-        for index, cause in enumerate(causes):
-            if cause.pattern and cause.pattern.search(line.text):
-                finding = _Finding(cause, suspect, line.timestamp, line)
-                causes = causes[:index]  # later lines only count for causes before this one
+        for index, rule in enumerate(rules):
+            if rule.pattern and rule.pattern.search(line.text):
+                finding = _Finding(rule, suspect, line.timestamp, line)
+                rules = rules[:index]  # later lines only count for rules before this one
                 break
     return finding
 
@@ -322,7 +318,7 @@ def _find_cause_in_lines(suspect: _Suspect, lines: Iterable[LogLinePart], causes
 def _diagnose_store(lines: Sequence[LogLinePart], exit_code: int | None) -> _Finding:
     """Why the rendezvous store ended before the job: its own reason, or only that it did."""
     suspect = _Suspect(_STORE_NAME, None, exit_code, lines[-1].timestamp if lines else 0.0, lines)
-    finding = _find_cause_in_lines(suspect, lines, _OWN_CAUSES)
+    finding = _find_cause_in_lines(suspect, lines, _OWN_RULES)
     return finding or _Finding(STORE_ENDED, suspect, suspect.last_line_at, None)
 
 
@@ -341,7 +337,7 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
     last_line_at = max(suspect.last_line_at for suspect in first_suspects) or math.inf
     unknown = _Finding(UNKNOWN_CAUSE, first_suspects[-1], last_line_at, None)
     finding = min((_diagnose_suspect(suspect) or unknown for suspect in first_suspects), key=_finding_priority)
-    if finding.cause.distance == Distance.OWN:
+    if finding.rule.distance == Distance.OWN:
         return finding
 
     candidates: list[_Finding] = []
@@ -354,15 +350,15 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
 
 def _finding_priority(finding: _Finding) -> tuple[Distance, float]:
     """The nearest cause first, then the earliest."""
-    return finding.cause.distance, finding.timestamp
+    return finding.rule.distance, finding.timestamp
 
 
 def _can_explain(other: _Finding, finding: _Finding) -> bool:
     """Whether another finding is nearer to the origin, and early enough to be the reason for this one."""
-    if other.cause.distance >= finding.cause.distance:
+    if other.rule.distance >= finding.rule.distance:
         return False
-    tolerance_s = CLOCK_SKEW_S
-    if finding.cause is PROGRAM_EXIT and other.cause.distance >= Distance.PEER:
+    tolerance_s = _CLOCK_SKEW_S
+    if finding.rule is PROGRAM_EXIT and other.rule.distance >= Distance.PEER:
         tolerance_s = 0.0  # a connection that was lost after an exit was lost because of it
     return other.timestamp <= finding.timestamp + tolerance_s
 
@@ -410,7 +406,7 @@ def _silence_priority(node_suspects: Sequence[_Suspect]) -> tuple[int, float]:
 
 
 def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLinePart]]) -> Failure:
-    cause = finding.cause
+    rule = finding.rule
     suspect = finding.suspect
     evidence = finding.evidence
     rank = suspect.rank
@@ -419,8 +415,8 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
         rank = int(rank_match[1]) if rank_match else None
 
     description = _describe_cause(finding)
-    retry = cause.retry
-    if cause.slug == COLLECTIVE_TIMEOUT and evidence:
+    retry = rule.retry
+    if rule.cause is FabricCause.NCCL_TIMEOUT and evidence:
         rank_lines = (RankLine(node, part.rank, part.text) for node, parts in parts_by_node.items() for part in parts)
         explanation = explain_timeout(RankLine(suspect.node, rank, evidence.text), rank_lines)
         if explanation:
@@ -430,7 +426,7 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
     subject = suspect.node if rank is None else f"Rank {rank} on {suspect.node}"
     tail = suspect.lines if suspect.has_own_lines else parts_by_node[suspect.node]
     return Failure(
-        cause=cause.slug,
+        cause=rule.cause,
         sentence=f"{subject} {description}.",
         node=suspect.node,
         rank=rank,
@@ -443,18 +439,18 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
 
 def _describe_cause(finding: _Finding) -> str:
     """The cause's description, with its evidence and with the peer, adapter and sizes that the evidence names."""
-    cause = finding.cause
+    rule = finding.rule
     fields: dict[str, object] = defaultdict(str)
     details = ""
     quote = ""
     if finding.evidence:
         text = finding.evidence.text
-        match = cause.pattern.search(text) if cause.pattern else None
+        match = rule.pattern.search(text) if rule.pattern else None
         quote = quote_match(text, match.span() if match else (0, 0))
         fields |= match.groupdict() if match else {}
-        details = extract_details(text) if cause.pattern else ""
+        details = extract_details(text) if rule.pattern else ""
     fields["code"] = finding.suspect.exit_code
     fields["evidence"] = quote
     fields["signal"] = _SIGNAL_NAMES.get(_normalize_exit_code(finding.suspect.exit_code), "a signal")
-    description = cause.description.format_map(fields)
+    description = rule.description.format_map(fields)
     return f"{description} ({details})" if details else description

@@ -8,11 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from torchyard.agents import command
-from torchyard.diagnosis import pod_reasons
 from torchyard.diagnosis.pod_facts import get_mapping
-from torchyard.diagnosis.pod_reasons import PodCause
 from torchyard.launchers import pytorchjob
 from torchyard.model.base import FrozenModel
+from torchyard.model.causes.pods import POD_RULES, RUNAI_RULES
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, HostScript, ManifestPlan, Plan, Process
@@ -29,10 +28,7 @@ _RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runa
 _SUBMIT_ARGS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 _SCHEDULER_NAME = "runai-scheduler"
 # Reasons of Kubernetes and of Run:ai itself, which no log shows.
-_RUNAI_REASONS = {status.lower(): reason for status, reason in pod_reasons.REASONS.items()} | {
-    "preempted": PodCause("preempted", "Run:ai preempted it", retry=True),
-    "timedout": PodCause("pod-deadline", "Run:ai ended it at one of its own time limits"),
-}
+_STATUS_RULES = {status.lower(): rule for status, rule in POD_RULES.items()} | RUNAI_RULES
 
 
 class Options(FrozenModel):
@@ -201,10 +197,10 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
     stuck = [name for name, state in pods.items() if state.get("phase") == "starting" and _is_hopeless(state, now)]
     for name in (*sorted(failed, key=lambda name: _read_time(pods[name], "ended")), *stuck):
         state_name = str(pods[name].get("status"))
-        reason = _RUNAI_REASONS.get(state_name.lower())
-        if reason:
-            sentence = f"{name}: {reason.description} ({state_name})"
-            failure = Failure(cause=reason.slug, sentence=sentence, node=name, retry=reason.retry)
+        rule = _STATUS_RULES.get(state_name.lower())
+        if rule:
+            sentence = f"{name}: {rule.description} ({state_name})"
+            failure = Failure(cause=rule.cause, sentence=sentence, node=name, retry=rule.retry)
             yield Status(state="failed", reason=sentence, failure=failure)
         yield Status(state="failed", reason=f"{name} ended as {state_name}")
     if any(state.get("phase") == "absent" for state in pods.values()):
@@ -213,11 +209,11 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
 
 def _is_hopeless(state: Mapping[str, Any], now: float) -> bool:
     """Whether a pod has been in a state from which it can never run for longer than that state is tolerated."""
-    reason = _RUNAI_REASONS.get(str(state.get("status")).lower())
-    if reason is None:
+    rule = _STATUS_RULES.get(str(state.get("status")).lower())
+    if rule is None:
         return False
     started_at = _read_time(state, "since") or now
-    return now - started_at >= reason.patience_s
+    return now - started_at >= rule.patience_s
 
 
 def _read_time(state: Mapping[str, Any], key: str) -> float:

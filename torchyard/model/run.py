@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
+from torchyard.model.causes.registry import StoredCause
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.hang import Hang, Straggler
 from torchyard.model.plan import Plan
@@ -75,15 +76,20 @@ State = Literal["pending", "running", "succeeded", "failed", "gone"]
 ENDED_STATES: frozenset[State] = frozenset({"succeeded", "failed", "gone"})
 
 
+def _get_retry(fields: dict[str, Any]) -> bool:
+    """Whether a new attempt may succeed after a failure whose previous fields are given, by its cause alone."""
+    return fields["cause"].retry if "cause" in fields else False
+
+
 class Failure(FrozenModel):
     """Why a job failed, and where the failure started."""
 
-    cause: str = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
+    cause: StoredCause = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
     sentence: str
     node: str | None = None
     rank: int | None = None
     exit_code: int | None = Field(None, description="of the worker; negative: a signal")
-    retry: bool = Field(False, description="whether a new attempt may succeed")
+    retry: bool = Field(default_factory=_get_retry, description="whether a new attempt may succeed")
     line: str | None = Field(None, description="the log line that proves it")
     tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
@@ -109,7 +115,7 @@ class Outcome(FrozenModel):
     """How a job ended; `cause` is set if the launcher itself ended it."""
 
     status: Status
-    cause: Literal["start-deadline", "run-deadline", "silence", "stopped"] | None = None
+    cause: StoredCause | None = None
     started_after: float | None = Field(None, description="seconds from submit until every node had joined")
     container_failures: tuple[ContainerFailure, ...] = Field(
         (), description="the failures of all tries of the job's controller, in order"

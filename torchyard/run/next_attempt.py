@@ -9,18 +9,14 @@ from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
-# Causes that have nothing to do with the node: no node is avoided for these.
-_NODE_INDEPENDENT_CAUSES = frozenset(
-    {"preempted", "pod-deleted", "rendezvous-store", "image", "registry", "image-pull", "port-taken"}
-)
 
 
 def list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
-    """The nodes and hosts on which earlier attempts failed."""
+    """The nodes and hosts on which earlier attempts failed, if they may be at fault."""
     machines: dict[str, None] = {}
     for attempt in attempts:
         failure = attempt.collected.failure
-        if failure and failure.node and failure.cause not in _NODE_INDEPENDENT_CAUSES:
+        if failure and failure.node and failure.cause.points_at_node:
             machines[attempt.outcome.machines.get(failure.node, "")] = None
     return tuple(machine for machine in machines if machine)
 

@@ -11,6 +11,7 @@ from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.machines.processes import Watchdog
 from torchyard.metrics.registry import get_line_reader
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.errors import (
     DetachedError,
     FolderError,
@@ -471,7 +472,7 @@ class Runner:
         if not outcome:
             lost_lines = job_of(attempt.plan).stop_unwatched()
             status = Status(state="failed", reason=reason)
-            outcome = Outcome(status=status, cause="stopped", exit_codes={}, lost=lost_lines)
+            outcome = Outcome(status=status, cause=LauncherCause.STOPPED, exit_codes={}, lost=lost_lines)
         self.leftovers += self.remove(attempt.plan)
         try:
             self.collect(attempt, outcome)

@@ -8,10 +8,14 @@ from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
-from torchyard.diagnosis.log_patterns import CAUSES, UNKNOWN_CAUSE, Distance
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import LINE_MARKERS, get_reader
+from torchyard.model.cause import Distance
+from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.causes.memory import MemoryCause
+from torchyard.model.causes.program import ProgramCause
+from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.fabric import FabricReading, FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome, Row
@@ -105,7 +109,7 @@ def _is_diagnosed_by_logs(outcome: Outcome) -> bool:
 
 def _was_retried(outcome: Outcome) -> bool:
     """Whether the job was restarted until its deadline."""
-    return outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
+    return outcome.cause in (LauncherCause.RUN_DEADLINE, LauncherCause.SILENCE) and outcome.status.retries > 0
 
 
 def find_failure(plan: Plan, outcome: Outcome, scan: LogScan) -> Failure:
@@ -118,18 +122,18 @@ def find_failure(plan: Plan, outcome: Outcome, scan: LogScan) -> Failure:
     if failure:
         return failure.model_copy(update={"tail": _read_tail(logs, failure.node or "")})
     if outcome.status.state == "gone":
-        return Failure(cause="gone", sentence=outcome.status.reason)
+        return Failure(cause=LauncherCause.GONE, sentence=outcome.status.reason)
     if not _is_diagnosed_by_logs(outcome):
         return _build_deadline_failure(logs, outcome)
     was_retried = _was_retried(outcome)
     diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, scan.failure_lines))
-    is_known = diagnosed is not None and diagnosed.cause != UNKNOWN_CAUSE.slug
+    is_known = diagnosed is not None and diagnosed.cause is not ProgramCause.UNKNOWN
     if was_retried and not is_known:
         return _build_deadline_failure(logs, outcome)
     if diagnosed and is_known:
         sentence = f"{outcome.status.reason}: {diagnosed.sentence}" if was_retried else diagnosed.sentence
         return diagnosed.model_copy(update={"sentence": sentence})
-    unknown = diagnosed or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
+    unknown = diagnosed or Failure(cause=ProgramCause.UNKNOWN, sentence="")
     return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log shows the cause"})
 
 
@@ -169,13 +173,13 @@ def blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str]
     incomplete_log = _find_unwritten_log(logs)
     if incomplete_log is None:
         return failure
-    if any(cause.slug == failure.cause and cause.distance == Distance.OWN for cause in CAUSES):
+    if any(rule.cause is failure.cause and rule.distance is Distance.OWN for rule in LOG_RULES):
         return failure
     folder = "options.folder" if incomplete_log.node in behind_ssh else "TORCHYARD_RUNS"
     sentence = (
         f"{incomplete_log.node} could not write its output ({incomplete_log.lost}): free some space, or move {folder}"
     )
-    return failure.model_copy(update={"cause": "disk-full", "sentence": sentence, "retry": False})
+    return failure.model_copy(update={"cause": MemoryCause.DISK_FULL, "sentence": sentence, "retry": False})
 
 
 def _find_unwritten_log(logs: tuple[LogFile, ...]) -> LogFile | None:

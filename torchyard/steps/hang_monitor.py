@@ -9,7 +9,7 @@ from torchyard.diagnosis.hang.classes import points_at_node
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
-from torchyard.diagnosis.log_patterns import RANK_HANGS
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.hang import Hang, HangUpdate, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
@@ -82,7 +82,7 @@ class HangMonitor:
     def _build_failed_status(self, hang: Hang) -> Status:
         is_retryable = self._plan.on_hang == "restart"
         failure = Failure(
-            cause=RANK_HANGS.slug,
+            cause=LauncherCause.RANK_HANGS,
             sentence=hang.sentence,
             node=hang.nodes[0] if hang.nodes and points_at_node(hang.kind) else None,
             rank=hang.ranks[0] if hang.ranks else None,

@@ -7,52 +7,13 @@ from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 from torchyard.common.log_lines import BLOCK_BYTES, parse_log_line, parse_log_line_text, strip_record
+from torchyard.diagnosis.failure_words import DIGITS, has_failure_word
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.run import LogLine
 
 # After a line with a failure word: the lines that are read with it, such as a traceback.
 _FAILURE_CONTEXT_LINES = 40
 _MAX_CONTEXT_BYTES = 16 << 10
-# Every line that shows a cause (diagnosis/log_patterns.py) contains one of these.
-_FAILURE_WORDS = (
-    b"Traceback (",
-    b"rror",
-    b"ERROR",
-    b"NCCL WARN",
-    b"NVRM: Xid",
-    b"CANCELLED",
-    b"terminate called",
-    b"Interrupt",
-    b"timed out",
-    b"timeout",
-    b"out of memory",
-    b"Killed",
-    b"kill",
-    b"died",
-    b"signal",
-    b"core dumped",
-    b"retry count",
-    b"fault by GPU",
-    b"temporarily unavailable",
-    b".exceptions.",
-    b"corrupt",
-    b"invalid pointer",
-    b"No space left",
-    b"No such file",
-    b"No module named",
-    b"can't open",
-    b"not found",
-    b"not defined",
-    b"denied",
-    b"exceed",
-    b"low on resource",
-    b"reempted",
-    b"nodes are available",
-    b"are needed",
-    b"Failed",
-    b"No more machines",
-)
-_DIGITS = b"0123456789"  # no failure word contains one
 _MAX_SHAPES = 20_000  # remembered of a log; after that they are searched again
 _MAX_SHAPE_BYTES = 500  # of a remembered shape
 _RECORD_MARKER = RECORD_PREFIX.encode()
@@ -85,7 +46,7 @@ class FailureLineIndex:
         if telling_shapes:
             offset = self._end
             for raw in block.split(b"\n"):
-                if raw.translate(None, _DIGITS) in telling_shapes and _shows_failure(raw):
+                if raw.translate(None, DIGITS) in telling_shapes and not _is_record(raw):
                     self._offsets.append(offset)
                 offset += len(raw) + 1
             if len(self._offsets) > 2 * self._max_lines:
@@ -93,29 +54,17 @@ class FailureLineIndex:
         self._end += len(block)
 
     def _find_telling_shapes(self, block: bytes) -> set[bytes]:
-        """The shapes in a block that contain a failure word, which a line of that shape may not: `k1ill`."""
-        new_shapes = set(block.translate(None, _DIGITS).split(b"\n")) - self._harmless_shapes
+        """The shapes in a block that contain a failure word."""
+        new_shapes = set(block.translate(None, DIGITS).split(b"\n")) - self._harmless_shapes
         telling_shapes: set[bytes] = set()
-        if _has_failure_word(b"\n".join(new_shapes)):
-            telling_shapes = {shape for shape in new_shapes if _has_failure_word(shape)}
+        if has_failure_word(b"\n".join(new_shapes)):
+            telling_shapes = {shape for shape in new_shapes if has_failure_word(shape)}
         if len(self._harmless_shapes) > _MAX_SHAPES:
             self._harmless_shapes.clear()
         for shape in new_shapes - telling_shapes:
             if len(shape) <= _MAX_SHAPE_BYTES:
                 self._harmless_shapes.add(shape)
         return telling_shapes
-
-
-def _has_failure_word(text: bytes) -> bool:
-    for word in _FAILURE_WORDS:  # noqa: SIM110 - a generator would take twice as long, and this runs on many lines
-        if word in text:
-            return True
-    return False
-
-
-def _shows_failure(raw: bytes) -> bool:
-    """Whether a line contains a failure word, and is not a record: a record's stack may contain any word."""
-    return _has_failure_word(raw) and not _is_record(raw)
 
 
 class TailLimits(NamedTuple):

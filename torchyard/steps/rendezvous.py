@@ -4,6 +4,7 @@ import time
 
 from torchyard.backends import job_of
 from torchyard.common.log import get_log
+from torchyard.model.causes.rendezvous import RendezvousCause
 from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Outcome, Status
@@ -24,5 +25,5 @@ def ensure_rendezvous(plan: Plan) -> str | None:
 
 def describe_dead_store(error: RendezvousError) -> Outcome:
     """The outcome of an attempt whose rendezvous store does not answer."""
-    failure = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
+    failure = Failure(cause=RendezvousCause.RENDEZVOUS_STORE, sentence=str(error), retry=error.retry)
     return Outcome(status=Status(state="failed", reason=str(error), failure=failure), exit_codes={})

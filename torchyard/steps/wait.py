@@ -14,6 +14,9 @@ from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.no_progress import Diagnosis, describe_progress
 from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry
+from torchyard.model.causes.fabric import FabricCause
+from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.errors import ClusterError
 from torchyard.model.event import EmitJobEvent, JobEvent, LinesRead, StatusRead
 from torchyard.model.plan import Plan
@@ -23,6 +26,8 @@ from torchyard.steps.log_reader import JobLogReader
 
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
+_SILENCE_CAUSES = (PlatformCause.NODE_LOST, LauncherCause.HOST_SILENT)  # that explain an expired deadlines.silence
+_FABRIC_CAUSES = {"not-rdma": FabricCause.FABRIC_NOT_RDMA, "degraded": FabricCause.FABRIC_DEGRADED}  # by verdict
 ENDS_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
 LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 
@@ -208,12 +213,15 @@ class FabricMonitor:
             return None
         logs.has_nccl_update = False
         verdict = evaluate_fabric(logs.nccl.build_reading(), self._plan.expect, len(self._plan.nodes))
-        if verdict.verdict in ("not-rdma", "degraded") and verdict.verdict != self._reported_verdict:
+        cause = _FABRIC_CAUSES.get(verdict.verdict)
+        if cause is None:
+            return None
+        if verdict.verdict != self._reported_verdict:
             self._reported_verdict = verdict.verdict
             get_log().warning("the network is %s: %s", verdict.verdict, verdict.sentence)
-        if not self._reported_verdict or self._plan.on_fabric != "fail":
+        if self._plan.on_fabric != "fail":
             return None
-        failure = Failure(cause=f"fabric-{verdict.verdict}", sentence=verdict.sentence, line=verdict.proof)
+        failure = Failure(cause=cause, sentence=verdict.sentence, line=verdict.proof)
         return Status(state="failed", reason=f"{verdict.sentence} (on_fabric: fail)", failure=failure)
 
 
@@ -277,13 +285,13 @@ def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
 def _build_deadline_outcome(expired: ExpiredDeadline, status: Status, watch: JobWatch) -> Outcome:
     """The outcome of an expired deadline. If the cluster reports why it expired, that is the cause."""
     diagnosis = None
-    if expired.cause != "run-deadline":
+    if expired.cause is not LauncherCause.RUN_DEADLINE:
         diagnosis = watch.diagnose(is_last=True)
     failure = _select_failure(expired, diagnosis)
     explanation = ""
     if failure:
         explanation = failure.sentence
-    elif expired.cause == "start-deadline":
+    elif expired.cause is LauncherCause.START_DEADLINE:
         explanation = describe_progress(status.reason, diagnosis)
     reason = f"{expired.message}: {explanation}" if explanation else expired.message
     if failure:
@@ -299,7 +307,7 @@ def _select_failure(expired: ExpiredDeadline, diagnosis: Diagnosis | None) -> Fa
     """
     if not diagnosis or not diagnosis.failure:
         return None
-    if expired.cause == "silence" and diagnosis.failure.cause not in ("node-lost", "host-silent"):
+    if expired.cause is LauncherCause.SILENCE and diagnosis.failure.cause not in _SILENCE_CAUSES:
         return None
     return diagnosis.failure
 

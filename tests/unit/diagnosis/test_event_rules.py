@@ -99,7 +99,7 @@ def test_only_the_message_of_a_go_error_is_quoted(plan: ManifestPlan) -> None:
 def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
     """Only events that no healthy job has are a cause; a pod's sandbox is not an object that cannot be created."""
     rules = find_event_rules(reason)
-    assert (rules[0].cause.slug if rules else "") == slug
+    assert (rules[0].pod_rule.cause if rules else "") == slug
 
 
 @pytest.mark.parametrize(

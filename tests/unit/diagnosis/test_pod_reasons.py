@@ -19,11 +19,11 @@ def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str
 
 
 PULLS = {
-    'dial tcp: lookup registry.invalid on 10.0.0.1:53: no such host")': ("registry", True),
-    "unexpected status from HEAD request to https://r/v2/a/manifests/1: 503 Service Unavailable": ("registry", True),
-    "pull access denied, repository does not exist or may require authorization": ("image", False),
-    "r/a:1: not found": ("image", False),
-    "something new": ("image", False),
+    'dial tcp: lookup registry.invalid on 10.0.0.1:53: no such host")': ("image-pull", True),
+    "unexpected status from HEAD request to https://r/v2/a/manifests/1: 503 Service Unavailable": ("image-pull", True),
+    "pull access denied, repository does not exist or may require authorization": ("image-pull", False),
+    "r/a:1: not found": ("image-pull", False),
+    "something new": ("image-pull", False),
 }
 
 

@@ -203,7 +203,7 @@ def test_image_that_cannot_be_pulled_is_the_cause(case: str) -> None:
     """An ImagePullBackOff fails the job after a while, with a cause that no log shows."""
     failure = read_status(case, find_moments(case, "failed")[0].observed).failure
     assert failure is not None
-    assert (failure.cause, failure.retry) == ("image", False)
+    assert (failure.cause, failure.retry) == ("image-pull", False)
 
 
 @pytest.mark.parametrize("case", ["volcano-image-late", "pytorchjob-image-late"])

@@ -96,8 +96,8 @@ def test_state_is_read_from_statuses(pod_states: dict[str, str], state: str, rea
         ("TimedOut", "pod-deadline", False),
         ("OOMKilled", "oom-pod", False),
         ("ContainerCannotRun", "start-error", False),
-        ("ImagePullBackOff", "image", False),
-        ("ErrImagePull", "image", False),
+        ("ImagePullBackOff", "image-pull", False),
+        ("ErrImagePull", "image-pull", False),
     ],
 )
 def test_status_that_no_log_shows_is_the_cause(state_name: str, cause: str, retry: bool) -> None:

@@ -1,4 +1,4 @@
-"""The table of causes: every entry is shown by a recorded log or a posted line."""
+"""The diagnosis of recorded and posted logs: every rule is shown by one of them."""
 
 import random
 import re
@@ -7,8 +7,8 @@ import pytest
 
 from tests import causes_page
 from tests.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
-from torchyard.diagnosis.log_patterns import CAUSES
 from torchyard.diagnosis.root_cause import diagnose_failure
+from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.run import LogLine
 
 RETRIED = {
@@ -110,9 +110,9 @@ def mix(rng: random.Random, lines: list[LogLine]) -> list[LogLine]:
 
 
 def test_every_cause_is_tested() -> None:
-    """Each entry of the table has a log or a line that shows it."""
+    """Each cause that a rule of logs shows has a log or a line."""
     shown_causes = {cause for cause, _ in SPELLINGS} | {load_log(name)[2]["cause"] for name in NAMES}
-    assert {cause.slug for cause in CAUSES} <= shown_causes
+    assert {rule.cause.value for rule in LOG_RULES} <= shown_causes
 
 
 def test_page_of_causes_is_current() -> None:
@@ -125,4 +125,5 @@ def test_sentence_is_one_sentence() -> None:
     line = "DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 clients joined."
     failure = diagnose_lines({"node_0": 1}, node_0=[line])
     assert failure.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 joined in time: check")
-    assert not [cause.description for cause in CAUSES if ". " in cause.description or cause.description.endswith(".")]
+    descriptions = [rule.description for rule in LOG_RULES]
+    assert not [text for text in descriptions if ". " in text or text.endswith(".")]

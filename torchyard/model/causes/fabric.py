@@ -1,0 +1,245 @@
+"""Causes in the network between the ranks: RDMA, NCCL and the connections to peers."""
+
+from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+
+# NCCL 2.30: status=IBV_WC_RETRY_EXC_ERR(12); older: status=12; oldest: with error 12
+_COMPLETION = r"Got completion.{0,300}?(?:status=(?:[^ ,(\d]{0,60}\(?|\([^)]{0,60}\))|error )"
+_MODIFY_QP = r"(?:ibv_modify_qp(?:\([^)]{0,40}\))? failed|[Ff]ailed to modify QP)(?!.{0,300}retrying)"
+_ADAPTER_FAULT = ".{0,40}(?:port error|catastrophic|fatal|violation|queue error)"
+_MODIFY_QP_WORDS = ("ibv_modify_qp", "ailed to modify QP")
+
+
+class FabricCause(Cause):
+    """The network between the ranks."""
+
+    FABRIC_NOT_RDMA = CauseFacts("fabric-not-rdma")
+    FABRIC_DEGRADED = CauseFacts("fabric-degraded")
+    FABRIC_SLOW = CauseFacts("fabric-slow", advice="`programs/pairwise.py` finds a slow node")
+    RDMA_MISSING = CauseFacts("rdma-missing")
+    RDMA_RETRY_EXCEEDED = CauseFacts(
+        "rdma-retry-exceeded", advice="check the link, the GID index, the HCAs and PFC", retry=True
+    )
+    RDMA_NOT_READY = CauseFacts("rdma-not-ready", advice="look for a process on it that hangs or died", retry=True)
+    RDMA_ACCESS = CauseFacts(
+        "rdma-access", advice="look for a process on it that died, then check GPUDirect", retry=True
+    )
+    RDMA_FLUSHED = CauseFacts("rdma-flushed", advice="look for the first error", retry=True)
+    RDMA_ASYNC_EVENT = CauseFacts(
+        "rdma-async-event", advice="check the link, the cable and the adapter of this node", retry=True
+    )
+    RDMA_CONNECT = CauseFacts("rdma-connect", advice="check the GID index and the routes between the HCAs")
+    RDMA_MEMLOCK = CauseFacts("rdma-memlock", advice="give the container IPC_LOCK and an unlimited memlock")
+    RDMA_REGISTRATION = CauseFacts("rdma-registration", advice="load nvidia-peermem, or disable GPUDirect")
+    RDMA_ERROR = CauseFacts(
+        "rdma-error", advice="check the fabric, and look for the first error of its peer", retry=True
+    )
+    NCCL_NO_INTERFACE = CauseFacts("nccl-no-interface", advice="correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME")
+    COLLECTIVE_MISMATCH = CauseFacts("collective-mismatch", advice="make every rank take the same steps")
+    GPU_SHARED = CauseFacts("gpu-shared", advice="start at most one process per GPU and let each use its local rank")
+    NCCL_CUDA_ERROR = CauseFacts("nccl-cuda-error", advice="check this GPU and its driver")
+    NCCL_CONNECT = CauseFacts("nccl-connect", advice="check NCCL_SOCKET_IFNAME, the firewall and that peer", retry=True)
+    NCCL_REMOTE_ERROR = CauseFacts("nccl-remote-error", advice="look for the first error of the others", retry=True)
+    PEER_LOST = CauseFacts("peer-lost", advice="look for the first error of the others", retry=True)
+    NCCL_SYSTEM_ERROR = CauseFacts("nccl-system-error", advice="run it with NCCL_DEBUG=INFO and read the warnings")
+    NCCL_ERROR = CauseFacts("nccl-error", advice="run it with NCCL_DEBUG=INFO and read the warnings")
+    NCCL_TIMEOUT = CauseFacts("nccl-timeout", advice="look for the rank that is missing or slow", retry=True)
+
+
+FABRIC_RULES = (
+    # A new attempt would get the same nodes: what is slow between them is not known from an all-reduce.
+    LogRule(
+        cause=FabricCause.FABRIC_SLOW,
+        symptom="measured {measured} GB/s (busbw) before the program, and check_fabric needs {required} GB/s",
+        patterns=(
+            (
+                r"allreduce\.py: all_reduce reached a busbw of (?P<measured>[\d.e+-]{1,20}) GB/s, and "
+                r"(?P<required>[\d.e+-]{1,20}) GB/s are needed"
+            ),
+        ),
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_MISSING,
+        symptom="has no RDMA, which `on_fabric: fail` requires ({evidence})",
+        patterns=("torchyard: error: this pod cannot use RDMA: .{1,300}",),
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_RETRY_EXCEEDED,
+        symptom="got no response over RDMA (retry exceeded)",
+        patterns=(_COMPLETION + r"12\b", "(?<!RNR_)RETRY_EXC_ERR", "[Tt]ransport retry count(?:er)? exceeded"),
+        distance=Distance.FABRIC,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_NOT_READY,
+        symptom="found its RDMA peer not ready (RNR)",
+        patterns=(_COMPLETION + r"13\b", "RNR_RETRY_EXC_ERR", "RNR retry count"),
+        distance=Distance.FABRIC,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_ACCESS,
+        symptom="was refused memory by its RDMA peer",
+        patterns=(_COMPLETION + r"10\b", "REM_ACCESS_ERR"),
+        distance=Distance.FABRIC,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_FLUSHED,
+        symptom="had its RDMA requests flushed after another error",
+        patterns=(_COMPLETION + r"5\b", "WR_FLUSH_ERR"),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_ASYNC_EVENT,
+        symptom="reported an error of its RDMA adapter",
+        patterns=(
+            "async fatal event",
+            "async event ?:" + _ADAPTER_FAULT,
+            "async error event ?:" + _ADAPTER_FAULT,
+        ),
+        distance=Distance.FABRIC,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_CONNECT,
+        symptom="could not open an RDMA connection in time",
+        patterns=(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))",),
+        words=_MODIFY_QP_WORDS,
+        own_retry=True,
+        distance=Distance.FABRIC,
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_CONNECT,
+        symptom="could not open an RDMA connection",
+        patterns=(_MODIFY_QP, r"Call to ibv_query_gid\w{0,10} failed"),
+        words=_MODIFY_QP_WORDS,
+        own_advice="set the right GID index and the HCAs that reach each other",
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_MEMLOCK,
+        symptom="cannot lock memory for RDMA",
+        patterns=(
+            r"ibv_(?:reg|create|alloc)\w{0,30}.{0,60}(?:Cannot allocate memory|Resource temporarily)",
+            "max locked memory",
+            "NET/OFI Couldn't .{0,100}Cannot allocate memory",
+        ),
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_REGISTRATION,
+        symptom="could not register memory for RDMA",
+        patterns=(r"ibv_reg_\w{0,30} (?:failed|returned)",),
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_REGISTRATION,
+        symptom="could not register memory with libfabric ({evidence})",
+        patterns=(
+            r"NET/OFI.{0,100}(?:[Uu]nable to register|[Rr]egist\w{2,10} (?:of )?(?:memory |mr )?failed)",
+            r"\bfi_mr_reg\w{0,10}\b.{0,60}(?:failed|RC: -|returned -)",
+            r"\bcxil?\w{0,20}_map\w{0,10}\b.{0,80}(?:fail|-\d)",
+        ),
+        own_advice="make plugin, libfabric and driver match, or turn off GPUDirect",
+    ),
+    LogRule(
+        cause=FabricCause.RDMA_ERROR,
+        symptom="had an RDMA request fail ({evidence})",
+        patterns=(
+            _COMPLETION + r"(?!(?:5|10|12|13)\b)\d",
+            r"Call to ibv_(?!modify_qp|reg_)\w{1,40} failed",
+            r"NET/OFI.{0,200}completed with error",
+            r"NET/OFI Couldn't \w{1,20} .{0,60}RC: -?\d",
+            "NET/OFI Creating new endpoint .{0,60}failed",
+            r"UCX +ERROR",
+        ),
+        distance=Distance.FABRIC,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_NO_INTERFACE,
+        symptom="found no network interface for its collectives",
+        patterns=(
+            "[Nn]o (?:usable )?(?:socket )?interface found",
+            "Unable to find (?:address for|interface)",
+            "unsupported gloo device",
+        ),
+    ),
+    LogRule(
+        cause=FabricCause.COLLECTIVE_MISMATCH,
+        symptom="called other collectives than its peers",
+        patterns=("mismatch between collective",),
+    ),
+    LogRule(
+        cause=FabricCause.GPU_SHARED,
+        symptom="shares a GPU with another rank",
+        patterns=("Duplicate GPU detected",),
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_CUDA_ERROR,
+        symptom="had NCCL fail in CUDA ({evidence})",
+        patterns=("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"),
+        distance=Distance.FABRIC,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_CONNECT,
+        symptom="could not connect to a peer ({evidence})",
+        patterns=(
+            r"[Cc]onnect to [^ ]{1,120} (?:failed|returned)(?!.{0,200}retrying)",
+            "exceeded error retry count",
+            "No route to host",
+        ),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_REMOTE_ERROR,
+        symptom="lost a peer in the middle of a collective",
+        patterns=("ncclRemoteError", "remote process exited"),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.PEER_LOST,
+        symptom="lost the connection to a peer",
+        patterns=(
+            "[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer",
+            "[Bb]roken [Pp]ipe",
+            "Connection was likely closed",
+            r"communicator was aborted(?!.{0,200}timeout)",
+            "ConnectionResetError",
+            r"got error: Connection",
+        ),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_SYSTEM_ERROR,
+        symptom="had NCCL fail in a system call ({evidence})",
+        patterns=("ncclSystemError", "unhandled system error"),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_ERROR,
+        symptom="had NCCL fail ({evidence})",
+        patterns=(
+            "NCCL error",
+            "NCCL Error",
+            "ncclInvalidUsage",
+            "ncclInternalError",
+            "ncclInvalidArgument",
+            r"(?<!an instance of 'c10::)DistBackendError(?!.{0,400}(?:store->|collective operation timeout))",
+        ),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_TIMEOUT,
+        symptom="waited for a collective until it timed out",
+        patterns=(
+            "caught collective operation timeout",
+            "timed out in blocking wait",
+            "NCCL operations have failed or timed out",
+            "watchdog got stuck",
+            "[Ww]atchdog thread (?:got stuck|terminated)",
+            "(?:call into|failed to pass) monitoredBarrier",
+            "[Hh]eartbeat monitor timed out",
+            "due to collective timeout",
+        ),
+        words=("last enqueued", "timeout"),
+        distance=Distance.WAIT,
+    ),
+)

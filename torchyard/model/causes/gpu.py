@@ -1,0 +1,109 @@
+"""Causes in a GPU and its software."""
+
+from torchyard.model.cause import Cause, CauseFacts, LogRule
+
+_XID = r"\bXid\b(?: ?\(PCI:[^)]{0,20}\))?[ :=]{1,4}(?:error )?"
+
+
+class GpuCause(Cause):
+    """A GPU and its software."""
+
+    CUDA_NO_KERNEL = CauseFacts("cuda-no-kernel", advice="use an image built for its architecture")
+    CUDA_ERROR = CauseFacts("cuda-error", advice="run it again with CUDA_LAUNCH_BLOCKING=1 to find the place")
+    NVLINK_FAULT = CauseFacts("nvlink-fault", advice="drain the node and check `nvidia-smi nvlink -e`", retry=True)
+    GPU_FAULT = CauseFacts("gpu-fault", advice="drain the node and look for Xid in dmesg", retry=True)
+    GPU_XID = CauseFacts("gpu-xid", advice="look the Xid up in NVIDIA's table")
+    DRIVER_TOO_OLD = CauseFacts("driver-too-old", advice="update it, or use an image with an older CUDA")
+    DRIVER_BROKEN = CauseFacts("driver-broken", advice="reboot the node, or start its fabric manager", retry=True)
+    GPU_BUSY = CauseFacts("gpu-busy", advice="check nvidia-smi on the node", retry=True)
+    GPU_MISSING = CauseFacts("gpu-missing", advice="request as many GPUs as processes")
+
+
+GPU_RULES = (
+    LogRule(
+        cause=GpuCause.CUDA_NO_KERNEL,
+        symptom="runs a CUDA build without code for this GPU",
+        patterns=("no kernel image is available", "CUDA error: invalid device function"),
+    ),
+    # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74), what the GPU did; 45 only follows.
+    LogRule(
+        cause=GpuCause.CUDA_ERROR,
+        symptom="caused a fault on its GPU ({evidence})",
+        patterns=(_XID + r"(?:13|31|43)\b",),
+    ),
+    LogRule(
+        cause=GpuCause.NVLINK_FAULT,
+        symptom="has a broken NVLink ({evidence})",
+        patterns=(_XID + r"74\b", "[Uu]ncorrectable NVLink", "NVLink.{0,40}error"),
+    ),
+    LogRule(
+        cause=GpuCause.GPU_FAULT,
+        symptom="has a broken GPU ({evidence})",
+        patterns=(
+            _XID + r"(?:46|48|6[1-4]|79|9[2-5]|109|119|120|121|140|143)\b",
+            "[Uu]ncorrectable ECC",
+            "ECC error",
+            "fallen off the bus",
+            "GPU is lost",
+            "GPU requires reset",
+        ),
+    ),
+    LogRule(
+        cause=GpuCause.GPU_XID,
+        symptom="had its GPU report an error ({evidence})",
+        patterns=(_XID + r"(?!45\b)\d",),
+    ),
+    LogRule(
+        cause=GpuCause.DRIVER_TOO_OLD,
+        symptom="has a GPU driver that is too old for its CUDA ({evidence})",
+        patterns=(
+            "driver version is insufficient",
+            "driver on your system is too old",
+            "unsatisfied condition: cuda",
+            "forward compatibility was attempted on non supported HW",
+            "CUDA_ERROR_COMPAT_NOT_SUPPORTED",
+            "cudaErrorInsufficientDriver",
+        ),
+    ),
+    LogRule(
+        cause=GpuCause.DRIVER_BROKEN,
+        symptom="has a broken GPU driver ({evidence})",
+        patterns=("Driver/library version mismatch", "system not yet initialized", "cudaErrorSystem[DN]"),
+    ),
+    LogRule(
+        cause=GpuCause.GPU_BUSY,
+        symptom="found its GPU in use by another process ({evidence})",
+        patterns=("devices are busy or unavailable", "cudaErrorDevicesUnavailable"),
+    ),
+    LogRule(
+        cause=GpuCause.GPU_MISSING,
+        symptom="found no GPU it could use, or fewer than its processes need ({evidence})",
+        patterns=(
+            "no NVIDIA driver",
+            "no CUDA-capable device",
+            "Error: (?:CUDA|Cuda|cuda) is not available",
+            "No CUDA GPUs",
+            "no GPUs found",
+            "not compiled with CUDA",
+            "invalid device ordinal",
+            r"libcuda\.so\.1: cannot open",
+            "CUDA unknown error",
+            "Failed to initialize NVML",
+            "could not select device driver",
+        ),
+    ),
+    LogRule(
+        cause=GpuCause.CUDA_ERROR,
+        symptom="got a CUDA error ({evidence})",
+        patterns=(
+            r"(?:CUDA|HIP) (?:runtime |driver )?error\b",
+            r"\bcudaError[A-Z]\w",
+            "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)",
+            "device-side assert",
+            "illegal memory access",
+            "Memory access fault by GPU",
+            "HSA_STATUS_ERROR",
+            "unspecified launch failure",
+        ),
+    ),
+)

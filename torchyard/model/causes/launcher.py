@@ -1,0 +1,18 @@
+"""Causes that torchyard itself detects, in its launcher, its supervisors or its recorder: no log shows them."""
+
+from torchyard.model.cause import Cause, CauseFacts
+
+
+class LauncherCause(Cause):
+    """The launcher, its supervisors and its recorder."""
+
+    START_DEADLINE = CauseFacts("start-deadline")
+    RUN_DEADLINE = CauseFacts("run-deadline")
+    SILENCE = CauseFacts("silence")
+    STOPPED = CauseFacts("stopped")
+    GONE = CauseFacts("gone")
+    LEASE_ENDED = CauseFacts("lease-ended")
+    SUPERVISOR_KILLED = CauseFacts("supervisor-killed", retry=True)
+    HOST_REBOOTED = CauseFacts("host-rebooted", retry=True)
+    HOST_SILENT = CauseFacts("host-silent", retry=True)
+    RANK_HANGS = CauseFacts("rank-hangs", retry=True)

@@ -1,0 +1,79 @@
+"""Causes in memory, disks and files, of a node and of a GPU."""
+
+from torchyard.model.cause import Cause, CauseFacts, LogRule
+
+_SHM = r"(?:/dev/shm|</torch_|shared memory)"
+_CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
+
+
+class MemoryCause(Cause):
+    """Memory, disks and files."""
+
+    OOM_HOST = CauseFacts("oom-host", advice="request more memory, or load less data at once")
+    OOM_GPU = CauseFacts("oom-gpu", advice="lower the batch size, shard the model, or use larger GPUs")
+    SHM_EXHAUSTED = CauseFacts("shm-exhausted", advice="give the pod a larger /dev/shm, or lower num_workers")
+    TOO_MANY_FILES = CauseFacts("too-many-files", advice="raise the limit (ulimit -n), or lower num_workers")
+    DISK_FULL = CauseFacts("disk-full", advice="free some, or write checkpoints and caches elsewhere")
+    STORAGE_ERROR = CauseFacts("storage-error", advice="check the mount, its server, and the node's disk", retry=True)
+
+
+MEMORY_RULES = (
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
+        symptom="was ended by Ray because host memory ran low",
+        patterns=(r"ray\.exceptions\.OutOfMemoryError", "node running low on memory"),
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_GPU,
+        symptom="ran out of GPU memory",
+        patterns=(
+            _CUDA + ".{0,60}out of memory",
+            r"\bOutOfMemoryError",
+            "(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED",
+            "OOM when allocating",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "cudaErrorMemoryAllocation",
+            "RESOURCE_EXHAUSTED: Out of memory",
+        ),
+    ),
+    LogRule(
+        cause=MemoryCause.SHM_EXHAUSTED,
+        symptom="ran out of shared memory",
+        patterns=(
+            "insufficient shared memory",
+            "out of shared memory",
+            r"\b[Bb]us error",
+            "SIGBUS",
+            _SHM + ".{0,200}No space left",
+            "return code = -7",
+            "No space left.{0,100}/dev/shm",
+            "while creating shared memory segment",
+            "posix_fallocate failed",
+            "failed to extend /dev/shm",
+            'EmptyDir volume "?[^ ]{0,20}shm',
+            "unable to (?:write to|mmap|resize|allocate shared).{0,100}" + _SHM,
+        ),
+        worker_codes=(-7,),
+        agent_codes=(-7,),
+    ),
+    LogRule(
+        cause=MemoryCause.TOO_MANY_FILES,
+        symptom="opened too many files",
+        patterns=("Too many open files", "received 0 items of ancdata"),
+    ),
+    LogRule(
+        cause=MemoryCause.DISK_FULL,
+        symptom="found no space left on a disk",
+        patterns=("No space left on device", "Disk quota exceeded", "ENOSPC", "disk is full"),
+    ),
+    LogRule(
+        cause=MemoryCause.STORAGE_ERROR,
+        symptom="had its storage fail ({evidence})",
+        patterns=(
+            "Stale (?:NFS )?file handle",
+            "OSError.{0,20}Input/output error",
+            "Remote I/O error",
+            "Transport endpoint is not connected: '",
+        ),
+    ),
+)

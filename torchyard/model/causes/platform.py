@@ -1,0 +1,151 @@
+"""Causes in the platform: Kubernetes, slurm, Ray, and the scheduler of a cluster."""
+
+from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+
+_STOP_CODES = (-15, -2, -1, -3)
+
+
+class PlatformCause(Cause):
+    """The platform on which the job runs."""
+
+    VOLUME_ACCESS_DENIED = CauseFacts("volume-access-denied", advice="let the server export it to this node")
+    VOLUME_MOUNT = CauseFacts("volume-mount", advice="check the claim and the storage")
+    IMAGE_PULL = CauseFacts(
+        "image-pull", advice="correct its name, the pull secret, or the registry", points_at_node=False
+    )
+    UNSCHEDULABLE_SELECTOR = CauseFacts("unschedulable-selector")
+    UNSCHEDULABLE = CauseFacts("unschedulable", advice="request less, or wait until nodes are free")
+    TAINT = CauseFacts("taint")
+    HOST_PORT = CauseFacts("host-port", retry=True)
+    QUEUE_FULL = CauseFacts("queue-full")
+    QUEUE_CLOSED = CauseFacts("queue-closed")
+    CONTROLLER_SILENT = CauseFacts("controller-silent", retry=True)
+    EVICTED = CauseFacts("evicted", advice="request the resources that it uses", retry=True)
+    PREEMPTED = CauseFacts("preempted", retry=True, points_at_node=False)
+    NODE_LOST = CauseFacts("node-lost", retry=True)
+    WORKER_LOST = CauseFacts(
+        "worker-lost", advice="read that worker's own log, and look for the OOM killer", retry=True
+    )
+    TIME_LIMIT = CauseFacts("time-limit", advice="request more time, or resume from the last checkpoint")
+    CANCELLED = CauseFacts("cancelled")
+    TERMINATED = CauseFacts("terminated", retry=True)
+
+
+PLATFORM_RULES = (
+    LogRule(
+        cause=PlatformCause.VOLUME_ACCESS_DENIED,
+        symptom="has no permission to mount its volume",
+        patterns=(
+            r"mount[.:\w]{0,12} ?access denied",
+            "access denied by server",
+            r"MountVolume.{0,300}(?:denied|not permitted)",
+        ),
+    ),
+    LogRule(
+        cause=PlatformCause.VOLUME_MOUNT,
+        symptom="could not mount its volume ({evidence})",
+        patterns=("FailedMount", "FailedAttachVolume", r"MountVolume\.\w{1,20} failed", "Unable to attach or mount"),
+    ),
+    LogRule(
+        cause=PlatformCause.IMAGE_PULL,
+        symptom="could not pull its image ({evidence})",
+        patterns=("ErrImagePull", "ImagePullBackOff", "[Ff]ailed to pull image"),
+        own_retry=True,
+    ),
+    LogRule(
+        cause=PlatformCause.UNSCHEDULABLE_SELECTOR,
+        symptom="fits no node: no label matches its selector or affinity",
+        patterns=(r"^(?!.*\bInsufficient )(?=.*(?:match Pod's node affinity|match node selector|didn't match node))",),
+        words=("match Pod's node affinity", "match node selector", "didn't match node"),
+    ),
+    LogRule(
+        cause=PlatformCause.UNSCHEDULABLE,
+        symptom="fits no node ({evidence})",
+        patterns=("FailedScheduling", r"\d nodes are available", "Insufficient nvidia"),
+    ),
+    LogRule(
+        cause=PlatformCause.EVICTED,
+        symptom="was evicted from its node ({evidence})",
+        patterns=(
+            r"[Rr]eason\W{1,4}Evicted",
+            r"\d/\d +Evicted",
+            "node was low on resource",
+            "storage usage exceeds",
+            "Usage of EmptyDir volume",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.PREEMPTED,
+        symptom="was preempted by a job of higher priority",
+        patterns=(
+            "DUE TO PREEMPTION",
+            "PreemptionByScheduler",
+            r"(?:[Jj]ob|[Pp]od|[Nn]ode|[Ii]nstance)\b.{0,60}\b[Pp]reempted",
+            "Preempted by (?:a )?pod",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.NODE_LOST,
+        symptom="was on a node that failed",
+        patterns=(
+            "DUE TO NODE FAILURE",
+            "NODE_FAIL",
+            "NodeLost",
+            "DeletionByTaintManager",
+            "[Nn]ode .{0,100}marked dead",
+            "[Nn]ode .{0,100}not responding",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.WORKER_LOST,
+        symptom="lost a Ray worker",
+        patterns=(
+            "ActorUnavailableError",
+            "ActorDiedError",
+            "RayActorError",
+            "WorkerCrashedError",
+            "worker died or was killed",
+            "worker process has died",
+            "NodeDiedError",
+        ),
+    ),
+    LogRule(
+        cause=PlatformCause.TIME_LIMIT,
+        symptom="was ended by its scheduler's time limit",
+        patterns=(
+            "DUE TO (?:JOB )?TIME ?LIMIT",
+            "TERM_RUNLIMIT",
+            r"[Rr]eason\W{1,4}DeadlineExceeded",
+            "longer than (?:the )?specified deadline",
+            "(?:walltime|time limit).{0,40}exceeded",
+            "exceeded.{0,20}(?:wall ?time|time limit)",
+        ),
+        distance=Distance.STOPPED,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.CANCELLED,
+        symptom="was cancelled through its scheduler",
+        patterns=(r"\*\*\* (?:JOB|STEP) .{0,200}CANCELLED", "TERM_OWNER"),
+        distance=Distance.STOPPED,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.TERMINATED,
+        symptom="was stopped from outside: a drain, a preemption, or a user's kill",
+        patterns=(
+            "Received [A-Z0-9]{1,8} death signal",
+            r"got signal: \d",
+            "received SIGTERM",
+            "SIGTERM received",
+            "KeyboardInterrupt",
+        ),
+        distance=Distance.STOPPED,
+        explains_signal=True,
+        worker_codes=_STOP_CODES,
+        agent_codes=_STOP_CODES,
+    ),
+)

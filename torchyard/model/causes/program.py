@@ -1,0 +1,125 @@
+"""Causes in the program: signals, crashes, exceptions and exit codes."""
+
+from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.memory import MemoryCause
+
+
+class ProgramCause(Cause):
+    """The program itself."""
+
+    KILLED = CauseFacts(
+        "killed", advice="check its host's kernel log for the OOM killer, otherwise look for the sender"
+    )
+    TOO_MANY_PROCESSES = CauseFacts("too-many-processes", advice="raise its pids limit, or start fewer")
+    AGENT_KILLED = CauseFacts("agent-killed", retry=True)
+    SEGFAULT = CauseFacts("segfault", advice="check the extensions, and whether torch and CUDA match")
+    ILLEGAL_INSTRUCTION = CauseFacts("illegal-instruction", advice="use an image built for it")
+    DATA_WORKER_LOST = CauseFacts("data-worker-lost", advice="its own error is above, or num_workers is too high")
+    ABORT = CauseFacts("abort", advice="read the lines before")
+    PROGRAM_ERROR = CauseFacts("program-error")
+    UNKNOWN = CauseFacts("unknown", advice="read its last lines")
+
+
+# A SIGKILL does not name its sender, and a guess in a text ("killed by the OOM killer", as Ray writes) proves nothing.
+PROGRAM_RULES = (
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
+        symptom="was killed by the OOM killer",
+        patterns=(
+            "oom[-_ ]kill",
+            "OOM ?Killed",
+            "OOM-killed",
+            "Memory cgroup out of memory",
+            "Out of memory: Kill",
+            r"task \d+: Out Of Memory",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
+        symptom="could not allocate host memory ({evidence})",
+        patterns=("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"),
+    ),
+    LogRule(
+        cause=ProgramCause.KILLED,
+        symptom="was killed by SIGKILL",
+        patterns=(
+            r"task \d+: Killed",
+            "by signal: Killed",
+            "signal SIGKILL",
+            r"\(SIGKILL\)",
+            r"Signals\.SIGKILL",
+            r"[Ss]ignal 9\b",
+            "return code = -9",
+            "^Killed$",
+            r"\d Killed\b",
+            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b",
+        ),
+        explains_signal=True,
+        worker_codes=(-9,),
+    ),
+    LogRule(
+        cause=ProgramCause.TOO_MANY_PROCESSES,
+        symptom="could not start a process or thread ({evidence})",
+        patterns=(
+            "can't start new thread",
+            "[Tt]hread creation failed",
+            "pthread_create failed",
+            "fork: (?!retry).{0,20}Resource temporarily",
+        ),
+    ),
+    LogRule(
+        cause=ProgramCause.AGENT_KILLED,
+        symptom="lost its agent to {signal}: the OOM killer, a lost node, or a user's kill -9",
+        agent_codes=(-9, -11, -6, -4, -8),
+    ),
+    LogRule(
+        cause=ProgramCause.SEGFAULT,
+        symptom="crashed in native code (SIGSEGV)",
+        patterns=("[Ss]egmentation fault", "SIGSEGV", "return code = -11"),
+        worker_codes=(-11,),
+    ),
+    LogRule(
+        cause=ProgramCause.ILLEGAL_INSTRUCTION,
+        symptom="executed an instruction that this CPU does not support",
+        patterns=("Illegal instruction", "SIGILL"),
+        worker_codes=(-4,),
+    ),
+    LogRule(
+        cause=ProgramCause.DATA_WORKER_LOST,
+        symptom="lost a DataLoader worker",
+        patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)",),
+    ),
+    LogRule(
+        cause=ProgramCause.ABORT,
+        symptom="aborted in native code (SIGABRT)",
+        patterns=(
+            "terminate called",
+            r"^(?:free|malloc|realloc|munmap_chunk)\(\): ",
+            "double free or corruption",
+            "error: Aborted",
+            "SIGABRT",
+            "Signal 6",
+            "return code = -6",
+            r"\(core dumped\)",
+        ),
+        distance=Distance.STOPPED,
+        worker_codes=(-6,),
+    ),
+)
+
+# The rules of what no pattern matches.
+PROGRAM_ERROR = LogRule(
+    cause=ProgramCause.PROGRAM_ERROR,
+    symptom="raised {evidence}; read the traceback in its log, and correct the program",
+    words=("Traceback (", "rror", "ERROR", "Exception", "Interrupt"),
+)
+PROGRAM_EXIT = LogRule(
+    cause=ProgramCause.PROGRAM_ERROR,
+    symptom="exited with code {code} and without a traceback",
+    own_advice="read its last lines",
+    distance=Distance.STOPPED,
+)
+UNKNOWN_CAUSE = LogRule(
+    cause=ProgramCause.UNKNOWN, symptom="failed, and its log does not show why", distance=Distance.UNKNOWN
+)

@@ -1,0 +1,92 @@
+"""Causes in the rendezvous, and in waiting for peers."""
+
+from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+
+
+class RendezvousCause(Cause):
+    """The rendezvous, and waiting for peers."""
+
+    RENDEZVOUS_TIMEOUT = CauseFacts("rendezvous-timeout", advice="check why the others did not start", retry=True)
+    RENDEZVOUS_CLOSED = CauseFacts("rendezvous-closed", retry=True)
+    RENDEZVOUS_STORE = CauseFacts("rendezvous-store", points_at_node=False)
+    PORT_TAKEN = CauseFacts(
+        "port-taken", advice="end the process that uses it, or choose another port", retry=True, points_at_node=False
+    )
+    ETCD_GONE = CauseFacts("etcd-gone", advice="check whether it runs, and whether this node can reach it", retry=True)
+    ENDPOINT_NAME = CauseFacts("endpoint-name", advice="check the name, its Service and DNS", retry=True)
+    RENDEZVOUS_CONNECTION = CauseFacts(
+        "rendezvous-connection", advice="check whether its host runs, and the firewall", retry=True
+    )
+    PEER_TIMEOUT = CauseFacts("peer-timeout", advice="look for the rank that is missing or slow", retry=True)
+
+
+RENDEZVOUS_RULES = (
+    LogRule(
+        cause=RendezvousCause.RENDEZVOUS_TIMEOUT,
+        symptom="waited for the other nodes, but only {joined} of {total} joined in time",
+        patterns=(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})",),
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.RENDEZVOUS_TIMEOUT,
+        symptom="waited for the other nodes, but too few joined in time",
+        patterns=("RendezvousTimeoutError",),
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.RENDEZVOUS_CLOSED,
+        symptom="found the rendezvous closed: its id was used before, or the others had already ended",
+        patterns=("RendezvousClosedError", "RendezvousGracefulExitError"),
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.PORT_TAKEN,
+        symptom="found its port taken",
+        patterns=("EADDRINUSE", "[Aa]ddress already in use", "failed to listen on any local"),
+    ),
+    LogRule(
+        cause=RendezvousCause.ETCD_GONE,
+        symptom="got no response from etcd",
+        patterns=("connection to etcd has failed", "EtcdConnectionFailed", "EtcdException", "url: /v2/"),
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.ENDPOINT_NAME,
+        symptom="could not resolve the rendezvous endpoint's name",
+        patterns=(
+            "addresses of .{1,200} cannot be retrieved",
+            "[Nn]ame or service not known",
+            "failure in name resolution",
+        ),
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.RENDEZVOUS_CONNECTION,
+        symptom="could not reach the rendezvous endpoint",
+        patterns=(
+            r"Rendezvous(?:Connection|State)?Error",
+            "client socket has timed out",
+            "DistNetworkError",
+            "failed to connect to any network address",
+        ),
+        distance=Distance.WAIT,
+    ),
+    LogRule(
+        cause=RendezvousCause.PEER_TIMEOUT,
+        symptom="waited for a peer until it timed out",
+        patterns=(
+            "Socket Timeout",
+            r"wait timeout after \d",
+            "Timeout waiting for key",
+            r"[Tt]imed out waiting \d{1,9} ?ms",
+            "timeout caused pair closure",
+            "DistStoreError",
+        ),
+        distance=Distance.WAIT,
+    ),
+)
+
+# The store itself has ended, which its exit code shows.
+STORE_ENDED = LogRule(
+    cause=RendezvousCause.ETCD_GONE, symptom="ended before the job", own_advice="check its log and its memory"
+)

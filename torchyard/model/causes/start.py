@@ -1,0 +1,119 @@
+"""Causes in what was started, and how: the command, the program and its files."""
+
+from torchyard.model.cause import Cause, CauseFacts, LogRule
+
+
+class StartCause(Cause):
+    """The start of a process."""
+
+    SHELL_SYNTAX = CauseFacts("shell-syntax", advice="start it with bash, or write POSIX sh")
+    PROGRAM_MISSING = CauseFacts("program-missing", advice="correct its path, or copy it into the image")
+    NOT_EXECUTABLE = CauseFacts("not-executable", advice="set its x bit, and build the image for this CPU")
+    COMMAND_NOT_FOUND = CauseFacts("command-not-found", advice="install it in the image, or give its whole path")
+    ETCD_MODULE_MISSING = CauseFacts("etcd-module-missing", advice="install python-etcd in the job's interpreter")
+    ETCD_NO_V2 = CauseFacts("etcd-no-v2", advice="run etcd 3.5 or older with --enable-v2")
+    MODULE_MISSING = CauseFacts("module-missing", advice="install it in the job's interpreter")
+    LIBRARY_MISSING = CauseFacts("library-missing", advice="make torch, CUDA and the extensions match")
+    FILE_MISSING = CauseFacts("file-missing", advice="correct the path, or mount the data")
+    PERMISSION_DENIED = CauseFacts("permission-denied", advice="correct the owner, the mode or the mount")
+    DOWNLOAD_FAILED = CauseFacts("download-failed", advice="give it network access, a token, or the data")
+    USAGE = CauseFacts("usage", advice="correct the command")
+
+
+START_RULES = (
+    LogRule(
+        cause=StartCause.SHELL_SYNTAX,
+        symptom="was started by a shell that cannot parse the script",
+        patterns=(
+            "Syntax error: ",
+            "syntax error near unexpected",
+            "Bad substitution",
+            r"\[\[: not found",
+            "Bad fd number",
+        ),
+    ),
+    LogRule(
+        cause=StartCause.PROGRAM_MISSING,
+        symptom="did not find the program ({evidence})",
+        patterns=("can't open file '",),
+    ),
+    LogRule(
+        cause=StartCause.NOT_EXECUTABLE,
+        symptom="cannot execute its program",
+        patterns=("cannot execute", "[Ee]xec format error"),
+        worker_codes=(126,),
+        agent_codes=(126,),
+    ),
+    LogRule(
+        cause=StartCause.COMMAND_NOT_FOUND,
+        symptom="did not find its command",
+        patterns=("executable file not found in", r"exec: .{1,200}: not found$"),
+        worker_codes=(127,),
+        agent_codes=(127,),
+    ),
+    LogRule(
+        cause=StartCause.ETCD_MODULE_MISSING,
+        symptom="lacks the package that etcd rendezvous needs",
+        patterns=("EtcdStubError", "No module named '?etcd\\b"),
+    ),
+    LogRule(
+        cause=StartCause.ETCD_NO_V2,
+        symptom="uses an etcd without the v2 API",
+        patterns=("Bad response ?: 404", "flag provided but not defined: -enable-v2"),
+    ),
+    LogRule(
+        cause=StartCause.MODULE_MISSING,
+        symptom="lacks the Python module {name}",
+        patterns=(r"No module named '?(?P<name>[\w.]{1,100})",),
+    ),
+    LogRule(
+        cause=StartCause.LIBRARY_MISSING,
+        symptom="could not load a shared library ({evidence})",
+        patterns=(
+            "ImportError: .{0,300}(?:shared object|undefined symbol|GLIBC)",
+            "while loading shared libraries",
+            "OSError: .{0,200}shared object file",
+            "undefined symbol",
+        ),
+    ),
+    LogRule(
+        cause=StartCause.FILE_MISSING,
+        symptom="did not find a file ({evidence})",
+        patterns=("FileNotFoundError", r"sh: .{0,200}: No such file or directory"),
+    ),
+    LogRule(
+        cause=StartCause.PERMISSION_DENIED,
+        symptom="was denied access ({evidence})",
+        patterns=("PermissionError", "Read-only file system", "(?<!rc)(?<!profile): Permission denied$"),
+    ),
+    LogRule(
+        cause=StartCause.DOWNLOAD_FAILED,
+        symptom="could not download data ({evidence})",
+        patterns=(
+            r"HTTPSConnectionPool\((?!.{0,200}/v2/)",
+            "LocalEntryNotFoundError",
+            "OfflineModeIsEnabled",
+            "GatedRepoError",
+            "HfHubHTTPError",
+            r"^botocore\.exceptions\.",
+            r"^google\.(?:api_core|auth|cloud)\b",
+            "RepositoryNotFoundError",
+            r"^urllib\.error\.",
+            r"^requests\.exceptions\.",
+            "couldn't connect to 'https",
+        ),
+    ),
+    LogRule(
+        cause=StartCause.USAGE,
+        symptom="was started with arguments that it does not accept ({evidence})",
+        patterns=(
+            "error: (?:unrecognized|the following|argument|ambiguous|invalid)",
+            "nproc_per_node value",
+            "No such option",
+            "invalid choice",
+            "flag provided but not defined",
+        ),
+        worker_codes=(2,),
+        agent_codes=(2,),
+    ),
+)
