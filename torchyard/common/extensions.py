@@ -78,8 +78,8 @@ def find_extension(kind: Kind, name: str) -> Extension | None:
     """The extension of this name; None if there is none. ExtensionError if several have the name."""
     extensions = [extension for extension in list_extensions(kind) if extension.name == name]
     if len(extensions) > 1:
-        others = " and ".join(f"{other.origin} ({other.value})" for other in extensions[1:])
-        raise extensions[0].refuse(f"has the same name as one of {others}", "uninstall all but one of the packages")
+        origins = " and ".join(f"{extension.origin} ({extension.value})" for extension in extensions[1:])
+        raise extensions[0].refuse(f"has the same name as one of {origins}", "uninstall all but one of the packages")
     return extensions[0] if extensions else None
 
 

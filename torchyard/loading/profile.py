@@ -129,13 +129,13 @@ def _check_other_packages(profile: Profile, findings: Findings) -> None:
 
         error = find_unusable_format(profile.metrics)
         if error:
-            findings.add(Finding("metrics", error.what, error.remedy))
-    for name in profile.metrics_to.others:
+            findings.add(Finding("metrics", error.problem, error.remedy))
+    for name in profile.metrics_to.package_trackers:
         from torchyard.trackers.registry import find_unusable_tracker
 
         error = find_unusable_tracker(name)
         if error:
-            findings.add(Finding("metrics_to", error.what, error.remedy))
+            findings.add(Finding("metrics_to", error.problem, error.remedy))
 
 
 def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile:
@@ -145,7 +145,7 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
     try:
         launcher = registry.load_launcher(profile.launcher)
     except ExtensionError as error:
-        findings.add(Finding("", error.what, error.remedy), ("launcher",))
+        findings.add(Finding("", error.problem, error.remedy), ("launcher",))
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
     if profile.program and launcher.PROGRAM_IS_A_FILE:

@@ -237,10 +237,10 @@ class EndpointError(TorchyardError):
 class ExtensionError(TorchyardError):
     """What a name of a profile refers to does not exist, or belongs to another package and cannot be used."""
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(what, remedy)
-        self.what = what
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}; {self.remedy}"
+        return f"{self.problem}; {self.remedy}"

@@ -51,26 +51,28 @@ class Trackers(FrozenModel):
     tensorboard: TensorBoard | None = None
     mlflow: Mlflow | None = None
     wandb: Wandb | None = None
-    others: dict[str, dict[str, Any]] = Field({}, description="the options of trackers of other packages, by name")
+    package_trackers: dict[str, dict[str, Any]] = Field(
+        {}, description="the options of trackers of other packages, by name"
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def move_others(cls, value: Any) -> Any:
-        """Move the trackers that are not torchyard's to `others`."""
+    def move_package_trackers(cls, value: Any) -> Any:
+        """Move the trackers that are not torchyard's to `package_trackers`."""
         if not isinstance(value, dict):
             return value
         settings: dict[str, Any] = {}
-        others: dict[str, Any] = dict(value.get("others") or {})
+        package_trackers: dict[str, Any] = dict(value.get("package_trackers") or {})
         for name, options in value.items():
             if name in TRACKER_NAMES:
                 settings[name] = options
-            elif name != "others":
-                others[str(name)] = {} if options is None else options
-        settings["others"] = others
+            elif name != "package_trackers":
+                package_trackers[str(name)] = {} if options is None else options
+        settings["package_trackers"] = package_trackers
         return settings
 
     def __bool__(self) -> bool:
-        return bool(self.others) or any(getattr(self, name) is not None for name in TRACKER_NAMES)
+        return bool(self.package_trackers) or any(getattr(self, name) is not None for name in TRACKER_NAMES)
 
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]

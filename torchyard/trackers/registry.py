@@ -31,8 +31,8 @@ def create_trackers(settings: Trackers) -> dict[str, Tracker]:
         trackers["mlflow"] = MlflowRun(settings.mlflow)
     if settings.wandb:
         trackers["wandb"] = WandbRun(settings.wandb)
-    for other_name, options in settings.others.items():
-        trackers[other_name] = _PackageTracker(other_name, options)
+    for tracker_name, options in settings.package_trackers.items():
+        trackers[tracker_name] = _PackageTracker(tracker_name, options)
     return trackers
 
 
@@ -49,8 +49,8 @@ def check_trackers(settings: Trackers) -> Iterator[Finding]:
     if settings.mlflow and not (settings.mlflow.uri or os.environ.get(URI_VARIABLE)):
         remedy = f"set metrics_to: [{{mlflow: {{uri: http://…}}}}], or {URI_VARIABLE} where the launcher runs"
         yield failed_check("metrics_to mlflow", "no tracking server is named", remedy)
-    for other_name, options in settings.others.items():
-        yield _check_package_tracker(other_name, options)
+    for tracker_name, options in settings.package_trackers.items():
+        yield _check_package_tracker(tracker_name, options)
 
 
 def find_unusable_tracker(name: str) -> ExtensionError | None:
@@ -71,7 +71,7 @@ def _check_package_tracker(name: str, options: Mapping[str, Any]) -> Finding:
         extension = _get_extension(name)
         create_tracker = load_function(extension, "makes a tracker")
     except ExtensionError as error:
-        return failed_check(f"metrics_to {name}", error.what, error.remedy)
+        return failed_check(f"metrics_to {name}", error.problem, error.remedy)
     try:
         create_tracker(options)
     except Exception as error:  # another package's function may raise anything

@@ -71,7 +71,7 @@ def test_tracker_of_another_package_keeps_its_options() -> None:
     keys = {"name": "a", "about": "a test", "launcher": "baremetal"}
     metrics_to = ["mlflow", {"aim": {"repo": "x"}}, "neptune"]
     trackers = Profile.model_validate(keys | {"metrics_to": metrics_to}).metrics_to
-    assert trackers.others == {"aim": {"repo": "x"}, "neptune": {}}
+    assert trackers.package_trackers == {"aim": {"repo": "x"}, "neptune": {}}
     assert trackers.mlflow is not None
     assert Trackers.model_validate_json(trackers.model_dump_json(exclude_unset=True)) == trackers
-    assert Trackers(others={"aim": {}})
+    assert Trackers(package_trackers={"aim": {}})

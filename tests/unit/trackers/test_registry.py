@@ -77,7 +77,7 @@ EXPERIMENT = Experiment("r", "id", "p", "/runs/r", {}, {})
 def test_tracker_of_another_package_gets_every_call(packages: InstalledPackages) -> None:
     """A tracker of another package is made from its options in the profile, and gets the calls of the run."""
     packages.install("ty-board", BOARD, ty_board=TRACKER)
-    settings = Trackers(others={"board": {"board": "blue"}})
+    settings = Trackers(package_trackers={"board": {"board": "blue"}})
     assert [str(check) for check in check_trackers(settings)] == ["metrics_to board: ty-board 1.0 is installed"]
     (tracker,) = create_trackers(settings).values()
     tracker.open(EXPERIMENT)
@@ -99,14 +99,14 @@ def test_tracker_of_another_package_gets_every_call(packages: InstalledPackages)
 def test_unusable_tracker_fails_preflight(packages: InstalledPackages, code: str, message: str) -> None:
     """Options that the tracker refuses, and a package that cannot be imported, are findings of preflight."""
     packages.install("ty-board", BOARD, ty_board=code)
-    (check,) = check_trackers(Trackers(others={"board": {}}))
+    (check,) = check_trackers(Trackers(package_trackers={"board": {}}))
     assert check.verdict == "failed"
     assert message in str(check)
 
 
 def test_tracker_that_cannot_be_made_raises_when_it_is_opened() -> None:
     """A tracker whose package is gone raises in the worker, which tries again, and not in the run."""
-    (tracker,) = create_trackers(Trackers(others={"board": {}})).values()
+    (tracker,) = create_trackers(Trackers(package_trackers={"board": {}})).values()
     with pytest.raises(ExtensionError, match="unknown tracker board; use tensorboard, mlflow, wandb"):
         tracker.open(EXPERIMENT)
     with pytest.raises(RuntimeError, match="is not open"):
