@@ -7,7 +7,7 @@ from itertools import groupby
 from tests.failure_logs import NAMES, SPELLINGS, load_log
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.root_cause import diagnose_failure
-from torchyard.model.cause import Cause, LogRule, PodRule
+from torchyard.model.causes.cause import Cause, LogRule, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.pods import POD_RULES
 from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, UNKNOWN_CAUSE

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_text
 from torchyard.diagnosis.pod_reasons import MAX_MESSAGE_CHARS
-from torchyard.model.cause import EventRule
+from torchyard.model.causes.cause import EventRule
 from torchyard.model.causes.events import EVENT_RULES
 
 _GO_MESSAGE = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')

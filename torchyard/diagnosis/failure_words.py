@@ -7,7 +7,7 @@ than matching a pattern.
 import re
 from collections.abc import Iterable
 
-from torchyard.model.cause import LogRule
+from torchyard.model.causes.cause import LogRule
 from torchyard.model.causes.program import PROGRAM_ERROR
 from torchyard.model.causes.registry import LOG_RULES
 
@@ -53,7 +53,7 @@ def list_failure_words(rules: Iterable[LogRule]) -> tuple[str, ...]:
     """The texts of rules: one of each pattern, the longest, and those that a rule names itself."""
     words: set[str] = set()
     for rule in rules:
-        words.update(rule.words)
+        words.update(rule.failure_words)
         for pattern in rule.patterns:
             literals = find_literals(pattern)
             if literals:

@@ -33,7 +33,7 @@ from torchyard.diagnosis.pod_reasons import find_pod_failure
 from torchyard.diagnosis.queues.kueue import read_suspended_job
 from torchyard.diagnosis.queues.podgroup import read_pod_group
 from torchyard.diagnosis.queues.queue import Queue, describe_queue
-from torchyard.model.cause import PodRule
+from torchyard.model.causes.cause import PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause

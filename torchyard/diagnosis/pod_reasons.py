@@ -19,7 +19,7 @@ from torchyard.diagnosis.pod_facts import (
     to_number,
     to_text,
 )
-from torchyard.model.cause import PodRule
+from torchyard.model.causes.cause import PodRule
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.pods import IMAGE_PULL_FAILED, OUT_OF_RESOURCE, POD_RULES, PULL_RULES
 from torchyard.model.run import Failure

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
 from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line, parse_lost_worker
-from torchyard.model.cause import Distance, LogRule
+from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import LOG_RULES

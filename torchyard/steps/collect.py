@@ -11,7 +11,7 @@ from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import LINE_MARKERS, get_reader
-from torchyard.model.cause import Distance
+from torchyard.model.causes.cause import Distance
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 from torchyard.model.causes.program import ProgramCause

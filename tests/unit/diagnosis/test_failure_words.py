@@ -4,7 +4,7 @@ import pytest
 
 from tests.failure_logs import SPELLINGS
 from torchyard.diagnosis.failure_words import DIGITS, find_literals, has_failure_word, list_failure_words
-from torchyard.model.cause import LogRule
+from torchyard.model.causes.cause import LogRule
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.registry import LOG_RULES
 
@@ -33,13 +33,16 @@ def test_literals_of_a_pattern(pattern: str, literals: list[str]) -> None:
 @pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: rule.cause)
 def test_every_pattern_has_a_word(rule: LogRule) -> None:
     """A pattern has a text outside of groups, or its rule names words."""
-    assert not [pattern for pattern in rule.patterns if not find_literals(pattern) and not rule.words]
+    assert not [pattern for pattern in rule.patterns if not find_literals(pattern) and not rule.failure_words]
 
 
 def test_new_rule_is_searched_for_at_once() -> None:
     """The words of a rule come from its patterns, in addition to those that it names; digits are left out."""
     rule = LogRule(
-        cause=FabricCause.PEER_LOST, symptom="", patterns=(r"link \d went dark", "port 7 is dark"), words=("relay",)
+        cause=FabricCause.PEER_LOST,
+        symptom="",
+        patterns=(r"link \d went dark", "port 7 is dark"),
+        failure_words=("relay",),
     )
     assert list_failure_words([rule]) == (" went dark", "port  is dark", "relay")
 

@@ -147,13 +147,6 @@ def test_no_line_is_read_twice(tmp_path: Path) -> None:
     assert len(texts) == len(set(texts)) == 6_000
 
 
-def test_word_that_only_digits_interrupt_is_not_a_failure(tmp_path: Path) -> None:
-    """Lines are compared without their digits, but a line is read early only if it contains a failure word itself."""
-    path = tmp_path / "log"
-    path.write_text("".join(f"{text}\n" for text in ["k1ill", "kill 1", *(f"step {number}" for number in range(100))]))
-    assert read_with_failures(path)[0] == "kill 1"
-
-
 def test_index_forgets_shapes_but_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many different lines a log has, few are remembered, and each line with a failure word is read."""
     monkeypatch.setattr(log_tail, "_MAX_SHAPES", 10)

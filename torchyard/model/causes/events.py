@@ -2,7 +2,7 @@
 
 import math
 
-from torchyard.model.cause import Cause, CauseFacts, EventRule, PodRule
+from torchyard.model.causes.cause import Cause, CauseFacts, EventRule, PodRule
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.pods import PodCause
 

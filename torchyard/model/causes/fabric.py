@@ -1,6 +1,6 @@
 """Causes in the network between the ranks: RDMA, NCCL and the connections to peers."""
 
-from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 
 # NCCL 2.30: status=IBV_WC_RETRY_EXC_ERR(12); older: status=12; oldest: with error 12
 _COMPLETION = r"Got completion.{0,300}?(?:status=(?:[^ ,(\d]{0,60}\(?|\([^)]{0,60}\))|error )"
@@ -104,7 +104,7 @@ FABRIC_RULES = (
         cause=FabricCause.RDMA_CONNECT,
         symptom="could not open an RDMA connection in time",
         patterns=(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))",),
-        words=_MODIFY_QP_WORDS,
+        failure_words=_MODIFY_QP_WORDS,
         own_retry=True,
         distance=Distance.FABRIC,
     ),
@@ -112,7 +112,7 @@ FABRIC_RULES = (
         cause=FabricCause.RDMA_CONNECT,
         symptom="could not open an RDMA connection",
         patterns=(_MODIFY_QP, r"Call to ibv_query_gid\w{0,10} failed"),
-        words=_MODIFY_QP_WORDS,
+        failure_words=_MODIFY_QP_WORDS,
         own_advice="set the right GID index and the HCAs that reach each other",
     ),
     LogRule(
@@ -239,7 +239,7 @@ FABRIC_RULES = (
             "[Hh]eartbeat monitor timed out",
             "due to collective timeout",
         ),
-        words=("last enqueued", "timeout"),
+        failure_words=("last enqueued", "timeout"),
         distance=Distance.WAIT,
     ),
 )

@@ -1,6 +1,6 @@
 """Causes in a GPU and its software."""
 
-from torchyard.model.cause import Cause, CauseFacts, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
 
 _XID = r"\bXid\b(?: ?\(PCI:[^)]{0,20}\))?[ :=]{1,4}(?:error )?"
 

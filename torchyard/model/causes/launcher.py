@@ -1,6 +1,6 @@
 """Causes that torchyard itself detects, in its launcher, its supervisors or its recorder: no log shows them."""
 
-from torchyard.model.cause import Cause, CauseFacts
+from torchyard.model.causes.cause import Cause, CauseFacts
 
 
 class LauncherCause(Cause):

@@ -1,6 +1,6 @@
 """Causes in memory, disks and files, of a node and of a GPU."""
 
-from torchyard.model.cause import Cause, CauseFacts, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
 
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
 _CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"

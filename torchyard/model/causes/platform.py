@@ -1,6 +1,6 @@
 """Causes in the platform: Kubernetes, slurm, Ray, and the scheduler of a cluster."""
 
-from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 
 _STOP_CODES = (-15, -2, -1, -3)
 
@@ -56,7 +56,7 @@ PLATFORM_RULES = (
         cause=PlatformCause.UNSCHEDULABLE_SELECTOR,
         symptom="fits no node: no label matches its selector or affinity",
         patterns=(r"^(?!.*\bInsufficient )(?=.*(?:match Pod's node affinity|match node selector|didn't match node))",),
-        words=("match Pod's node affinity", "match node selector", "didn't match node"),
+        failure_words=("match Pod's node affinity", "match node selector", "didn't match node"),
     ),
     LogRule(
         cause=PlatformCause.UNSCHEDULABLE,

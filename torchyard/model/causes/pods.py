@@ -1,6 +1,6 @@
 """Causes in the status of pods, which only the controllers and kubelets report and no log shows."""
 
-from torchyard.model.cause import Cause, CauseFacts, PodRule
+from torchyard.model.causes.cause import Cause, CauseFacts, PodRule
 from torchyard.model.causes.platform import PlatformCause
 
 

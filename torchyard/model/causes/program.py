@@ -1,6 +1,6 @@
 """Causes in the program: signals, crashes, exceptions and exit codes."""
 
-from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 from torchyard.model.causes.memory import MemoryCause
 
 
@@ -112,7 +112,7 @@ PROGRAM_RULES = (
 PROGRAM_ERROR = LogRule(
     cause=ProgramCause.PROGRAM_ERROR,
     symptom="raised {evidence}; read the traceback in its log, and correct the program",
-    words=("Traceback (", "rror", "ERROR", "Exception", "Interrupt"),
+    failure_words=("Traceback (", "rror", "ERROR", "Exception", "Interrupt"),
 )
 PROGRAM_EXIT = LogRule(
     cause=ProgramCause.PROGRAM_ERROR,

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from torchyard.model.cause import Cause, LogRule
+from torchyard.model.causes.cause import Cause, LogRule
 from torchyard.model.causes.events import EventCause
 from torchyard.model.causes.fabric import FABRIC_RULES, FabricCause
 from torchyard.model.causes.gpu import GPU_RULES, GpuCause

@@ -1,6 +1,6 @@
 """Causes in the rendezvous, and in waiting for peers."""
 
-from torchyard.model.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 
 
 class RendezvousCause(Cause):

@@ -1,6 +1,6 @@
 """Causes in what was started, and how: the command, the program and its files."""
 
-from torchyard.model.cause import Cause, CauseFacts, LogRule
+from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
 
 
 class StartCause(Cause):

@@ -35,12 +35,12 @@ class Cause(StrEnum):
     retry: bool
     points_at_node: bool
 
-    def __new__(cls, facts: CauseFacts) -> Self:
-        member = str.__new__(cls, facts.slug)
-        member._value_ = facts.slug
-        member.advice = facts.advice
-        member.retry = facts.retry
-        member.points_at_node = facts.points_at_node
+    def __new__(cls, definition: CauseFacts) -> Self:
+        member = str.__new__(cls, definition.slug)
+        member._value_ = definition.slug
+        member.advice = definition.advice
+        member.retry = definition.retry
+        member.points_at_node = definition.points_at_node
         return member
 
 
@@ -62,8 +62,8 @@ class LogRule:
     symptom: the clause after `Rank 3 on node-1`. `{evidence}` stands for the quoted line, `{code}` and `{signal}`
         for the exit code and its signal, other names for groups of the patterns.
     patterns: a line that one of them matches shows the cause; () if only exit codes do.
-    words: texts of other lines that are needed to explain the cause. A pattern whose texts are all inside groups needs
-        its words here too (diagnosis/failure_words.py).
+    failure_words: texts of other lines that are needed to explain the cause. A pattern whose texts are all inside
+        groups needs its words here too (diagnosis/failure_words.py).
     own_advice, own_retry: in place of the cause's; None: as the cause.
     explains_signal: may be the reason why the process ended by a signal.
     worker_codes: exit codes of a worker that mean this cause; negative: a signal.
@@ -73,7 +73,7 @@ class LogRule:
     cause: Cause
     symptom: str
     patterns: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    failure_words: tuple[str, ...] = ()
     own_advice: str | None = None
     own_retry: bool | None = None
     distance: Distance = Distance.OWN

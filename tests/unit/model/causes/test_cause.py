@@ -5,7 +5,7 @@ import copy
 import pickle
 
 from torchyard.common.project_root import ROOT
-from torchyard.model.cause import Cause, CauseFacts, LogRule, PodRule
+from torchyard.model.causes.cause import Cause, CauseFacts, LogRule, PodRule
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.registry import CAUSES
 
