@@ -60,24 +60,24 @@ docs: .venv/.locked ## build the documentation into site/, strictly; a test does
 	@$(BIN)/zensical build --clean --strict
 
 picture: .venv/.locked ## record the animated picture of the README
-	@$(BIN)/python -m tests.demo_animation
+	@$(BIN)/python -m tests.tools.demo_animation
 
 e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE
-	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
-		$(BIN)/python -m tests.rerun_alone -n $(WORKERS) --dist loadfile -rs tests/local
+	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/tools/skips.py)}" \
+		$(BIN)/python -m tests.tools.rerun_alone -n $(WORKERS) --dist loadfile -rs tests/local
 	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
 
 soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them under load, and count failures per test; SOAK='--rounds 5'
 	@$(BIN)/python -m tests.tools.soak $(SUITE) $(SOAK)
 
 bench: .venv/.locked ## measure the overhead of a run compared with bare torchrun
-	@$(BIN)/python tests/bench.py
+	@$(BIN)/python -m tests.bench
 
 compare: .venv/.locked ## compare torchyard with other launchers, on `make cluster-up`, and write the table of docs/compare.md
-	@$(BIN)/python tests/compare.py $(if $(KUBE),--kubeconfig $(KUBE))
+	@$(BIN)/python -m tests.tools.compare $(if $(KUBE),--kubeconfig $(KUBE))
 
 observe: .venv/.locked ## record the statuses of jobs by the cluster's controllers; CASES=volcano-ok for some
-	@$(BIN)/python tests/observe.py $(CASES)
+	@$(BIN)/python -m tests.tools.observe $(CASES)
 
 chaos: .venv/.locked ## inject every fault at every step, on `make cluster-up`; CHAOS='--only "volcano submit"' for some
 	@$(BIN)/python -m tests.chaos $(CHAOS)

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from tests.caller import forget_caller
-from tests.fake_api import FakeApi
-from tests.installed_packages import InstalledPackages, run_installed_packages
-from tests.receiver import Receiver, run_receiver
-from tests.skips import refuse_skip
-from tests.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.installed_packages import InstalledPackages, run_installed_packages
+from tests.inputs.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
+from tests.processes.receiver import Receiver, run_receiver
+from tests.support.caller import forget_caller
+from tests.tools.skips import refuse_skip
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
@@ -23,7 +23,7 @@ from torchyard.model.profile import Cluster, Profile
 from torchyard.model.run import Run
 
 if TYPE_CHECKING:
-    from tests.fake_prefect import FakePrefect
+    from tests.doubles.fake_prefect import FakePrefect
 
 forget_caller()
 
@@ -88,7 +88,7 @@ def fake_server(fake_api: FakeApi) -> Client:
 @pytest.fixture
 def fake_prefect() -> Iterator["FakePrefect"]:
     """A fake Prefect server, which this process uses."""
-    from tests.fake_prefect import run_fake_prefect  # Prefect takes 1.5 s to import
+    from tests.doubles.fake_prefect import run_fake_prefect  # Prefect takes 1.5 s to import
 
     with run_fake_prefect() as server:
         yield server

@@ -20,7 +20,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from tests.caller import forget_cluster
 from tests.chaos.cells import FAULTS, Cell, Result, list_cells
 from tests.chaos.job import ClusterTrial
 from tests.chaos.machine import MachineTrial
@@ -30,7 +29,8 @@ from tests.chaos.table import format_row, publish, render_table
 from tests.chaos.trial import Trial
 from tests.chaos.world import World
 from tests.cluster.plane import ClusterError
-from tests.postgres import create_database, run_postgres
+from tests.processes.postgres import create_database, run_postgres
+from tests.support.caller import forget_cluster
 
 Wave = tuple[Cell, ...]
 WIDTH = 2  # parallel runs per world

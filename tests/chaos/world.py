@@ -15,7 +15,7 @@ import httpx
 import yaml
 
 from scripts.server import find_free_port
-from tests.caller import SERVER
+from tests.support.caller import SERVER
 from torchyard.common.project_root import ROOT
 
 BIN = Path(sys.executable).parent

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.caller import CLUSTER
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, as_user
+from tests.support.caller import CLUSTER
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError

@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.caller import CLUSTER, forget_caller
 from tests.cluster import launcher_image, nodes
 from tests.cluster.plane import Plane
-from tests.rerun_alone import run_tests
-from tests.skips import MAY_SKIP
+from tests.support.caller import CLUSTER, forget_caller
+from tests.tools.rerun_alone import run_tests
+from tests.tools.skips import MAY_SKIP
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.record_torchrun import load_options
+from tests.tools.record_torchrun import load_options
 from torchyard.pods.etcd import DEFAULT_IMAGE as ETCD
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api_contract import ApiContract
+from tests.contracts.api_server import ApiContract
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
 

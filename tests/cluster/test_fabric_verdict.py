@@ -12,7 +12,7 @@ from flows.train import train
 from tests.cluster.complete_runs import read_report
 from tests.cluster.jobs import ANNOTATION, until
 from tests.cluster.test_logs import FakeLog
-from tests.nccl_lines import list_socket_lines
+from tests.inputs.nccl_lines import list_socket_lines
 from torchyard.run.folder import list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.complete_runs import run_to_completion
 from tests.cluster.test_real import small_overrides
-from tests.hanging_program import NAME, PROGRAM, check_hang
+from tests.processes.hanging_program import NAME, PROGRAM, check_hang
 
 __all__ = ["small_overrides"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]

@@ -13,7 +13,7 @@ import yaml
 from flows.sweep import sweep
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import FakeLog
-from tests.flow_processes import FlowRunProcesses
+from tests.processes.flow_processes import FlowRunProcesses
 from torchyard.assembly import sweep_run
 from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.common.project_root import ROOT

@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.fake import build_node
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import ANNOTATION, Jobs, require_real_nodes, until
-from tests.observe import QUEUE, close_queue, get_queue_state
+from tests.tools.observe import QUEUE, close_queue, get_queue_state
 from torchyard.cluster import create, delete, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.common.project_root import ROOT

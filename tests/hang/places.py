@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.server import find_free_port
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _DISK_BYTES = 1 << 20
 _CGROUP_ROOT = Path("/sys/fs/cgroup")

@@ -8,8 +8,8 @@ import pytest
 
 from flows.sweep import sweep
 from tests.conftest import Write
-from tests.flow_processes import TICK_PROGRAM, FlowRunProcesses
-from tests.runai_jobs import cli, runai_planned
+from tests.doubles.runai_jobs import cli, runai_planned
+from tests.processes.flow_processes import TICK_PROGRAM, FlowRunProcesses
 from torchyard.run.folder import list_run_folders
 
 __all__ = ["cli", "runai_planned"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from programs import allreduce
-from tests.started_programs import PRINT_THREADS, build_command, build_env, read_rows, run
+from tests.processes.started_programs import PRINT_THREADS, build_command, build_env, read_rows, run
 from torchyard.common.project_root import ROOT
 from torchyard.metrics.registry import get_progress, read_json_lines
 

@@ -13,7 +13,7 @@ from shutil import rmtree
 import pytest
 
 from tests.conftest import Write
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder

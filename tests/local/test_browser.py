@@ -17,9 +17,9 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 
 from scripts.deployments import deploy_flows
-from tests.prefect_servers import PASSWORD, prefect_server, use_prefect_server
-from tests.skips import find_chromium
-from tests.waiting import wait_until
+from tests.processes.prefect_servers import PASSWORD, prefect_server, use_prefect_server
+from tests.support.waiting import wait_until
+from tests.tools.skips import find_chromium
 from torchyard.common.project_root import ROOT
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no chromium")

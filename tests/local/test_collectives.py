@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from programs import allreduce
-from tests.started_programs import Finished, Rows, build_command, read_rows, run
+from tests.processes.started_programs import Finished, Rows, build_command, read_rows, run
 from torchyard.common.project_root import ROOT
 from torchyard.metrics.registry import read_json_lines
 

@@ -19,8 +19,8 @@ from prefect.client.schemas.schedules import CronSchedule
 from scripts.api import YardError
 from scripts.deployments import DIRECTORY_STEP, deploy_flows
 from scripts.server import choose_server
-from tests.prefect_servers import prefect_server, use_prefect_server
-from tests.waiting import wait_until
+from tests.processes.prefect_servers import prefect_server, use_prefect_server
+from tests.support.waiting import wait_until
 from torchyard.common.pool import DEFAULT_POOL
 from torchyard.common.project_root import ROOT
 

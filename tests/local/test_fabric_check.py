@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.builders.plan_parts import get_container, get_env
 from tests.conftest import Planned, Write
-from tests.kubelet import expand_variables
-from tests.plan_parts import get_container, get_env
+from tests.doubles.kubelet import expand_variables
 from torchyard.cli.main import main
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.metrics.registry import read_json_lines

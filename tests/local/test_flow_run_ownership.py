@@ -8,7 +8,7 @@ from prefect import flow, get_client
 from prefect.client.schemas.objects import State, StateType
 
 from flows.train import train
-from tests.leases import build_lease
+from tests.doubles.leases import build_lease
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
 from torchyard.tasks.flow_run.ownership import ENTRYPOINT, confirm_flow_run, obtain_key, read_liveness_by_name

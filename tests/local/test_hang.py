@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.hanging_program import LINE, NAME, PROGRAM, check_hang
+from tests.processes.hanging_program import LINE, NAME, PROGRAM, check_hang
 from torchyard.common.project_root import ROOT
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders

@@ -19,7 +19,7 @@ from prefect.states import Cancelling
 
 from flows.benchmark import benchmark
 from tests.conftest import Write
-from tests.flow_processes import wait_until
+from tests.processes.flow_processes import wait_until
 from torchyard.assembly import sweep_run
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tests.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
 
 pytestmark = pytest.mark.usefixtures("api")
 

@@ -12,7 +12,7 @@ from prefect import flow, get_client
 
 from scripts import processes
 from scripts.runs import tear_down_open_runs
-from tests.prefect_servers import prefect_server, use_prefect_server
+from tests.processes.prefect_servers import prefect_server, use_prefect_server
 from torchyard.host import processes as host
 from torchyard.run.folder import RunFolder
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.caller import CLUSTER
-from tests.pytest_runs import run_pytest
+from tests.processes.pytest_runs import run_pytest
+from tests.support.caller import CLUSTER
 from torchyard.common.project_root import ROOT
 
 DEAD = """

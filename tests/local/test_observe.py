@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.builders.histories import build_records
 from tests.conftest import Write
-from tests.histories import build_records
-from tests.receiver import Receiver
-from tests.waiting import wait_until
+from tests.processes.receiver import Receiver
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.exporter.endpoint import serve_metrics
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.pages import PAGES, list_blocks, split_commands
+from tests.support.pages import PAGES, list_blocks, split_commands
 from torchyard.common.project_root import ROOT
 
 

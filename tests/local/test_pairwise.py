@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 
 from programs import pairwise
-from tests.shaped_nodes import ShapedNodes
-from tests.skips import can_shape
-from tests.started_programs import build_command, read_rows, run
+from tests.processes.shaped_nodes import ShapedNodes
+from tests.processes.started_programs import build_command, read_rows, run
+from tests.tools.skips import can_shape
 
 PROGRAM = "programs/pairwise.py"
 SHORT = ("--size=512K", "--trials=3")

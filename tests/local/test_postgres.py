@@ -16,10 +16,10 @@ from flows.train import train
 from scripts.processes import DATABASE_VARIABLE
 from tests.chaos.world import kill_all
 from tests.conftest import Write
-from tests.flow_processes import wait_until
-from tests.postgres import PASSWORD, create_database, run_postgres
-from tests.prefect_servers import prefect_server, use_prefect_server
-from tests.skips import find_postgres
+from tests.processes.flow_processes import wait_until
+from tests.processes.postgres import PASSWORD, create_database, run_postgres
+from tests.processes.prefect_servers import prefect_server, use_prefect_server
+from tests.tools.skips import find_postgres
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prefect.server.api.server import SubprocessASGIServer
 
-from tests.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
 from torchyard.host.state import read_state
 from torchyard.run.folder import RunFolder
 

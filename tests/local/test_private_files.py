@@ -10,8 +10,8 @@ from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 
 from flows.train import train
 from tests.conftest import Write
-from tests.private_modes import list_accessible_to_others
-from tests.waiting import wait_until
+from tests.support.private_modes import list_accessible_to_others
+from tests.support.waiting import wait_until
 from torchyard.common import secrets
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders, runs_folder

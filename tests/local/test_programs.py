@@ -13,7 +13,7 @@ import torch
 
 from programs import digits
 from scripts.server import find_free_port
-from tests.started_programs import PRINT_THREADS, Finished, Rows, build_command, build_env, read_rows, run
+from tests.processes.started_programs import PRINT_THREADS, Finished, Rows, build_command, build_env, read_rows, run
 from torchyard.common.project_root import ROOT
 
 HELD_OUT = 359

@@ -26,7 +26,7 @@ from scripts.automations import (
     create_automations,
 )
 from tests.conftest import Write
-from tests.flow_processes import FlowRunProcesses, wait_until
+from tests.processes.flow_processes import FlowRunProcesses, wait_until
 from torchyard.assembly import sweep_run
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import wait_until
+from tests.processes.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
 from torchyard.model.result import RunResult

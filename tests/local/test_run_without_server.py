@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.cli.main import main
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled

@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import State
 from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import FlowRunProcesses
-from tests.runai_jobs import Cli, Planned, build_profile_keys, start_agents
+from tests.doubles.runai_jobs import Cli, Planned, build_profile_keys, start_agents
+from tests.processes.flow_processes import FlowRunProcesses
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import runai
 from torchyard.machines.job import MachinesJob

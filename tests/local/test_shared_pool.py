@@ -20,7 +20,7 @@ from prefect.states import Scheduled
 from flows.train import train
 from tests.chaos.world import find_processes, kill_all
 from tests.conftest import Write
-from tests.flow_processes import wait_until
+from tests.processes.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder
 from torchyard.tasks.recovery import recover_lost_runs

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.pod_jobs import NODES, Job, build_lines, run_later, slow_log
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
+from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.log_follower import LogFollower

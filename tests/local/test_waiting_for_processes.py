@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.scripted_jobs import Make, scripted_job, wait_briefly
+from tests.doubles.scripted_jobs import Make, scripted_job, wait_briefly
 from torchyard.model.errors import FolderError
 
 

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import State
 from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.model.run import Report
 from torchyard.run import folder_lease
 from torchyard.run.folder import RunFolder, list_run_folders

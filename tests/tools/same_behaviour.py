@@ -135,7 +135,7 @@ def _list_plans() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _list_statuses() -> Iterator[tuple[str, Callable[[], str]]]:
-    from tests.recording import EPOCH, OBSERVED
+    from tests.inputs.recording import EPOCH, OBSERVED
     from torchyard.launchers import registry
     from torchyard.model.run import Observation
 
@@ -159,7 +159,7 @@ def _list_statuses() -> Iterator[tuple[str, Callable[[], str]]]:
 def _read_moments(path: Path) -> Iterator[tuple[float, dict[str, Any]]]:
     """Each moment of a recording: its seconds after the job's creation, and its objects.
 
-    Recordings are read here, because the names in tests/recording.py may differ between the two checkouts.
+    Recordings are read here, because the names in tests/inputs/recording.py may differ between the two checkouts.
     """
     objects: dict[str, Any] = {}
     for moment in json.loads(path.read_text())["moments"]:

@@ -1,7 +1,8 @@
 """`make soak`: runs a suite of tests many times, some of them under load, and counts the failures of each test.
 
 A test that fails sometimes is a defect of the test or of the program. One round shows neither, so a suite is trusted
-only after many rounds, on a quiet and on a busy machine. A failed test is not repeated, unlike in tests/rerun_alone.py.
+only after many rounds, on a quiet and on a busy machine. A failed test is not repeated, unlike in
+tests/tools/rerun_alone.py.
 
     python -m tests.tools.soak unit --rounds 20 --loaded 5
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from tests.skips import MAY_SKIP, list_missing
+from tests.tools.skips import MAY_SKIP, list_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.removed_folders import Start, node_folder, starter
+from tests.processes.removed_folders import Start, node_folder, starter
 from torchyard.run.folder import RunFolder
 
 

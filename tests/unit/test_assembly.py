@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RUN_ID, Write, command_plan_of, load
-from tests.lone_processes import build_lone_profile
-from tests.receiver import Receiver
+from tests.processes.lone_processes import build_lone_profile
+from tests.processes.receiver import Receiver
 from torchyard.archive.contents import RECORD
 from torchyard.assembly import create_runner, judge_run, list_sinks, main, sweep_run
 from torchyard.host.processes import find_labelled

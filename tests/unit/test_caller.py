@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from tests.caller import SERVER
-from tests.fake_api import FakeApi
-from tests.pytest_runs import run_pytest
-from tests.skips import MAY_SKIP, refuse_skip
+from tests.doubles.fake_api import FakeApi
+from tests.processes.pytest_runs import run_pytest
+from tests.support.caller import SERVER
+from tests.tools.skips import MAY_SKIP, refuse_skip
 from torchyard.cluster.orphans import has_cluster
 from torchyard.common.project_root import ROOT
 
@@ -57,6 +57,6 @@ def test_skip_that_is_not_allowed_is_a_failure(
 def test_list_for_this_machine_needs_no_library() -> None:
     """CI reads the list before it installs anything; it is never empty, because an empty list forbids all skips."""
     completed = subprocess.run(
-        [sys.executable, "-I", "-S", "tests/skips.py"], cwd=ROOT, capture_output=True, check=True
+        [sys.executable, "-I", "-S", "tests/tools/skips.py"], cwd=ROOT, capture_output=True, check=True
     )
     assert completed.stdout.startswith(b"none")

@@ -1,7 +1,7 @@
 """docs/compare.md shows the stored measurements."""
 
-from tests.compare import LAUNCHERS, NOT_COMPARED
-from tests.comparison_page import PAGE, load_result, render_page, render_table
+from tests.tools.compare import LAUNCHERS, NOT_COMPARED
+from tests.tools.comparison_page import PAGE, load_result, render_page, render_table
 
 
 def test_page_has_the_measured_table() -> None:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.demo_animation import COLUMNS, PICTURE, draw, play, wrap
+from tests.tools.demo_animation import COLUMNS, PICTURE, draw, play, wrap
 from torchyard.common.project_root import ROOT
 
 _TEXT = "{http://www.w3.org/2000/svg}text"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.guide_fields import HEADING, PAGE, compare, load_reasons, load_rows, render
+from tests.tools.guide_fields import HEADING, PAGE, compare, load_reasons, load_rows, render
 
 
 @pytest.mark.parametrize("row", load_rows())
@@ -26,6 +26,6 @@ def test_every_reason_is_needed() -> None:
 
 
 def test_page_has_the_table() -> None:
-    """docs/guides.md contains the table that `python -m tests.guide_fields` writes."""
+    """docs/guides.md contains the table that `python -m tests.tools.guide_fields` writes."""
     _, heading, rest = PAGE.read_text().partition(HEADING)
     assert (heading + rest).startswith(render())

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from tests.builders.rank_records import build_missing_rank_records
 from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, get_expected_verdict, list_cells
 from tests.hang.faults import FAULTS
 from tests.hang.figures import Row, Truth, evaluate_row, quantile, summarize, tabulate_kinds
 from tests.hang.healthy import STYLES
 from tests.hang.judge import Line, Verdict, VerdictRecorder, replay
-from tests.rank_records import build_missing_rank_records
 from torchyard.model.hang import RECORD_PREFIX, Straggler
 
 SLEEP = Cell("sleep", 4, 1, 0)

@@ -14,9 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.pages import PAGES, Block, list_anchors, list_blocks, list_files, list_links, name_page, split_commands
-from tests.reference_pages import PAGES as REFERENCE_PAGES
-from tests.reference_pages import list_actions, list_verbs
+from tests.support.pages import (
+    PAGES,
+    Block,
+    list_anchors,
+    list_blocks,
+    list_files,
+    list_links,
+    name_page,
+    split_commands,
+)
+from tests.tools.reference_pages import PAGES as REFERENCE_PAGES
+from tests.tools.reference_pages import list_actions, list_verbs
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_profiles
 
@@ -132,7 +141,7 @@ def test_walk_runs_as_written(path: Path, shell: list[str]) -> None:
 @pytest.mark.parametrize("path", REFERENCE_PAGES, ids=name_page)
 def test_reference_pages_are_up_to_date(path: Path) -> None:
     """The generated pages are those that the code generates."""
-    assert path.read_text() == REFERENCE_PAGES[path](), "run python -m tests.reference_pages"
+    assert path.read_text() == REFERENCE_PAGES[path](), "run python -m tests.tools.reference_pages"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=name_page)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rerun_alone import MAX_RETRIED
+from tests.tools.rerun_alone import MAX_RETRIED
 from torchyard.common.project_root import ROOT
 
 UNSTEADY = """
@@ -32,7 +32,7 @@ BROKEN = "def test_{0}(): assert False\n"
 def test_only_a_test_that_fails_alone_fails_the_run(tmp_path: Path, text: str, is_failure: bool, message: str) -> None:
     """A test that fails beside others and passes alone is reported; failures alone, or too many, fail the run."""
     (tmp_path / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "tests.rerun_alone", "-n", "2", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.tools.rerun_alone", "-n", "2", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert bool(completed.returncode) == is_failure, completed.stdout

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, command_plan_of, load
-from tests.ssh_jobs import PROGRAM, Planned
-from tests.sshd import Hosts
+from tests.processes.ssh_jobs import PROGRAM, Planned
+from tests.processes.sshd import Hosts
 from torchyard.model.plan import CommandPlan
 from torchyard.steps.teardown import teardown
 

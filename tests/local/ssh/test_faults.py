@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import sshd
-from tests.ssh_jobs import Planned, describe_failed_checks
-from tests.sshd import Hosts, wait_until
+from tests.processes import sshd
+from tests.processes.ssh_jobs import Planned, describe_failed_checks
+from tests.processes.sshd import Hosts, wait_until
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.model.errors import HostError
 from torchyard.model.profile import Deadlines

@@ -10,10 +10,10 @@ import pytest
 
 from flows.sweep import sweep
 from flows.train import train
-from tests import sshd
 from tests.conftest import Write
-from tests.flow_processes import TICK_PROGRAM, FlowRunProcesses, have_ranks_ticked, wait_until
-from tests.sshd import Hosts
+from tests.processes import sshd
+from tests.processes.flow_processes import TICK_PROGRAM, FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.sshd import Hosts
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 

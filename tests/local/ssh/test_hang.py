@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests import sshd
-from tests.hanging_program import NAME, PROGRAM, check_hang
-from tests.ssh_jobs import Planned, run_steps
+from tests.processes import sshd
+from tests.processes.hanging_program import NAME, PROGRAM, check_hang
+from tests.processes.ssh_jobs import Planned, run_steps
 from torchyard.model.run import Attempt
 
 SKIP_REASON = sshd.find_obstacle()

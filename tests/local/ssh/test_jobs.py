@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests import sshd
-from tests.ssh_jobs import Planned, read_fetched_files, read_log_texts, run_steps
-from tests.sshd import Hosts, wait_until
+from tests.processes import sshd
+from tests.processes.ssh_jobs import Planned, read_fetched_files, read_log_texts, run_steps
+from tests.processes.sshd import Hosts, wait_until
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit

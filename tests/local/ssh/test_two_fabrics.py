@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flows.benchmark import benchmark
-from tests import sshd
 from tests.conftest import Write
-from tests.sshd import Hosts, run_ip
+from tests.processes import sshd
+from tests.processes.sshd import Hosts, run_ip
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders, runs_folder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gid_ports import GidPod
+from tests.inputs.gid_ports import GidPod
 
 
 @pytest.fixture(params=["dash", "bash", "busybox"])

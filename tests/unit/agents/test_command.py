@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders.plan_parts import get_command
 from tests.conftest import Planned
-from tests.kubelet import expand_variables
-from tests.plan_parts import get_command
+from tests.doubles.kubelet import expand_variables
 
 KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.builders.plan_parts import get_command
 from tests.conftest import RUN_ID, Planned, Write, command_plan_of, load
-from tests.kubelet import expand_variables
-from tests.plan_parts import get_command
+from tests.doubles.kubelet import expand_variables
 from torchyard.agents.torchrun import first_port
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan

@@ -5,11 +5,11 @@ import re
 import pytest
 from hypothesis import given
 
+from tests.builders.generated_plans import PROFILES, expand_command, list_argvs, list_pod_variables
+from tests.builders.generated_profiles import RUNS, build_plan
+from tests.builders.plan_parts import get_command, get_env
 from tests.conftest import Planned
-from tests.generated_plans import PROFILES, expand_command, list_argvs, list_pod_variables
-from tests.generated_profiles import RUNS, build_plan
-from tests.kubelet import expand_variables
-from tests.plan_parts import get_command, get_env
+from tests.doubles.kubelet import expand_variables
 from torchyard.agents import process_env
 from torchyard.agents.process_env import escape_dollars
 from torchyard.model.plan import ManifestPlan

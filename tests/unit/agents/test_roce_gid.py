@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gid_ports import HIDDEN_SLOTS, HOST_SLOTS, INET6, GidPod
+from tests.inputs.gid_ports import HIDDEN_SLOTS, HOST_SLOTS, INET6, GidPod
 from torchyard.agents.process_env import escape_dollars
 from torchyard.agents.roce_gid import gid_script
 

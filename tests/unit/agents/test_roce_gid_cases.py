@@ -6,11 +6,11 @@ import subprocess
 import pytest
 import yaml
 
-from tests.gid_ports import HOST_SLOTS, GidPod
+from tests.inputs.gid_ports import HOST_SLOTS, GidPod
 from torchyard.agents.roce_gid import gid_script
 from torchyard.common.project_root import ROOT
 
-CASES = {case["case"]: case for case in yaml.safe_load((ROOT / "tests" / "gid_cases.yaml").read_text())}
+CASES = {case["case"]: case for case in yaml.safe_load((ROOT / "tests" / "inputs" / "gid_cases.yaml").read_text())}
 
 # --- the recorded cases
 

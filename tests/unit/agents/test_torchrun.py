@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
+from tests.builders.generated_plans import PROFILES, expand_command, list_argvs, list_pod_variables
+from tests.builders.generated_profiles import RUNS, build_plan
+from tests.builders.plan_parts import get_local_address, get_torchrun_option
 from tests.cluster.images import old_torchrun
 from tests.conftest import Planned, Write, command_plan_of, load, plan_of
-from tests.generated_plans import PROFILES, expand_command, list_argvs, list_pod_variables
-from tests.generated_profiles import RUNS, build_plan
-from tests.plan_parts import get_local_address, get_torchrun_option
-from tests.record_torchrun import FOLDER, UnknownArgumentsError, build_parser
+from tests.tools.record_torchrun import FOLDER, UnknownArgumentsError, build_parser
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Profile

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import build_records
-from tests.waiting import wait_until
+from tests.builders.histories import build_records
+from tests.support.waiting import wait_until
 from torchyard.archive.contents import RECORD
 from torchyard.archive.copier import ArchiveTimeouts, RunArchive, open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, command_plan_of
-from tests.lone_processes import build_lone_profile
+from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.fetch import fetch_run, fetch_to_read
 from torchyard.archive.store import Store
 from torchyard.model.errors import ArchiveError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.histories import KEY, build_records
+from tests.builders.histories import KEY, build_records
 from torchyard.archive.histories import build_record_path, fetch_histories, fetch_history
 from torchyard.archive.store import Store
 from torchyard.trend.records import Record, history_path, read_history, store_record

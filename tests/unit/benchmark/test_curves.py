@@ -1,6 +1,6 @@
 """The curve that a run of a benchmark measured, from its report."""
 
-from tests.benchmarks import bandwidth_report, bandwidth_rows
+from tests.doubles.benchmarks import bandwidth_report, bandwidth_rows
 from torchyard.benchmark.curves import build_curve
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import Row

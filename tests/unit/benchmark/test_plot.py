@@ -2,7 +2,7 @@
 
 import base64
 
-from tests.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics
+from tests.doubles.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics
 from torchyard.benchmark.curves import build_curve
 from torchyard.benchmark.plot import draw_benchmark
 from torchyard.benchmark.sequence import save_benchmark

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics, replay_reports
 from tests.conftest import Write
+from tests.doubles.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics, replay_reports
 from torchyard.benchmark.sequence import find_failure, run_benchmark, save_benchmark
 from torchyard.benchmark.table import list_notes
 from torchyard.model.errors import NoReportError, ProfileError

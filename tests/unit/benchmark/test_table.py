@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics, replay_reports
 from tests.conftest import Write
+from tests.doubles.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics, replay_reports
 from torchyard.benchmark.sequence import run_benchmark
 from torchyard.benchmark.table import (
     build_tables,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, command_plan_of
-from tests.lone_processes import build_lone_profile
+from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.find import fetch_run_to_resume, find_run
 from torchyard.cli.main import main

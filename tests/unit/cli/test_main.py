@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.builders.reports import short_report
 from tests.conftest import Write, load, plan_of
-from tests.installed_packages import LAUNCHER, InstalledPackages
-from tests.nccl_lines import list_socket_lines
-from tests.reports import short_report
+from tests.doubles.installed_packages import LAUNCHER, InstalledPackages
+from tests.inputs.nccl_lines import list_socket_lines
 from torchyard.cli.main import main
 from torchyard.common import secrets
 from torchyard.common.project_root import ROOT

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import KEY, build_records, draw_noisy_values
+from tests.builders.histories import KEY, build_records, draw_noisy_values
 from torchyard.cli.main import main
 from torchyard.run.folder import runs_folder
 from torchyard.trend.records import history_path, store_record

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Write, command_plan_of
-from tests.hang_examples import (
+from tests.builders.hang_examples import (
     ALL_REDUCE,
     HANG,
     RECORDS,
@@ -17,8 +16,9 @@ from tests.hang_examples import (
     build_job_record,
     format_record_line,
 )
-from tests.lone_processes import build_lone_profile
-from tests.reports import report
+from tests.builders.reports import report
+from tests.conftest import Write, command_plan_of
+from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.main import main
 from torchyard.cli.why import format_collective_counts

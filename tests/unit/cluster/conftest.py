@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.leases import Make, OrphanedRun, build_lease
-from tests.pod_jobs import Job
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import Make, OrphanedRun, build_lease
+from tests.doubles.pod_jobs import Job
 from torchyard.cluster import orphans
 
 

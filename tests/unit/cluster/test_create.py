@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.pod_jobs import build_lines, run_later
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.pod_jobs import build_lines, run_later
 from torchyard.cluster import create, lease
 from torchyard.cluster.checks.admission import check_admission
 from torchyard.kube.client import Client

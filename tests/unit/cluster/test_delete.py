@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.leases import exists
-from tests.user_manifests import JOB, Launched
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import exists
+from tests.inputs.user_manifests import JOB, Launched
 from torchyard.cluster import create, delete, lease
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.stuck_pods import build_unschedulable_pod
+from tests.doubles.fake_api import FakeApi
+from tests.inputs.stuck_pods import build_unschedulable_pod
 from torchyard.cluster import diagnose
 from torchyard.cluster.diagnose import ProgressMonitor
 from torchyard.kube.client import Client

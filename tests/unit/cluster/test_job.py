@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.leases import format_time
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.leases import format_time
 from torchyard.cluster.job import ClusterJob
 from torchyard.cluster.owner import ClusterOwner
 from torchyard.model.plan import ManifestPlan

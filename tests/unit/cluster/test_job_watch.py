@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.pod_jobs import Job, build_lines, run_later, slow_log
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
+from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.diagnosis.job_status import count_retries

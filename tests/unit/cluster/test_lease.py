@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned, Write, load, manifest_plan_of
-from tests.fake_api import FakeApi, Handler
-from tests.fake_objects import ObjectKey
-from tests.leases import ID, RUN, build_lease, format_time
+from tests.doubles.fake_api import FakeApi, Handler
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.leases import ID, RUN, build_lease, format_time
 from torchyard.cluster import lease as lease_module
 from torchyard.cluster.lease import (
     HOLDER_DEAD_AFTER_S,

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.leases import RUN
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.leases import RUN
+from tests.support.waiting import wait_until
 from torchyard.backends import owner_of
 from torchyard.cluster import lease as lease_module
 from torchyard.cluster import lease_renewal

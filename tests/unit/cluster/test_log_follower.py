@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_api import FakeApi
-from tests.pod_jobs import Job, build_lines, run_later, slow_log
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
+from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.log_follower import LogFollower, LogSource, follow_pod_log
 from torchyard.kube.client import Client

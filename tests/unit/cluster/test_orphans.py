@@ -5,9 +5,9 @@ from email.utils import formatdate
 
 import pytest
 
-from tests.fake_api import FakeApi, Handler
-from tests.fake_objects import ObjectKey
-from tests.leases import ID, NO_RUN_ALIVE, RUN, Make, find_kept_reasons, find_removable, format_time, sweep
+from tests.doubles.fake_api import FakeApi, Handler
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.leases import ID, NO_RUN_ALIVE, RUN, Make, find_kept_reasons, find_removable, format_time, sweep
 from torchyard.cluster import orphans
 from torchyard.cluster.orphans import SweepScope
 from torchyard.kube.client import Client, get_cluster_client

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake_api import FakeApi
-from tests.leases import (
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import (
     ID,
     JOBS,
     NO_RUN_ALIVE,

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.leases import RUN
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.leases import RUN
 from torchyard.cluster.job import ClusterJob
 from torchyard.cluster.lease import acquire_lease
 from torchyard.cluster.owner import ClusterOwner

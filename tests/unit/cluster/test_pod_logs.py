@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from tests.conftest import Planned
-from tests.pod_jobs import Job, build_lines
-from tests.waiting import wait_until
+from tests.doubles.pod_jobs import Job, build_lines
+from tests.support.waiting import wait_until
 from torchyard.cluster.pod_logs import PodLogs, has_container_started, has_container_terminated
 from torchyard.kube.client import Client, get_cluster_client
 

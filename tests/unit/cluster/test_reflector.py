@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.support.waiting import wait_until
 from torchyard.cluster import reflector
 from torchyard.cluster.reflector import ObjectChange, Reflector
 from torchyard.kube.client import Client

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import Object, ObjectKey
-from tests.pod_jobs import NODES, Job, build_lines, run_later, slow_log
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import Object, ObjectKey
+from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
+from tests.support.waiting import wait_until
 from torchyard.cluster import stop
 from torchyard.cluster.job import ClusterJob
 from torchyard.cluster.stop import stop_and_read

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.leases import JOBS, RUN, build_object, format_time
-from tests.lost_machines import KEY, OUTCOME, adopt_folder, put_lease, seal_ending, seal_outcome
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.leases import JOBS, RUN, build_object, format_time
+from tests.doubles.lost_machines import KEY, OUTCOME, adopt_folder, put_lease, seal_ending, seal_outcome
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.profile import Profile

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.markdown import render_html
+from tests.support.markdown import render_html
 from torchyard.common.escaping import (
     escape_markdown,
     escape_paragraph,

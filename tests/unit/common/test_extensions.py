@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.installed_packages import InstalledPackages
+from tests.doubles.installed_packages import InstalledPackages
 from torchyard.common.extensions import (
     Extension,
     find_extension,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.common.outbox import DeliveryError, Outbox, OutboxSettings, RefusedError
 
 FAST = OutboxSettings(retry_s=0.01, last_retry_s=0.01)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.failure_logs import build_summary_entry, diagnose_lines
+from tests.inputs.failure_logs import build_summary_entry, diagnose_lines
 from torchyard.diagnosis.collective_timeout import RankLine, TimeoutExplanation, explain_timeout
 
 # The watchdog's messages in torch 1.9, 1.13, 2.0, 2.1, 2.3 and 2.6.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.stuck_pods import (
+from tests.inputs.stuck_pods import (
     NOT_FOUND,
     NOW,
     build_job_event,

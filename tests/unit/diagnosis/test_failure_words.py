@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.failure_logs import SPELLINGS
+from tests.inputs.failure_logs import SPELLINGS
 from torchyard.diagnosis.failure_words import DIGITS, find_literals, has_failure_word, list_failure_words
 from torchyard.model.causes.cause import LogRule
 from torchyard.model.causes.fabric import FabricCause

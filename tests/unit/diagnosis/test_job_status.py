@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.ended_pods import build_ended_pod
-from tests.recording import EPOCH
-from tests.stuck_pods import KINDS, NOW, PODS, READS, build_pod, build_stalled_job, format_time
+from tests.inputs.ended_pods import build_ended_pod
+from tests.inputs.recording import EPOCH
+from tests.inputs.stuck_pods import KINDS, NOW, PODS, READS, build_pod, build_stalled_job, format_time
 from torchyard.diagnosis import job_status
 from torchyard.launchers import registry
 from torchyard.model.run import Observation

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.failure_logs import build_summary_entry, build_traceback, diagnose_lines
+from tests.inputs.failure_logs import build_summary_entry, build_traceback, diagnose_lines
 from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line
 from torchyard.model.run import LogLine
 

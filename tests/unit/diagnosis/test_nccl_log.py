@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.nccl_lines import format_line, list_rdma_lines, list_socket_lines
+from tests.inputs.nccl_lines import format_line, list_rdma_lines, list_socket_lines
 from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricReading
 

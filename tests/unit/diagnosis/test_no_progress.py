@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
-from tests.observed_moments import EACH_MOMENT, explain_wait, get_pods
-from tests.recorded_jobs import damaged_observations, nested_keys
-from tests.recording import RecordedMoment
-from tests.stuck_pods import (
+from tests.inputs.observed_moments import EACH_MOMENT, explain_wait, get_pods
+from tests.inputs.recorded_jobs import damaged_observations, nested_keys
+from tests.inputs.recording import RecordedMoment
+from tests.inputs.stuck_pods import (
     KINDS,
     NOT_FOUND,
     NOW,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.ended_pods import build_ended_pod
+from tests.inputs.ended_pods import build_ended_pod
 from torchyard.diagnosis import pod_facts
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.ended_pods import build_ended_pod
-from tests.recording import EPOCH
-from tests.stuck_pods import NOW
+from tests.inputs.ended_pods import build_ended_pod
+from tests.inputs.recording import EPOCH
+from tests.inputs.stuck_pods import NOW
 from torchyard.diagnosis import pod_reasons
 
 

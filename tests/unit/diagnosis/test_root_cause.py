@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.failure_logs import SPELLINGS, WATCHDOG, build_summary_entry, build_traceback, diagnose_lines
+from tests.inputs.failure_logs import SPELLINGS, WATCHDOG, build_summary_entry, build_traceback, diagnose_lines
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import LogLine
 

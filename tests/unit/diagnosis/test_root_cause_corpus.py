@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from tests import causes_page
-from tests.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
+from tests.inputs.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
+from tests.tools import causes_page
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.run import LogLine
@@ -117,7 +117,7 @@ def test_every_cause_is_tested() -> None:
 
 def test_page_of_causes_is_current() -> None:
     """docs/causes.md lists every cause as the code has it."""
-    assert causes_page.PAGE.read_text() == causes_page.render(), "python -m tests.causes_page writes it again"
+    assert causes_page.PAGE.read_text() == causes_page.render(), "python -m tests.tools.causes_page writes it again"
 
 
 def test_sentence_is_one_sentence() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.histories import KEY, build_records
+from tests.builders.histories import KEY, build_records
 from torchyard.exporter.endpoint import render_metrics, serve_metrics
 from torchyard.model.errors import EndpointError
 from torchyard.run.folder import RunFolder, runs_folder

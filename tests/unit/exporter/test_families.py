@@ -2,7 +2,7 @@
 
 from prometheus_client.core import Metric
 
-from tests.histories import build_records
+from tests.builders.histories import build_records
 from torchyard.exporter.families import build_families
 from torchyard.exporter.run_summaries import AllRuns, RunSummary
 from torchyard.trend.records import History

@@ -5,7 +5,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows.recover import recover
 from scripts.server import find_free_port
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runai_jobs import cli, runai_planned
-from tests.supervised import call_supervisor
+from tests.doubles.runai_jobs import cli, runai_planned
+from tests.processes.supervised import call_supervisor
 
 __all__ = ["cli", "runai_planned"]
 

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.supervised import call_supervisor, read_log_texts, start_script
+from tests.processes.supervised import call_supervisor, read_log_texts, start_script
 from torchyard.host.processes import find_labelled
 
 

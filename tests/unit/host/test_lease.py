@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.supervised import call_supervisor, read_log_texts, send_line, start_script, start_watch, wait_for_exit
+from tests.processes.supervised import (
+    call_supervisor,
+    read_log_texts,
+    send_line,
+    start_script,
+    start_watch,
+    wait_for_exit,
+)
 from torchyard.host import lease
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import find_labelled

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit, watch_to_the_end
-from tests.waiting import wait_until
+from tests.processes.supervised import call_supervisor, read_log_texts, start_script, wait_for_exit, watch_to_the_end
+from tests.support.waiting import wait_until
 from torchyard.host.state import view_state
 
 

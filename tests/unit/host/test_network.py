@@ -5,8 +5,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.conftest import Write, load
-from tests.lone_processes import build_lone_plan
-from tests.supervised import read_log_texts, start_script, wait_for_exit
+from tests.processes.lone_processes import build_lone_plan
+from tests.processes.supervised import read_log_texts, start_script, wait_for_exit
 from torchyard.host.network import (
     LISTEN_URLS_PLACEHOLDER,
     find_listen_urls,

@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.removed_folders import LABEL, RUN, Start, is_running
-from tests.supervised import call_supervisor, send_line, start_watch
-from tests.waiting import wait_until
+from tests.processes.removed_folders import LABEL, RUN, Start, is_running
+from tests.processes.supervised import call_supervisor, send_line, start_watch
+from tests.support.waiting import wait_until
 from torchyard.host.processes import find_labelled
 from torchyard.machines.processes import run_command
 from torchyard.machines.staging import script_command

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gid_ports import GidPod
+from tests.inputs.gid_ports import GidPod
 from torchyard.host import rdma_facts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runai_jobs import Planned, start_agents
+from tests.doubles.runai_jobs import Planned, start_agents
 from torchyard.host.runai import update_state
 from torchyard.host.runai_cli import JobResponse
 from torchyard.machines.job import MachinesJob

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runai_jobs import Cli, Planned
+from tests.doubles.runai_jobs import Cli, Planned
 from torchyard.host import runai_cli
 from torchyard.host.runai_cli import parse_statuses
 from torchyard.machines.checks import check_hosts

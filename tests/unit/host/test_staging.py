@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.archives import build_member, build_tar
+from tests.inputs.archives import build_member, build_tar
 from torchyard.host.staging import record_heartbeat
 from torchyard.machines.staging import SCRIPTS_FOLDER
 

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.supervised import call_supervisor, start_script
+from tests.processes.supervised import call_supervisor, start_script
 from torchyard.host.state import STATE_BYTES, read_boot_id, view_state, write_state
 
 

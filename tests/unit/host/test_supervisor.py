@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervised import read_log_texts, start_script, start_watch, wait_for_exit
+from tests.processes.supervised import read_log_texts, start_script, start_watch, wait_for_exit
 from torchyard.host.processes import find_labelled
 
 

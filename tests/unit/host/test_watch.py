@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervised import read_frame, send_line, start_script, start_watch, wait_for_exit, watch_to_the_end
+from tests.processes.supervised import read_frame, send_line, start_script, start_watch, wait_for_exit, watch_to_the_end
 from torchyard.host.watch import Launcher, WatchedProcess, watch_processes
 
 LINES = b"one\ntwo\n"

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.api_contract import ApiContract
-from tests.fake_api import FakeApi
-from tests.leases import exists
+from tests.contracts.api_server import ApiContract
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import exists
 from torchyard.kube.client import Client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError

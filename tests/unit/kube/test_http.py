@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.kube.client import Client
 from torchyard.kube.http import ServerClock, split_lines
 from torchyard.model.errors import ClusterError

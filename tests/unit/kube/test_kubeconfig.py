@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.kube.client import Client
 from torchyard.kube.kubeconfig import load_settings, open_connection, read_current_context, renew_connection
 from torchyard.model.errors import ClusterError

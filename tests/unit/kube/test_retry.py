@@ -5,7 +5,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.kube import retry
 from torchyard.kube.client import Client
 from torchyard.kube.retry import Backoff, parse_retry_after

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import get_env, get_local_address, get_torchrun_option
 from tests.conftest import Planned
-from tests.observed_moments import explain_wait, find_moments, list_true_conditions, read_status
-from tests.plan_parts import get_env, get_local_address, get_torchrun_option
-from tests.recorded_jobs import FILES
-from tests.recording import EPOCH
-from tests.user_manifests import PYTORCHJOB, Launched, change_spec
+from tests.inputs.observed_moments import explain_wait, find_moments, list_true_conditions, read_status
+from tests.inputs.recorded_jobs import FILES
+from tests.inputs.recording import EPOCH
+from tests.inputs.user_manifests import PYTORCHJOB, Launched, change_spec
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Controller, OpenQueue
 from torchyard.model.run import Observation

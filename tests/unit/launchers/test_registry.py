@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given, settings
 
 from tests.conftest import Planned, plan_of
-from tests.installed_packages import LAUNCHER, InstalledPackages
-from tests.observed_moments import (
+from tests.doubles.installed_packages import LAUNCHER, InstalledPackages
+from tests.inputs.observed_moments import (
     EACH_MOMENT,
     explain_wait,
     find_moments,
@@ -25,8 +25,8 @@ from tests.observed_moments import (
     list_true_conditions,
     read_status,
 )
-from tests.recorded_jobs import FILES, damaged_observations
-from tests.recording import OBSERVED, RecordedMoment
+from tests.inputs.recorded_jobs import FILES, damaged_observations
+from tests.inputs.recording import OBSERVED, RecordedMoment
 from torchyard.agents.black_box import pack_files
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis import job_status, pod_facts

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from tests.builders.plan_parts import get_local_address
 from tests.conftest import Planned
-from tests.observed_moments import explain_wait, find_moments, get_job, get_phase, get_pods
-from tests.plan_parts import get_local_address
-from tests.user_manifests import JOB, Launched, change_spec
+from tests.inputs.observed_moments import explain_wait, find_moments, get_job, get_phase, get_pods
+from tests.inputs.user_manifests import JOB, Launched, change_spec
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import OpenQueue
 

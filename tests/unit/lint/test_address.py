@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sound_manifests import MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
 from torchyard.lint.manifest import lint_manifest
 
 LAUNCH_MANIFEST = """

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.sound_manifests import list_traps, parse
+from tests.inputs.sound_manifests import list_traps, parse
 from torchyard.lint.manifest import lint_manifest
 
 WRAPPED = """

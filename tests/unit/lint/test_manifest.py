@@ -11,8 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Planned, manifest_plan_of
-from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, list_traps, parse
-from tests.user_manifests import MANIFESTS
+from tests.inputs.sound_manifests import (
+    MASTER,
+    POD,
+    PYTORCHJOB,
+    REPLICAS,
+    TRAIN,
+    VOLCANO,
+    Trap,
+    find_trap,
+    list_traps,
+    parse,
+)
+from tests.inputs.user_manifests import MANIFESTS
 from torchyard.lint.manifest import lint_manifest
 from torchyard.loading.profile import load_profile
 from torchyard.model.finding import Finding

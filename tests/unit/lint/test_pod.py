@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sound_manifests import POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap
+from tests.inputs.sound_manifests import POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap
 
 TRAPS: list[Trap] = [
     (VOLCANO, "train:v1", "train", f"{POD}.containers[0].image", "another image on another day"),

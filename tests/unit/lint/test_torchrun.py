@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sound_manifests import POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
 from torchyard.lint.manifest import lint_manifest
 
 TRAPS: list[Trap] = [

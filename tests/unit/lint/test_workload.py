@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
+from tests.inputs.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
 from torchyard.lint.manifest import lint_manifest
 from torchyard.lint.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_options, split_script
 

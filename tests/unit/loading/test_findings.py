@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write
-from tests.user_files import get_refusal
+from tests.inputs.user_files import get_refusal
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 

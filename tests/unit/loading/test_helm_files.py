@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chart_values import JOB, load_values, write_values
-from tests.user_files import get_refusal, list_findings
+from tests.inputs.chart_values import JOB, load_values, write_values
+from tests.inputs.user_files import get_refusal, list_findings
 
 
 def test_later_file_wins(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart_values import GUIDE, JOB, load_values, write_values
 from tests.conftest import load, manifest_plan_of
-from tests.user_files import get_refusal
+from tests.inputs.chart_values import GUIDE, JOB, load_values, write_values
+from tests.inputs.user_files import get_refusal
 from torchyard.common.project_root import ROOT
 from torchyard.loading.helm_values import ChartValues
 from torchyard.model.profile import Profile

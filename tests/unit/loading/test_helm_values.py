@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.chart_values import JOB, load_values, write_values
-from tests.user_files import get_refusal
+from tests.inputs.chart_values import JOB, load_values, write_values
+from tests.inputs.user_files import get_refusal
 from torchyard.loading.helm_values import ChartValues
 from torchyard.model.errors import ProfileError
 

@@ -11,11 +11,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders.generated_profiles import POD_LAUNCHERS
 from tests.conftest import Planned, Write, load
-from tests.generated_profiles import POD_LAUNCHERS
-from tests.installed_packages import InstalledPackages
-from tests.user_files import FILES, PROFILE, get_refusal, list_findings
-from tests.user_manifests import JOB
+from tests.doubles.installed_packages import InstalledPackages
+from tests.inputs.user_files import FILES, PROFILE, get_refusal, list_findings
+from tests.inputs.user_manifests import JOB
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_hardware, list_profiles, load_hardware, load_profile
 from torchyard.model.errors import ProfileError

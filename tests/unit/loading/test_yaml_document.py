@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load
-from tests.user_files import HEAD, list_findings
+from tests.inputs.user_files import HEAD, list_findings
 from torchyard.loading.profile import load_profile
 
 LAUGHS = "".join(f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9))

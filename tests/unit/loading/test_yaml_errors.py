@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.user_files import get_refusal
+from tests.inputs.user_files import get_refusal
 
 VALID = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
 MISTAKES = {

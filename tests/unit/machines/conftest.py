@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted_hosts import MakeProcess, build_process
+from tests.doubles.scripted_hosts import MakeProcess, build_process
 from torchyard.model.plan import Process
 
 

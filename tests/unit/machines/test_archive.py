@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.archives import build_member, build_tar
+from tests.inputs.archives import build_member, build_tar
 from torchyard.machines.archive import unpack_archive
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripted_hosts import build_process
+from tests.doubles.scripted_hosts import build_process
 from torchyard.machines.host_script import build_command, call_scripts
 from torchyard.model.errors import HostError
 from torchyard.model.plan import HostScript, Process, Site

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.lone_processes import build_lone_plan
-from tests.python_commands import LARGE_STDERR
-from tests.scripted_hosts import MakeProcess
+from tests.doubles.scripted_hosts import MakeProcess
+from tests.processes.lone_processes import build_lone_plan
+from tests.processes.python_commands import LARGE_STDERR
 from torchyard.common.identity import identify_holder
 from torchyard.machines.host_stream import MAX_LINE_BYTES
 from torchyard.machines.job_watch import ProcessWatch

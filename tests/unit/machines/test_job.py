@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.lone_processes import build_lone_plan
+from tests.processes.lone_processes import build_lone_plan
 from torchyard.host.processes import find_labelled
 from torchyard.machines.job import MachinesJob
 from torchyard.model.errors import HostError

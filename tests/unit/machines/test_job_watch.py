@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted_hosts import MakeProcess
-from tests.waiting import wait_until
+from tests.doubles.scripted_hosts import MakeProcess
+from tests.support.waiting import wait_until
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED, ProcessWatch
 from torchyard.model.plan import Process
 

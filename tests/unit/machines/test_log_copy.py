@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripted_hosts import build_process
-from tests.waiting import wait_until
+from tests.doubles.scripted_hosts import build_process
+from tests.support.waiting import wait_until
 from torchyard.machines.log_copy import LogCopy
 
 

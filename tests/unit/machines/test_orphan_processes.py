@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from tests.removed_folders import LABEL, RUN, Start
-from tests.waiting import wait_until
+from tests.processes.removed_folders import LABEL, RUN, Start
+from tests.support.waiting import wait_until
 from torchyard.host.processes import find_labelled
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 

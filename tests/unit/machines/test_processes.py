@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.python_commands import LARGE_STDERR, build_command
+from tests.processes.python_commands import LARGE_STDERR, build_command
 from torchyard.machines.processes import MAX_OUTPUT_BYTES, Command, build_argv, pipe_command, run_command
 from torchyard.model.errors import HostError
 

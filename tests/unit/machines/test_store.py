@@ -8,7 +8,7 @@ import pytest
 from tenacity import stop_after_delay
 
 from tests.conftest import Write, load, plan_of
-from tests.lone_processes import build_lone_plan
+from tests.processes.lone_processes import build_lone_plan
 from torchyard.machines import store
 from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import CommandPlan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.printed_metrics import load_posted_log, select_columns
+from tests.inputs.printed_metrics import load_posted_log, select_columns
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 
 TABLE = "The average bandwidth of all_reduce over 4 ranks (5 warmups / 20 trials, up to 10 queued calls per trial):"

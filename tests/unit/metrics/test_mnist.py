@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.printed_metrics import MNIST, select_columns
+from tests.inputs.printed_metrics import MNIST, select_columns
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.registry import describe_row
 

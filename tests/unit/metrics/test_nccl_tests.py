@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.printed_metrics import HEADER, ROW, load_posted_log, select_columns
+from tests.inputs.printed_metrics import HEADER, ROW, load_posted_log, select_columns
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.installed_packages import InstalledPackages
-from tests.printed_metrics import load_posted_log
+from tests.doubles.installed_packages import InstalledPackages
+from tests.inputs.printed_metrics import load_posted_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench
 from torchyard.metrics.nccl_tests import read_nccl_tests
 from torchyard.metrics.registry import (

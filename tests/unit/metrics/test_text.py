@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.printed_metrics import HEADER, MNIST, ROW
+from tests.inputs.printed_metrics import HEADER, MNIST, ROW
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 from torchyard.metrics.mnist import read_mnist
 from torchyard.metrics.nccl_tests import read_nccl_tests

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.printed_metrics import load_posted_log
+from tests.inputs.printed_metrics import load_posted_log
 from torchyard.metrics.registry import describe_row, get_progress
 from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tests.benchmarks import compare_two_fabrics
+from tests.doubles.benchmarks import compare_two_fabrics
 from torchyard.model.benchmark import Benchmark, Curve
 
 

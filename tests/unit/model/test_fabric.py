@@ -1,6 +1,6 @@
 """The models of a job's network."""
 
-from tests.nccl_lines import list_rdma_lines, list_socket_lines
+from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.model.fabric import FabricVerdict

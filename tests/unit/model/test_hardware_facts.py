@@ -1,4 +1,4 @@
-"""The hardware files have the values that the sources of 50 platforms state (tests/hardware_facts.yaml)."""
+"""The hardware files have the values that the sources of 50 platforms state (tests/inputs/hardware_facts.yaml)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_hardware
 from torchyard.model.hardware import Fabric
 
-PLATFORMS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "hardware_facts.yaml").read_text())
+PLATFORMS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "inputs" / "hardware_facts.yaml").read_text())
 MODES = {
     f"{name}:{mode}": platform | mode_values
     for name, platform in PLATFORMS.items()

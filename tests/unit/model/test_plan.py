@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from pydantic import TypeAdapter
 
+from tests.builders.generated_plans import POD_PROFILES, PROFILES, find_values, plan_pods, walk_values
+from tests.builders.generated_profiles import RUNS, build_plan
 from tests.conftest import RUN_ID, Planned, Write, command_plan_of, load, plan_of
-from tests.generated_plans import POD_PROFILES, PROFILES, find_values, plan_pods, walk_values
-from tests.generated_profiles import RUNS, build_plan
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, Plan

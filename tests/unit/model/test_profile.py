@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import Write, load
-from tests.user_files import get_refusal
+from tests.inputs.user_files import get_refusal
 from torchyard.loading.profile import load_profile
 
 

@@ -4,8 +4,8 @@ import re
 
 from hypothesis import assume, given
 
-from tests.generated_plans import PROFILES, find_values
-from tests.generated_profiles import RUNS, build_plan
+from tests.builders.generated_plans import PROFILES, find_values
+from tests.builders.generated_profiles import RUNS, build_plan
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import FreePort

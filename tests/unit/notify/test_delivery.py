@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.receiver import Receiver
+from tests.processes.receiver import Receiver
 from torchyard.common.outbox import DeliveryError
 from torchyard.notify.delivery import Message, send_message
 

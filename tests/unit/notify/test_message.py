@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.hang_examples import HANG
-from tests.reports import attempt, report_of, short_report
+from tests.builders.hang_examples import HANG
+from tests.builders.reports import attempt, report_of, short_report
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import Report, Step
 from torchyard.model.trend import TrendVerdict

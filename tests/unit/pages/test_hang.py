@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.hang_examples import HANG, STRAGGLER
-from tests.markdown import render_html
-from tests.reports import short_report
+from tests.builders.hang_examples import HANG, STRAGGLER
+from tests.builders.reports import short_report
+from tests.support.markdown import render_html
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import HangUpdate, RankGroup
 from torchyard.model.run import Report

@@ -1,6 +1,6 @@
 """The pages of a run that has not started: its plan and its checks."""
 
-from tests.markdown import render_html
+from tests.support.markdown import render_html
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.finding import Finding

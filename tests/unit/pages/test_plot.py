@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reports import ROWS, report
+from tests.builders.reports import ROWS, report
 from torchyard.model.run import Metrics, Row
 from torchyard.pages.plot import MAX_POINTS, PlotPoint, draw_plot, thin_points
 from torchyard.pages.report import MAX_PAGE_BYTES, render_markdown

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.markdown import render_html
-from tests.nccl_lines import list_rdma_lines, list_socket_lines
-from tests.reports import attempt, report, report_of, short_report
+from tests.builders.reports import attempt, report, report_of, short_report
+from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
+from tests.support.markdown import render_html
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.model.hardware import Expect
@@ -111,7 +111,7 @@ def test_locale_without_letters_is_not_an_error(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; import sys; from torchyard.common import escaping; "
         "escaping.escape_unencodable_output();"
-        "from torchyard.run.folder import RunFolder; from tests.reports import report;"
+        "from torchyard.run.folder import RunFolder; from tests.builders.reports import report;"
         "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.record_event('end', sentence='\\u6f22');"
         "assert f.report() == report('\\u6f22');"
         "assert f.events()[-1]['sentence'] == '\\u6f22'; print('\\u6f22')"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import get_torchrun_option
 from tests.conftest import Planned
-from tests.plan_parts import get_torchrun_option
 from torchyard.model.requirements import Permission
 from torchyard.pods import etcd as _store
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import get_container, get_pod_spec, list_requirements
 from tests.conftest import Planned, Write, load, plan_of
-from tests.plan_parts import get_container, get_pod_spec, list_requirements
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission

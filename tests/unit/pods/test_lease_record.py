@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.leases import RUN, build_lease
+from tests.doubles.leases import RUN, build_lease
 from torchyard.model.hang import Hang
 from torchyard.model.run import Failure, Outcome, Status
 from torchyard.pods import lease_record

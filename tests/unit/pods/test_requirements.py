@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 
+from tests.builders.generated_plans import POD_PROFILES, plan_pods
+from tests.builders.generated_profiles import RUNS
+from tests.builders.plan_parts import get_pod_spec, list_requirements
 from tests.conftest import Planned
-from tests.generated_plans import POD_PROFILES, plan_pods
-from tests.generated_profiles import RUNS
-from tests.plan_parts import get_pod_spec, list_requirements
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice, Capacity, ReferencedObject
 from torchyard.model.run import Run

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import RUN_ID, Write, load
-from tests.kubelet import expand_variables
+from tests.doubles.kubelet import expand_variables
 from torchyard.launchers import registry
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import CommandPlan

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import get_container, get_env, get_pod_spec, list_requirements
 from tests.conftest import Planned
-from tests.plan_parts import get_container, get_env, get_pod_spec, list_requirements
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware

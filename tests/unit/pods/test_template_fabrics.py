@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import get_command, get_container, get_mounts, get_pod_spec, list_requirements
 from tests.conftest import Planned
-from tests.plan_parts import get_command, get_container, get_mounts, get_pod_spec, list_requirements
 from torchyard.model.requirements import ReferencedObject
 
 BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob", "jobset", "appwrapper"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load, manifest_plan_of
-from tests.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
+from tests.inputs.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
 from torchyard.lint.manifest import lint_manifest
 from torchyard.model.errors import ProfileError
 from torchyard.model.profile import Profile

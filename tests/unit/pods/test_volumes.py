@@ -1,7 +1,7 @@
 """The volumes of a pod."""
 
+from tests.builders.plan_parts import get_container, get_mounts
 from tests.conftest import Planned
-from tests.plan_parts import get_container, get_mounts
 from torchyard.model.requirements import ReferencedObject
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}

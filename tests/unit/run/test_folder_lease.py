@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.run import folder_lease
 from torchyard.run.folder import RunFolder
 from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time

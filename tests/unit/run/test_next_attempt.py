@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.reports import attempt
+from tests.builders.reports import attempt
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan

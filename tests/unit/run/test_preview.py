@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RUN_ID
-from tests.shown_pages import KeptPages
+from tests.doubles.shown_pages import KeptPages
 from torchyard.assembly import list_sinks
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import PreflightError

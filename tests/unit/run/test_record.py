@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.journals import NOW, process_events
+from tests.builders.journals import NOW, process_events
 from torchyard.run.record import JobRecord, JournalEvent, RunRecord
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]

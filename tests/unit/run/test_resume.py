@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.journals import NOW, process_events
+from tests.builders.journals import NOW, process_events
 from torchyard.run.record import RunRecord
 from torchyard.run.resume import (
     LOST_MESSAGE,

@@ -7,11 +7,11 @@ from typing import Literal
 
 import pytest
 
+from tests.builders.reports import attempt
 from tests.conftest import RUN_ID, Planned, Write, load
-from tests.fake_api import FakeApi
-from tests.lone_processes import build_lone_profile
-from tests.reports import attempt
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.processes.lone_processes import build_lone_profile
+from tests.support.waiting import wait_until
 from torchyard.assembly import create_runner
 from torchyard.backends import owner_of
 from torchyard.cluster import lease, lease_renewal

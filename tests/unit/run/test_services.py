@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.reports import short_report
 from tests.conftest import Write, load
-from tests.reports import short_report
 from torchyard.model.errors import RunInUseError
 from torchyard.model.event import EndReached, RunEvent, WaitEnded
 from torchyard.model.finding import Finding, failed_check

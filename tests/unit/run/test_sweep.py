@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, command_plan_of
-from tests.lone_processes import build_lone_profile
+from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.host.processes import find_labelled

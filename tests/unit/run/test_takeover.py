@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RUN_ID, Write
-from tests.fake_api import FakeApi
-from tests.leases import RUN
-from tests.lost_machines import KEY, adopt_folder, put_lease
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import RUN
+from tests.doubles.lost_machines import KEY, adopt_folder, put_lease
 from torchyard.archive.copier import ArchiveTimeouts, open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.common.identity import identify_holder

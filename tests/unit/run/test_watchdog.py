@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.run import watchdog
 
 WATCHDOG = (sys.executable, "-I", "-S", str(Path(watchdog.__file__)))

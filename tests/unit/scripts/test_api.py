@@ -7,7 +7,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.api import YardError, open_prefect_client
 from scripts.server import find_free_port
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 
 
 def list_pools() -> None:

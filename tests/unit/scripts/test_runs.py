@@ -6,7 +6,7 @@ from prefect.client.schemas.objects import FlowRun
 from scripts.processes import get_worker_name
 from scripts.runs import is_worker_run, print_open_runs, tear_down_open_runs
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
 
 

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 from scripts import watch
 from scripts.api import open_prefect_client
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 
 
 def build_log(message: str, second: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.reports import short_report
+from tests.builders.reports import short_report
 from torchyard.model.event import AttemptStarted, EndReached, ReportWritten, RowsRead, WaitEnded
 from torchyard.sinks.log import LogSink
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.builders.hang_examples import HANG
+from tests.builders.histories import build_records
+from tests.builders.reports import short_report
 from tests.conftest import Write, load
-from tests.hang_examples import HANG
-from tests.histories import build_records
-from tests.receiver import Receiver
-from tests.reports import short_report
-from tests.waiting import wait_until
+from tests.processes.receiver import Receiver
+from tests.support.waiting import wait_until
 from torchyard.model.event import AttemptStarted, EndReached, StatusRead
 from torchyard.model.hang import HangUpdate
 from torchyard.model.run import Report, Status

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from tests.builders.reports import short_report
 from tests.conftest import RUN_ID, Write, load
-from tests.reports import short_report
 from torchyard.model.event import AttemptStarted, EndReached, RowsRead
 from torchyard.run.folder import RunFolder
 from torchyard.sinks.metrics import MetricsSink

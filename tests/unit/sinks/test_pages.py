@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.hang_examples import HANG
-from tests.shown_pages import KeptPages
+from tests.builders.hang_examples import HANG
+from tests.doubles.shown_pages import KeptPages
 from torchyard.model.event import AttemptStarted, RowsRead, WaitEnded
 from torchyard.model.hang import HangUpdate
 from torchyard.sinks import pages as pages_module

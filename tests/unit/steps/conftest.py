@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Planned, Write
-from tests.lone_processes import build_lone_plan, build_lone_profile
-from tests.scripted_jobs import Make, scripted_job
+from tests.doubles.scripted_jobs import Make, scripted_job
+from tests.processes.lone_processes import build_lone_plan, build_lone_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.run.folder import runs_folder
 from torchyard.steps.teardown import teardown

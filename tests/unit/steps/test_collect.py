@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nccl_lines import list_rdma_lines, list_socket_lines
+from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.common.private_files import make_private_folder
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
-from tests.supervised import call_supervisor
+from tests.processes.supervised import call_supervisor
 from torchyard.model.plan import Plan
 from torchyard.steps.descriptors import FORMER_LIMIT_VARIABLE, check_file_limit, count_needed_files
 

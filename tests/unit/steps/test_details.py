@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.builders.reports import short_report
 from tests.conftest import Write, command_plan_of
-from tests.lone_processes import build_lone_profile
-from tests.reports import short_report
+from tests.processes.lone_processes import build_lone_profile
 from torchyard.model.finding import passed_check, warning_check
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Attempt, Handle, LogFile, Metrics, Outcome, Status

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.hang_examples import HANG, LOADING_STACK, RECORDS, build_job_record
-from tests.private_modes import list_accessible_to_others
+from tests.builders.hang_examples import HANG, LOADING_STACK, RECORDS, build_job_record
+from tests.support.private_modes import list_accessible_to_others
 from torchyard.model.hang import RankRecord
 from torchyard.steps.hang_files import format_stacks, format_time, write_hang_files
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.rank_records import build_missing_rank_records, index_by_rank
 from tests.conftest import plan_of
-from tests.rank_records import build_missing_rank_records, index_by_rank
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.loading.profile import load_profile
 from torchyard.model.hang import RECORD_PREFIX, HangUpdate, OnHang, RankRecord

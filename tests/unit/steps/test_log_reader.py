@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scripted_jobs import JOINED_TEXT, OLD_LINE, Make
+from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make
 from torchyard.common.log_lines import parse_log_line
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import CommandPlan, ManifestPlan

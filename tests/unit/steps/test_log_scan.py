@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nccl_lines import list_rdma_lines
-from tests.rank_records import build_record
+from tests.builders.rank_records import build_record
+from tests.inputs.nccl_lines import list_rdma_lines
 from torchyard.common.private_files import make_private_folder
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import ManifestPlan

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.failure_logs import SPELLINGS
+from tests.inputs.failure_logs import SPELLINGS
 from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.steps import log_reader, log_tail

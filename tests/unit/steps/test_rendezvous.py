@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load, plan_of
-from tests.lone_processes import build_lone_plan
+from tests.processes.lone_processes import build_lone_plan
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.steps.rendezvous import ensure_rendezvous

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.builders.rank_records import build_missing_rank_records
 from tests.conftest import RUN_ID, Write
-from tests.lone_processes import build_lone_profile
-from tests.rank_records import build_missing_rank_records
-from tests.shown_pages import KeptPages
+from tests.doubles.shown_pages import KeptPages
+from tests.processes.lone_processes import build_lone_profile
 from torchyard.assembly import create_runner
 from torchyard.model.errors import PreflightError
 from torchyard.model.finding import Finding

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.cluster import create, delete, lease_renewal
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan, ManifestPlan

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.job_events import take_status
-from tests.nccl_lines import list_socket_lines
-from tests.pod_jobs import Job, run_later
-from tests.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.job_events import take_status
+from tests.doubles.pod_jobs import Job, run_later
+from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
+from tests.inputs.nccl_lines import list_socket_lines
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import compare_two_fabrics
+from tests.builders.reports import short_report
 from tests.conftest import RUN_ID
-from tests.reports import short_report
+from tests.doubles.benchmarks import compare_two_fabrics
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.benchmark import describe_best_bandwidths, read_report

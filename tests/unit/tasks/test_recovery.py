@@ -9,7 +9,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.server import find_free_port
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.recovery import main, recover_lost_runs
 

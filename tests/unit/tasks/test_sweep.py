@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import State
 
-from tests import removed_folders
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
-from tests.fake_prefect import FakePrefect
-from tests.leases import RUN, OrphanedRun, build_lease
-from tests.removed_folders import LABEL, Start, is_running
-from tests.waiting import wait_until
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.fake_prefect import FakePrefect
+from tests.doubles.leases import RUN, OrphanedRun, build_lease
+from tests.processes import removed_folders
+from tests.processes.removed_folders import LABEL, Start, is_running
+from tests.support.waiting import wait_until
 from torchyard.cluster import orphans
 from torchyard.host.processes import find_labelled
 from torchyard.run.folder import RunFolder, runs_folder

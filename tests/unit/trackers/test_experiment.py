@@ -1,7 +1,7 @@
 """The data of a run for a tracker."""
 
+from tests.builders.reports import short_report
 from tests.conftest import Write, load
-from tests.reports import short_report
 from torchyard.metrics.text import ROW_KEYS
 from torchyard.model.run import Row
 from torchyard.trackers.experiment import FINEST_FIRST, RowSteps, describe_end, describe_experiment

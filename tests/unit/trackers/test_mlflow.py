@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments import RUN_ID, build_experiment, build_experiment_end, build_points
+from tests.builders.experiments import RUN_ID, build_experiment, build_experiment_end, build_points
 from torchyard.model.observe import Mlflow
 from torchyard.trackers.mlflow import MlflowRun
 

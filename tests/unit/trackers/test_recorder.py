@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from tests.experiments import build_experiment, build_experiment_end, build_points
-from tests.waiting import wait_until
+from tests.builders.experiments import build_experiment, build_experiment_end, build_points
+from tests.support.waiting import wait_until
 from torchyard.common.outbox import OutboxSettings
 from torchyard.trackers import recorder as recorder_module
 from torchyard.trackers.recorder import TrackerRecorder

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.installed_packages import InstalledPackages
+from tests.doubles.installed_packages import InstalledPackages
 from torchyard.model.errors import ExtensionError
 from torchyard.model.observe import Mlflow, TensorBoard, Trackers, Wandb
 from torchyard.trackers.mlflow import MlflowRun

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments import build_experiment, build_experiment_end, build_points
+from tests.builders.experiments import build_experiment, build_experiment_end, build_points
 from torchyard.model.observe import TensorBoard
 from torchyard.trackers.tensorboard import TensorBoardRun
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.experiments import RUN_ID, build_experiment, build_experiment_end, build_points
-from tests.waiting import wait_until
+from tests.builders.experiments import RUN_ID, build_experiment, build_experiment_end, build_points
+from tests.support.waiting import wait_until
 from torchyard.model.observe import Wandb
 from torchyard.trackers.wandb import WandbRun
 

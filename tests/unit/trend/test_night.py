@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.histories import KEY, TREND, build_records, draw_noisy_values
 from tests.conftest import Write, load
-from tests.histories import KEY, TREND, build_records, draw_noisy_values
 from torchyard.model.fabric import FabricReading, FabricVerdict
 from torchyard.model.run import Collected, Metrics, Row
 from torchyard.model.trend import Trend, TrendVerdict

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import KEY, TREND, build_history, build_records, draw_noisy_values
+from tests.builders.histories import KEY, TREND, build_history, build_records, draw_noisy_values
 from torchyard.trend.page import build_table, find_trend, render_history, render_page
 from torchyard.trend.records import History, history_path, store_record
 

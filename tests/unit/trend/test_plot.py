@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.histories import TREND, build_records, draw_noisy_values
+from tests.builders.histories import TREND, build_records, draw_noisy_values
 from torchyard.trend.night import evaluate_records
 from torchyard.trend.plot import draw_trend
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.histories import KEY, build_records
 from tests.conftest import Write, load
-from tests.histories import KEY, build_records
-from tests.private_modes import list_accessible_to_others
+from tests.support.private_modes import list_accessible_to_others
 from torchyard.loading.profile import load_profile
 from torchyard.trend import records
 from torchyard.trend.records import (

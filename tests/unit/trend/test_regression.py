@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.histories import draw_noisy_values
+from tests.builders.histories import draw_noisy_values
 from torchyard.trend.regression import ACCEPTED_NIGHTS, MIN_NIGHTS, evaluate_nights
 
 HISTORIES = range(100)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.cluster import create
 from torchyard.cluster.checks.admission import check_admission, find_remedy
 from torchyard.kube.client import Client, get_cluster_client

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
-from tests.fake_objects import ObjectKey
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
 from torchyard.cluster.checks.cluster import (
     check_cluster,
     check_controller,

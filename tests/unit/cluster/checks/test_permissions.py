@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import Planned
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.cluster.checks.permissions import check_permissions, is_allowed, is_known_refusal
 from torchyard.kube.client import Client
 from torchyard.model.requirements import Permission

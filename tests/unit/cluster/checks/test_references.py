@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi
 from torchyard.cluster.checks.references import check_reference
 from torchyard.kube.client import Client
 from torchyard.model.requirements import ReferencedObject

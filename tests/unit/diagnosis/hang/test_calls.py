@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rank_records import build_collective, build_record, build_waiting_record, index_by_rank
+from tests.builders.rank_records import build_collective, build_record, build_waiting_record, index_by_rank
 from torchyard.diagnosis.hang.calls import describe_call, find_call_groups, find_completed_ranks, find_network_fault
 from torchyard.diagnosis.hang.pending_collectives import PendingCollective
 from torchyard.model.hang import Collective, GroupProgress, Link, RankRecord

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rank_records import (
+from tests.builders.rank_records import (
     LOAD,
     LOADER,
     STEP,

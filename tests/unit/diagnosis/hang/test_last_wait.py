@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rank_records import build_record, build_waiting_record, index_by_rank
+from tests.builders.rank_records import build_record, build_waiting_record, index_by_rank
 from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.model.hang import GroupProgress, RankRecord
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.rank_records import build_missing_rank_records, build_record, build_waiting_record, index_by_rank
+from tests.builders.rank_records import build_missing_rank_records, build_record, build_waiting_record, index_by_rank
 from torchyard.diagnosis.hang.judge import detect_hang
 
 

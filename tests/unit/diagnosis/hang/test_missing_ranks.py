@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.rank_records import LOAD, build_record
+from tests.builders.rank_records import LOAD, build_record
 from torchyard.diagnosis.hang.missing_ranks import diagnose_missing_rank
 from torchyard.model.hang import Frame
 

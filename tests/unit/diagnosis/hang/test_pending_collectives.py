@@ -2,7 +2,7 @@
 
 import time
 
-from tests.rank_records import (
+from tests.builders.rank_records import (
     STEP,
     build_collective,
     build_missing_rank_records,

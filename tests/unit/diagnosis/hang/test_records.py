@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rank_records import build_record
+from tests.builders.rank_records import build_record
 from torchyard.diagnosis.hang.records import BlackBox, parse_line, parse_records
 from torchyard.model.hang import RECORD_PREFIX
 

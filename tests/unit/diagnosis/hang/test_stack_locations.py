@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rank_records import LOAD, LOADER, STEP, TORCH, TRAIN, build_record, index_by_rank
+from tests.builders.rank_records import LOAD, LOADER, STEP, TORCH, TRAIN, build_record, index_by_rank
 from torchyard.diagnosis.hang.stack_locations import describe_location, describe_nodes, find_user_frame, group_ranks
 from torchyard.model.hang import Frame
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.host.black_box import node_recorder
 from torchyard.host.black_box.node_recorder import NodeRecorder
 from torchyard.host.black_box.processes import read_state

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.host.black_box import processes
 from torchyard.host.black_box.processes import Sample
 

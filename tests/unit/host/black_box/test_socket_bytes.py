@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from torchyard.host.black_box.socket_bytes import count_received_bytes
 
 

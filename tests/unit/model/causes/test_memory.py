@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.failure_logs import diagnose_lines
+from tests.inputs.failure_logs import diagnose_lines
 
 
 @pytest.mark.parametrize(

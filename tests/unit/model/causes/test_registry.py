@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from tests.failure_logs import diagnose_lines
+from tests.inputs.failure_logs import diagnose_lines
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import ProgramCause

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.tasks.flow_run import control, requests, states
 
 

@@ -4,8 +4,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
-from tests.waiting import wait_until
+from tests.doubles.fake_prefect import FakePrefect
+from tests.support.waiting import wait_until
 from torchyard.run.signals import CancelRequested
 from torchyard.tasks.flow_run.control import PrefectControl
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from tests.builders.reports import short_report
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
-from tests.reports import short_report
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.loading.profile import load_profile
 from torchyard.model.event import ReportWritten
 from torchyard.run.folder import RunFolder, runs_folder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID, Write, load
-from tests.fake_prefect import STATE, FakePrefect
+from tests.doubles.fake_prefect import STATE, FakePrefect
 from torchyard.common.identity import identify_machine
 from torchyard.host.state import read_boot_id
 from torchyard.model.errors import HolderGoneError

@@ -3,7 +3,7 @@
 import coolname
 import pytest
 
-from tests.reports import short_report
+from tests.builders.reports import short_report
 from torchyard.loading.profile import load_profile
 from torchyard.tasks.flow_run.names import build_tags, format_end_tag, format_run_name
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
-from tests.leases import build_lease
+from tests.doubles.fake_prefect import FakePrefect
+from tests.doubles.leases import build_lease
 from torchyard.pods import lease_record
 from torchyard.tasks.flow_run.ownership import confirm_flow_run, obtain_key, read_liveness_by_name
 

@@ -5,7 +5,7 @@ from uuid import UUID
 from prefect.client.schemas.actions import ArtifactCreate
 
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.tasks.flow_run.pages import RunPages
 from torchyard.tasks.flow_run.states import open_bounded_client
 

@@ -9,8 +9,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
-from tests.waiting import wait_until
+from tests.doubles.fake_prefect import FakePrefect
+from tests.support.waiting import wait_until
 from torchyard.tasks.flow_run.requests import PrefectRequests
 
 

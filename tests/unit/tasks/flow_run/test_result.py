@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.reports import short_report
+from tests.builders.reports import short_report
 from torchyard.model.errors import ResultError
 from torchyard.model.run import Collected, Metrics, Report
 from torchyard.tasks.flow_run.result import build_result, build_result_artifact, read_result

@@ -1,10 +1,10 @@
 """A run in Prefect: its name, its pages, and its report."""
 
+from tests.builders.histories import KEY, build_records
+from tests.builders.reports import short_report
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
-from tests.histories import KEY, build_records
-from tests.reports import short_report
-from tests.waiting import wait_until
+from tests.doubles.fake_prefect import FakePrefect
+from tests.support.waiting import wait_until
 from torchyard.loading.profile import load_profile
 from torchyard.model.event import EndReached, ReportWritten, RunStarted
 from torchyard.model.result import RunResult

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.doubles.fake_prefect import FakePrefect
 from torchyard.tasks.flow_run.states import (
     build_final_state,
     delete_runs_with_same_end,

@@ -1,0 +1,249 @@
+"""Writes the reference pages of docs/ from the code: `python -m tests.tools.reference_pages`."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.tools.causes_page import render_table
+from torchyard.cli.main import build_parser
+from torchyard.common.project_root import ROOT
+from torchyard.launchers import registry
+from torchyard.loading import catalog
+from torchyard.model.hardware import Hardware
+from torchyard.model.profile import METRICS_FORMATS, Profile
+
+Schema = dict[str, Any]
+DOCS = ROOT / "docs"
+GENERATED_NOTE = "This page is generated from the code by `python -m tests.tools.reference_pages`."
+KEYS_HEADER = f"""\
+# Keys of a profile
+
+A profile is a YAML file in `profiles/`, in your own folder (`TORCHYARD_PROFILES`; separate several with `:`), or at any
+path. Only `about`, `launcher` and `program` are required. All errors are reported together, each with file, line and
+key, before the start. `--set KEY=VALUE` changes one key for one run, with dots for nested keys:
+`--set deadlines.run=5m`. `torchyard schema > profile.schema.json` writes the keys for editors.
+{GENERATED_NOTE}
+
+A duration is a number with a unit, such as `90s`, `30m`, `12h` or `2d`. An amount is a number with or without a unit of
+Kubernetes, such as `64`, `500m` or `512Gi`. [Kubernetes](kubernetes.md#the-keys) describes how the launchers use the
+keys of pods.
+
+## The profile
+"""
+HARDWARE_HEADER = f"""\
+# Keys of a hardware file
+
+A hardware file describes one shape of node: `profiles/hardware/PLATFORM/SHAPE.yaml`, or the same below `hardware/` of a
+folder in `TORCHYARD_PROFILES`. The shipped shapes, and how to write one: [shapes of nodes](hardware.md).
+{GENERATED_NOTE}
+
+## The file
+"""
+COMMANDS_HEADER = f"""\
+# Commands
+
+`torchyard` needs no server. In a checkout it is `.venv/bin/torchyard`.
+{GENERATED_NOTE}
+"""
+MAKE_HEADER = """
+## make, in a checkout
+Each target installs its requirements first. Their effects in Prefect: [with Prefect](prefect.md).
+
+"""
+PROFILES_HEADER = f"""\
+# Shipped profiles
+
+[The five guides](guides.md) lists the row of a guide that each profile implements, and the differences.
+`torchyard plan NAME` prints the plan. The registries, claims and hosts in the profiles are examples: copy the file, or
+use `--set`. {GENERATED_NOTE}
+
+"""
+MODEL_TITLES = {
+    "ConfigReference": "env_from",
+    "KeyReference": "env, a reference",
+    "Mount": "mounts, each",
+    "Init": "pod.init, each",
+}
+PLAIN_TYPES = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "`true`, `false`",
+    "object": "mapping",
+}
+PROFILE_MODELS = ("Deadlines", "KeyReference", "Mount", "Pod", "Init", "ConfigReference", "Cluster", "Trend")
+
+
+def describe_type(schema: Schema) -> str:
+    """The type and the choices of a value, as text."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    if name:
+        return f"[{get_title(name)}](#{build_anchor(get_title(name))})"
+    kinds = schema.get("anyOf") or schema.get("oneOf")
+    if kinds:
+        alternatives = dict.fromkeys(describe_type(kind) for kind in kinds if kind.get("type") != "null")
+        separator = ", or " if any("," in text for text in alternatives) else " or "
+        return separator.join(alternatives)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return ", ".join(f"`{value}`" for value in values) or describe_plain_type(schema)
+
+
+def describe_plain_type(schema: Schema) -> str:
+    """The type of a value that is neither a model nor a choice, with its limits."""
+    match schema:
+        case {"type": "array", "items": items}:
+            return f"list of {describe_type(items)}"
+        case {"type": "object", "additionalProperties": dict() as values}:
+            return f"mapping to {describe_type(values)}"
+        case {"type": ["string", "number"]}:
+            return "duration" if "pattern" in schema else "text or number"
+        case _:
+            bounds = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}"}
+            limits = [text.format(f"{schema[key]:g}") for key, text in bounds.items() if key in schema]
+            return ", ".join([PLAIN_TYPES[schema["type"]], *limits])
+
+
+def describe_default(key: str, schema: Schema, required: Iterable[str]) -> str:
+    """The value of a key that a file does not set; `required`, or empty if the default is empty."""
+    if key in required:
+        return "required"
+    value = schema.get("default")
+    if isinstance(value, float) and "duration" in describe_type(schema):
+        return f"`{format_duration(value)}`"
+    if value == {"min": 1, "max": 1}:
+        return "`1`"
+    return f"`{json.dumps(value).strip(chr(34))}`" if value not in (None, [], {}, "") and "$ref" not in schema else ""
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds in the largest unit that divides them, such as `30m`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if not seconds % size:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def render_keys_table(schema: Schema, without: Iterable[str] = ()) -> str:
+    required = schema.get("required", ())
+    rows = [
+        (f"`{key}`", describe_type(key_schema), describe_default(key, key_schema, required), key_schema["description"])
+        for key, key_schema in schema["properties"].items()
+        if key not in without
+    ]
+    return render_table(("key", "value", "default", "meaning"), rows)
+
+
+def get_title(name: str) -> str:
+    """The heading of a model: its key in the file."""
+    return MODEL_TITLES.get(name, name.lower())
+
+
+def build_anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", re.sub(r"[.,]", "", heading.lower()))
+
+
+def render_keys() -> str:
+    """docs/keys.md"""
+    schema = Profile.model_json_schema()
+    schema["properties"]["launcher"]["enum"] = registry.list_launchers()
+    schema["properties"]["metrics"]["enum"] = list(METRICS_FORMATS)
+    parts = [KEYS_HEADER, render_keys_table(schema, ("name",))]
+    parts += [render_section(get_title(name), schema["$defs"][name]) for name in PROFILE_MODELS]
+    for launcher in registry.list_launchers():
+        options = registry.load_launcher(launcher).Options.model_json_schema()
+        options_section = render_section(f"options of {launcher}", options)
+        parts += [
+            options_section,
+            *(
+                render_section(f"{name} of {launcher}", model_schema)
+                for name, model_schema in options.get("$defs", {}).items()
+            ),
+        ]
+    return "".join(parts)
+
+
+def render_section(heading: str, schema: Schema) -> str:
+    description = schema.get("description", "").split("\n\n")[0]
+    return f"\n## {heading}\n{description}\n\n{render_keys_table(schema)}"
+
+
+def render_hardware_keys() -> str:
+    """docs/hardware-keys.md"""
+    schema = Hardware.model_json_schema()
+    parts = [HARDWARE_HEADER, render_keys_table(schema, ("name",))]
+    parts += [render_section(get_title(name), schema["$defs"][name]) for name in ("Gpus", "Fabric", "Expect")]
+    parts.append("\n## pod\nAs in a profile: [pod](keys.md#pod), [mounts](keys.md#mounts-each).\n\n## mounts, each\n")
+    parts.append("[As in a profile](keys.md#mounts-each).\n")
+    return "".join(parts)
+
+
+def find_verbs() -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    """The part of the program's parser that contains the verbs. argparse has no public way to read a parser."""
+    (verbs,) = (action for action in list_actions(build_parser()) if isinstance(action, argparse._SubParsersAction))
+    return verbs
+
+
+def list_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options and arguments of a parser, with `--help`."""
+    return list(parser._actions)
+
+
+def list_verbs() -> dict[str, argparse.ArgumentParser]:
+    """Each verb with its parser."""
+    return dict(find_verbs().choices)
+
+
+def render_commands() -> str:
+    """docs/commands.md"""
+    verbs = list_verbs()
+    helps = {choice.dest: str(choice.help) for choice in find_verbs()._choices_actions}
+    rows = [(f"[`torchyard {name}`](#torchyard-{name})", helps[name]) for name in verbs]
+    rows.append(("`torchyard --version`", "print the version"))
+    parts = [COMMANDS_HEADER, "\n", render_table(("command", "what it does"), rows)]
+    for name, parser in verbs.items():
+        parts.append(f"\n## torchyard {name}\n{helps[name][0].upper()}{helps[name][1:]}.\n\n")
+        parts.append(
+            render_table(
+                ("argument", "meaning"), [(f"`{argument[0]}`", argument[1]) for argument in list_arguments(parser)]
+            )
+        )
+    targets = re.findall(r"^([a-z0-9-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    parts += [
+        MAKE_HEADER,
+        render_table(("command", "what it does"), [(f"`make {name}`", help_text) for name, help_text in targets]),
+    ]
+    return "".join(parts).replace("| argument | meaning |\n| --- | --- |\n\n", "It takes no arguments.\n\n")
+
+
+def list_arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Each argument as users type it, and its help."""
+    for action in list_actions(parser):
+        if action.dest == "help":
+            continue
+        value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper())
+        tokens = action.option_strings[:1]
+        if action.nargs != 0:
+            tokens = [*tokens, str(value)]
+        text = " ".join(tokens)
+        yield (text if action.required else f"[{text}]"), str(action.help or "")
+
+
+def render_profiles() -> str:
+    """docs/profiles.md"""
+    return PROFILES_HEADER + "\n".join(catalog.format_catalog_table(catalog.load_catalog())) + "\n"
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    DOCS / "keys.md": render_keys,
+    DOCS / "hardware-keys.md": render_hardware_keys,
+    DOCS / "commands.md": render_commands,
+    DOCS / "profiles.md": render_profiles,
+}
+
+
+if __name__ == "__main__":
+    for page, render in PAGES.items():
+        page.write_text(render())
