@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench import cluster, hosts, logs, many_runs, pods, queued_runs, scale
+from tests.bench.figures import show
 from tests.support.caller import forget_caller
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
@@ -71,26 +72,6 @@ def main() -> None:
     many_runs.main(show)
     print("the logs of many pods", flush=True)
     logs.main(show)
-
-
-def show(label: str, value: float, target: float | None, unit: str = "s") -> None:
-    """Print a value and its target, the highest value that the project promises; None if it promises none."""
-    verdict = ""
-    if target is not None:
-        verdict = f"  target <= {target:g} {unit}: {_format_verdict(is_met=value <= target)}"
-    print(f"  {label:<66} {value:8.3f} {unit}{verdict}", flush=True)
-
-
-def show_rate(label: str, rate: float, minimum: float | None, suffix: str) -> None:
-    """Print megabytes per second and the promised minimum, None if there is none; `suffix` ends the line."""
-    verdict = ""
-    if minimum is not None:
-        verdict = f"  target >= {minimum:g} MB/s: {_format_verdict(is_met=rate >= minimum)}"
-    print(f"  {label:<66} {rate:8.1f} MB/s{verdict}{suffix}", flush=True)
-
-
-def _format_verdict(*, is_met: bool) -> str:
-    return "met" if is_met else "MISSED"
 
 
 def measure_seconds(operation: Callable[[], object]) -> float:

@@ -184,6 +184,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child(Path(sys.argv[2]))
     else:
-        from tests.bench.__main__ import show
+        from tests.bench.figures import show
 
         main(show, *map(int, sys.argv[1:]))

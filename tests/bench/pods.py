@@ -400,7 +400,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child()
     else:
-        from tests.bench.__main__ import show
+        from tests.bench.figures import show
 
         pod_count = int(sys.argv[1]) if sys.argv[1:] else PODS
         main(show, pod_count, sys.argv[2] if sys.argv[2:] else "real")

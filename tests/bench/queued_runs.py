@@ -173,7 +173,7 @@ def find_faults(client: SyncPrefectClient, folder: Path, ids: list[UUID], *, ove
 
 
 if __name__ == "__main__":
-    from tests.bench.__main__ import show
+    from tests.bench.figures import show
 
     forget_caller()
     sys.exit(1 if main(show, *map(int, sys.argv[1:])) else 0)

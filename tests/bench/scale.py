@@ -222,7 +222,7 @@ class ReadTask(NamedTuple):
 
 def report(show: Any, label: str, log: Path, task: ReadTask) -> None:
     """Run a task in a child process, and show its rate and memory."""
-    from tests.bench.__main__ import show_rate
+    from tests.bench.figures import show_rate
 
     size = log.stat().st_size / MB
     bare_s = measure_median_s(partial(count_lines, log))
@@ -322,6 +322,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         run_child(sys.argv[2], sys.argv[3], sys.argv[4])  # type: ignore[arg-type]
     else:
-        from tests.bench.__main__ import show
+        from tests.bench.figures import show
 
         main(show, *map(int, sys.argv[1:]))

@@ -13,6 +13,8 @@ from torchyard.launchers.registry import list_launchers, load_launcher
 from torchyard.model.base import FrozenModel
 
 CODE = ("torchyard", "tasks", "flows", "scripts")
+# The folders of tests/ with the code that several test files share, and with the tools.
+SHARED = ("bench", "builders", "contracts", "doubles", "inputs", "processes", "support", "tools")
 
 
 def list_modules() -> list[Path]:
@@ -35,12 +37,16 @@ def test_every_module_has_its_test_file() -> None:
 
 
 def test_every_test_file_has_its_module() -> None:
-    """A test file in a folder of tests/unit starts with a module's name; no test file lies directly in tests/."""
+    """A test file in a folder of tests/unit starts with a module's name."""
     paths = [path for path in (ROOT / "tests" / "unit").rglob("test_*.py") if path.parent.name != "unit"]
     test_files = [ROOT / get_test_file(module) for module in list_modules()]
     strays = [path for path in paths if not _has_module(path, test_files)]
-    strays += (ROOT / "tests").glob("test_*.py")
     assert not strays, "\n".join(f"{path.relative_to(ROOT)} belongs to no module" for path in sorted(strays))
+
+
+def test_only_fixtures_are_at_the_root_of_the_tests() -> None:
+    """tests/ contains conftest.py and folders: helpers and tools have folders by their kind."""
+    assert [path.name for path in (ROOT / "tests").glob("*.*")] == ["conftest.py"]
 
 
 def _has_module(path: Path, test_files: list[Path]) -> bool:
@@ -110,7 +116,8 @@ def test_every_module_has_a_docstring(folder: str) -> None:
 def test_no_folder_has_too_many_modules() -> None:
     """A folder contains at most 18 modules, and no module's name starts with an underscore."""
     folders = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    folders += [ROOT / "tests" / name for name in SHARED]
     for folder in folders:
-        modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+        modules = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
         assert len(modules) <= 18, folder
         assert [module for module in modules if module.startswith("_")] == []
