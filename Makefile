@@ -83,7 +83,7 @@ chaos: .venv/.locked ## inject every fault at every step, on `make cluster-up`; 
 	@$(BIN)/python -m tests.chaos $(CHAOS)
 
 hang: .venv/.locked ## hang jobs in every way, and judge the reports; HANG='--classes sleep gil --seeds 5' for some
-	@$(BIN)/python -m tests.hang.matrix $(HANG)
+	@$(BIN)/python -m tests.hang $(HANG)
 
 cluster-up: .venv/.locked ## start a Kubernetes control plane with the real job controllers and fake nodes, on this machine
 	@$(BIN)/python tests/cluster/cluster.py up

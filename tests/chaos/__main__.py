@@ -1,6 +1,6 @@
 """`make chaos`: every fault at every step of a run, in a cluster and on this machine; prints a table.
 
-    python -m tests.chaos [--only TEXT] [--skip TEXT] [--jobs N] [--keep]
+    python -m tests.chaos [--only TEXT ...] [--skip TEXT ...] [--list] [--jobs N] [--postgres] [--keep]
 
 A cell starts a run through Prefect's API, waits for its step, injects its fault, and does not intervene again. It
 passes if the run ends as `cells.get_expected_end` defines, nothing was submitted twice, nothing remains and no line is
@@ -8,13 +8,10 @@ lost. A fault that hits more than one run (of a worker, a machine, the API serve
 """
 
 import argparse
-import queue
 import shutil
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
@@ -25,56 +22,42 @@ from tests.chaos.job import ClusterTrial
 from tests.chaos.machine import MachineTrial
 from tests.chaos.namespace import ChaosNamespace
 from tests.chaos.outage import interrupt_component
-from tests.chaos.table import format_row, publish, render_table
+from tests.chaos.table import publish, render_tables
 from tests.chaos.trial import Trial
 from tests.chaos.world import World
 from tests.cluster.plane import ClusterError
 from tests.processes.postgres import create_database, run_postgres
 from tests.support.caller import forget_cluster
+from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigterm, run_all
 
 Wave = tuple[Cell, ...]
 WIDTH = 2  # parallel runs per world
 
 
-class Matrix:
-    """Plays cells in worlds and in the cluster's namespace, and collects their results.
+class ChaosMatrix(Matrix[Cell, Result]):
+    """Plays cells in worlds and in the cluster's namespace.
 
-    Each lane is a thread with one world, which takes the next wave from a queue until it is empty; each cell of a wave
-    has its own thread. `_results_lock` guards `results` and stdout. `namespace` is None if no cell needs the cluster.
-    An error in a cell makes that cell wrong, and does not end the others.
+    Each lane uses one world; each cell of a wave has its own thread. `namespace` is None if no cell needs the cluster.
     """
 
     def __init__(self, worlds: list[World], namespace: ChaosNamespace | None, total: int) -> None:
+        super().__init__(total)
         self.worlds = worlds
         self.namespace = namespace
-        self.total = total
-        self.results: list[Result] = []
-        self._results_lock = threading.Lock()
 
-    def play(self, group_waves: Iterable[Wave], lanes: int) -> None:
-        """Play all waves, `lanes` of them in parallel."""
-        pending_waves: queue.Queue[Wave] = queue.Queue()
-        for wave in group_waves:
-            pending_waves.put(wave)
-        run_all([partial(self._lane, self.worlds[lane % len(self.worlds)], pending_waves) for lane in range(lanes)])
-
-    def _lane(self, world: World, pending_waves: "queue.Queue[Wave]") -> None:
-        while True:
-            try:
-                wave = pending_waves.get_nowait()
-            except queue.Empty:
-                return
-            self.play_wave(world, wave)
-
-    def play_wave(self, world: World, wave: Wave) -> None:
+    def play_wave(self, lane: int, wave: Wave) -> None:
         """Bring every cell to its step, inject the fault into all of them, and wait for their ends."""
+        world = self.worlds[lane % len(self.worlds)]
         arrived: list[Trial] = []
         run_all([partial(self._start_trial, self.create_trial(world, cell), arrived) for cell in wave])
         if arrived:
-            self._run_guarded(arrived[0].cell, partial(self._inject_fault, world, wave[0].fault, arrived))
+            self.run_guarded(arrived[0].cell, partial(self._inject_fault, world, wave[0].fault, arrived))
         run_all([partial(self._finish_trial, trial) for trial in arrived])
         if wave[0].fault.startswith("machine lost") and arrived:
             world.restore_machine()
+
+    def build_failure(self, cell: Cell, message: str) -> Result:
+        return Result(cell, "not played", "", other_problems=(message,))
 
     def create_trial(self, world: World, cell: Cell) -> Trial:
         if cell.launcher == "baremetal":
@@ -83,17 +66,17 @@ class Matrix:
         return ClusterTrial(world, cell, self.namespace)
 
     def _start_trial(self, trial: Trial, arrived: list[Trial]) -> None:
-        if self._run_guarded(trial.cell, trial.start_run):
+        if self.run_guarded(trial.cell, trial.start_run):
             arrived.append(trial)
         else:
-            self._run_guarded(trial.cell, trial.clean_up)
+            self.run_guarded(trial.cell, trial.clean_up)
 
     def _inject_fault(self, world: World, fault: str, trials: list[Trial]) -> None:
         target, _, signal_name = fault.partition(" ")
         match FAULTS[fault].scope:
             case "run":
                 for trial in trials:
-                    self._run_guarded(trial.cell, trial.inject_fault)
+                    self.run_guarded(trial.cell, trial.inject_fault)
             case "cluster":
                 assert self.namespace
                 interrupt_component(
@@ -109,45 +92,12 @@ class Matrix:
                 world.strike(target, signal_name)
 
     def _finish_trial(self, trial: Trial) -> None:
-        self._run_guarded(trial.cell, lambda: self.report(trial.watch_end()))
-        self._run_guarded(trial.cell, trial.clean_up)
-
-    def _run_guarded(self, cell: Cell, operation: Callable[[], object]) -> bool:
-        """Run an operation of a cell; if it raises an error, report the cell as wrong and return False."""
-        try:
-            operation()
-        except Exception as error:
-            self.report(Result(cell, "not played", "", other_problems=(f"{type(error).__name__}: {error}",)))
-            return False
-        return True
+        self.run_guarded(trial.cell, lambda: self.report(trial.watch_end()))
+        self.run_guarded(trial.cell, trial.clean_up)
 
     def list_correct_cells(self) -> set[Cell]:
         """The cells that have results, all of them without a problem."""
         return {result.cell for result in self.results} - {result.cell for result in self.results if result.problems}
-
-    def report(self, result: Result) -> None:
-        with self._results_lock:
-            self.results.append(result)
-            print(f"{len(self.results):>3}/{self.total} {format_row(result)}", flush=True)
-
-
-def run_all(operations: Sequence[Callable[[], object]]) -> None:
-    """Run all functions in parallel, wait until they end, and raise the first error of any of them."""
-    errors: list[BaseException] = []
-
-    def run(operation: Callable[[], object]) -> None:
-        try:
-            operation()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(operation,), daemon=True) for operation in operations]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def group_waves(cells: list[Cell], scope: str) -> Iterator[Wave]:
@@ -166,22 +116,8 @@ def group_waves(cells: list[Cell], scope: str) -> Iterator[Wave]:
         yield from ((cell,) for cell in single_cells)
 
 
-def choose_cells(only: list[str], skip: list[str]) -> list[Cell]:
-    """The cells whose line contains one of the texts in `only`, and none of those in `skip`."""
-    lines = {cell: " ".join(str(cell).split()) for cell in list_cells()}
-    selected = [cell for cell, line in lines.items() if not only or any(text in line for text in only)]
-    return [cell for cell in selected if not any(text in lines[cell] for text in skip)]
-
-
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", default=[], nargs="+", help="only cells with one of these texts, e.g. 'volcano running'"
-    )
-    parser.add_argument("--skip", default=[], nargs="+", help="no cells with one of these texts, e.g. 'API server'")
-    parser.add_argument("--jobs", type=int, default=2, help="number of parallel worlds")
+    parser = build_parser("tests.chaos", __doc__, jobs=2)
     parser.add_argument("--postgres", action="store_true", help="keep the servers' data in a PostgreSQL, not in SQLite")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
     return parser.parse_args(argv)
@@ -190,8 +126,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
     forget_cluster()
-    cells = choose_cells(args.only, args.skip)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    cells = choose_cells(list_cells(), args)
+    if args.list:
+        print("\n".join(str(cell) for cell in cells))
+        return 0
+    exit_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="torchyard-chaos-"))
     print(f"{len(cells)} cells in {folder}", flush=True)
     with ExitStack() as stack:
@@ -205,12 +144,12 @@ def main(argv: list[str]) -> int:
         address = stack.enter_context(run_postgres()) if args.postgres else ""
         worlds = [World(folder / name, create_database(address, name) if address else "") for name in world_names]
         run_all([partial(stack.enter_context, world) for world in worlds])
-        matrix = Matrix(worlds, namespace, len(cells))
+        matrix = ChaosMatrix(worlds, namespace, len(cells))
         matrix.play(group_waves(cells, "run"), WIDTH * len(worlds))
         matrix.play(group_waves(cells, "world"), len(worlds))
         matrix.play(group_waves(cells, "cluster"), 1)
     correct_count = len(matrix.list_correct_cells())
-    text = f"{render_table(matrix.results)}\n{correct_count} of {len(cells)} cells as expected"
+    text = f"{render_tables(matrix.results)}\n{correct_count} of {len(cells)} cells as expected"
     print(f"\n{text}")
     publish(text)
     if not args.keep and correct_count == len(cells):

@@ -3,6 +3,8 @@
 import itertools
 from typing import Literal, NamedTuple
 
+from tests.tools.matrix import flatten
+
 Step = Literal["preflight", "etcd", "submit", "pending", "running", "collect", "teardown"]
 Launcher = Literal["volcano", "pytorchjob", "baremetal"]
 STEPS: tuple[Step, ...] = ("preflight", "etcd", "submit", "pending", "running", "collect", "teardown")
@@ -139,6 +141,11 @@ class Result(NamedTuple):
     leftovers: tuple[str, ...] = ()
     lost_lines: int = 0
     other_problems: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        verdict = flatten("WRONG: " + "; ".join(self.problems) if self.problems else "ok", 400)
+        counts = f"{self.double_submits} {len(self.leftovers)} {self.lost_lines}"
+        return f"{self.cell} {self.end:<10} {self.seconds:6.1f} s  {counts}  {verdict} | {flatten(self.sentence, 110)}"
 
     @property
     def problems(self) -> list[str]:

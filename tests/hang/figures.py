@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tests.hang.cells import REPORTED_LATE, STRAGGLERS, Cell, get_expected_verdict
 from tests.hang.judge import Verdict, VerdictRecorder
+from tests.tools.matrix import render_table
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 
 _LINE = re.compile(r":(\d+)\)")
@@ -50,7 +51,7 @@ def _format_mark(mark: bool | None) -> str:
     return "ok" if mark else "NO"
 
 
-HEADER = f"{'class':<13}{'ranks':>5} {'after':>5} cl rk li"
+HEADER = f"{'cell':>7} {'class':<13}{'ranks':>5} {'after':>5} cl rk li"
 
 
 class Figures(NamedTuple):
@@ -156,21 +157,18 @@ def summarize(rows: Sequence[Row]) -> Figures:
     )
 
 
-def tabulate_kinds(rows: Sequence[Row]) -> list[str]:
-    """A line for each class that hangs: its cells, the median and the longest time, and the correct shares."""
-    names = dict.fromkeys(row.cell.name for row in rows if row.cell.is_hang)
-    lines = (
-        [f"{'class':<13}{'cells':>6}{'median':>8}{'longest':>9}{'class':>7}{'ranks':>7}{'line':>6}"] if names else []
-    )
-    for name in names:
+def render_kinds(rows: Sequence[Row]) -> str:
+    """A table of the classes that hang: their cells, the median and the longest time, and the correct shares."""
+    lines = []
+    for name in dict.fromkeys(row.cell.name for row in rows if row.cell.is_hang):
         class_rows = [row for row in rows if row.cell.name == name]
         report_times = sorted(row.reported_after_s for row in class_rows)
+        times = [f"{quantile(report_times, 0.5):.1f}", f"{report_times[-1]:.1f}"]
         classes = _format_share([row.has_class for row in class_rows])
         ranks = _format_share([row.has_ranks for row in class_rows])
         true_lines = _format_share([row.has_line for row in class_rows if row.has_line is not None])
-        times = f"{quantile(report_times, 0.5):>8.1f}{report_times[-1]:>9.1f}"
-        lines.append(f"{name:<13}{len(class_rows):>6}{times}{classes:>7}{ranks:>7}{true_lines:>6}")
-    return lines
+        lines.append([name, str(len(class_rows)), *times, classes, ranks, true_lines])
+    return render_table(["class", "cells", "median s", "longest s", "right class", "right ranks", "right line"], lines)
 
 
 def _format_share(marks: Sequence[bool]) -> str:

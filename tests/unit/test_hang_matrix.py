@@ -7,7 +7,7 @@ import pytest
 from tests.builders.rank_records import build_missing_rank_records
 from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, get_expected_verdict, list_cells
 from tests.hang.faults import FAULTS
-from tests.hang.figures import Row, Truth, evaluate_row, quantile, summarize, tabulate_kinds
+from tests.hang.figures import Row, Truth, evaluate_row, quantile, render_kinds, summarize
 from tests.hang.healthy import STYLES
 from tests.hang.judge import Line, Verdict, VerdictRecorder, replay
 from torchyard.model.hang import RECORD_PREFIX, Straggler
@@ -132,7 +132,7 @@ def test_each_class_of_hang_has_its_own_line() -> None:
         evaluate_row(SLEEP, TRUTH, second),
         Row(PLAIN, math.inf),
     ]
-    assert [line.split() for line in tabulate_kinds(rows)[1:]] == [["sleep", "2", "3.0", "5.0", "100%", "100%", "50%"]]
+    assert render_kinds(rows).splitlines()[2:] == ["| sleep | 2 | 3.0 | 5.0 | 100% | 100% | 50% |"]
 
 
 def test_right_rows_reach_all_targets() -> None:

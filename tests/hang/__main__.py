@@ -1,8 +1,8 @@
 """`make hang`: jobs with every kind of hang, and healthy ones that look like it, under the black box; prints a table.
 
-    python -m tests.hang.matrix [--classes NAME ...] [--seeds N] [--ranks N ...] [--jobs N] [--folder FOLDER]
-        [--healthy-seconds S] [--python PYTHON]
-    python -m tests.hang.matrix --judge FOLDER
+    python -m tests.hang [--only TEXT ...] [--skip TEXT ...] [--list] [--classes NAME ...] [--seeds N] [--ranks N ...]
+        [--jobs N] [--folder FOLDER] [--healthy-seconds S] [--python PYTHON]
+    python -m tests.hang --judge FOLDER
 
 A cell is a job on this machine. All lines of its nodes are kept in a folder with the moments of their arrival, and
 judged by torchyard as they arrive; `--judge` judges recorded cells again. The exit code is 1 if a figure misses its
@@ -10,75 +10,50 @@ target.
 """
 
 import argparse
-import queue
-import signal
 import sys
 import tempfile
-import threading
+from functools import partial
 from pathlib import Path
 
 from tests.hang.cells import NAMES, RANKS, ROOT_ONLY, Cell, list_cells
-from tests.hang.figures import HEADER, Row, evaluate_row, summarize, tabulate_kinds
+from tests.hang.figures import HEADER, Row, evaluate_row, render_kinds, summarize
 from tests.hang.places import find_missing_permission
 from tests.hang.trial import Settings, Trial, read_cell, read_truth, replay_cell
+from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigterm
 
 
-class Matrix:
-    """Plays cells, and collects and prints their rows. `_printing` guards both; each lane is a thread."""
+class HangMatrix(Matrix[Cell, Row]):
+    """Plays each cell in its own folder of `folder`, one cell per wave."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, total: int) -> None:
+        super().__init__(total)
         self.folder = folder
         self._settings = settings
-        self.rows: list[Row] = []
-        self._printing = threading.Lock()
 
-    def play(self, cells: list[Cell], jobs: int) -> None:
-        """Play all cells, `jobs` of them at the same time."""
-        pending_cells: queue.Queue[Cell] = queue.Queue()
-        for cell in cells:
-            pending_cells.put(cell)
-        lanes = [
-            threading.Thread(target=self._play_lane, args=(lane, pending_cells), daemon=True) for lane in range(jobs)
-        ]
-        for lane in lanes:
-            lane.start()
-        for lane in lanes:
-            lane.join()
+    def play_wave(self, lane: int, wave: tuple[Cell, ...]) -> None:
+        for cell in wave:
+            self.run_guarded(cell, partial(self._play_cell, cell, lane))
 
-    def _play_lane(self, lane: int, pending_cells: "queue.Queue[Cell]") -> None:
-        while True:
-            try:
-                cell = pending_cells.get_nowait()
-            except queue.Empty:
-                return
-            folder = self.folder / str(cell)
-            try:
-                Trial(cell, folder, lane, self._settings).play()
-            except (OSError, RuntimeError) as error:
-                self.report(Row(cell, float("inf"), problem=f"not played: {error}"))
-            else:
-                self.evaluate_recorded(folder)
+    def _play_cell(self, cell: Cell, lane: int) -> None:
+        folder = self.folder / str(cell)
+        Trial(cell, folder, lane, self._settings).play()
+        self.evaluate_recorded(folder)
+
+    def build_failure(self, cell: Cell, message: str) -> Row:
+        return Row(cell, float("inf"), problem=f"not played: {message}")
 
     def evaluate_recorded(self, folder: Path) -> None:
-        """Judge a recorded cell, and print its row."""
+        """Judge a recorded cell, and report its row."""
         cell, _ = read_cell(folder)
         self.report(evaluate_row(cell, read_truth(folder), replay_cell(folder)))
 
-    def report(self, row: Row) -> None:
-        with self._printing:
-            self.rows.append(row)
-            print(row, flush=True)
-
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="tests.hang.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = build_parser("tests.hang", __doc__, jobs=1)
     parser.add_argument("--classes", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=" ".join(NAMES))
     parser.add_argument("--seeds", type=int, default=3, help="cells of each class")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of these seeds")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes, which the seeds take in turn")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
     defaults = Settings()
     parser.add_argument("--healthy-seconds", type=float, default=defaults.healthy_s, help="watch of a healthy job")
     parser.add_argument("--python", default=defaults.python, help="of the jobs: one with another version of torch")
@@ -87,8 +62,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose_cells(args: argparse.Namespace) -> list[Cell]:
-    """The cells to play, without those that need root if this process does not have it."""
+def list_playable_cells(args: argparse.Namespace) -> list[Cell]:
+    """The cells of these classes, without those that need root if this process does not have it."""
     missing = find_missing_permission()
     names = [name for name in args.classes if not missing or name not in ROOT_ONLY]
     if len(names) < len(args.classes):
@@ -98,16 +73,24 @@ def choose_cells(args: argparse.Namespace) -> list[Cell]:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    folder = args.judge or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
-    matrix = Matrix(folder, Settings(args.healthy_seconds, args.python))
-    print(f"cells in {matrix.folder}\n{HEADER}", flush=True)
+    recorded: dict[Cell, Path] = {}
     if args.judge:
-        for path in sorted(args.judge.glob("*/cell.json")):
-            matrix.evaluate_recorded(path.parent)
+        folders = [path.parent for path in sorted(args.judge.glob("*/cell.json"))]
+        recorded = {read_cell(folder)[0]: folder for folder in folders}
+    cells = choose_cells(recorded or list_playable_cells(args), args)
+    if args.list:
+        print("\n".join(str(cell) for cell in cells))
+        return 0
+    exit_on_sigterm()
+    folder = args.judge or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
+    matrix = HangMatrix(folder, Settings(args.healthy_seconds, args.python), len(cells))
+    print(f"{len(cells)} cells in {matrix.folder}\n{HEADER}", flush=True)
+    if args.judge:
+        for cell in cells:
+            matrix.evaluate_recorded(recorded[cell])
     else:
-        matrix.play(choose_cells(args), args.jobs)
-    return print_figures(matrix.rows)
+        matrix.play([(cell,) for cell in cells], args.jobs)
+    return print_figures(matrix.results)
 
 
 def print_figures(rows: list[Row]) -> int:
@@ -117,7 +100,7 @@ def print_figures(rows: list[Row]) -> int:
     figures = summarize(rows)
     problems = [f"{row.cell}: {row.problem}" for row in rows if row.problem]
     missed_targets = [f"missed: {name}" for name in figures.list_misses()]
-    print("\n".join(["", *tabulate_kinds(rows), "", str(figures), *problems, *missed_targets]))
+    print("\n".join(["", render_kinds(rows), "", str(figures), *problems, *missed_targets]))
     return 1 if missed_targets else 0
 
 
