@@ -9,6 +9,7 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.leases import exists
 from tests.inputs.user_manifests import JOB, Launched
 from torchyard.cluster import create, delete, lease
+from torchyard.kube import client
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
@@ -53,6 +54,16 @@ def test_kind_that_no_run_creates_need_not_be_listed(plan: ManifestPlan, fake_ap
     """A kind that no run creates, such as Secret, may be refused."""
     fake_api.fail("GET", r"/secrets\?", 403)
     assert delete.delete_all_objects(plan) == []
+
+
+def test_api_whose_server_is_down_is_not_waited_for(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discovery of an aggregated API is not repeated for as long as another request."""
+    fake_api.fail("GET", "^/apis/apps/v1$", 503)
+    monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.001)  # a request that is given up after it is sent twice
+    assert delete.delete_all_objects(plan) == []
+    assert len([request for request in fake_api.received if request.path == "/apis/apps/v1"]) == 2
 
 
 def test_job_is_found_if_discovery_of_its_group_fails(plan: ManifestPlan, fake_api: FakeApi) -> None:
