@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PROFILE ?= digits-local
 CHAOS ?=
+HANG ?=
+MUTATE ?=
 SUITE ?= unit
 SOAK ?=
 # Processes that run tests. Tests wait more than they compute: three keep two cores busy.
@@ -26,7 +28,7 @@ export TORCHYARD_POOL := $(POOL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down service check format test docs picture e2e soak bench compare observe chaos hang cluster-up cluster-down cluster-status lock
+.PHONY: help train up down service check format test docs picture e2e soak bench compare observe chaos hang mutate cluster-up cluster-down cluster-status lock
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -84,6 +86,9 @@ chaos: .venv/.locked ## inject every fault at every step, on `make cluster-up`; 
 
 hang: .venv/.locked ## hang jobs in every way, and judge the reports; HANG='--classes sleep gil --seeds 5' for some
 	@$(BIN)/python -m tests.hang $(HANG)
+
+mutate: .venv/.locked ## mutate the changed lines, and print what no unit test notices; MUTATE='--since REF --sample 20'
+	@$(BIN)/python -m tests.tools.mutate $(MUTATE)
 
 cluster-up: .venv/.locked ## start a Kubernetes control plane with the real job controllers and fake nodes, on this machine
 	@$(BIN)/python tests/cluster/cluster.py up
