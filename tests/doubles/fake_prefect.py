@@ -18,7 +18,8 @@ STATE = {"id": RUN_ID, "timestamp": "2026-01-01T00:00:00Z", "state_details": {}}
 class FakePrefect:
     """A server with one flow run, in the state and with the HTTP status that the test sets.
 
-    It accepts every request, and responds once `answering` is set. `run_fields` are further fields of the flow run.
+    tests/contracts/prefect_server.py checks that it behaves like a real one. It accepts every request but those that
+    read another flow run (404), and responds once `answering` is set. `run_fields` are further fields of the flow run.
     `responses` are bodies by the end of a path; None is a 404. The next `refusals` PATCH requests get 503, as from a
     server whose SQLite is locked. It serves in daemon threads from its creation until `close`; they append each
     successful change to the lists below.
@@ -65,7 +66,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if "csrf-token" in self.path:
             return self.send_error(404)
-        self._answer(self._find(self.server_of.flow_run))
+        run_id = self.path.rpartition("/flow_runs/")[2]
+        is_other_run = "/flow_runs/" in self.path and "/" not in run_id and run_id != RUN_ID
+        self._answer(self._find(None if is_other_run else self.server_of.flow_run))
         return None
 
     def do_POST(self) -> None:

@@ -1,0 +1,62 @@
+"""The behaviour of a Prefect server that this project relies on, as tests.
+
+They run against a real server (tests/local/test_prefect_contract.py) and the fake one (tests/unit/test_contracts.py),
+so that a test on the fake server is evidence for the real one. The client is the one that flow runs use.
+"""
+
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import ObjectNotFound
+
+from torchyard.tasks.flow_run.states import open_bounded_client
+
+
+class PrefectContract:
+    """The contract's tests; a subclass provides the fixture `run_id`, the id of a flow run in the state Running."""
+
+    @pytest.fixture
+    def client(self, run_id: UUID) -> Iterator[SyncPrefectClient]:
+        assert run_id
+        with open_bounded_client() as client:
+            yield client
+
+    def test_run_is_read_with_its_state(self, client: SyncPrefectClient, run_id: UUID) -> None:
+        """A flow run has its id, the id of its flow, and the type and name of its state."""
+        flow_run = client.read_flow_run(run_id)
+        assert (flow_run.id, bool(flow_run.flow_id)) == (run_id, True)
+        assert flow_run.state
+        assert (flow_run.state.type, flow_run.state.name) == (StateType.RUNNING, "Running")
+
+    def test_unknown_run_is_not_found(self, client: SyncPrefectClient) -> None:
+        """Only the response 404 proves that a run does not exist on this server."""
+        with pytest.raises(ObjectNotFound):
+            client.read_flow_run(uuid4())
+
+    def test_filter_without_a_match_returns_no_run(self, client: SyncPrefectClient) -> None:
+        """A filter that no run matches returns an empty list, and not an error."""
+        unknown = FlowRunFilter(id=FlowRunFilterId(any_=[uuid4()]))
+        assert client.read_flow_runs(flow_run_filter=unknown) == []
+
+    def test_state_is_accepted(self, client: SyncPrefectClient, run_id: UUID) -> None:
+        """A state that is set by force is accepted."""
+        state: State[None] = State(type=StateType.RUNNING, name="Running", message="still running")
+        assert client.set_flow_run_state(run_id, state, force=True).status == SetStateStatus.ACCEPT
+
+    def test_run_is_renamed(self, client: SyncPrefectClient, run_id: UUID) -> None:
+        """A change of a flow run's name is accepted."""
+        client.update_flow_run(run_id, name="renamed").raise_for_status()
+
+    def test_artifact_is_created_and_updated(self, client: SyncPrefectClient, run_id: UUID) -> None:
+        """A created artifact has an id, by which it is updated."""
+        artifact = client.create_artifact(
+            ArtifactCreate(key="contract", type="markdown", data="first", flow_run_id=run_id)
+        )
+        assert artifact.key == "contract"
+        client.update_artifact(artifact.id, ArtifactUpdate(data="second"))
