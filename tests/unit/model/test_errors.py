@@ -9,6 +9,7 @@ from torchyard.model.errors import (
     DetachedError,
     FolderError,
     HostError,
+    NoReportError,
     PreflightError,
     ProfileError,
     RendezvousError,
@@ -34,6 +35,7 @@ ERRORS = [
     ClusterError("https://api", "GET pods", "forbidden", 403),
     RendezvousError("http://etcd:2379/v2/keys", "404", "use etcd 3.5", retry=True),
     FolderError("/runs/a", "no room"),
+    NoReportError("a-1", "it was removed"),
     DetachedError("the disk is full"),
     RunInUseError("/runs/a", "host:/runs#1"),
     TrainingError(
@@ -75,3 +77,8 @@ def test_only_failed_checks_are_listed() -> None:
 def test_unreachable_server_is_worth_a_retry(status: int, is_transient: bool) -> None:
     """An unreachable or busy API server and an expired login are worth a retry, and a refusal is not."""
     assert ClusterError("https://api", "GET pods", "no", status).is_transient is is_transient
+
+
+def test_missing_report_names_its_run() -> None:
+    """The message names the run without a report and the reason."""
+    assert str(NoReportError("a-1", "it was removed")) == "the run a-1 has no report: it was removed"

@@ -5,7 +5,7 @@ import pytest
 from tests.conftest import Planned, Write, load
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
-from torchyard.model.pod import Pod
+from torchyard.model.pod import Mount, Pod
 
 
 def test_mappings_of_two_pods_are_merged() -> None:
@@ -20,6 +20,13 @@ def test_lists_of_two_pods_are_merged() -> None:
         "IPC_LOCK",
         "SYS_PTRACE",
     )
+
+
+@pytest.mark.parametrize("keys", [{}, {"claim": "data", "host": "/data"}], ids=["none", "two"])
+def test_mount_has_exactly_one_kind(keys: dict[str, str]) -> None:
+    """A mount without a volume, or with two, is refused."""
+    with pytest.raises(ValueError, match="must have exactly one of claim, config_map"):
+        Mount.model_validate(keys)
 
 
 def test_number_of_interfaces_is_limited(write: Write) -> None:

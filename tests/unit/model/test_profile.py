@@ -27,3 +27,13 @@ def test_off_needs_no_quotes(write: Write, written: str) -> None:
     path.write_text(f"{path.read_text()}\non_hang: {written}\n")
     assert load(path).on_hang == "off"
     assert load_profile(str(write()), {"on_hang": False}).on_hang == "off"
+
+
+@pytest.mark.parametrize(
+    ("keys", "restarts"),
+    [({}, 0), ({"nodes": {"min": 1, "max": 2}}, 100), ({"nodes": {"min": 1, "max": 2}, "restarts": 1}, 1)],
+    ids=["fixed", "elastic", "set"],
+)
+def test_elastic_job_may_restart_its_processes(write: Write, keys: dict[str, object], restarts: int) -> None:
+    """Only an elastic job restarts processes by default; `restarts` replaces the default."""
+    assert load(write(launcher="pytorchjob", image="train:v1", **keys)).max_restarts == restarts
