@@ -110,6 +110,15 @@ class ApiContract:
         assert list_names(f"{LABEL}={name},n") == [f"{name}-1"]
         assert list_names(f"{LABEL}={name},n!=1") == [f"{name}-2"]
 
+    def test_field_selector_filters_a_list(self, client: Client, name: str) -> None:
+        """A field selector chooses the object of a name, also beside a label selector."""
+        for number in range(2):
+            client.create(build_config_map(f"{name}-{number}", labels={LABEL: name}))
+        params = {"labelSelector": f"{LABEL}={name}", "fieldSelector": f"metadata.name={name}-1"}
+        assert [config_map["metadata"]["name"] for config_map in client.list("v1", "ConfigMap", params)] == [
+            f"{name}-1"
+        ]
+
     def test_pages_are_followed_by_a_token(self, client: Client, name: str) -> None:
         """A list with a limit is partial, and its token requests the next page."""
         for number in range(3):
