@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from torchyard.benchmark.wire import get_bus_factor, get_wire_share
-from torchyard.common.escaping import escape_markdown, escape_paragraph, format_markdown_table, single_line
+from torchyard.common import page
+from torchyard.common.escaping import shorten_text, single_line
+from torchyard.common.page import Block, Heading, Items, Page, Paragraph, Picture, Table
 from torchyard.model.benchmark import BandwidthPoint, Benchmark, Curve
 
 _MAX_SENTENCE_CHARS = 400
@@ -148,23 +150,19 @@ def describe_benchmark(benchmark: Benchmark) -> str:
 
 def render_benchmark_text(benchmark: Benchmark) -> str:
     """The comparison as text for the terminal and for table.txt."""
-    lines = [describe_benchmark(benchmark)]
-    for collective, cells in build_tables(benchmark).items():
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines.append(f"  {collective}")
-        for row in cells:
-            padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("    " + "  ".join(padded))
-    lines += [f"  {single_line(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
-    return "\n".join(lines)
+    return page.render_text(_build_page(benchmark, None))
 
 
 def render_benchmark_page(benchmark: Benchmark, plot_base64: str | None) -> str:
     """The comparison as Markdown for Prefect's page. `plot_base64`: the plot as SVG in base64, or None."""
-    lines = [f"# {benchmark.profile}", escape_paragraph(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS), ""]
+    return page.render_markdown(_build_page(benchmark, plot_base64))
+
+
+def _build_page(benchmark: Benchmark, plot_base64: str | None) -> Page:
+    blocks: list[Block] = [Paragraph(shorten_text(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS))]
     if plot_base64:
-        lines += [f"![bandwidth](data:image/svg+xml;base64,{plot_base64})", ""]
+        blocks.append(Picture("bandwidth", plot_base64))
     for collective, cells in build_tables(benchmark).items():
-        lines += [f"## {escape_markdown(collective)}", "", *format_markdown_table(cells[0], cells[1:], "---:"), ""]
-    lines += [f"- {escape_paragraph(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
-    return "\n".join(lines)
+        blocks += [Heading(collective), Table(cells[0], cells[1:], is_numeric=True)]
+    blocks.append(Items([single_line(note, _MAX_SENTENCE_CHARS) for note in list_notes(benchmark)]))
+    return Page(benchmark.profile, blocks)

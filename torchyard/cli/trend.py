@@ -43,8 +43,8 @@ def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
     trend = trend or find_trend(history)
     if plot is not None:
         return _save_plot(history, trend, Path(plot))
-    header, rows = build_table(history, trend)
-    _print_columns([header, *rows])
+    table = build_table(history, trend)
+    _print_columns([table.header, *table.rows])
     suffix = f": {history.skipped} lines cannot be read" if history.skipped else ""
     print(f"{path}{suffix}")
     return 0

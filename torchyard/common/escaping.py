@@ -75,7 +75,9 @@ def format_code_block(lines: Sequence[str], max_chars: int = 0) -> list[str]:
 def fold_lines(summary: str, lines: Sequence[str]) -> str:
     """A folded section of a page: a reader sees `summary`, and the lines unchanged after a click."""
     safe_lines = [html.escape(single_line(line)) or " " for line in lines]  # an empty line would end the HTML block
-    return "\n".join([f"<details><summary>{html.escape(summary)}</summary><pre>", *safe_lines, "</pre></details>"])
+    return "\n".join(
+        [f"<details><summary>{html.escape(single_line(summary))}</summary><pre>", *safe_lines, "</pre></details>"]
+    )
 
 
 def format_markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:

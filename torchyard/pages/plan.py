@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import yaml
 
-from torchyard.common.escaping import escape_paragraph, fold_lines, format_markdown_table, single_line
+from torchyard.common import page
+from torchyard.common.escaping import shorten_text, single_line
+from torchyard.common.page import Block, Entries, Folded, Page, Paragraph, Table
 from torchyard.common.secrets import mask_document
 from torchyard.model.finding import Finding
 from torchyard.model.plan import Plan
@@ -19,20 +21,20 @@ _MAX_DOCUMENT_CHARS = 100_000  # of the whole plan as YAML
 
 def render_plan_page(profile: Profile, plan: Plan) -> str:
     """The plan as a table, and the complete plan as YAML, folded below it. Secrets are masked."""
+    return page.render_markdown(build_plan_page(profile, plan))
+
+
+def build_plan_page(profile: Profile, plan: Plan) -> Page:
     rows = [[key, single_line(str(value), _MAX_VALUE_CHARS)] for key, value in _list_properties(profile, plan) if value]
     document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     text = yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120)
     lines = text[:_MAX_DOCUMENT_CHARS].splitlines()
-    return "\n".join(
-        [
-            f"# {profile.name}",
-            escape_paragraph(profile.about, _MAX_VALUE_CHARS),
-            "",
-            *format_markdown_table(["", ""], mask_document(rows)),
-            "",
-            fold_lines("the whole plan", lines),
-        ]
-    )
+    blocks: list[Block] = [
+        Paragraph(shorten_text(profile.about, _MAX_VALUE_CHARS)),
+        Entries(("", ""), mask_document(rows)),
+        Folded("the whole plan", lines),
+    ]
+    return Page(profile.name, blocks)
 
 
 def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
@@ -58,26 +60,25 @@ def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
 
 def render_checks_page(checks: Sequence[Finding]) -> str:
     """The results of preflight: checks that did not pass first; many passed ones are folded."""
+    return page.render_markdown(build_checks_page(checks))
+
+
+def build_checks_page(checks: Sequence[Finding]) -> Page:
     passed = [check for check in checks if check.verdict == "ok"]
     not_passed = [check for check in checks if check.verdict != "ok"]
-    lines = [f"# preflight: {len(passed)} of {len(checks)} checks are in order"]
+    blocks: list[Block] = []
     if not_passed:
-        lines += ["", *_tabulate_checks(not_passed)]
-    lines.append("")
+        blocks.append(_tabulate_checks(not_passed))
     if len(passed) > _MAX_VISIBLE_CHECKS:
-        details = [f"{check.where}: {check.what}" for check in passed]
-        lines.append(fold_lines(f"{len(passed)} in order", details))
-    else:
-        lines += _tabulate_checks(passed)
-    return "\n".join(lines)
+        blocks.append(Folded(f"{len(passed)} in order", [f"{check.where}: {check.what}" for check in passed]))
+    elif passed:
+        blocks.append(_tabulate_checks(passed))
+    return Page(f"preflight: {len(passed)} of {len(checks)} checks are in order", blocks)
 
 
-def _tabulate_checks(checks: Sequence[Finding]) -> list[str]:
-    """A table of checks; no lines without a check."""
-    if not checks:
-        return []
+def _tabulate_checks(checks: Sequence[Finding]) -> Table:
     rows: list[list[str]] = []
     for check in checks:
         cells = (check.where, check.verdict, check.what, check.remedy)
         rows.append([single_line(cell, _MAX_DETAIL_CHARS) for cell in cells])
-    return format_markdown_table(["need", "verdict", "found", "what to do"], rows)
+    return Table(["need", "verdict", "found", "what to do"], rows)

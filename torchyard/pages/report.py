@@ -4,25 +4,19 @@ It quotes the output of programs, hosts and clusters; common/escaping.py removes
 would execute.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from torchyard.common.escaping import (
-    escape_markdown,
-    escape_paragraph,
-    format_code,
-    format_code_block,
-    format_markdown_table,
-    shorten_text,
-    single_line,
-)
-from torchyard.common.text import MAX_SENTENCE_CHARS, align_columns, format_duration, select_ends
+from torchyard.common import page
+from torchyard.common.escaping import shorten_text, single_line
+from torchyard.common.page import Block, Code, Entries, Page, Paragraph, Picture, Table
+from torchyard.common.text import MAX_SENTENCE_CHARS, format_duration, select_ends
 from torchyard.diagnosis.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, format_number
 from torchyard.model.run import Attempt, LogFile, Metrics, Report, Row
-from torchyard.pages.hang import describe_hang, render_hang, tabulate_rank_groups
+from torchyard.pages.hang import build_hang_blocks
 from torchyard.pages.plot import draw_plot
 
 _TOTAL_KEYS = frozenset(f"{key}s" for key in ROW_KEYS)
@@ -39,6 +33,77 @@ _MAX_QUOTE_CHARS = 240
 MAX_PAGE_BYTES = 200_000
 
 
+def render_text(report: Report) -> str:
+    """The report for the terminal."""
+    return page.render_text(build_report_page(report))
+
+
+def render_markdown(report: Report) -> str:
+    """The report for Prefect's page of the run: at most MAX_PAGE_BYTES, with the plot if it fits."""
+    rows = report.collected.metrics.rows if report.collected else ()
+    text = page.render_markdown(build_report_page(report, draw_plot(rows, _list_varying_columns(rows))))
+    if len(text.encode()) <= MAX_PAGE_BYTES:
+        return text
+    return page.render_markdown(build_report_page(report))
+
+
+def build_report_page(report: Report, plot_base64: str | None = None) -> Page:
+    """What happened and why, what remains, how it came about, the numbers, and where the files are."""
+    blocks: list[Block] = [Paragraph(shorten_text(report.sentence, MAX_SENTENCE_CHARS), label=report.end)]
+    findings = _list_findings(report)
+    if findings:
+        blocks.append(Entries(("finding", ""), findings))
+    nodes = _list_nodes(report)
+    if nodes:
+        blocks.append(Table(nodes[0], nodes[1:]))
+    blocks += build_hang_blocks(report)
+    leftovers = [(leftover,) for leftover in _list_leftovers(report)]
+    if leftovers:
+        blocks.append(Entries(("left behind",), leftovers, label="left"))
+    if report.steps:
+        blocks.append(Entries(("step", "took", ""), _list_steps(report)))
+    attempts = _list_attempts(report)
+    if attempts:
+        blocks.append(Entries(("attempt", ""), attempts))
+    if report.collected:
+        blocks += _build_metrics_blocks(report.collected.metrics, plot_base64)
+        logs = _list_logs(report.collected.logs)
+        if logs:
+            blocks.append(Entries(("log", "lines"), logs, label="log", code_column=0))
+        tail = _get_failure_tail(report)
+        if tail:
+            blocks.append(Code([single_line(line, _MAX_QUOTE_CHARS) for line in tail]))
+    blocks.append(Entries(("report",), [(f"{report.folder}/report.json",)], label="report", code_column=0))
+    return Page(f"{report.profile}  {report.run}  {report.end} in {format_duration(report.seconds)}", blocks)
+
+
+def _list_steps(report: Report) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    for step in select_ends(report.steps, _MAX_STEPS):
+        rows.append((step.name, f"{format_duration(step.seconds):>9}", single_line(step.detail, _MAX_DETAIL_CHARS)))
+    return rows
+
+
+def render_metrics_page(job: str, rows: Sequence[Row]) -> str:
+    """The curves and the last rows of a running job."""
+    plot_base64 = draw_plot(rows, _list_varying_columns(rows))
+    return page.render_markdown(Page(job, _build_metrics_blocks(Metrics(rows=tuple(rows)), plot_base64)))
+
+
+def _build_metrics_blocks(metrics: Metrics, plot_base64: str | None) -> list[Block]:
+    """The curves, the rows in columns, and the values that hold for the whole run."""
+    blocks: list[Block] = []
+    if plot_base64:
+        blocks.append(Picture("metrics", plot_base64))
+    if metrics.rows:
+        header, rows = _list_table_cells(metrics)
+        blocks.append(Table(header, rows, is_numeric=True))
+    values = _list_summary_values(metrics)
+    if values:
+        blocks.append(Entries(("value", ""), values))
+    return blocks
+
+
 class _Entry(NamedTuple):
     """A line of the report: a label and its text."""
 
@@ -46,93 +111,7 @@ class _Entry(NamedTuple):
     text: str
 
 
-def render_text(report: Report) -> str:
-    """The report for the terminal."""
-    lines = [f"{report.profile}  {report.run}  {report.end} in {format_duration(report.seconds)}"]
-    for step in select_ends(report.steps, _MAX_STEPS):
-        detail = single_line(step.detail, _MAX_DETAIL_CHARS)
-        lines.append(f"  {step.name:<12} {format_duration(step.seconds):>9}   {detail}")
-    lines += _align_entries(_format_attempts(report))
-    lines.append(f"  {report.end:<12} {_indent_sentence(report.sentence)}")
-    lines += _align_entries(_format_findings(report))
-    lines += align_columns(_format_nodes(report), str.ljust)
-    lines += _align_entries(_Entry(*entry) for entry in describe_hang(report))
-    lines += align_columns(tabulate_rank_groups(report), str.ljust)
-    lines += _align_entries(_Entry("left", leftover) for leftover in _format_leftovers(report))
-    if report.collected:
-        for log in _format_logs(report.collected.logs):
-            lines.append(f"  {'log':<12} {log.label}  {log.text}")
-        lines += _format_table(report.collected.metrics)
-        lines += [f"  | {single_line(line, _MAX_QUOTE_CHARS)}" for line in _get_failure_tail(report)]
-    lines.append(f"  {'report':<12} {report.folder}/report.json")
-    return "\n".join(lines)
-
-
-def _align_entries(entries: Iterable[_Entry]) -> list[str]:
-    return [f"  {entry.label:<12} {entry.text}" for entry in entries]
-
-
-def render_markdown(report: Report) -> str:
-    """The report for Prefect's page of the run: at most MAX_PAGE_BYTES, with the plot if it fits."""
-    rows = report.collected.metrics.rows if report.collected else ()
-    page = _render_page(report, draw_plot(rows, _list_varying_columns(rows)))
-    if len(page.encode()) <= MAX_PAGE_BYTES:
-        return page
-    return _render_page(report, None)
-
-
-def _render_page(report: Report, plot_base64: str | None) -> str:
-    lines = [f"# {report.profile}: {report.end}", escape_paragraph(report.sentence, MAX_SENTENCE_CHARS), ""]
-    steps = select_ends(report.steps, _MAX_STEPS)
-    lines += format_markdown_table(
-        ["step", "took", ""],
-        [[step.name, format_duration(step.seconds), shorten_text(step.detail, _MAX_DETAIL_CHARS)] for step in steps],
-    )
-    findings = _format_findings(report)
-    if findings:
-        lines += ["", *format_markdown_table(["cause", ""], findings)]
-    nodes = _format_nodes(report)
-    if nodes:
-        lines += ["", *format_markdown_table(nodes[0], nodes[1:])]
-    lines += render_hang(report)
-    attempts = _format_attempts(report)
-    if attempts:
-        lines += ["", *format_markdown_table(["attempt", ""], attempts)]
-    leftovers = _format_leftovers(report)
-    if leftovers:
-        lines += ["", *format_markdown_table(["left behind"], [[leftover] for leftover in leftovers])]
-    if report.collected:
-        if plot_base64:
-            lines += ["", _embed_plot(plot_base64), ""]
-        lines += ["", *_render_metrics(report.collected.metrics), "", "| log | lines |", "|---|---|"]
-        for log in _format_logs(report.collected.logs):
-            lines.append(f"| {format_code(log.label)} | {escape_markdown(log.text)} |")
-        tail = _get_failure_tail(report)
-        if tail:
-            lines += ["", *format_code_block(tail, _MAX_QUOTE_CHARS)]
-    return "\n".join(lines)
-
-
-def _embed_plot(plot_base64: str) -> str:
-    return f"![metrics](data:image/svg+xml;base64,{plot_base64})"
-
-
-def render_metrics_page(job: str, rows: Sequence[Row]) -> str:
-    """The curves and the last rows of a running job."""
-    paragraphs = [f"# {escape_markdown(job)}"]
-    plot_base64 = draw_plot(rows, _list_varying_columns(rows))
-    if plot_base64:
-        paragraphs.append(_embed_plot(plot_base64))
-    paragraphs.append("\n".join(_render_metrics(Metrics(rows=tuple(rows)))))
-    return "\n\n".join(paragraphs)
-
-
-def _indent_sentence(sentence: str) -> str:
-    """Indent the further lines of a sentence, so that none of them looks like a row of the report."""
-    return "\n      ".join(single_line(line) for line in shorten_text(sentence, MAX_SENTENCE_CHARS).split("\n"))
-
-
-def _format_leftovers(report: Report) -> list[str]:
+def _list_leftovers(report: Report) -> list[str]:
     """The leftovers of teardown, at most _MAX_LEFTOVERS, and the number of the others."""
     leftovers = [single_line(leftover, _MAX_DETAIL_CHARS) for leftover in report.leftovers[:_MAX_LEFTOVERS]]
     hidden_count = len(report.leftovers) - len(leftovers)
@@ -141,7 +120,7 @@ def _format_leftovers(report: Report) -> list[str]:
     return leftovers
 
 
-def _format_logs(files: Sequence[LogFile]) -> list[_Entry]:
+def _list_logs(files: Sequence[LogFile]) -> list[_Entry]:
     """Path and completeness of each log; of many, the first, the last, incomplete ones, and the rest as one line."""
     indices: Sequence[int] = range(len(files))
     if len(files) > _MAX_LOGS:
@@ -160,7 +139,7 @@ def _format_logs(files: Sequence[LogFile]) -> list[_Entry]:
     return entries
 
 
-def _format_attempts(report: Report) -> list[_Entry]:
+def _list_attempts(report: Report) -> list[_Entry]:
     """How each attempt ended and on which machine; empty if there was only one attempt."""
     if len(report.attempts) < 2:
         return []
@@ -170,7 +149,7 @@ def _format_attempts(report: Report) -> list[_Entry]:
     ]
 
 
-def _format_findings(report: Report) -> list[_Entry]:
+def _list_findings(report: Report) -> list[_Entry]:
     """The cause of a failure, the network, the trend, the archive, and the messages that were not delivered."""
     entries: list[_Entry] = []
     if report.trend:
@@ -179,10 +158,15 @@ def _format_findings(report: Report) -> list[_Entry]:
         entries.append(_Entry("archive", report.archive))
     entries += [_Entry("unsent", message) for message in select_ends(report.unsent, _MAX_LEFTOVERS)]
     short_entries = [_Entry(entry.label, single_line(entry.text, _MAX_DETAIL_CHARS)) for entry in entries]
-    return [*_format_cause(report), *_format_container_failures(report), *_format_fabric(report), *short_entries]
+    return [
+        *_list_cause_entries(report),
+        *_list_container_failures(report),
+        *_list_fabric_entries(report),
+        *short_entries,
+    ]
 
 
-def _format_fabric(report: Report) -> list[_Entry]:
+def _list_fabric_entries(report: Report) -> list[_Entry]:
     """The verdict on the network, and the first line that proves it."""
     fabric = report.collected.fabric if report.collected else None
     if fabric is None:
@@ -193,14 +177,14 @@ def _format_fabric(report: Report) -> list[_Entry]:
     return entries
 
 
-def _format_nodes(report: Report) -> list[list[str]]:
+def _list_nodes(report: Report) -> list[list[str]]:
     """The network of each node as a table with its header; empty if it is as promised."""
     fabric = report.collected.fabric if report.collected else None
     rows = list_node_rows(fabric) if fabric else []
     return [[single_line(cell, 4 * _MAX_CELL_CHARS) for cell in row] for row in rows]
 
 
-def _format_container_failures(report: Report) -> list[_Entry]:
+def _list_container_failures(report: Report) -> list[_Entry]:
     """The failures of the tries of the job's own controller in the last attempt; empty if it tried only once."""
     outcome = report.attempts[-1].outcome if report.attempts else None
     if outcome is None or not outcome.status.retries:
@@ -212,7 +196,7 @@ def _format_container_failures(report: Report) -> list[_Entry]:
     return list(select_ends(entries, _MAX_STEPS))
 
 
-def _format_cause(report: Report) -> list[_Entry]:
+def _list_cause_entries(report: Report) -> list[_Entry]:
     """The slug of a failed run's cause, whether another attempt may succeed, and the line that proves it."""
     failure = report.collected.failure if report.collected and report.end == "failed" else None
     if failure is None:
@@ -282,20 +266,3 @@ def _list_table_cells(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
     if len(metrics.rows) > _MAX_TABLE_ROWS:
         rows.insert(_MAX_TABLE_ROWS // 2, ["..."] * len(keys))
     return [single_line(key, _MAX_CELL_CHARS) for key in keys], rows
-
-
-def _format_table(metrics: Metrics) -> list[str]:
-    """The rows in columns, and the summary below them."""
-    lines: list[str] = []
-    if metrics.rows:
-        header, rows = _list_table_cells(metrics)
-        lines += align_columns([header, *rows], str.rjust)
-    return lines + _align_entries(_list_summary_values(metrics))
-
-
-def _render_metrics(metrics: Metrics) -> list[str]:
-    header, rows = _list_table_cells(metrics)
-    items = [
-        f"- {escape_markdown(entry.label)}: {escape_markdown(entry.text)}" for entry in _list_summary_values(metrics)
-    ]
-    return [*format_markdown_table(header, rows), "", *items] if header else items

@@ -4,10 +4,11 @@ import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
-from torchyard.common.escaping import escape_markdown, format_markdown_table, single_line
+from torchyard.common import page
+from torchyard.common.escaping import single_line
 from torchyard.common.log import get_log
+from torchyard.common.page import Block, Page, Paragraph, Picture, Table
 from torchyard.model.trend import Trend
 from torchyard.trend.night import evaluate_records, format_band, format_number
 from torchyard.trend.plot import draw_trend
@@ -21,13 +22,6 @@ _MAX_CELL_CHARS = 60
 _MAX_PAGE_BYTES = 200_000
 _RUN_COLUMNS = ["when (UTC)", "run", "job", "seconds"]
 _NO_TREND_HINT = "no number is compared: `trend: {value: NAME}` in the profile chooses one"
-
-
-class Table(NamedTuple):
-    """The last runs of a history, the newest last."""
-
-    header: list[str]
-    rows: list[list[str]]
 
 
 def find_trend(history: History) -> Trend | None:
@@ -75,14 +69,15 @@ def render_history(path: str) -> str | None:
 def render_page(history: History, trend: Trend | None) -> str:
     """A history with at least one record as Markdown: its key, the plot, and a table with the newest run first."""
     key = history.records[-1].key
-    lines = [f"# {escape_markdown(key.profile)}", escape_markdown(describe_key(key)), ""]
+    blocks: list[Block] = [Paragraph(describe_key(key))]
+    plot_base64 = _draw_plot(history, trend) if trend else None
     if trend is None:
-        lines += [escape_markdown(_NO_TREND_HINT), ""]
-    else:
-        lines += _render_plot(history, trend)
-    header, rows = build_table(history, trend)
-    lines += format_markdown_table(header, reversed(rows))
-    return "\n".join(lines)
+        blocks.append(Paragraph(_NO_TREND_HINT))
+    elif plot_base64:
+        blocks.append(Picture(single_line(trend.value, _MAX_NAME_CHARS), plot_base64))
+    table = build_table(history, trend)
+    blocks.append(Table(table.header, table.rows[::-1]))
+    return page.render_markdown(Page(key.profile, blocks))
 
 
 def describe_key(key: HistoryKey) -> str:
@@ -91,13 +86,12 @@ def describe_key(key: HistoryKey) -> str:
     return single_line(", ".join(value for value in values if value), 300)
 
 
-def _render_plot(history: History, trend: Trend) -> list[str]:
-    """The lines of the plot; none if there are fewer than two nights, or if it is too large for a page."""
+def _draw_plot(history: History, trend: Trend) -> str | None:
+    """The plot as SVG in base64; None if there are fewer than two nights, or if it is too large for a page."""
     svg = draw_trend(evaluate_records(history.records, trend), trend.value)
     if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
-        return []
-    plot_base64 = base64.b64encode(svg.encode()).decode()
-    return [f"![{escape_markdown(trend.value, 40)}](data:image/svg+xml;base64,{plot_base64})", ""]
+        return None
+    return base64.b64encode(svg.encode()).decode()
 
 
 def _describe_run(record: Record) -> list[str]:

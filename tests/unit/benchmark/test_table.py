@@ -24,8 +24,8 @@ def test_table_of_the_guide() -> None:
 
 
 def test_hardware_is_named() -> None:
-    """The line above the table names the hardware on which the numbers were measured."""
-    assert "; the hardware: EPFL RCP, nodes of 8 GPUs" in render_benchmark_text(compare_two_fabrics()).splitlines()[0]
+    """The line below the title names the hardware on which the numbers were measured."""
+    assert "; the hardware: EPFL RCP, nodes of 8 GPUs" in render_benchmark_text(compare_two_fabrics()).splitlines()[1]
 
 
 def test_other_factor_is_reported() -> None:

@@ -8,10 +8,11 @@ import pytest
 from tests.builders.hang_examples import HANG, STRAGGLER
 from tests.builders.reports import short_report
 from tests.support.markdown import render_html
+from torchyard.common.page import Paragraph
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import HangUpdate, RankGroup
 from torchyard.model.run import Report
-from torchyard.pages.hang import render_hang, render_hang_page
+from torchyard.pages.hang import build_hang_blocks, render_hang_page
 from torchyard.pages.report import MAX_PAGE_BYTES, render_markdown, render_text
 
 LATE = "rank 3 on node-1 arrives last: the others wait 22 % of their time for it (13 s a minute)"
@@ -31,30 +32,30 @@ def test_terminal_shows_the_hang() -> None:
     lines = render_text(ended(hang=HANG, straggler=STRAGGLER)).splitlines()
     index = lines.index(f"  hang         {HANG.sentence}")
     assert lines[index + 1 : index + 7] == [
-        *[f"               {evidence}" for evidence in HANG.evidence],
-        f"  straggler    {LATE}",
+        *[f"  - {evidence}" for evidence in HANG.evidence],
         "    ranks      place",
         "    0-1, 3     all_reduce (distributed.py:99)",
         "    2 (hangs)  read_shard (train.py:12)",
+        f"  straggler    {LATE}",
     ]
 
 
 def test_page_has_a_section_of_the_hang() -> None:
-    """Heading, sentence, table and evidence are in Prefect's page."""
+    """Sentence, table and evidence are in Prefect's page."""
     html = render_html(render_markdown(ended(hang=HANG, straggler=STRAGGLER)))
-    for part in ("<h2>Hang</h2>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>", LATE):
+    for part in (HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>", LATE):
         assert part in html
 
 
 def test_straggler_alone_is_one_line() -> None:
-    """A run without a hang has no section of that name, and no table."""
-    assert render_hang(ended(straggler=STRAGGLER))[1:3] == ["## Straggler", LATE]
+    """A run without a hang has a sentence about the late rank, and no table."""
+    assert build_hang_blocks(ended(straggler=STRAGGLER)) == [Paragraph(LATE, label="straggler")]
     assert "straggler    " + LATE in render_text(ended(straggler=STRAGGLER))
 
 
 def test_run_that_did_not_hang_has_no_section() -> None:
     """A report without a hang, or without an attempt, has no section about one."""
-    assert (render_hang(ended()), render_hang(ended().model_copy(update={"attempts": ()}))) == ([], [])
+    assert (build_hang_blocks(ended()), build_hang_blocks(ended().model_copy(update={"attempts": ()}))) == ([], [])
     assert "hang" not in render_text(ended())
 
 
