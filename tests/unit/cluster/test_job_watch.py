@@ -205,3 +205,14 @@ def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed_job: tuple[Man
         wait_until(lambda: f"Pod/{node}" not in read_name_suffixes(watch))
     assert [(failure.node, failure.exit_code) for failure in watch.container_failures()] == [(node, 7), (node, 1)]
     assert count_retries(Observation(watch.states, frozenset())) == 1
+
+
+@pytest.mark.parametrize(("evicted_count", "ended_at"), [(0, 1767225670.0), (1, 1767225660.0), (2, None)])
+def test_end_of_a_job_is_that_of_its_last_container(job: Job, evicted_count: int, ended_at: float | None) -> None:
+    """A job has ended when its last container exited; a pod that was evicted without an end does not count."""
+    for index, node in enumerate(("worker-0", "worker-1")):
+        terminated = {"exitCode": 0, "finishedAt": f"2026-01-01T00:01:{10 * index:02}Z"}
+        is_evicted = index >= 2 - evicted_count
+        job.set_pod(node, "Failed", {} if is_evicted else {"terminated": terminated})
+    with ClusterWatch(job.plan) as watch:
+        assert watch.ended_at() == ended_at

@@ -1,5 +1,6 @@
 """Holding a run's Lease: acquiring it, renewing it, recording on it, and releasing it."""
 
+import contextlib
 import time
 from email.utils import formatdate
 from typing import Any
@@ -204,6 +205,24 @@ def test_unexpired_lease_of_another_machine_protects_the_run(
         assert is_held
     else:
         assert not is_held
+
+
+@pytest.mark.parametrize(("remaining_s", "is_held"), [(0.5, True), (0.0, True), (-0.5, False)])
+def test_lease_is_held_until_it_has_expired(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch, remaining_s: float, is_held: bool
+) -> None:
+    """A Lease that expires in half a second, or just now, still protects its run; half a second later it does not."""
+    put_lease(fake_api, spec={"renewTime": "2026-01-01T00:00:00.000000Z", "leaseDurationSeconds": 1800})
+    monkeypatch.setattr(Client, "now", lambda _: 1767225600.0 + 1800 - remaining_s)
+    with pytest.raises(RunInUseError) if is_held else contextlib.nullcontext():
+        check_not_held_elsewhere(plan)
+
+
+def test_lease_of_unknown_duration_protects_the_run(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A Lease without a duration may still be held by another machine, however old it is."""
+    put_lease(fake_api, ago=1900, spec={"leaseDurationSeconds": None})
+    with pytest.raises(RunInUseError):
+        check_not_held_elsewhere(plan)
 
 
 def test_lease_of_unknown_age_is_observed(

@@ -191,3 +191,10 @@ def test_long_line_is_written_in_pieces(size: int) -> None:
         lines += splitter.split(text[offset : offset + size])
     assert [len(line) for line in lines] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 3 * STAMP_BYTES]
     assert {line[:21] for line in lines} == {SECOND + b"Z "}
+
+
+def test_pieces_of_a_long_line_without_a_time_stamp_are_bounded() -> None:
+    """A long line without a time stamp is written in pieces too, which repeat at most its first 64 bytes."""
+    splitter = LineSplitter()
+    lines = splitter.split(b"x" * (2 * MAX_LINE_BYTES) + b"\n")
+    assert [len(line) for line in lines] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 2 * (64 + len(" "))]

@@ -117,6 +117,20 @@ def test_container_that_ends_while_its_log_is_opened_is_read_once(fake_api: Fake
     assert (read_texts(follower.path), follower.lost) == ([f"line {number}" for number in range(6)], "")
 
 
+def test_followed_log_is_completed_by_its_own_thread(
+    fake_api: FakeApi, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the stream of an ended container has ended, the rest of the log is read without waiting for the timer."""
+    monkeypatch.setattr(log_follower, "_END_GRACE_S", 30.0)
+    fake_api.logs["train-worker-0"] = b"".join(build_lines(3))
+    follower = follow()
+    wait_until(lambda: len(read_texts(follower.path)) == 3)
+    fake_api.logs["train-worker-0"] = b"".join(build_lines(5))
+    follower.update_pod(has_terminated=True)
+    assert follower.complete.wait(10)
+    assert read_texts(follower.path) == [f"line {number}" for number in range(5)]
+
+
 def test_log_is_followed_by_one_thread(fake_api: FakeApi, follow: Follow) -> None:
     """A second watch of the same container in this process gets the follower of the first one."""
     has_ended = threading.Event()

@@ -1,5 +1,7 @@
 """The logs of a job's pods: when one is followed, when it is complete, and what is missing."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,6 +70,35 @@ def test_log_whose_pod_is_gone_lacks_its_end(job: Job) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("2026-01-01T00:00:00.000Z worker-1 | one\n")
     assert logs.lost_logs() == {"worker-1": "possibly the last lines: its pod is gone"}
+
+
+@pytest.mark.parametrize(("node", "lost"), [("worker-0", {"worker-0": "all of it: it was not read"}), ("store", {})])
+def test_log_of_the_store_may_be_incomplete(job: Job, node: str, lost: dict[str, str]) -> None:
+    """A log of the job that is not read to its end lacks lines; that of the store continues until teardown."""
+    has_ended = threading.Event()
+
+    def wait_for_end() -> Iterator[bytes]:
+        has_ended.wait(10)
+        yield from build_lines(1)
+
+    job.fake_api.put(job.build_pod(node, f"uid-{node}"))
+    job.fake_api.logs[job.get_pod_name(node)] = wait_for_end
+    logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
+    logs.update_pod(node, job.get_pod_name(node), job.build_pod(node, f"uid-{node}"))
+    assert logs.lost_logs() == lost
+    has_ended.set()
+    logs.update_pod(node, job.get_pod_name(node), None)
+    wait_until(lambda: not logs.lost_logs())
+
+
+def test_refused_log_of_the_store_is_reported(job: Job) -> None:
+    """If the store's log may not be read, nothing more of it will come, and the report names it."""
+    job.fake_api.put(job.build_pod("store", "uid-store"))
+    job.fake_api.fail("GET", "/log", 403)
+    logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
+    logs.update_pod("store", job.get_pod_name("store"), job.build_pod("store", "uid-store"))
+    wait_until(lambda: "store" in logs.lost_logs())
+    assert logs.lost_logs()["store"].startswith("all of it: ")
 
 
 BARE: list[dict[str, Any]] = [

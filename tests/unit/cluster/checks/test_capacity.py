@@ -1,14 +1,19 @@
-"""Checks of capacity, without a cluster: how many pods a node holds, and why it holds none."""
+"""Checks of capacity: how many pods a node holds, why it holds none, and the remedies."""
 
 from typing import Any
 
+import pytest
+
+from tests.doubles.fake_api import FakeApi
 from torchyard.cluster.checks.capacity import (
     ClusterNode,
     NodeMismatch,
+    check_capacity,
     count_pods,
     find_mismatch,
     list_remedies,
 )
+from torchyard.kube.client import Client
 from torchyard.model.requirements import Capacity
 
 GPU = "nvidia.com/gpu"
@@ -98,3 +103,34 @@ def test_remedy_names_three_nodes() -> None:
     (remedy,) = list_remedies({f"node-{index}": mismatch for index in range(43)})
     assert remedy == "`kubectl describe node node-0 node-1 node-2`, and 40 more"
     assert list_remedies({name: NodeMismatch("no gpu", "ask for less gpu") for name in "abcd"}) == ["ask for less gpu"]
+
+
+# --- the finding
+
+
+@pytest.mark.parametrize("uses_host_ports", [True, False])
+def test_fewer_nodes_are_always_a_remedy(fake_server: Client, uses_host_ports: bool) -> None:
+    """Whatever is missing, the last remedy is to use fewer nodes; before it, with host ports, the pod network."""
+    requirement = build_requirement(one_per_node=True).model_copy(update={"uses_host_ports": uses_host_ports})
+    remedies = check_capacity(fake_server, requirement, "x", [build_node()]).remedy.split("; or ")
+    assert remedies[-1] == "use fewer `nodes`"
+    assert any("pod.host_network" in remedy for remedy in remedies) is uses_host_ports
+
+
+def test_device_plugin_is_found_in_any_namespace(fake_api: FakeApi, fake_server: Client) -> None:
+    """The device plugin of a missing resource is found in another namespace than the job's."""
+    status = {"desiredNumberScheduled": 2, "numberReady": 1}
+    metadata = {"name": "sriov", "labels": {"app": "sriovdp"}}
+    fake_api.put({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "status": status}, "kube-system")
+    requirement = build_requirement(**{"rdma/vf": "1"}).model_copy(update={"device_plugin": "app=sriovdp"})
+    detail = "no node offers rdma/vf: its device plugin kube-system/sriov has 1 of 2 pods ready"
+    assert check_capacity(fake_server, requirement, "x", [build_node()]).what.endswith(f"; {detail}")
+
+
+def test_device_plugin_of_the_fabric_does_not_offer_other_resources(fake_server: Client) -> None:
+    """Processors, memory and GPUs that no node has are not blamed on the fabric's device plugin."""
+    requirement = build_requirement(**{"example.com/gpu": "1", "hugepages-2Mi": "1Gi", "rdma/vf": "1"})
+    check = check_capacity(
+        fake_server, requirement.model_copy(update={"device_plugin": "app=sriovdp"}), "x", [build_node()]
+    )
+    assert "no node offers rdma/vf: no namespace has a DaemonSet with the label app=sriovdp" in check.what

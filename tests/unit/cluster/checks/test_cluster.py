@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
-from tests.doubles.fake_api import FakeApi
-from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.fake_api import FakeApi, ReceivedRequest
+from tests.doubles.fake_objects import ObjectKey, RefusedError
 from torchyard.cluster.checks.cluster import (
     check_cluster,
     check_controller,
@@ -54,11 +54,35 @@ def test_refused_credentials_are_the_only_finding(
 ) -> None:
     """If the server refuses the credentials, nothing else is checked, and the remedy is to log in."""
     monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.05)
-    for status, message in ((401, "refuses the credentials"), (503, "does not respond")):
+    does_not_respond = "does not respond"
+    for status, message in (
+        (401, "refuses the credentials"),
+        (0, does_not_respond),
+        (429, does_not_respond),
+        (503, does_not_respond),
+    ):
         fake_api.heal()
         fake_api.fail("GET", "^/api$", status)
         (check,) = check_cluster(plan)
         assert (check.verdict, message in check.what) == ("failed", True)
+
+
+@pytest.mark.parametrize(("user", "is_refused"), [("system:anonymous", True), ("trainer", False)])
+def test_anonymous_user_has_to_log_in(
+    fake_api: FakeApi, plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch, user: str, is_refused: bool
+) -> None:
+    """A server that treats the user as anonymous has refused the credentials; any other user may only lack rights."""
+
+    respond = fake_api.respond
+
+    def refuse_discovery(request: ReceivedRequest) -> Any:
+        if request.path == "/api":
+            raise RefusedError(403, "Forbidden", f'User "{user}" cannot get path "/api"')
+        return respond(request)
+
+    monkeypatch.setattr(fake_api, "respond", refuse_discovery)
+    checks = check_cluster(plan)
+    assert (len(checks) == 1 and "refuses the credentials" in checks[0].what) is is_refused
 
 
 def test_missing_namespace_is_one_finding(fake_api: FakeApi, planned: Planned) -> None:
