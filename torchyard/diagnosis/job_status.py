@@ -272,13 +272,10 @@ def build_unfinished_status(observed: Observation, pods: Pods, gang: Gang, *, ha
     if failure:
         return Status(state="failed", reason=failure.sentence, failure=failure)
     started_count = sum(get_pod_phase(pod) != "Pending" for pod in pods.values())
-    reason = _describe_pods(pods, gang)
-    if gang.pod_count and started_count >= gang.pod_count:
-        return Status(state="running", reason=reason)
     is_minimum_started = bool(gang.pod_count) and started_count >= gang.min_pods
     have_joined = len(observed.joined) >= (gang.min_pods or 1)
     state: State = "running" if is_minimum_started or has_started or have_joined else "pending"
-    return Status(state=state, reason=reason)
+    return Status(state=state, reason=_describe_pods(pods, gang))
 
 
 def _describe_pods(pods: Pods, gang: Gang) -> str:

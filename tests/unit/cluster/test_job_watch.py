@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import ObjectKey
-from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
+from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
@@ -104,6 +104,41 @@ def test_missing_exit_codes_are_not_awaited_forever(job: Job, monkeypatch: pytes
     monkeypatch.setattr(wait, "ENDS_TIMEOUT_S", 0.3)
     outcome = end_before_its_pods(job, release_after_s=3.0)
     assert (outcome.status.state, outcome.exit_codes) == ("failed", {"worker-0": None, "worker-1": None})
+
+
+# --- what can be read at the moment
+
+
+@pytest.mark.parametrize(("path", "is_observed"), [("/log", True), ("/pods[?]", False)])
+def test_watch_is_disconnected_while_logs_or_pods_cannot_be_read(
+    job: Job, monkeypatch: pytest.MonkeyPatch, path: str, is_observed: bool
+) -> None:
+    """While a log's stream is not open, or the pods cannot be watched, logs may grow unread; after that they do not."""
+    monkeypatch.setattr(log_follower, "FIRST_RETRY_DELAY_S", 0.05)
+    monkeypatch.setattr(log_follower, "MAX_RETRY_DELAY_S", 0.05)
+    are_streams_open = threading.Event()
+    are_streams_open.set()
+    for node in NODES:
+        job.fake_api.logs[job.get_pod_name(node)] = slow_log(1000, 0.02, condition=are_streams_open.is_set)
+
+    def is_disconnected() -> bool:
+        watch.poll(timeout_s=0.01)
+        return watch.is_disconnected()
+
+    with ClusterWatch(job.plan) as watch:
+        wait_until(lambda: not is_disconnected())
+        job.fake_api.fail("GET", path, 0)
+        if path == "/log":
+            are_streams_open.clear()
+        job.fake_api.cut()
+        wait_until(is_disconnected)
+        assert watch.is_fully_observed() is is_observed
+        are_streams_open.set()
+        job.fake_api.heal()
+        wait_until(lambda: not is_disconnected())
+        are_streams_open.clear()
+        job.end()
+        assert watch.drain_logs(idle_timeout_s=10.0)
 
 
 # --- what is recorded
@@ -210,7 +245,7 @@ def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed_job: tuple[Man
 @pytest.mark.parametrize(("evicted_count", "ended_at"), [(0, 1767225670.0), (1, 1767225660.0), (2, None)])
 def test_end_of_a_job_is_that_of_its_last_container(job: Job, evicted_count: int, ended_at: float | None) -> None:
     """A job has ended when its last container exited; a pod that was evicted without an end does not count."""
-    for index, node in enumerate(("worker-0", "worker-1")):
+    for index, node in enumerate(NODES):
         terminated = {"exitCode": 0, "finishedAt": f"2026-01-01T00:01:{10 * index:02}Z"}
         is_evicted = index >= 2 - evicted_count
         job.set_pod(node, "Failed", {} if is_evicted else {"terminated": terminated})

@@ -167,6 +167,15 @@ def test_rank_that_has_begun_least_comes_before_one_that_waits() -> None:
     assert summary.endswith(": rank 3 on node-1 had begun none of that group at all, so look there")
 
 
+@pytest.mark.parametrize("waiting_rank", [1, 2])
+def test_rank_that_waits_shows_what_its_equals_do(waiting_rank: int) -> None:
+    """Of ranks that are equally far behind, one that waits in its collective shows that they have not left it."""
+    progress_lines = {1: dump_progress(1, 8), 2: dump_progress(2, 8)}
+    progress_lines[waiting_rank] = report_timeout(waiting_rank, 8, 8)
+    summary, _ = explain((0, report_timeout(0, 9, 9)), *progress_lines.items(), (3, report_timeout(3, 9, 9)))
+    assert summary.endswith(": rank 1 on node-0, rank 2 on node-1 still waits in an earlier collective, so look there")
+
+
 def test_no_rank_is_named_if_all_have_begun_the_collective() -> None:
     """If all ranks have begun the collective, a rank without a timeout of its own is not missing."""
     summary, _ = explain(

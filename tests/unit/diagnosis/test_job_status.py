@@ -50,6 +50,32 @@ def test_elastic_job_continues_without_a_pod_that_cannot_start(min_pods: int, is
 
 
 @pytest.mark.parametrize(
+    ("min_pods", "phase", "state"), [(1, "Pending", "running"), (2, "Pending", "pending"), (2, "Failed", "running")]
+)
+def test_job_runs_once_the_pods_that_it_needs_have_started(min_pods: int, phase: str, state: str) -> None:
+    """A job runs once as many pods as it needs run or ran, whatever the others do."""
+    pods = {"worker-0": {"status": {"phase": "Running"}}, "worker-1": {"status": {"phase": phase}}}
+    gang = job_status.Gang(2, min_pods)
+    assert job_status.build_unfinished_status(Observation({}, frozenset()), pods, gang).state == state
+
+
+@pytest.mark.parametrize(
+    ("gang", "joined", "state"),
+    [
+        (job_status.Gang(2, 2), {"worker-0"}, "pending"),
+        (job_status.Gang(2, 2), {"worker-0", "worker-1"}, "running"),
+        (job_status.Gang(2, 1), {"worker-0"}, "running"),
+        (job_status.Gang(0, 0), set(), "pending"),
+        (job_status.Gang(0, 0), {"worker-0"}, "running"),
+    ],
+)
+def test_job_whose_nodes_have_joined_runs(gang: job_status.Gang, joined: set[str], state: str) -> None:
+    """A job runs once the logs of enough nodes show that they joined, at least one, even if no pod is reported."""
+    observed = Observation({}, frozenset(joined))
+    assert job_status.build_unfinished_status(observed, {}, gang).state == state
+
+
+@pytest.mark.parametrize(
     ("deleted_at", "reason"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by another user or controller")]
 )
 def test_exit_code_counts_before_a_deletion_in_the_same_second(deleted_at: str, reason: str) -> None:

@@ -72,10 +72,11 @@ def test_only_failed_checks_are_listed() -> None:
 
 @pytest.mark.parametrize(
     ("status", "is_transient"),
-    [(0, True), (401, True), (429, True), (503, True), (403, False), (404, False), (409, False)],
+    [(status, True) for status in (0, 401, 429, 500, 502, 503, 504)]
+    + [(status, False) for status in (400, 403, 404, 409, 422, 501, 505)],
 )
 def test_unreachable_server_is_worth_a_retry(status: int, is_transient: bool) -> None:
-    """An unreachable or busy API server and an expired login are worth a retry, and a refusal is not."""
+    """An unreachable, busy or broken API server and an expired login are worth a retry, and a refusal is not."""
     assert ClusterError("https://api", "GET pods", "no", status).is_transient is is_transient
 
 

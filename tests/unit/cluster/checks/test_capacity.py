@@ -117,20 +117,24 @@ def test_fewer_nodes_are_always_a_remedy(fake_server: Client, uses_host_ports: b
     assert any("pod.host_network" in remedy for remedy in remedies) is uses_host_ports
 
 
+def build_fabric_requirement(**amounts: str) -> Capacity:
+    """A requirement whose fabric has the device plugin `app=sriovdp`; `rdma_vf="1"` requests 1 of rdma/vf."""
+    resources = {name.replace("_", "/"): amount for name, amount in amounts.items()}
+    return build_requirement().model_copy(update={"resources": resources, "device_plugin": "app=sriovdp"})
+
+
 def test_device_plugin_is_found_in_any_namespace(fake_api: FakeApi, fake_server: Client) -> None:
     """The device plugin of a missing resource is found in another namespace than the job's."""
     status = {"desiredNumberScheduled": 2, "numberReady": 1}
     metadata = {"name": "sriov", "labels": {"app": "sriovdp"}}
     fake_api.put({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "status": status}, "kube-system")
-    requirement = build_requirement(**{"rdma/vf": "1"}).model_copy(update={"device_plugin": "app=sriovdp"})
+    requirement = build_fabric_requirement(rdma_vf="1")
     detail = "no node offers rdma/vf: its device plugin kube-system/sriov has 1 of 2 pods ready"
     assert check_capacity(fake_server, requirement, "x", [build_node()]).what.endswith(f"; {detail}")
 
 
 def test_device_plugin_of_the_fabric_does_not_offer_other_resources(fake_server: Client) -> None:
     """Processors, memory and GPUs that no node has are not blamed on the fabric's device plugin."""
-    requirement = build_requirement(**{"example.com/gpu": "1", "hugepages-2Mi": "1Gi", "rdma/vf": "1"})
-    check = check_capacity(
-        fake_server, requirement.model_copy(update={"device_plugin": "app=sriovdp"}), "x", [build_node()]
-    )
+    requirement = build_fabric_requirement(amd_gpu="1", hugepages="1Gi", rdma_vf="1")
+    check = check_capacity(fake_server, requirement, "x", [build_node()])
     assert "no node offers rdma/vf: no namespace has a DaemonSet with the label app=sriovdp" in check.what

@@ -9,6 +9,8 @@ from torchyard.model.hang import Frame
 LOOP = Frame(function="main", file=TRAIN, line=30)
 QUEUE = Frame(function="get", file="/usr/lib/python3.11/multiprocessing/queues.py", line=113)
 GET = Frame(function="_try_get_data", file=f"{TORCH}/utils/data/dataloader.py", line=1275)
+NEXT = Frame(function="__next__", file=f"{TORCH}/utils/data/dataloader.py", line=741)
+OWN_NEXT = Frame(function="__next__", file=TRAIN, line=12)
 SOCKET = Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=706)
 
 
@@ -18,6 +20,8 @@ SOCKET = Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=
         (LOAD, "load (train.py:88)"),
         (LOADER, "load (train.py:88), in DataLoader.__next__"),
         ((QUEUE, GET, LOOP), "main (train.py:30), in DataLoader._try_get_data"),
+        ((QUEUE, GET, NEXT, LOOP), "main (train.py:30), in DataLoader.__next__"),
+        ((QUEUE, GET, OWN_NEXT), "__next__ (train.py:12), in DataLoader._try_get_data"),
         (STEP, "step (train.py:40), in all_reduce"),
         ((SOCKET, LOOP), "main (train.py:30), in socket.recv_into"),
         ((SOCKET,), "recv_into (socket.py:706)"),
