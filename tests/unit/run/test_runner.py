@@ -1,7 +1,9 @@
 """Runner: which errors end a run, which leave its job running, and what the end of a run records and removes."""
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +12,7 @@ import pytest
 from tests.builders.reports import attempt
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.doubles.fake_api import FakeApi
-from tests.processes.lone_processes import build_lone_profile
+from tests.processes.lone_processes import build_lone_plan, build_lone_profile
 from tests.support.waiting import wait_until
 from torchyard.assembly import create_runner
 from torchyard.backends import owner_of
@@ -21,14 +23,16 @@ from torchyard.kube.client import get_cluster_client
 from torchyard.loading.profile import load_profile
 from torchyard.machines.job import MachinesJob
 from torchyard.machines.owner import MachinesOwner
+from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
 from torchyard.model.event import EmitJobEvent, LinesRead
-from torchyard.model.plan import CommandPlan
+from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import (
     Collected,
     End,
     Handle,
+    LogFile,
     Metrics,
     Outcome,
     Report,
@@ -38,8 +42,9 @@ from torchyard.model.run import (
 from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
+from torchyard.run import runner as runner_module
 from torchyard.run.control import LocalControl
-from torchyard.run.folder import list_run_folders, runs_folder
+from torchyard.run.folder import AttemptPlan, list_run_folders, runs_folder
 from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
 from torchyard.steps.step_functions import StepFunctions
@@ -193,6 +198,114 @@ def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
     runner = create_runner(build_lone_profile(write, "import time; time.sleep(60)"), RUN_ID, control, steps)
     ended = runner.run()
     assert (ended.end, ended.sentence, runner.leftovers) == ("cancelled", "cancelled through Prefect", [])
+
+
+def submit_nothing(plan: Plan, deadlines: Deadlines, submitted_at: float | None) -> Handle:
+    return Handle(plan=plan, deadlines=deadlines, created=True, submitted_at=submitted_at or 1.0, age_s=0.0)
+
+
+def fail_with(error: Exception | None) -> StepFunctions:
+    """Steps that start nothing: the wait raises this error, or each attempt fails from a cause that may pass."""
+    failed = attempt(1, "node-lost")
+    collected = failed.collected.model_copy(update={"logs": (LogFile(node="node-0", path="/r/node-0/log", lines=1),)})
+
+    def wait_for_failure(handle: Handle, emit: EmitJobEvent) -> Outcome:
+        if error:
+            raise error
+        return failed.outcome
+
+    return StepFunctions(
+        preflight=lambda plan, **_: (),
+        submit=submit_nothing,
+        wait=wait_for_failure,
+        collect=lambda plan, outcome, metrics: collected,
+        teardown=lambda plan, **_: (),
+    )
+
+
+def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Write) -> None:
+    """A run whose attempts fail has as many as its profile allows, and as many again when it is started again."""
+    profile = build_lone_profile(write).model_copy(update={"attempts": 2})
+    numbers = []
+    for count in (1, 2):
+        runner = create_runner(profile, RUN_ID, LocalControl(count), fail_with(None))
+        assert runner.run().end == "failed"
+        numbers.append([ended.number for ended in runner.attempts])
+    assert numbers == [[1, 2], [3, 4]]
+
+
+def test_resumed_run_keeps_its_budget(write: Write) -> None:
+    """The process that resumes a run continues with the attempt of the lost one, and both share the budget."""
+    profile = build_lone_profile(write).model_copy(update={"attempts": 3})
+    lost = create_runner(profile, RUN_ID, LocalControl(), fail_with(None))
+    lost.folder.path.mkdir(parents=True)
+    lost.folder.record_event("start", entry="fresh", first=1)
+    for number in (1, 2):
+        lost.folder.save_attempt_plan(
+            number, AttemptPlan(plan=build_lone_plan(profile, lost.folder.path), deadlines=Deadlines())
+        )
+    runner = create_runner(profile, RUN_ID, LocalControl(2), fail_with(None))
+    runner.run()
+    assert [ended.number for ended in runner.attempts] == [2, 3]
+
+
+def test_duration_of_a_resumed_run_counts_from_its_first_process(write: Write) -> None:
+    """The report of a resumed run counts its seconds from the start of its first process."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1, at=time.time() - 3600)
+    report = runner.run().report
+    assert report
+    assert 3600 <= report.seconds < 7200
+
+
+@pytest.mark.parametrize(
+    ("error", "messages"),
+    [
+        (None, ["ending", "done"]),
+        (RunInUseError("x", "elsewhere:/runs"), ["done"]),
+        (HostError("h", "wait", "no answer"), []),
+    ],
+)
+def test_watchdog_is_released_by_the_end_of_a_run(
+    write: Write, monkeypatch: pytest.MonkeyPatch, error: Exception | None, messages: list[str]
+) -> None:
+    """The watchdog is not needed after the end of a run, or its takeover; it takes over a job that is left running."""
+    sent = []
+
+    class RecordedWatchdog(Watchdog):
+        """Sends nothing, so that it takes nothing over."""
+
+        def __init__(self, argv: Iterable[str]) -> None:
+            pass
+
+        def send(self, message: Literal["ending", "done"]) -> None:
+            sent.append(message)
+
+    monkeypatch.setattr(runner_module, "Watchdog", RecordedWatchdog)
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), fail_with(error))
+    with pytest.raises((RunInUseError, DetachedError)) if error else contextlib.nullcontext():
+        runner.run()
+    assert sent == messages
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "end"),
+    [
+        (None, "end", "failed"),
+        (RunInUseError("x", "elsewhere:/runs"), "end", "moved"),
+        (HostError("h", "wait", "no answer"), "left", None),
+    ],
+)
+def test_journal_ends_with_how_the_process_ends(
+    write: Write, error: Exception | None, event: str, end: str | None
+) -> None:
+    """The journal's last event is the run's end, its move to another owner, or that its job is left running."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), fail_with(error))
+    with pytest.raises((RunInUseError, DetachedError)) if error else contextlib.nullcontext():
+        runner.run()
+    last_event = runner.folder.events()[-1]
+    assert (last_event["event"], last_event.get("end")) == (event, end)
 
 
 # --- the end of a run
