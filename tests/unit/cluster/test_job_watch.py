@@ -13,7 +13,7 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
-from torchyard.cluster import log_follower
+from torchyard.cluster import log_follower, outage
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.kube.client import Client
@@ -139,6 +139,25 @@ def test_watch_is_disconnected_while_logs_or_pods_cannot_be_read(
         are_streams_open.clear()
         job.end()
         assert watch.drain_logs(idle_timeout_s=10.0)
+
+
+def test_outage_is_logged_with_its_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Polling a job logs that the API server does not respond, and later that the job is observed again."""
+    monkeypatch.setattr(outage, "REPORT_AFTER_S", 0.0)
+    caplog.set_level("INFO")
+    with ClusterWatch(job.plan) as watch:
+
+        def logs_after_poll(message: str) -> bool:
+            watch.poll(timeout_s=0.01)
+            return message in caplog.text
+
+        job.fake_api.fail("GET", "/pods[?]", 0)
+        job.fake_api.cut()
+        wait_until(lambda: logs_after_poll("the API server does not respond: "))
+        job.fake_api.heal()
+        wait_until(lambda: logs_after_poll("the job is observed again"))
 
 
 # --- what is recorded

@@ -92,6 +92,15 @@ def test_spliced_lines_add_no_host() -> None:
     }
 
 
+@pytest.mark.parametrize(("end", "gdr"), [("", "unknown"), (" ", "no"), ("/GDRDMA", "yes")])
+def test_channel_whose_end_is_overwritten_proves_no_lack(end: str, gdr: str) -> None:
+    """If the next message starts immediately after a channel's device, it may have overwritten the GPUDirect flag."""
+    channel = format_line("<gpu-1>", 0, f"Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/0{end}")
+    next_message = format_line("<gpu-1>", 1, "comm 0x1 rank 1 nRanks 16 nNodes 2")
+    reading = parse_nccl_log([channel + next_message])
+    assert (reading.transport, reading.gdr, reading.ranks) == ("ib", gdr, 16)
+
+
 def test_blocks_and_lines_give_the_same_reading() -> None:
     """A node's log read in blocks gives the same reading as its lines, however often they repeat."""
     lines = list_rdma_lines("worker-0")

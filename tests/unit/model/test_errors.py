@@ -53,6 +53,14 @@ def test_error_survives_pickling(error: TorchyardError) -> None:
     assert (type(unpickled), vars(unpickled), str(unpickled)) == (type(error), vars(error), str(error))
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_error_with_named_fields_survives_pickling(error: TorchyardError) -> None:
+    """An error survives pickling even if all its fields were passed by their names."""
+    named_error = type(error)(**vars(error))
+    unpickled = pickle.loads(pickle.dumps(named_error))
+    assert (type(unpickled), vars(unpickled), str(unpickled)) == (type(error), vars(error), str(error))
+
+
 @pytest.mark.parametrize(
     ("keys", "text"), [("a", "profile mnist: a: wrong"), ("ab", "profile mnist:\n  a: wrong\n  b: wrong")]
 )

@@ -38,6 +38,16 @@ def test_attempt_of_another_machine_is_resumed(profile: Profile, fake_api: FakeA
     assert lease_record.read_holder(lease) == identify_holder(str(folder.path))
 
 
+@pytest.mark.parametrize(("attempts", "number", "first"), [(3, "2", 1), (2, "5", 4), (1, "2", 2)])
+def test_attempt_of_another_machine_counts_in_the_budget(
+    profile: Profile, fake_api: FakeApi, attempts: int, number: str, first: int
+) -> None:
+    """The budget of a run that is taken over includes the attempt of the other machine and those before it."""
+    put_lease(fake_api, attempt=number)
+    folder = adopt_folder(profile.model_copy(update={"attempts": attempts}))
+    assert folder.read_record().last_start["first"] == first
+
+
 def test_run_without_a_lease_has_no_attempt(profile: Profile) -> None:
     """Without a Lease there is no attempt to resume."""
     assert adopt_folder(profile).attempts() == []

@@ -248,6 +248,21 @@ def test_job_without_process_groups_does_not_hang() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("completed", "pause_s", "stalled_s", "is_hang"),
+    [(0, 0.0, 25.0, False), (0, 0.0, 301.0, True), (0, 0.5, 25.0, True), (1, 0.0, 25.0, True)],
+)
+def test_job_before_its_first_step_may_stand_still_for_longer(
+    completed: int, pause_s: float, stalled_s: float, is_hang: bool
+) -> None:
+    """Ranks without a pause and a completed collective so far may still compile or load: they hang after 300 s."""
+    progress = GroupProgress(ranks=(0, 1, 2, 3), enqueued=completed, completed=completed)
+    records = [
+        build_record(rank, groups={"0": progress}, typical_pause_s=pause_s, stalled_s=stalled_s) for rank in range(4)
+    ]
+    assert (detect_hang(index_by_rank(*records), 4) is not None) is is_hang
+
+
 def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
     """In the set-up of a process group, which has no counters, the stacks show the missing rank."""
     setup = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
