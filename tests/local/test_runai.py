@@ -17,6 +17,7 @@ from tests.conftest import Write
 from tests.doubles.runai_jobs import Cli, Planned, build_profile_keys, start_agents
 from tests.processes.flow_processes import FlowRunProcesses
 from torchyard.common.project_root import ROOT
+from torchyard.diagnosis.no_progress import describe_progress
 from torchyard.launchers import runai
 from torchyard.machines.job import MachinesJob
 from torchyard.machines.job_watch import ProcessWatch
@@ -86,7 +87,10 @@ TIMEOUT_S = 15.0
 
 
 def wait_for_status(plan: CommandPlan, is_reached: Callable[[Status], bool]) -> Status:
-    """Poll the job until a condition on its status holds; return that status. Fails after TIMEOUT_S."""
+    """Poll the job until a condition on its status holds; return that status. Fails after TIMEOUT_S.
+
+    The reason of the status includes why the job waits, as a user reads it.
+    """
     with MachinesJob(plan).watch(list) as watch:
         deadline = time.monotonic() + TIMEOUT_S
         status = Status(state="pending", reason="")
@@ -94,6 +98,8 @@ def wait_for_status(plan: CommandPlan, is_reached: Callable[[Status], bool]) -> 
             assert time.monotonic() < deadline, status
             watch.poll(timeout_s=0.2)
             status = runai.read_status(Observation(watch.states, frozenset(), time.time()))
+            reason = describe_progress(status.reason, watch.diagnose())
+            status = status.model_copy(update={"reason": reason})
         if status.state in ENDED_STATES:
             watch.drain_logs(idle_timeout_s=5.0)
         return status
