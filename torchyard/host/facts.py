@@ -245,18 +245,6 @@ def probe_route(requirement: Json) -> Json:
     return passed(subject, "%s is %s, from %s" % (requirement["address"], destination, source))
 
 
-def probe_runai(requirement: Json) -> Json:
-    """Whether Run:ai's CLI can submit the job; only on the launcher's machine, which has the file runai_cli.py."""
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from torchyard.host import runai_cli
-
-    subject = "%s on %s" % (requirement["cli"], requirement["host"])
-    problem, remedy = runai_cli.describe_problem(requirement)
-    if problem:
-        return failed(subject, problem, remedy)
-    return passed(subject, "%s, logged in, project %s" % (requirement["generation"], requirement["project"]))
-
-
 PROBES = {
     "folder": probe_folder,
     "file": probe_file,
@@ -265,7 +253,6 @@ PROBES = {
     "processors": probe_processors,
     "gpus": probe_gpus,
     "reachable": probe_route,
-    "runai": probe_runai,
 }
 
 if __name__ == "__main__":

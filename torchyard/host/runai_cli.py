@@ -20,8 +20,6 @@ from torchyard.host.log import read_tail
 
 Json = Any
 _JOB_COMMANDS = {"cli-v1": [], "cli-v2": ["training", "pytorch"]}
-_HELP_COMMANDS = {"cli-v1": ["submit-dist", "pytorch", "--help"], "cli-v2": ["training", "pytorch", "submit", "--help"]}
-_PROJECT_COMMANDS = {"cli-v1": ["list", "projects"], "cli-v2": ["project", "list"]}
 _DEFAULT_POD_LIMIT = 10  # pods that v2 describes by default
 _MISSING_MESSAGE = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
 _RUN_LABEL = re.compile(r'torchyard/cli-run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
@@ -35,7 +33,7 @@ _RUNNING_STATUSES = {"running", "degraded", "updating", "terminating"}
 _FAILED_STATUSES = {"failed", "fail", "error", "timedout", "preempted", "evicted", "oomkilled", "containercannotrun"}
 _LINE_TIMESTAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:?\d\d) ")
 _LOG_OVERLAP_S = 2  # seconds that are fetched again: the time stamps of stdout and stderr are not in order
-_QUERY_TIMEOUT_S = 20
+QUERY_TIMEOUT_S = 20
 _LOG_TIMEOUT_S = 30
 
 
@@ -119,7 +117,7 @@ def query_job(job: RunaiJob) -> JobResponse:
     argv = job.build_argv("describe", "-o", "json")
     if job.generation == "cli-v2" and job.pod_count > _DEFAULT_POD_LIMIT:
         argv += ["--pod-limit", "-1"]
-    exit_code, output = query_cli(argv, timeout_s=_QUERY_TIMEOUT_S)
+    exit_code, output = query_cli(argv, timeout_s=QUERY_TIMEOUT_S)
     statuses = parse_statuses(output, job.name) if exit_code == 0 else {}
     if statuses.get(""):
         label = _RUN_LABEL.search(output)
@@ -138,34 +136,6 @@ def find_error_line(output: str) -> str:
         if line.lower().startswith("error"):
             return line
     return lines[-1] if lines else "the CLI printed no error message"
-
-
-def describe_problem(requirement: Json) -> tuple[str, str]:
-    """Why the CLI cannot submit the job, and what to do; both are empty if it can.
-
-    It has to run, be of the right generation, and have a logged-in user with access to the project. Projects that
-    cannot be listed are not a problem.
-    """
-    cli = requirement["cli"]
-    exit_code, output = query_cli([cli, "version"], timeout_s=_QUERY_TIMEOUT_S)
-    if exit_code:
-        return find_error_line(output), "install Run:ai's CLI, or name it with options.cli"
-    generations: list[str] = []
-    for name, help_command in sorted(_HELP_COMMANDS.items()):
-        exit_code, _ = query_cli([cli] + help_command, timeout_s=_QUERY_TIMEOUT_S)
-        if exit_code == 0:
-            generations.append(name)
-    if requirement["generation"] not in generations:
-        problem = "is not %s; it is: %s" % (requirement["generation"], ", ".join(generations) or "unknown")
-        return problem, "choose another CLI with options.cli, or the other generation with options.through"
-    exit_code, output = query_cli([cli, "whoami"], timeout_s=_QUERY_TIMEOUT_S)
-    if exit_code:
-        return "no user is logged in: %s" % find_error_line(output), "%s login" % cli
-    exit_code, output = query_cli([cli] + _PROJECT_COMMANDS[requirement["generation"]], timeout_s=_QUERY_TIMEOUT_S)
-    project = requirement["project"]
-    if exit_code == 0 and not re.search(r"(?<![\w-])%s(?![\w-])" % re.escape(project), output):
-        return "there is no project %s for this user" % project, "correct options.project"
-    return "", ""
 
 
 # --- parsing its output --------------------------------------------------------------------------------------------

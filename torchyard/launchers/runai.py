@@ -17,7 +17,7 @@ from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, HostScript, ManifestPlan, Plan, Process
 from torchyard.model.pod import Pod
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import RunaiCli, WritableFolder
+from torchyard.model.requirements import ScriptCheck, WritableFolder
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Failure, Observation, Run, Status
 from torchyard.pods import runai_flags, template
@@ -73,7 +73,11 @@ def plan(profile: ResolvedProfile, run: Run) -> Plan:
     findings = tuple(runai_flags.find_unsupported_settings(profile, options.through))
     if findings:
         raise ProfileError(profile.name, findings)
-    cli_requirement = RunaiCli(host="localhost", cli=options.cli, generation=options.through, project=options.project)
+    cli_requirement = ScriptCheck(
+        host="localhost",
+        script="runai_check.py",
+        settings={"cli": options.cli, "generation": options.through, "project": options.project},
+    )
     return CommandPlan(
         launcher="runai",
         job=run.job(profile),

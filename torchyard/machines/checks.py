@@ -12,27 +12,30 @@ from torchyard.machines.staging import script_command
 from torchyard.model.errors import HostError, UnreachedError
 from torchyard.model.finding import Finding, passed_check, warning_check
 from torchyard.model.plan import Site
-from torchyard.model.requirements import THIS_MACHINE, Clock, HostRequirement, Package
+from torchyard.model.requirements import THIS_MACHINE, Clock, HostRequirement, Package, ScriptCheck
 
+_COMMON_SCRIPT = "facts.py"
 _MAX_CLOCK_OFFSET_S = 5.0
 
 
 class _Target(NamedTuple):
-    """A host, and the interpreter that answers for it."""
+    """A host, and the interpreter and the script of torchyard/host that answer for it."""
 
     host: str
     python: str
+    script: str
 
 
 def check_hosts(requires: Iterable[HostRequirement], sites: Sequence[Site] = ()) -> tuple[Finding, ...]:
-    """One check per requirement; each host (and each interpreter) is queried once, all at the same time."""
+    """One check per requirement; each host (and each interpreter and script) is queried once, all at the same time."""
     supervisor_pythons = {site.host: site.python for site in sites}
     by_target: dict[_Target, list[HostRequirement]] = {}
     for requirement in requires:
         python = supervisor_pythons.get(requirement.host, sys.executable)
         if isinstance(requirement, Package):
             python = requirement.python
-        by_target.setdefault(_Target(requirement.host, python), []).append(requirement)
+        script = requirement.script if isinstance(requirement, ScriptCheck) else _COMMON_SCRIPT
+        by_target.setdefault(_Target(requirement.host, python, script), []).append(requirement)
 
     checks: dict[Finding, None] = {}  # a host that is down is reported once
     targets = sorted(by_target)
@@ -43,11 +46,11 @@ def check_hosts(requires: Iterable[HostRequirement], sites: Sequence[Site] = ())
 
 
 def _check_host(target: _Target, requirements: Sequence[HostRequirement]) -> list[Finding]:
-    """The checks of one host and interpreter; a single one if it cannot be queried."""
-    host, python = target
+    """The checks of one host, interpreter and script; a single one if it cannot be queried."""
+    host, python, script = target
     probed_requirements = [requirement for requirement in requirements if not isinstance(requirement, Clock)]
     request = {"needs": [requirement.to_probe() for requirement in probed_requirements]}
-    command = replace(script_command(host, python, "facts.py"), input=request)
+    command = replace(script_command(host, python, script), input=request)
     started_at = time.time()
     try:
         response = processes.run_command(host, command, retry_timeout_s=0)

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from torchyard.agents import black_box
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
 from torchyard.machines.host_stream import node_holder_identity
@@ -26,18 +25,6 @@ SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts tha
 _MAX_RESPONSE_BYTES = 64 * 2**10
 _MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
 _SKIPPED_NAMES = frozenset({".git", "__pycache__", ".venv", "node_modules"})
-_SUPERVISOR_FILES = (
-    "cancel.py",
-    "lease.py",
-    "log.py",
-    "network.py",
-    "processes.py",
-    "staging.py",
-    "state.py",
-    "supervisor.py",
-    "watch.py",
-    *(f"black_box/{name}" for name in black_box.FILES),
-)
 _REMOVAL_TIMEOUT_S = 120.0
 _END_GRACE_S = 10.0  # for processes without a folder, whose own grace is in its spec
 _LOG_IDLE_TIMEOUT_S = 60.0  # seconds without a byte of a log that is still being copied
@@ -116,7 +103,7 @@ def _has_attempt_numbers(response: Any) -> bool:
 
 
 def _list_site_files(site: Site) -> Iterator[SentFile]:
-    """The files to copy: the program and the supervisor. HostError if they are too large or do not exist."""
+    """The files to copy: the program and the scripts of torchyard/host. HostError if they are too large or absent."""
     source = Path(site.work or SCRIPTS_FOLDER)
     if not source.exists():
         raise HostError(site.host, f"copy {source} there", "it does not exist on this machine")
@@ -128,8 +115,8 @@ def _list_site_files(site: Site) -> Iterator[SentFile]:
         raise HostError(site.host, f"copy {source} there", reason)
     for path, name in program_files:
         yield SentFile(path, f"work/{name}")
-    for name in _SUPERVISOR_FILES:
-        yield SentFile(SCRIPTS_FOLDER / name, f"supervisor/torchyard/host/{name}")
+    for path, name in walk_files(SCRIPTS_FOLDER):
+        yield SentFile(path, f"supervisor/torchyard/host/{name}")
 
 
 def walk_files(source: Path) -> Iterator[SentFile]:

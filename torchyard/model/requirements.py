@@ -16,7 +16,7 @@ THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
 
 
 class _OnHost(FrozenModel):
-    """A requirement on a host; torchyard/host/facts.py has its probe."""
+    """A requirement on a host; torchyard/host/facts.py has the probe of each kind except Clock and ScriptCheck."""
 
     host: str
 
@@ -75,15 +75,6 @@ class Gpus(_OnHost):
     count: int
 
 
-class RunaiCli(_OnHost):
-    """Run:ai's CLI of one generation, with a logged-in user who has access to the project."""
-
-    kind: Literal["runai"] = "runai"
-    cli: str
-    generation: Literal["cli-v1", "cli-v2"]
-    project: str
-
-
 class Reachable(_OnHost):
     """A name or an address of another host that this host can reach."""
 
@@ -97,8 +88,20 @@ class Clock(_OnHost):
     kind: Literal["clock"] = "clock"
 
 
+class ScriptCheck(_OnHost):
+    """A requirement that only one launcher has, which a script of its own checks.
+
+    The script is in torchyard/host, and has the input and output of facts.py. To a host behind ssh only its text is
+    sent, so that it cannot import other scripts there.
+    """
+
+    kind: Literal["script"] = "script"
+    script: str = Field(description="the name of its file: runai_check.py")
+    settings: dict[str, str] = Field(description="what it checks")
+
+
 HostRequirement = Annotated[
-    WritableFolder | ProgramFile | Package | FreePort | Processors | Gpus | Reachable | Clock | RunaiCli,
+    WritableFolder | ProgramFile | Package | FreePort | Processors | Gpus | Reachable | Clock | ScriptCheck,
     Field(discriminator="kind"),
 ]
 

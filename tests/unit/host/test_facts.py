@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchyard.host import facts, runai_cli
+from torchyard.host import facts
 from torchyard.host.facts import PROBES, count_gpus, probe_gpus
 from torchyard.model.finding import Finding
 from torchyard.model.requirements import (
@@ -21,7 +21,6 @@ from torchyard.model.requirements import (
     Processors,
     ProgramFile,
     Reachable,
-    RunaiCli,
     WritableFolder,
 )
 
@@ -162,20 +161,6 @@ def test_route_names_both_addresses() -> None:
     unresolved = run_check(Reachable(host="gpu2", address="no-such-host.invalid"))
     assert (unresolved.where, unresolved.verdict) == ("route from gpu2 to no-such-host.invalid", "failed")
     assert "options.hosts" in unresolved.remedy
-
-
-def test_problem_of_the_runai_cli_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason and the remedy of Run:ai's CLI are reported; without a problem, what was found is."""
-    requirement = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
-    problems = [("no user is logged in: token expired", "runai login"), ("", "")]
-    monkeypatch.setattr(runai_cli, "describe_problem", lambda _: problems.pop(0))
-    logged_out, ready = run_check(requirement), run_check(requirement)
-    assert (logged_out.verdict, logged_out.what, logged_out.remedy) == (
-        "failed",
-        "no user is logged in: token expired",
-        "runai login",
-    )
-    assert (ready.where, ready.verdict, ready.what) == ("runai on login", "ok", "cli-v2, logged in, project vision")
 
 
 def write_drivers(root: Path, nvidia: int | None, amd: int | None) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from torchyard.machines import staging
 from torchyard.machines.checks import check_clock, check_hosts
-from torchyard.model.requirements import Clock, FreePort, Package, Processors, ProgramFile
+from torchyard.model.requirements import Clock, FreePort, Package, Processors, ProgramFile, ScriptCheck
 
 
 def write_script(path: Path, text: str) -> str:
@@ -39,6 +40,34 @@ def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
     (check,) = check_hosts([port, program, package])
     assert (check.where, check.verdict) == ("gpu1", "failed")
     assert check.what == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
+
+
+_SCRIPT = """\
+import json, sys
+needs = json.load(sys.stdin)["needs"]
+subjects = [need["settings"]["partition"] for need in needs]
+findings = [{"where": subject, "what": "exists", "remedy": "", "verdict": "ok"} for subject in subjects]
+print(json.dumps({"now": 0.0, "findings": findings}))
+"""
+
+
+@pytest.mark.parametrize("host", ["localhost", "login1"])
+def test_script_of_a_launcher_makes_its_own_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """A script is called once for all of its requirements on a host, also if only its text is sent there by ssh."""
+    (tmp_path / "partitions.py").write_text(_SCRIPT)
+    monkeypatch.setattr(staging, "SCRIPTS_FOLDER", tmp_path)
+    calls = tmp_path / "calls"
+    command = f'echo call >> {calls}; for command; do :; done; exec sh -c "$command"'
+    os.environ["TORCHYARD_SSH"] = write_script(tmp_path / "ssh", command)
+    requirements = [
+        ScriptCheck(host=host, script="partitions.py", settings={"partition": name}) for name in ("gpu", "cpu")
+    ]
+    checks = check_hosts(requirements)
+    assert [(check.where, check.what, check.verdict) for check in checks] == [
+        ("gpu", "exists", "ok"),
+        ("cpu", "exists", "ok"),
+    ]
+    assert host == "localhost" or calls.read_text() == "call\n"
 
 
 def test_missing_interpreter_names_the_option_that_chooses_another() -> None:

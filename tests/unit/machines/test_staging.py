@@ -1,11 +1,13 @@
 """What is staged in on a host: the program's files, the checkpoints of the previous attempt, and the scripts."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.conftest import Write, command_plan_of, load
-from torchyard.machines.staging import list_checkpoints, script_command, walk_files
+from torchyard.machines.staging import SCRIPTS_FOLDER, list_checkpoints, script_command, stage_in, walk_files
+from torchyard.model.plan import Site
 
 
 def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Path) -> None:
@@ -46,6 +48,19 @@ def test_only_program_files_are_sent(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "gone").symlink_to("nowhere")
     assert sorted(name for _, name in walk_files(tmp_path)) == ["models/net.py", "train.py"]
+
+
+def test_host_gets_every_script(tmp_path: Path) -> None:
+    """All scripts of torchyard/host are copied to a host, so that a plan may start any of them there."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\ncd {tmp_path}; for command; do :; done; exec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    os.environ["TORCHYARD_SSH"] = str(ssh)
+    site = Site(host="gpu1", folder="runs/a-1", python=sys.executable, work=None, files=str(tmp_path / "files"))
+    stage_in([site])
+    scripts = tmp_path / "runs" / "a-1" / "supervisor" / "torchyard" / "host"
+    sent_names = sorted(name for _, name in walk_files(scripts))
+    assert sent_names == sorted(name for _, name in walk_files(SCRIPTS_FOLDER))
 
 
 def test_old_python_is_reported(tmp_path: Path) -> None:
