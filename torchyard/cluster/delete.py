@@ -70,10 +70,15 @@ def _is_part_of_job(obj: KubeObject) -> bool:
 
 
 def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
-    """The kinds that a run has created or watched, each once: their absence must be proven."""
+    """The kinds that a run has created or watched by its labels, each once: their absence must be proven."""
     kinds = [(obj["apiVersion"], obj["kind"]) for obj in plan.admitted_objects if is_own_object(plan, obj)]
-    kinds += [(watched.api, watched.kind) for watched in plan.watch]
+    kinds += _list_watched_kinds(plan)
     return list(dict.fromkeys(kinds))
+
+
+def _list_watched_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
+    """The watched kinds whose objects have the run's labels; objects of other kinds are deleted with their owner."""
+    return [(watched.api, watched.kind) for watched in plan.watch if watched.owner_label is None]
 
 
 def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
@@ -91,7 +96,7 @@ def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] 
     are force-deleted if the plan allows it, and other objects are left for the caller to report.
     """
     client = get_cluster_client(plan.cluster)
-    kinds = dict.fromkeys([(watched.api, watched.kind) for watched in plan.watch])
+    kinds = dict.fromkeys(_list_watched_kinds(plan))
     kinds |= dict.fromkeys(_CONTROLLER_KINDS)
     deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
     delay_s = _REMOVAL_POLL_INTERVAL_S

@@ -61,15 +61,12 @@ class Reflector(threading.Thread):
         self.refusal: ClusterError | None = None
         self.error: TransientError | ClusterError | None = None
         self._client = client
+        self._plan = plan
         self._watched = watched
         self._changes = changes
         self._stop_event = stop_event
         self._path = client.path(watched.api, watched.kind)
-        self._selector: dict[str, str]
-        if watched.by_name:
-            self._selector = {"fieldSelector": f"metadata.name={plan.job}"}
-        else:
-            self._selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in plan.labels.items())}
+        self._selector: dict[str, str] = {}  # the query that selects the objects; empty until the first list
         self._names: set[str] = set()  # of the objects published as existing
         self._version = ""  # the resourceVersion read so far; empty: list again
         self._next_list_at = 0.0  # monotonic seconds
@@ -144,11 +141,26 @@ class Reflector(threading.Thread):
 
     def _list(self) -> None:
         """Publish all objects, and set the version from which the next watch continues."""
+        if not self._selector:
+            self._selector = self._build_selector()
         response = self._client.get_once(self._path, self._selector)
         self._publish_list({obj["metadata"]["name"]: obj for obj in response["items"]})
         self.has_listed.set()
         self._next_list_at = time.monotonic() + random.uniform(*RESYNC_RANGE_S)
         self._version = str(response["metadata"]["resourceVersion"])
+
+    def _build_selector(self) -> dict[str, str]:
+        """The query that selects the objects of the job.
+
+        Raises ClusterError if it contains the job's uid, and the job does not exist or may not be read.
+        """
+        if self._watched.by_name:
+            return {"fieldSelector": f"metadata.name={self._plan.job}"}
+        if self._watched.owner_label:
+            main = self._plan.main
+            job = self._client.get_once(self._client.path(main["apiVersion"], main["kind"], self._plan.job))
+            return {"labelSelector": f"{self._watched.owner_label}={job['metadata']['uid']}"}
+        return {"labelSelector": ",".join(f"{key}={value}" for key, value in self._plan.labels.items())}
 
     def _publish_list(self, objects: Mapping[str, KubeObject]) -> None:
         """Publish all objects that exist now, by name; published ones that are not among them have disappeared."""

@@ -110,6 +110,9 @@ class WatchedKind(FrozenModel):
     api: str = Field(description="such as batch.volcano.sh/v1alpha1")
     kind: str
     by_name: bool = Field(False, description="only the object named like the job; else all with the run's labels")
+    owner_label: str | None = Field(
+        None, description="the label with the job's uid, of objects that a controller creates without the run's labels"
+    )
 
 
 class ManifestPlan(FrozenModel):

@@ -43,6 +43,13 @@ def test_kind_that_may_not_be_listed_is_a_leftover(plan: ManifestPlan, fake_api:
     assert "cannot be listed, so objects may remain: a fault of the test: 403" in leftover
 
 
+def test_kind_without_the_labels_of_the_run_need_not_be_listed(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A watched kind that is found by the job's uid has no labels of the run, and disappears with the job."""
+    owned = tuple(watched.model_copy(update={"owner_label": "test/job-uid"}) for watched in plan.watch[2:])
+    fake_api.fail("GET", r"volcano.*/podgroups\?", 403)
+    assert delete.delete_all_objects(plan.model_copy(update={"watch": (*plan.watch[:2], *owned)})) == []
+
+
 def test_failed_list_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """A kind is skipped only if this user or the server cannot list it; any other refusal is raised."""
     fake_api.fail("GET", r"/secrets\?", 400)

@@ -18,6 +18,7 @@ from torchyard.model.plan import ManifestPlan, WatchedKind
 
 PODS = WatchedKind(api="v1", kind="Pod")
 GROUPS = WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
+OWNED_GROUPS = GROUPS.model_copy(update={"owner_label": "test/job-uid"})
 TIMEOUT_S = 20.0
 StartReflector = Callable[..., Reflector]
 
@@ -175,6 +176,40 @@ def test_unserved_kind_that_is_not_required_is_not_an_error(fake_api: FakeApi, s
     watch = start_reflector(GROUPS)
     assert watch.has_listed.wait(TIMEOUT_S)
     assert (watch.refusal, watch.error) == (None, None)
+
+
+def build_owned_group(name: str, uid: str) -> dict[str, Any]:
+    metadata = {"name": name, "labels": {"test/job-uid": uid}}
+    return {"apiVersion": GROUPS.api, "kind": GROUPS.kind, "metadata": metadata}
+
+
+def test_objects_are_found_by_the_uid_of_the_job(
+    fake_server: Client,
+    fake_api: FakeApi,
+    plan: ManifestPlan,
+    start_reflector: StartReflector,
+    changes: "queue.Queue[ObjectChange]",
+) -> None:
+    """Objects without the run's labels are selected by the label with the job's uid, in lists and in watches."""
+    uid = fake_server.create(plan.main)["metadata"]["uid"]
+    for group in (build_owned_group("own", uid), build_owned_group("other", "another-uid")):
+        fake_api.put(group)
+    assert start_reflector(OWNED_GROUPS).has_listed.wait(TIMEOUT_S)
+    assert changes.get(timeout=TIMEOUT_S).name == "own"
+    for group in (build_owned_group("later-other", "another-uid"), build_owned_group("later", uid)):
+        fake_api.put(group)
+    assert changes.get(timeout=TIMEOUT_S).name == "later"
+
+
+def test_owned_objects_of_a_job_that_does_not_exist_delay_nothing(
+    fake_api: FakeApi, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
+) -> None:
+    """Before the job is created its uid is unknown: nothing is listed, and that is neither a refusal nor an error."""
+    fake_api.put(build_owned_group("other", "another-uid"))
+    watch = start_reflector(OWNED_GROUPS)
+    assert watch.has_listed.wait(TIMEOUT_S)
+    assert (watch.refusal, watch.error, changes.empty()) == (None, None, True)
+    assert fake_api.find_requests("GET", "/podgroups") == []
 
 
 def test_broken_connections_are_reopened(
