@@ -134,6 +134,11 @@ class Pod(FrozenModel):
     service_account: str | None = Field(None, description="default: the namespace's own")
     priority_class: str | None = Field(None, description="the priority class of the pods")
 
+    @property
+    def memory_volumes(self) -> dict[str, str]:
+        """The sizes of the volumes in the node's memory, by path; without one, /dev/shm has the container's default."""
+        return {"/dev/shm": self.shm} if self.shm else {}
+
     def merge_over(self, base: "Pod") -> "Pod":
         """Merge these settings over those of `base`: mappings and lists are joined; any other value of `self` wins."""
         merged: dict[str, Any] = {}

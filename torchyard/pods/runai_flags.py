@@ -122,7 +122,11 @@ def _build_claim_flag(path: str, mount: Mount, generation: Generation) -> tuple[
 
 def _list_pod_flags(pod: Pod) -> Iterator[tuple[str, ...]]:
     """Yield the pods' other settings, as far as the CLI has flags for them."""
-    switches = {"--large-shm": pod.shm, "--host-network": pod.host_network, "--host-ipc": pod.host_ipc}
+    switches = {
+        "--large-shm": bool(pod.memory_volumes),
+        "--host-network": pod.host_network,
+        "--host-ipc": pod.host_ipc,
+    }
     for flag, is_enabled in switches.items():
         if is_enabled:
             yield (flag,)

@@ -36,8 +36,8 @@ def drop_empty(fields: Manifest) -> Manifest:
 def build_volumes(profile: ResolvedProfile) -> list[MountedVolume]:
     """The volumes of the job's container: devices, shared memory, and the mounts of the fabric and the profile."""
     sources: dict[str, Manifest] = {path: {"hostPath": {"path": path}} for path in profile.pod.devices}
-    if profile.pod.shm:
-        sources["/dev/shm"] = {"emptyDir": {"medium": "Memory", "sizeLimit": profile.pod.shm}}
+    for path, size in profile.pod.memory_volumes.items():
+        sources[path] = {"emptyDir": {"medium": "Memory", "sizeLimit": size}}
     for path, mount in profile.mounts.items():
         sources[path] = _build_volume_source(mount)
     return _name_volumes("volume", sources, _list_read_only_paths(profile.mounts))

@@ -41,6 +41,11 @@ def test_single_values_are_replaced() -> None:
     assert (merged.shm, merged.privileged) == ("64Gi", False)
 
 
+def test_shared_memory_is_a_volume_in_memory() -> None:
+    """`shm` is the size of /dev/shm, and without it the pod has no volume in memory."""
+    assert (Pod(shm="64Gi").memory_volumes, Pod().memory_volumes) == ({"/dev/shm": "64Gi"}, {})
+
+
 def test_settings_of_the_fabric_are_kept(planned: Planned) -> None:
     """A profile that adds to the pod keeps all settings of the fabric."""
     fabric = load_profile("yolov5-volcano").network
