@@ -4,6 +4,7 @@ With TORCHYARD_PICTURES=FOLDER the pictures of docs/ui.md are written to that fo
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -157,7 +158,7 @@ def check_pages(page: Page) -> None:
         page.get_by_text(f"{name}-digits-local").first.wait_for()
     save_picture(page, "artifacts")
     page.get_by_text("report-digits-local").first.click()
-    page.get_by_role("heading", name="digits-local: succeeded").first.wait_for()
+    page.get_by_role("heading", name=re.compile(r"digits-local-\w+ +succeeded in")).first.wait_for()
     save_picture(page, "report")
 
 
