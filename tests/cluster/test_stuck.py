@@ -363,7 +363,12 @@ def test_diagnosis_without_rights_quotes_the_scheduler(jobs: Jobs, proxy: FaultP
     plan = create_stuck_job(jobs, proxy)
     for kind in ("/nodes", "/queues/", "/events?"):
         proxy.respond(kind, 403, {"kind": "Status", "message": "no"}, times=1000)
+
+    def find_failure() -> Failure | None:
+        watch.poll(timeout_s=0.1)
+        diagnosis = watch.diagnose(is_last=True)
+        return diagnosis.failure if diagnosis else None
+
     with ClusterWatch(plan) as watch:
-        until(lambda: not watch.poll(timeout_s=0.1) and watch.diagnose(), timeout_s=60)
-        diagnosis = until(lambda: watch.diagnose(is_last=True))
-    assert check_sentence(diagnosis.failure, f"Insufficient {GPU_RESOURCE}") == ("unschedulable", False)
+        failure = until(find_failure, timeout_s=60)
+    assert check_sentence(failure, f"Insufficient {GPU_RESOURCE}") == ("unschedulable", False)
