@@ -140,10 +140,10 @@ def test_a_pod_fails(run_profile: RunProfile, profile: str) -> None:
 @ONE_PER_KIND
 def test_pods_that_never_fit(run_profile: RunProfile, busy_nodes: dict[str, Any], profile: str) -> None:
     """If no node has room for the pods, the run fails at its start deadline with the scheduler's reason."""
-    overrides = {"pod__node_selector": busy_nodes, "resources__cpu": "100", "deadlines__start": "4s"}
+    overrides = {"pod__node_selector": busy_nodes, "resources__cpu": "100", "deadlines__start": "10s"}
     state, report = run_profile((profile, "never fits"), END_AFTER_1_S, **overrides)
     assert (state.name, report.leftovers) == ("Failed", ())
-    assert re.search(r"not started within 4 s .*: .*waits for .*cpu", report.sentence), report.sentence
+    assert re.search(r"not started within 10 s .*: .*waits for .*cpu", report.sentence), report.sentence
 
 
 @pytest.fixture

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Write, command_plan_of
+from tests.processes.lone_processes import build_lone_profile
 from tests.processes.removed_folders import Start, node_folder, starter
-from torchyard.run.folder import RunFolder
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.steps.teardown import teardown
 
 
 @pytest.fixture
@@ -15,6 +20,16 @@ def folder(tmp_path: Path) -> RunFolder:
     path = tmp_path / "runs" / "sample-a1b2c3d4"
     path.mkdir(parents=True)
     return RunFolder(path)
+
+
+@pytest.fixture
+def saved_plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
+    """The plan of the run's first attempt, saved in its folder; nothing is started yet."""
+    attempt_plan = command_plan_of(build_lone_profile(write), folder.path)
+    folder.record_event("start", run="an-id")
+    folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
+    yield attempt_plan
+    teardown(attempt_plan)
 
 
 @pytest.fixture

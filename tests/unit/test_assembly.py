@@ -1,12 +1,8 @@
 """Runs are put together: with the receivers that their profile names, an archive and a comparison."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.conftest import RUN_ID, Write, command_plan_of, load
-from tests.processes.lone_processes import build_lone_profile
+from tests.conftest import RUN_ID, Write, load
 from tests.processes.receiver import Receiver
 from torchyard.archive.contents import RECORD
 from torchyard.assembly import create_runner, judge_run, list_sinks, main, sweep_run
@@ -15,35 +11,24 @@ from torchyard.model.event import AttemptStarted
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.run.control import LocalControl
-from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.folder import RunFolder
 from torchyard.run.services import Sinks
 from torchyard.sinks.log import LogSink
 from torchyard.sinks.messages import MessageSink
 from torchyard.sinks.metrics import MetricsSink
 from torchyard.steps.submit import submit
-from torchyard.steps.teardown import teardown
 from torchyard.trend.records import Record
 
 REASON = "its lease has ended"
 
 
-@pytest.fixture
-def plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
-    """The plan of the run's first attempt, saved in its folder; nothing is started yet."""
-    attempt_plan = command_plan_of(build_lone_profile(write), folder.path)
-    folder.record_event("start", run="an-id")
-    folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
-    yield attempt_plan
-    teardown(attempt_plan)
-
-
-def test_watchdog_stops_the_job_only_with_stop(folder: RunFolder, plan: CommandPlan) -> None:
+def test_watchdog_stops_the_job_only_with_stop(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """`keep` leaves the job running under its lease, and `stop` removes it, with `guard` in the journal."""
-    submit(plan, Deadlines())
+    submit(saved_plan, Deadlines())
     assert main(["keep", str(folder.path)]) == 0
-    assert (len(find_labelled(plan.label)) > 0, folder.read_record().find_last("end")) == (True, {})
+    assert (len(find_labelled(saved_plan.label)) > 0, folder.read_record().find_last("end")) == (True, {})
     assert main(["stop", str(folder.path)]) == 0
-    assert (find_labelled(plan.label), folder.read_record().find_last("end")["by"]) == ([], "guard")
+    assert (find_labelled(saved_plan.label), folder.read_record().find_last("end")["by"]) == ([], "guard")
 
 
 def test_profile_chooses_the_sinks_of_its_run(write: Write, receiver: Receiver) -> None:

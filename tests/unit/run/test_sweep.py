@@ -1,35 +1,21 @@
 """Cleaning up after a run whose launcher is dead, from its folder alone."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Write, command_plan_of
-from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.folder import RunFolder
 from torchyard.run.sweep import end_lost_run, is_run_open
 from torchyard.steps.submit import submit
-from torchyard.steps.teardown import teardown
 
 REASON = "its lease has ended"
-
-
-@pytest.fixture
-def plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
-    """The plan of the run's first attempt, saved in its folder; nothing is started yet."""
-    attempt_plan = command_plan_of(build_lone_profile(write), folder.path)
-    folder.record_event("start", run="an-id")
-    folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
-    yield attempt_plan
-    teardown(attempt_plan)
 
 
 def sweep(folder: RunFolder) -> tuple[tuple[str, ...] | None, list[tuple[str, ...]]]:
@@ -39,24 +25,24 @@ def sweep(folder: RunFolder) -> tuple[tuple[str, ...] | None, list[tuple[str, ..
     return leftovers, ends
 
 
-def test_swept_run_has_an_end(folder: RunFolder, plan: CommandPlan) -> None:
+def test_swept_run_has_an_end(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """The leftovers of a lost run are removed, and its end is journalled and reported once."""
-    submit(plan, Deadlines())
-    assert find_labelled(plan.label)
+    submit(saved_plan, Deadlines())
+    assert find_labelled(saved_plan.label)
     assert sweep(folder) == ((), [("an-id", "swept", REASON)])
-    assert find_labelled(plan.label) == []
+    assert find_labelled(saved_plan.label) == []
     end = folder.read_record().find_last("end")
     assert (end["end"], end["by"], end["sentence"], end["left"]) == ("swept", "sweep", REASON, [])
     assert sweep(folder) == ((), [])
 
 
-def test_run_that_was_ending_gets_its_recorded_ending(folder: RunFolder, plan: CommandPlan) -> None:
+def test_run_that_was_ending_gets_its_recorded_ending(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """A run whose launcher was lost in its teardown gets the end that the launcher had recorded."""
     folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
     assert sweep(folder) == ((), [("an-id", "cancelled", "cancelled through Prefect")])
 
 
-def test_ending_of_an_earlier_launch_is_ignored(folder: RunFolder, plan: CommandPlan) -> None:
+def test_ending_of_an_earlier_launch_is_ignored(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """A retry that is swept ends as swept, although the previous launch was cancelled."""
     folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
     folder.record_event("end", end="cancelled", sentence="cancelled through Prefect")
@@ -64,14 +50,14 @@ def test_ending_of_an_earlier_launch_is_ignored(folder: RunFolder, plan: Command
     assert sweep(folder) == ((), [("an-id", "swept", REASON)])
 
 
-def test_run_of_a_living_process_is_not_swept(folder: RunFolder, plan: CommandPlan) -> None:
+def test_run_of_a_living_process_is_not_swept(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """A run whose lock is held is not swept, because its process is alive."""
     with folder.owned():
         assert sweep(folder) == (None, [])
     assert folder.read_record().find_last("end") == {}
 
 
-def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
+def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path) -> None:
     """If the archive contains the end of a run, the run is not swept and keeps that end."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     remote = RunFolder(tmp_path / "archive" / folder.name)
@@ -81,14 +67,14 @@ def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, plan: Comm
     assert folder.read_record().find_last("end")["end"] == "succeeded"
 
 
-def test_end_of_a_swept_run_is_archived(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
+def test_end_of_a_swept_run_is_archived(folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path) -> None:
     """The end of a swept run is copied to the archive."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     sweep(folder)
     assert RunFolder(tmp_path / "archive" / folder.name).read_record().find_last("end")["end"] == "swept"
 
 
-def test_run_with_an_unreadable_plan_is_a_leftover(folder: RunFolder, plan: CommandPlan) -> None:
+def test_run_with_an_unreadable_plan_is_a_leftover(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """An unreadable plan is reported as a leftover, and the run stays open."""
     (folder.attempt(1) / "plan.json").write_text("{")
     leftovers, ends = sweep(folder)
@@ -114,7 +100,7 @@ def test_run_is_open_until_its_end(folder: RunFolder, events: list[dict[str, Any
     assert is_run_open(folder) is is_open
 
 
-def test_run_without_a_readable_journal_is_open(folder: RunFolder, plan: CommandPlan) -> None:
+def test_run_without_a_readable_journal_is_open(folder: RunFolder, saved_plan: CommandPlan) -> None:
     """A run with a plan and an unreadable journal may have a job."""
     (folder.path / "journal").write_bytes(b"\0" * 100)
     assert is_run_open(folder)
