@@ -72,7 +72,7 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    state = train("yolov5-volcano", small_overrides | {"args": ["--epochs=6", "--pause=1"]}, return_state=True)
+    state = train("yolov5-volcano", small_overrides | {"args": ["--epochs=15", "--pause=1"]}, return_state=True)
     killer.join()
     report = read_report()
     assert (state.name, len(report.attempts)) == ("Completed", 2), report.sentence

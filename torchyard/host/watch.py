@@ -55,11 +55,14 @@ class Launcher:
 
     def wait(self, timeout_s: float) -> list[Json]:
         """Wait for lines of the launcher, up to `timeout_s` seconds, and return them; send what is unsent meanwhile."""
-        waiting_output = [self._output_fd] if self._unsent else []
-        readable, writable, _ = select.select([self._input_fd], waiting_output, [], timeout_s)
-        if writable:
+        poller = select.poll()  # select() fails for descriptors from 1024 on
+        poller.register(self._input_fd, select.POLLIN)
+        if self._unsent:
+            poller.register(self._output_fd, select.POLLOUT)
+        ready_fds = {fd for fd, _ in poller.poll(timeout_s * 1000)}
+        if self._output_fd in ready_fds:
             self._flush()
-        if not readable:
+        if self._input_fd not in ready_fds:
             return []
         try:
             data = os.read(self._input_fd, 1 << 16)
