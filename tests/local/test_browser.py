@@ -133,7 +133,7 @@ def test_form_refuses_a_mistake_and_starts_what_fits(page: Page, yard: str) -> N
     (run,) = list_runs()
     assert run.parameters["overrides"] == {"args": ["--epochs=25"], "attempts": 1}
     page.goto(f"{yard}/runs/flow-run/{run.id}")
-    page.get_by_text("epoch").first.wait_for()
+    page.get_by_text("epoch").first.wait_for(timeout=180_000)  # a loaded machine imports torch for a minute
     print(f"from the click to the first epoch: {time.time() - clicked:.1f} s")
     ended = await_end(run)
     assert (ended.state_name, ended.name) == ("Completed", f"digits-local 2x1 {run.id.hex[-8:]}")
