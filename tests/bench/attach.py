@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.bench.memory import read_memory_mib
 from tests.doubles.job_events import take_lines
 from tests.doubles.scripted_hosts import build_host_script
 from torchyard.common.project_root import ROOT
@@ -91,14 +92,6 @@ def write_log(path: Path, size: int) -> int:
             file.write("".join(LINE % (now, step) for step in range(next_step, next_step + 10_000)))
             next_step += 10_000
     return next_step - 1
-
-
-def read_memory_mib(field: str) -> float:
-    """MiB of this process's memory: now (VmRSS), or the peak so far (VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":

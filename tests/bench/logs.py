@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.cluster import PROFILE, new_namespace
+from tests.bench.memory import read_memory_mib
 from tests.cluster.e2e import cluster
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs
@@ -151,7 +152,7 @@ def run_child() -> None:
     with ClusterWatch(plan) as watch:
         while list_phases(watch) != ["Running"] * len(plan.nodes):
             watch.poll(timeout_s=0.2)
-        rss_before = read_memory_mib()
+        rss_before = read_memory_mib("VmRSS")
         cpu_before = time.process_time()
         started_at = time.monotonic()
         print("all run", flush=True)
@@ -171,14 +172,6 @@ def run_child() -> None:
 
 def list_phases(watch: ClusterWatch) -> list[str]:
     return [obj["status"]["phase"] for name, obj in watch.states.items() if name.startswith("Pod/")]
-
-
-def read_memory_mib(field: str = "VmRSS") -> float:
-    """MiB of this process's memory: now (VmRSS), or the peak so far (VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.bench.memory import read_memory_mib
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
 from torchyard.launchers import registry
@@ -308,14 +309,6 @@ def run_child(action: str, path: str, format: MetricsFormat) -> None:
             }
         )
     )
-
-
-def read_memory_mib(field: str) -> float:
-    """MiB of this process's memory: now (VmRSS), or the peak so far (VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise LookupError(f"/proc/self/status has no {field}")
 
 
 if __name__ == "__main__":

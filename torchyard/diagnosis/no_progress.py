@@ -113,23 +113,24 @@ class SilentHost(NamedTuple):
 def explain_waiting_processes(
     states: Mapping[str, Mapping[str, Any]], silent_hosts: Sequence[SilentHost]
 ) -> Diagnosis | None:
-    """Why a job of processes waits: a host that cannot be queried, else Run:ai's words; None if neither is known.
+    """Why a job of processes waits: a host that cannot be queried, else a scheduler's words; None if neither is known.
 
-    `states`: by process. Only Run:ai's have a `status`, which it reports for each pod, and a `detail` if its CLI fails.
+    `states`: by process. Those of a scheduler's processes have a `status`, its own word for the state, and a `detail`
+    if it is an old one, because the scheduler cannot be queried.
     """
     if silent_hosts:
         clauses = [f"{', '.join(host.processes)} cannot be queried: {host.reason}" for host in silent_hosts]
         node = silent_hosts[0].processes[0]
         return _diagnose(Failure(cause=LauncherCause.HOST_SILENT, sentence="; ".join(clauses), node=node))
-    runai_states = {name: state for name, state in states.items() if "status" in state}
+    scheduled_states = {name: state for name, state in states.items() if "status" in state}
     clauses = []
-    for name, state in runai_states.items():
+    for name, state in scheduled_states.items():
         if state.get("phase") in (None, "starting"):
             clauses.append(f"{name}: {state['status'] or 'no state known yet'}")
             break
-    for state in runai_states.values():
+    for state in scheduled_states.values():
         if state.get("detail"):
-            clauses.append(f"runai does not answer: {state['detail']}")
+            clauses.append(state["detail"])
             break
     return Diagnosis("; ".join(clauses)) if clauses else None
 

@@ -249,6 +249,9 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
     if state["is_deleted"] and phase != "exited":
         phase = "absent"
     name = pod_name if pod_name in state["statuses"] else ""
+    detail = None
+    if state["reason"]:
+        detail = "runai does not answer: %s" % state["reason"]
     return {
         "started": state["started"].get(name),
         "ended": state["ended"].get(name),
@@ -257,7 +260,7 @@ def get_pod_status(state: Json, pod_name: str) -> Json:
         "exit": exit_code,
         "status": status,
         "job": job_status,
-        "detail": state["reason"],
+        "detail": detail,
     }
 
 

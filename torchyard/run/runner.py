@@ -108,14 +108,14 @@ class Runner:
         profile: Profile,
         run_id: str,
         control: RunControl,
-        services: RunServices | None = None,
+        services: RunServices,
         steps: StepFunctions | None = None,
     ) -> None:
         self.profile = profile
         self.run_id = run_id
         self.control = control
         self.folder = RunFolder.of(profile, run_id)
-        self.services = services or RunServices()
+        self.services = services
         self.sinks = Sinks(self.services.sinks)
         self.archive: Archive = NoArchive()  # until the run is started
         self.started_at = time.time()  # of the run's first process, once the journal is read

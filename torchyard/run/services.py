@@ -4,8 +4,8 @@ A run knows only these interfaces; torchyard/assembly.py chooses what implements
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -104,7 +104,7 @@ class OpenArchive(Protocol):
 
 
 class NoArchive:
-    """The archive of a run that has none."""
+    """The archive of a run that is not started yet."""
 
     def fetch(self, timeout_s: float | None = None) -> bool:
         return True
@@ -119,20 +119,15 @@ class NoArchive:
         return None
 
 
-@contextmanager
-def open_no_archive(folder: Path, check_owner: Callable[[], None], *, is_resumed: bool) -> Iterator[Archive]:
-    yield NoArchive()
-
-
 class Judgement(NamedTuple):
     """How the number of a run compares with those of earlier runs.
 
     verdict: None if nothing is compared.
-    history: the file with the numbers of the profile's runs; empty if there is none.
+    history: the file with the numbers of the profile's runs.
     """
 
-    verdict: TrendVerdict | None = None
-    history: str = ""
+    verdict: TrendVerdict | None
+    history: str
 
 
 class Judge(Protocol):
@@ -143,15 +138,9 @@ class Judge(Protocol):
     ) -> Judgement: ...
 
 
-def judge_nothing(
-    profile: Profile, folder: Path, end: End, collected: Collected | None, started_at: float
-) -> Judgement:
-    return Judgement()
-
-
 class RunServices(NamedTuple):
-    """The surroundings of one run; by default there are none."""
+    """The surroundings of one run."""
 
-    sinks: Sequence[Sink] = ()
-    open_archive: OpenArchive = open_no_archive
-    judge: Judge = judge_nothing
+    sinks: Sequence[Sink]
+    open_archive: OpenArchive
+    judge: Judge

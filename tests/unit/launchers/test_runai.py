@@ -124,8 +124,8 @@ def test_missing_response_is_not_an_end() -> None:
     [
         ({"job": "Pending"}, "", "node-0: Pending"),
         ({"job": "Running", "worker": "ContainerCreating"}, "", "node-1: ContainerCreating"),
-        ({"job": "Pending"}, "no route", "node-0: Pending; runai does not answer: no route"),
-        ({"job": "Running"}, "no route", "runai does not answer: no route"),
+        ({"job": "Pending"}, "no route", "node-0: Pending; no route"),
+        ({"job": "Running"}, "no route", "no route"),
         ({"job": "Running"}, "", None),
     ],
 )

@@ -1,15 +1,12 @@
 """The sinks of a run: each gets every event, and none of their errors reaches the run."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.builders.reports import short_report
-from tests.conftest import Write, load
 from torchyard.model.errors import RunInUseError
 from torchyard.model.event import EndReached, RunEvent, WaitEnded
 from torchyard.model.finding import Finding, failed_check
-from torchyard.run.services import NoArchive, RunServices, Sink, Sinks, judge_nothing
+from torchyard.run.services import NoArchive, Sink, Sinks
 
 
 class FakeSink(Sink):
@@ -66,10 +63,8 @@ def test_findings_are_warnings_after_the_first_attempt() -> None:
     assert [check.verdict for check in sinks.check(is_first_attempt=False)] == ["warning"]
 
 
-def test_run_without_services_lacks_nothing(write: Write) -> None:
-    """By default a run has no sinks, no archive and no comparison."""
-    services = RunServices()
+def test_run_that_is_not_started_has_no_archive() -> None:
+    """Before a run is started, nothing is archived, and nothing is missing there."""
     archive = NoArchive()
-    assert (services.sinks, services.judge) == ((), judge_nothing)
+    archive.start()
     assert (archive.fetch(), archive.describe(), archive.settle()) == (True, "", None)
-    assert judge_nothing(load(write()), Path(), "succeeded", None, 0.0) == (None, "")
