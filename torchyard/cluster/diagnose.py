@@ -26,7 +26,7 @@ from torchyard.model.requirements import OpenQueue
 from torchyard.model.run import Observation
 
 FIRST_QUERY_AFTER_S = 10.0  # seconds without progress before the first query: most late starters have started by then
-QUERY_INTERVAL_S = 60.0  # seconds between two queries, and the maximum age of a response to another run
+QUERY_INTERVAL_S = 60.0  # seconds between two queries, and the maximum age of a response that runs share
 _LAST_QUERY_TIMEOUT_S = 10.0  # seconds that the last query may take, when the job is given up
 _LAST_QUERY_MAX_AGE_S = 2.0  # maximum age in seconds of the responses to a last query
 _JOIN_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would delay
@@ -53,13 +53,16 @@ class _QueryCache:
         self._responses: dict[Hashable, CachedResponse] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, query: Callable[[], Any], *, max_age_s: float) -> CachedResponse:
-        """The response to `query`, at most `max_age_s` old. A failed query is cached too: `result` is None."""
+    def get(self, key: Hashable, query: Callable[[], Any], *, oldest: float) -> CachedResponse:
+        """The response to `query`, queried at `oldest` (monotonic seconds) or later.
+
+        A failed query is cached too: `result` is None.
+        """
         with self._lock:
             key_lock = self._key_locks.setdefault(key, threading.Lock())
         with key_lock:
             response = self._responses.get(key)
-            if response is None or time.monotonic() - response.queried_at > max_age_s:
+            if response is None or response.queried_at < oldest:
                 response = CachedResponse(time.monotonic(), _try_query(query))
             with self._lock:
                 self._responses[key] = response
@@ -68,8 +71,10 @@ class _QueryCache:
 
     def _drop_old(self) -> None:
         """Drop the responses that are too old for any run: a list of nodes takes megabytes."""
-        oldest = time.monotonic() - QUERY_INTERVAL_S
-        self._responses = {key: response for key, response in self._responses.items() if response.queried_at > oldest}
+        expired_before = time.monotonic() - QUERY_INTERVAL_S
+        self._responses = {
+            key: response for key, response in self._responses.items() if response.queried_at > expired_before
+        }
 
 
 _CACHES: weakref.WeakKeyDictionary[Client, _QueryCache] = weakref.WeakKeyDictionary()
@@ -90,7 +95,7 @@ class ProgressMonitor:
     with new values; nothing else writes them while it is alive, except `diagnose` of a job that makes progress again.
 
     Time. Monotonic seconds. The first query is sent after `FIRST_QUERY_AFTER_S` without progress, the next ones every
-    `QUERY_INTERVAL_S`.
+    `QUERY_INTERVAL_S`. A response to another run serves if it is from the time of this run's own stall.
 
     Errors. No error of the API server is raised. A query that is refused or fails leaves its part of the context
     empty: the diagnosis then lacks that part, and never concludes that no such object exists.
@@ -119,34 +124,36 @@ class ProgressMonitor:
         is_due = now - self._stalled_since > FIRST_QUERY_AFTER_S and now - self._queried_at > QUERY_INTERVAL_S
         if (is_due or is_last) and not self._query_thread.is_alive():
             self._queried_at = now
-            max_age_s = _LAST_QUERY_MAX_AGE_S if is_last else QUERY_INTERVAL_S
+            # A response from before the stall describes what an earlier run waited for, perhaps on other nodes.
+            oldest = max(now - (_LAST_QUERY_MAX_AGE_S if is_last else QUERY_INTERVAL_S), self._stalled_since)
             self._query_thread = threading.Thread(
-                target=self._query, args=(dict(objects), max_age_s), daemon=True, name="diagnose"
+                target=self._query, args=(dict(objects), oldest), daemon=True, name="diagnose"
             )
             self._query_thread.start()
         while is_last and self._query_thread.is_alive() and time.monotonic() < now + _LAST_QUERY_TIMEOUT_S:
             self._query_thread.join(_JOIN_INTERVAL_S)
         return explain_no_progress(self._plan, observed, self._context)
 
-    def _query(self, objects: ObservedObjects, max_age_s: float) -> None:
+    def _query(self, objects: ObservedObjects, oldest: float) -> None:
         """Query the cluster.
 
         The next interval starts at the oldest response, so that in time all runs query together and share responses.
         """
-        self._context, self._queried_at = _query_cluster(self._client, self._plan, objects, max_age_s=max_age_s)
+        self._context, self._queried_at = _query_cluster(self._client, self._plan, objects, oldest=oldest)
 
 
 def _query_cluster(
-    client: Client, plan: ManifestPlan, objects: ObservedObjects, *, max_age_s: float
+    client: Client, plan: ManifestPlan, objects: ObservedObjects, *, oldest: float
 ) -> tuple[ClusterContext, float]:
     """The facts about the cluster that may explain the job's state, and the monotonic time of the oldest response.
 
-    A part that this user may not read, or whose query fails, keeps its default.
+    `oldest`: the monotonic time of the oldest response of another run that serves. A part that this user may not read,
+    or whose query fails, keeps its default.
     """
     cache = _get_cache(client)
     pods = select_job_pods(Observation(objects, frozenset()))
     unscheduled = find_unscheduled_pods(pods)
-    events = cache.get(("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), max_age_s=max_age_s)
+    events = cache.get(("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), oldest=oldest)
     context = ClusterContext(events=events.result or ())
     responses = [events]
     if unscheduled or not pods:
@@ -154,29 +161,29 @@ def _query_cluster(
         if capacity:
             response = cache.get(
                 ("capacity", capacity.model_dump_json()),
-                lambda: check_capacity(client, capacity, "room", _list_nodes(client, max_age_s=max_age_s)),
-                max_age_s=max_age_s,
+                lambda: check_capacity(client, capacity, "room", _list_nodes(client, oldest=oldest)),
+                oldest=oldest,
             )
             responses.append(response)
             context = context._replace(capacity=response.result)
         queues = [requirement for requirement in plan.requires if isinstance(requirement, OpenQueue)]
         if queues:
             queue = queues[0]
-            response = cache.get(("queue", queue.name), lambda: query_queue(client, queue.name), max_age_s=max_age_s)
+            response = cache.get(("queue", queue.name), lambda: query_queue(client, queue.name), oldest=oldest)
             responses.append(response)
             context = context._replace(queue=response.result)
     if any(" free ports" in reason.message for reason in unscheduled.values()):
         params = {"labelSelector": RUN_LABEL}
-        response = cache.get("other_pods", lambda: client.list("v1", "Pod", params), max_age_s=max_age_s)
+        response = cache.get("other_pods", lambda: client.list("v1", "Pod", params), oldest=oldest)
         responses.append(response)
         context = context._replace(other_pods=response.result or ())
     return context, min(response.queried_at for response in responses)
 
 
-def _list_nodes(client: Client, *, max_age_s: float) -> list[Any]:
+def _list_nodes(client: Client, *, oldest: float) -> list[Any]:
     """All nodes; jobs with different requests share the same list. Raises ClusterError if the query fails."""
     cache = _get_cache(client)
-    response = cache.get("nodes", lambda: client.list("v1", "Node", everywhere=True), max_age_s=max_age_s)
+    response = cache.get("nodes", lambda: client.list("v1", "Node", everywhere=True), oldest=oldest)
     if response.result is None:
         raise ClusterError(client.host, "list Node", "the query failed", 0)
     nodes: list[Any] = response.result

@@ -13,26 +13,30 @@ from torchyard.cluster import diagnose
 from torchyard.cluster.diagnose import ProgressMonitor
 from torchyard.kube.client import Client
 
-
-@pytest.fixture
-def first_query_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first query is due immediately."""
-    monkeypatch.setattr(diagnose, "FIRST_QUERY_AFTER_S", -1.0)
+STUCK = {"Pod/worker-0": build_unschedulable_pod()}
 
 
 @pytest.fixture
-def monitors(planned: Planned, fake_api: FakeApi, fake_server: Client, first_query_due: None) -> list[ProgressMonitor]:
-    """Twenty runs in one namespace whose pods find no node; half of them request more than the others."""
+def monitors(
+    planned: Planned, fake_api: FakeApi, fake_server: Client, monkeypatch: pytest.MonkeyPatch
+) -> list[ProgressMonitor]:
+    """Twenty runs in one namespace whose pods find no node, and whose first query is due.
+
+    Half of them request more than the others.
+    """
     queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": "default"}}
     fake_api.put(queue | {"status": {"state": "Open"}})
     plans = [planned(nodes=2, name=f"run-{index}", resources={"gpus": 1 + index % 2}) for index in range(20)]
-    return [ProgressMonitor(fake_server, plan) for plan in plans]
+    monitors = [ProgressMonitor(fake_server, plan) for plan in plans]
+    for monitor in monitors:
+        monitor.diagnose(STUCK)
+    monkeypatch.setattr(diagnose, "FIRST_QUERY_AFTER_S", -1.0)
+    return monitors
 
 
 def diagnose_all(monitors: list[ProgressMonitor]) -> list[Any]:
     """The diagnosis of every run after its query, each requested on a separate thread."""
-    states = {"Pod/worker-0": build_unschedulable_pod()}
-    threads = [threading.Thread(target=monitor.diagnose, args=(states,)) for monitor in monitors]
+    threads = [threading.Thread(target=monitor.diagnose, args=(STUCK,)) for monitor in monitors]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -40,7 +44,7 @@ def diagnose_all(monitors: list[ProgressMonitor]) -> list[Any]:
     for thread in threading.enumerate():
         if thread.name == "diagnose":  # a query, which `diagnose` does not wait for
             thread.join(20)
-    return [monitor.diagnose(states) for monitor in monitors]
+    return [monitor.diagnose(STUCK) for monitor in monitors]
 
 
 def count_lists(fake_api: FakeApi, kind: str) -> int:
@@ -63,6 +67,18 @@ def test_old_response_is_replaced(
     monkeypatch.setattr("torchyard.cluster.diagnose.time.monotonic", lambda: later)
     diagnose_all(monitors)
     assert (count_lists(fake_api, "nodes"), count_lists(fake_api, "events")) == (2, 2)
+
+
+def test_response_from_before_the_stall_does_not_count(
+    fake_api: FakeApi, monitors: list[ProgressMonitor], fake_server: Client, planned: Planned
+) -> None:
+    """A run that stalls after another run's query queries again: the nodes may have changed in between."""
+    diagnose_all(monitors)
+    fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "new"}, "status": {}})
+    late = ProgressMonitor(fake_server, planned(nodes=2, name="late"))
+    (diagnosis,) = diagnose_all([late])
+    assert "1 node: not Ready" in diagnosis.failure.sentence
+    assert count_lists(fake_api, "nodes") == 2
 
 
 def test_refused_query_is_shared_too(fake_api: FakeApi, monitors: list[ProgressMonitor]) -> None:
