@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.bench import cluster, hosts, logs, many_runs, pods, queued_runs, scale
+from tests.bench import cluster, hosts, logs, many_runs, pods, queued_runs, run_cost, scale
 from tests.bench.figures import show
 from tests.support.caller import forget_caller
 from torchyard.common.project_root import ROOT
@@ -68,6 +68,8 @@ def main() -> None:
     cluster.main(show)
     print("one job of many pods, through the whole line", flush=True)
     pods.main(show)
+    print("what a run costs, by the number of its pods", flush=True)
+    run_cost.main(show)
     print("many runs in one process", flush=True)
     many_runs.main(show)
     print("the logs of many pods", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import Jobs
-from torchyard.cluster.delete import list_kinds, list_labelled_objects
+from torchyard.cluster.listing import list_kinds, list_labelled_objects
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +61,8 @@ def test_running_job_needs_no_requests(jobs: Jobs, proxy: FaultProxy) -> None:
     """A running job costs no requests, because its objects and logs are streamed over open connections."""
     plan = jobs.start(proxy)
     with ClusterWatch(plan) as watch:
-        until(lambda: is_running(watch) and proxy.count_requests("previous=true") == 2)
+        until(lambda: is_running(watch) and all(Path(path).exists() for path in plan.nodes.values()))
+        assert proxy.count_requests("/log?") == 2
         request_count = len(proxy.request_lines)
         time.sleep(4)
         assert proxy.request_lines[request_count:] == []

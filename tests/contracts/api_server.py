@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchyard.cluster.checks.permissions import is_allowed, read_user_name
+from torchyard.cluster.checks.permissions import is_allowed, is_granted, read_rules, read_user_name
+from torchyard.cluster.listing import list_kinds
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 
@@ -109,6 +110,23 @@ class ApiContract:
         assert list_names(f"{LABEL}={name}") == [f"{name}-1", f"{name}-2"]
         assert list_names(f"{LABEL}={name},n") == [f"{name}-1"]
         assert list_names(f"{LABEL}={name},n!=1") == [f"{name}-2"]
+        assert list_names(f"{LABEL}={name},!n") == [f"{name}-2"]
+
+    def test_collection_is_deleted_by_a_selector(self, client: Client, name: str) -> None:
+        """One request deletes the objects that a selector matches, and no others."""
+        client.create(build_config_map(f"{name}-1", labels={LABEL: name, "n": "1"}))
+        client.create(build_config_map(f"{name}-2", labels={LABEL: name}))
+        client.delete_collection("v1", "ConfigMap", {"labelSelector": f"{LABEL}={name},!n"})
+        remaining = client.list("v1", "ConfigMap", {"labelSelector": f"{LABEL}={name}"})
+        assert [config_map["metadata"]["name"] for config_map in remaining] == [f"{name}-1"]
+
+    def test_aggregated_discovery_names_kinds(self, client: Client) -> None:
+        """All kinds come from one response for each root, in the preferred version of each group."""
+        kinds = list_kinds(client)
+        assert {LEASE, ("v1", "ConfigMap")} <= set(kinds)
+        for root in ("/api", "/apis"):
+            media_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+            assert client.get_quick(root, accept=media_type)["kind"] == "APIGroupDiscoveryList"
 
     def test_field_selector_filters_a_list(self, client: Client, name: str) -> None:
         """A field selector chooses the object of a name, also beside a label selector."""
@@ -178,6 +196,7 @@ class ApiContract:
         assert read_user_name(client) not in ("", "this user")
         assert is_allowed(client, "create", "leases.coordination.k8s.io")
         assert is_allowed(client, "get", "pods/log")
+        assert is_granted(read_rules(client), "create", "leases.coordination.k8s.io")
 
     def test_watch_delivers_changes_after_a_list(self, client: Client, name: str) -> None:
         """A watch from a list's version delivers each later change of the selected objects, in order."""

@@ -33,6 +33,7 @@ class ReceivedRequest(NamedTuple):
     path: str
     query: dict[str, str]
     body: Any
+    accept: str = ""
 
 
 class ObjectPath(NamedTuple):
@@ -73,6 +74,7 @@ class FakeApi:
         self.cuts = 0  # how often `cut` was called; a watch ends when this differs from its value at the request
         self.held_kinds: set[str] = set()  # watches do not deliver their changes
         self.kinds = {f"{kind.api_version}/{plural_kind(kind.name)}": kind for kind in list_kinds()}
+        self.stale_versions: set[str] = set()  # API versions whose server does not respond to discovery
         self._faults: list[Fault] = []
         self.denied = set[tuple[str, str]]()  # verbs and resources that reviews deny, such as ("get", "pods/log")
         bound_class = type("Bound", (handler_class or Handler,), {"server_of": self})
@@ -152,7 +154,7 @@ class FakeApi:
 
     def respond(self, request: ReceivedRequest) -> Object | bytes | Callable[[], Iterable[bytes]]:
         """The response to any request except a watch."""
-        response = self.discover(request.path)
+        response = self.aggregate(request) or self.discover(request.path)
         if response is None:
             response = self.review(request)
         if response is not None:
@@ -160,6 +162,8 @@ class FakeApi:
         path = self.parse_path(request.path)
         if not path.name and request.method == "GET":
             return self.list(path.kind, path.namespace, request.query)
+        if not path.name and request.method == "DELETE":
+            return self.delete_collection(path, request.query)
         key = ObjectKey(path.kind, path.namespace or "", path.name)
         if path.subresource == "log":
             return self.read_log(key, request.query)
@@ -202,6 +206,13 @@ class FakeApi:
         if api in BUILT_IN:
             items = [{key: obj[key] for key in obj if key not in ("apiVersion", "kind")} for obj in items]
         return {"kind": f"{self.kinds[kind].name}List", "apiVersion": api, "metadata": metadata, "items": items}
+
+    def delete_collection(self, path: ObjectPath, query: Mapping[str, str]) -> Object:
+        """Delete the objects that a query selects; the response lists them."""
+        selected = self.list(path.kind, path.namespace, query)
+        for obj in selected["items"]:
+            self.objects.delete(ObjectKey(path.kind, obj["metadata"]["namespace"], obj["metadata"]["name"]), {})
+        return selected
 
     def parse_path(self, path: str) -> ObjectPath:
         """The parts of a path; RefusedError (404) if it is not a path of a known kind."""
@@ -247,11 +258,38 @@ class FakeApi:
             ],
         }
 
+    def aggregate(self, request: ReceivedRequest) -> Object | None:
+        """The response to aggregated discovery; None for any other request."""
+        if request.path not in ("/api", "/apis") or "g=apidiscovery.k8s.io;v=v2;" not in request.accept:
+            return None
+        versions: dict[str, list[Object]] = {}
+        for kind in self.kinds.values():
+            resource = {
+                "resource": plural_kind(kind.name),
+                "responseKind": {"kind": kind.name},
+                "scope": "Namespaced" if kind.is_namespaced else "Cluster",
+                "verbs": ["create", "delete", "get", "list", "patch", "watch"],
+            }
+            versions.setdefault(kind.api_version, []).append(resource)
+        items = []
+        for api_version, resources in versions.items():
+            group, _, version = api_version.rpartition("/")
+            if bool(group) == (request.path == "/apis"):
+                freshness = "Stale" if api_version in self.stale_versions else "Current"
+                known = [] if freshness == "Stale" else resources
+                entry = {"version": version, "resources": known, "freshness": freshness}
+                items.append({"metadata": {"name": group} if group else {}, "versions": [entry]})
+        return {"kind": "APIGroupDiscoveryList", "items": items}
+
     def review(self, request: ReceivedRequest) -> Object | None:
         """The response to a review of the user: its name, or whether it may do something; None for any other path."""
         match request.path.rpartition("/")[2]:
             case "selfsubjectreviews":
                 return {"status": {"userInfo": {"username": "fake-user"}}}
+            case "selfsubjectrulesreviews":  # complete only if all is granted
+                everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+                rules = [] if self.denied else [everything]
+                return {"status": {"resourceRules": rules, "nonResourceRules": [], "incomplete": bool(self.denied)}}
             case "selfsubjectaccessreviews":
                 attributes = request.body["spec"]["resourceAttributes"]
                 resource = ".".join(filter(None, (attributes["resource"], attributes["group"])))
@@ -307,7 +345,8 @@ class Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None
-        request = ReceivedRequest(self.command, url.path, dict(parse_qsl(url.query)), body)
+        accept = self.headers.get("Accept") or ""
+        request = ReceivedRequest(self.command, url.path, dict(parse_qsl(url.query)), body, accept)
         # A test may act as soon as `received` has the request, and its act must not change this request's response.
         cuts = self.server_of.cuts
         fault_status = self.server_of.take_fault(self.command, self.path)

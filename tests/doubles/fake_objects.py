@@ -235,6 +235,8 @@ def split_selector(selector: str | None) -> list[str]:
 
 
 def matches_labels(labels: Mapping[str, str], rule: str) -> bool:
+    if re.fullmatch("![^=!]+", rule):
+        return rule[1:] not in labels
     match = SELECTOR.fullmatch(rule)
     if match is None:
         raise RefusedError(400, "BadRequest", f"unable to parse requirement: {rule}")

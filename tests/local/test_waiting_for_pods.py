@@ -1,6 +1,8 @@
 """Waiting for a job of pods on a fake API server: slow logs, outages, and threads that cannot start."""
 
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.log_follower import LogFollower
+from torchyard.common.event_loop import LoopThread
 from torchyard.steps import wait as wait_module
 
 
@@ -94,20 +96,21 @@ def test_thread_that_cannot_start_is_started_later(
 ) -> None:
     """If no thread can be started for a log, the job is watched nevertheless, and the log is read later."""
     job.fake_api.logs[job.get_pod_name("worker-0")] = b"".join(build_lines(3))
-    original_start = LogFollower.start
+    original_start = LoopThread.start_task
     seen_running = threading.Event()
 
-    def start_late(self: LogFollower) -> None:
+    def start_late(self: LoopThread, coroutine: Coroutine[Any, Any, None]) -> None:
         if not seen_running.is_set():
+            coroutine.close()
             raise RuntimeError("can't start new thread")
-        original_start(self)
+        original_start(self, coroutine)
 
     def note_running(_: list[str]) -> None:
         if "after" in caplog.text:  # the wait has logged that the job runs
             seen_running.set()
 
     caplog.set_level("INFO")
-    monkeypatch.setattr(LogFollower, "start", start_late)
+    monkeypatch.setattr(LoopThread, "start_task", start_late)
     run_later(3, job.end)
     outcome = job.wait(on_poll=note_running)
     assert (outcome.status.state, outcome.lost, len(job.read_log())) == ("succeeded", {}, 3)

@@ -1,12 +1,11 @@
 """Deletes a plan's objects from a cluster, waits until they are gone, and reports leftovers."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
 
 from torchyard.cluster.create import is_own_object
+from torchyard.cluster.listing import GroupVersionKind, list_labelled_objects
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
@@ -17,15 +16,9 @@ from torchyard.pods import lease_record
 from torchyard.pods.template import ROLE_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
-GroupVersionKind = tuple[str, str]  # batch/v1, Job
-_MAX_PARALLEL_REQUESTS = 8
 REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own grace period
 _REMOVAL_POLL_INTERVAL_S = 0.25
-_CONTROLLER_KINDS = (("v1", "Service"), ("v1", "ConfigMap"))  # what controllers create beside the pods
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
-# The cluster's own records about objects, and not objects of the run: they disappear by themselves.
-_SKIPPED_RESOURCES = frozenset({"events", "endpoints", "endpointslices"})
-_DISCOVERED_KINDS: dict[Client, tuple[GroupVersionKind, ...]] = {}
 
 
 def delete_object(plan: ManifestPlan, obj: KubeObject) -> None:
@@ -46,17 +39,19 @@ def read_grace_period(plan: ManifestPlan) -> float:
 def delete_all_objects(plan: ManifestPlan) -> list[str]:
     """Delete the job and, once its pods are gone, its store and files; return a description of each leftover.
 
-    A leftover is an object with the run's labels, or a kind that the run has created or watched and that may not be
-    listed. Raises ClusterError if a request is refused for any other reason.
+    A leftover is an object with the run's labels of a kind that the run or the job's controllers create, or a kind that
+    the run has created or watched and that may not be listed. Raises ClusterError if a request is refused for any other
+    reason.
     """
     client = get_cluster_client(plan.cluster)
     delete_object(plan, plan.main)
     _await_removal(plan, _is_part_of_job)
     for obj in plan.dependencies:
         delete_object(plan, obj)
-    _await_removal(plan)
+    if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
+        _await_removal(plan)
     created_kinds = _list_created_kinds(plan)
-    listing = list_labelled_objects(client, dict.fromkeys((*created_kinds, *list_kinds(client))), plan.labels)
+    listing = list_labelled_objects(client, dict.fromkeys((*created_kinds, *_list_made_kinds(plan))), plan.labels)
     leftovers = [describe_leftover(obj) for obj in listing.objects]
     for kind in created_kinds:
         if kind in listing.refusals:
@@ -81,6 +76,11 @@ def _list_watched_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
     return [(watched.api, watched.kind) for watched in plan.watch if watched.owner_label is None]
 
 
+def _list_made_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
+    """The kinds of the objects that controllers make for the job, besides those that are watched."""
+    return [(made.api, made.kind) for made in plan.made]
+
+
 def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
     _, kind_name = kind
     location = f"{kind_name} in {client.namespace}"
@@ -96,12 +96,11 @@ def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] 
     are force-deleted if the plan allows it, and other objects are left for the caller to report.
     """
     client = get_cluster_client(plan.cluster)
-    kinds = dict.fromkeys(_list_watched_kinds(plan))
-    kinds |= dict.fromkeys(_CONTROLLER_KINDS)
+    kinds = dict.fromkeys((*_list_watched_kinds(plan), *_list_made_kinds(plan)))
     deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
     delay_s = _REMOVAL_POLL_INTERVAL_S
     while True:
-        objects = _list_visible_objects(client, kinds, plan.labels)
+        objects = list_labelled_objects(client, kinds, plan.labels).objects
         terminating = [obj for obj in objects if _is_terminating(obj) and (is_awaited is None or is_awaited(obj))]
         if not terminating:
             return
@@ -109,8 +108,39 @@ def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] 
             if plan.force_delete:
                 force_delete_pods(client, terminating)
             return
+        delete_owned_pods(client, plan.labels, objects)
+        kinds = dict.fromkeys((obj["apiVersion"], obj["kind"]) for obj in objects)
         time.sleep(delay_s)
         delay_s = min(delay_s * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
+
+
+def delete_owned_pods(client: Client, labels: Mapping[str, str], objects: Sequence[KubeObject]) -> None:
+    """Delete the pods of owners that are being deleted, by one request: the garbage collector sends one for each.
+
+    `objects`: the objects with `labels` as they are now, with their kinds. Nothing is sent if a pod of the job (a
+    store's has a role) has another owner: it is not known to be the run's, or a controller would replace it. A refusal
+    is ignored, because the garbage collector deletes the same pods.
+    """
+    deleted_uids = set()
+    for obj in objects:
+        if obj["metadata"].get("deletionTimestamp"):
+            deleted_uids.add(obj["metadata"]["uid"])
+    has_pods = False
+    for obj in objects:
+        is_job_pod = obj["kind"] == "Pod" and ROLE_LABEL not in (obj["metadata"].get("labels") or {})
+        if is_job_pod and not obj["metadata"].get("deletionTimestamp"):
+            owner_uids = {owner.get("uid") for owner in pod_facts.get_mappings(obj, "metadata", "ownerReferences")}
+            if not owner_uids & deleted_uids:
+                return
+            has_pods = True
+    if not has_pods:
+        return
+    selectors = [f"{key}={value}" for key, value in labels.items()]
+    try:
+        client.delete_collection("v1", "Pod", {"labelSelector": ",".join([*selectors, f"!{ROLE_LABEL}"])})
+    except ClusterError as error:
+        if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
+            raise
 
 
 def force_delete_pods(client: Client, objects: Iterable[KubeObject]) -> None:
@@ -163,97 +193,3 @@ def describe_leftover(obj: KubeObject) -> str:
         remedy = "kubectl delete pod --force once the node is known to be dead"
         return f"{name}: node {node} does not confirm that the pod has ended; {remedy}"
     return name
-
-
-# --- listing
-
-
-class ListedObjects(NamedTuple):
-    """The objects that a list returned, and the API server's message for each kind that it refused to list."""
-
-    objects: list[KubeObject]
-    refusals: dict[GroupVersionKind, str]
-
-
-def list_labelled_objects(
-    client: Client, kinds: Iterable[GroupVersionKind], labels: Mapping[str, str], *, everywhere: bool = False
-) -> ListedObjects:
-    """List the objects of some kinds that have `labels`; an empty value matches any.
-
-    `everywhere`: in all namespaces, not only in the client's. A refusal with 403 or 405 is returned in `refusals`;
-    ClusterError is raised for any other.
-    """
-    selector = ",".join(f"{key}={value}" if value else key for key, value in labels.items())
-    params = {"labelSelector": selector}
-
-    def list_kind(kind: GroupVersionKind) -> list[KubeObject] | ClusterError:
-        try:
-            return client.list(*kind, params, everywhere=everywhere)
-        except ClusterError as error:
-            if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
-                raise
-            return error
-
-    requested_kinds = list(kinds)
-    listing = ListedObjects([], {})
-    with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
-        for kind, response in zip(requested_kinds, pool.map(list_kind, requested_kinds), strict=True):
-            if isinstance(response, ClusterError):
-                listing.refusals[kind] = response.message
-            else:
-                listing.objects.extend(response)
-    return listing
-
-
-def _list_visible_objects(
-    client: Client, kinds: Iterable[GroupVersionKind], labels: Mapping[str, str]
-) -> list[KubeObject]:
-    """The objects that this user may list."""
-    return list_labelled_objects(client, kinds, labels).objects
-
-
-def list_kinds(client: Client) -> tuple[GroupVersionKind, ...]:
-    """Every namespaced kind that can be listed, in its preferred version.
-
-    Queried once per process, and again the next time if a part of the API did not respond.
-    """
-    cached = _DISCOVERED_KINDS.get(client)
-    if cached:
-        return cached
-    kinds, is_complete = _discover_kinds(client)
-    if is_complete:
-        _DISCOVERED_KINDS[client] = kinds
-    return kinds
-
-
-def _discover_kinds(client: Client) -> tuple[tuple[GroupVersionKind, ...], bool]:
-    """The kinds that the API server reports, and whether the list is complete."""
-    groups = client.request("GET", "/apis")["groups"]
-    versions = ["v1"]
-    versions += [group["preferredVersion"]["groupVersion"] for group in groups]
-
-    def read_kinds(version: str) -> list[GroupVersionKind] | None:
-        """The kinds of one API version; None if an aggregated API does not respond."""
-        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        try:
-            resources: list[dict[str, Any]] = client.get_quick(path)["resources"]
-        except ClusterError:
-            return None
-        return [(version, resource["kind"]) for resource in resources if _is_listable(resource)]
-
-    kinds: list[GroupVersionKind] = []
-    is_complete = True
-    with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
-        for version_kinds in pool.map(read_kinds, versions):
-            if version_kinds is None:
-                is_complete = False
-            else:
-                kinds += version_kinds
-    return tuple(kinds), is_complete
-
-
-def _is_listable(resource: dict[str, Any]) -> bool:
-    """Whether a resource of the API discovery is namespaced, can be listed, and may belong to a run."""
-    is_subresource = "/" in resource["name"]
-    can_be_listed = resource["namespaced"] and "list" in resource["verbs"] and not is_subresource
-    return can_be_listed and resource["name"] not in _SKIPPED_RESOURCES

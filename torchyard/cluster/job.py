@@ -1,16 +1,19 @@
 """Carries out a plan of objects in a Kubernetes cluster."""
 
 import time
+from pathlib import Path
 
 from torchyard.cluster import create, delete
 from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.log_follower import get_log_reader
 from torchyard.cluster.stop import stop_and_read
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis.pod_facts import parse_timestamp
 from torchyard.host.facts import probe_folder
 from torchyard.interfaces import PollCallback
+from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, Plan
@@ -76,4 +79,6 @@ class ClusterJob:
             return {node: f"possibly the last lines: {error}" for node in self._plan.nodes}
 
     def remove(self) -> list[str]:
-        return delete.delete_all_objects(self._plan)
+        leftovers = delete.delete_all_objects(self._plan)
+        get_log_reader(get_cluster_client(self._plan.cluster)).stop(Path(self._plan.folder))
+        return leftovers

@@ -25,7 +25,7 @@ from torchyard.common.private_files import make_private_folder, write_private_te
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import ArrivalTimer
 from torchyard.diagnosis.no_progress import Diagnosis
-from torchyard.kube.client import get_cluster_client
+from torchyard.kube.client import KubeObject, get_cluster_client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
@@ -117,7 +117,10 @@ class ClusterWatch:
         Raises RunInUseError if another process has taken the run over.
         """
         get_renewer().check(self._plan)
-        self._outage.report(self._find_error())
+        error = self._find_error()
+        self._outage.report(error)
+        if error:
+            self._logs.record_outage()
         with self._local_errors.tolerate("follow every log"):
             self._logs.resume()
         return self._apply_changes(timeout_s=timeout_s)
@@ -169,6 +172,15 @@ class ClusterWatch:
         recorded = dict(first_pod)
         recorded[pod_facts.REMOVALS_KEY] = len(removed_uids)
         self.states[f"Removed/{node}"] = recorded
+
+    def list_objects(self) -> list[KubeObject]:
+        """The objects that exist, with their kinds."""
+        objects: list[KubeObject] = []
+        for name, obj in self.states.items():
+            kind = name.partition("/")[0]
+            if kind != "Removed":
+                objects.append({"kind": kind} | dict(obj))
+        return objects
 
     def has_pods(self) -> bool:
         """Whether a pod of the job exists; the store's does not count."""

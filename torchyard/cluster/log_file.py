@@ -227,7 +227,7 @@ class LogWriter:
 
     def _switch_second(self, line: bytes) -> None:
         """Switch to the hashes of a line's second; drop those of seconds that will not be requested again."""
-        second = _parse_second(line)
+        second = parse_second(line)
         self._current_prefix = line[:19]
         self._newest_second = max(self._newest_second, second or 0)
         first_kept = self._newest_second - _OVERLAP_S
@@ -237,7 +237,7 @@ class LogWriter:
         self._recent = recent
 
 
-def _parse_second(line: bytes) -> int | None:
+def parse_second(line: bytes) -> int | None:
     """The second of a line's time stamp, which may be in the node's time zone; None if the line has none."""
     try:
         return int(datetime.fromisoformat(line[:64].partition(b" ")[0].decode()).timestamp())
@@ -288,8 +288,8 @@ def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
 
 def _is_beyond_overlap(first_line: bytes, last_line: bytes) -> bool:
     """Whether more time lies between two lines than will be requested again; False if one has no time stamp."""
-    first_second = _parse_second(first_line)
-    last_second = _parse_second(last_line)
+    first_second = parse_second(first_line)
+    last_second = parse_second(last_line)
     return first_second is not None and last_second is not None and first_second < last_second - _OVERLAP_S
 
 

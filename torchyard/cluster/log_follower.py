@@ -1,32 +1,42 @@
-"""Copies one pod's log to a file, from its first line, with time stamps as in the logs of plain machines."""
+"""Copies pods' logs to files, from their first lines, with time stamps as in the logs of plain machines."""
 
+import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
 from http import HTTPStatus
-from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torchyard.cluster.log_file import GapError, LineSplitter, LogWriter, Overlap
+from torchyard.cluster.log_file import GapError, LineSplitter, LogWriter, Overlap, parse_second
+from torchyard.common.event_loop import LoopThread
 from torchyard.kube.client import Client
+from torchyard.kube.pacing import RetryPacer
 from torchyard.kube.retry import TransientError
+from torchyard.kube.streams import StreamClient
 from torchyard.model.errors import ClusterError
 
 STREAM_IDLE_TIMEOUT_S = 600.0  # a stream without a line for so long is reopened: its connection may have died silently
 _READ_IDLE_TIMEOUT_S = 30.0  # the same for a response that has an end
 _END_GRACE_S = 0.1  # seconds that the stream of an ended container may stay open
 _OPEN_TIMEOUT_S = 30.0  # seconds that an API server may take to start a response; an empty log has none
-_REFUSAL_TIMEOUT_S = 15.0  # seconds for which an ended container's log is requested in spite of refusals
+_REFUSAL_TIMEOUT_S = 30.0  # seconds for which a log is requested in spite of refusals: kubelets restart
+_END_PATIENCE_S = 10.0  # of these, at least so many after the container's end, or after others were refused no more
 FIRST_RETRY_DELAY_S = 0.25  # before the second try of a stream; doubled for each further one
 MAX_RETRY_DELAY_S = 5.0  # between two tries, at most
 _PREDECESSOR_TIMEOUT_S = 20.0  # seconds that the log of a recreated pod waits for the end of its predecessor's
+_MAX_PARALLEL_READS = 16  # reads of ended containers' logs that wait for their first line
+_SLOT_TIMEOUT_S = 2.0  # after so long a read without a response makes room for another: its kubelet may be dead
+_START_PRECISION_S = 1  # the API states a container's start in whole seconds
 _UNREAD_END = "possibly the last lines"
 ROTATED_LOSS = "possibly some lines: the log was rotated or restarted while its stream was broken"
 RESTARTED_LOSS = "possibly some lines before restart {}: a kubelet keeps the log of one earlier container"
 # A kubelet's message in place of a log that it removed; the status of the response is 200.
 _REMOVED_LOG_PREFIX = b"unable to retrieve container logs for "
+_LOOP = LoopThread("logs")
 
 
 class LogSource(NamedTuple):
@@ -37,17 +47,74 @@ class LogSource(NamedTuple):
     container: str
 
 
-class LogFollower(threading.Thread):
+class LogReader:
+    """Read the logs of all pods of one API server: the owner of their followers, and of what these share.
+
+    Threads. All followers are coroutines of one thread (`_LOOP`), so a job of 500 pods needs as many threads as one of
+    two. `follow` and `stop` may be called by any thread.
+
+    Requests. A log is requested once its container has started: one stream until the container ends, and one read of
+    what the stream may lack. An open stream has a connection of its own; the reads share `_MAX_PARALLEL_READS`
+    connections. `pacer` limits the tries after refusals, for all logs together.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.host = client.host
+        self._streams = StreamClient(client.credentials)
+        self._pods_path = client.path("v1", "Pod")
+        self.pacer = RetryPacer()
+        self._read_slots = asyncio.Semaphore(_MAX_PARALLEL_READS)
+        self._followers: dict[tuple[LogSource, Path], LogFollower] = {}
+        self._lock = threading.Lock()  # guards `_followers`
+
+    def follow(self, source: LogSource, path: Path, predecessor: "LogFollower | None" = None) -> "LogFollower":
+        """The follower of a container's log: the one that an earlier watch of this process started, or a new one.
+
+        `predecessor`: the follower that writes an earlier pod's log into the same file; its end is awaited.
+        """
+        key = (source, path)
+        with self._lock:
+            self._followers = {
+                other_key: other for other_key, other in self._followers.items() if not other.complete.is_set()
+            }
+            follower = self._followers.get(key)
+            if follower is None:
+                follower = LogFollower(self, source, path, predecessor)
+                self._followers[key] = follower
+            return follower
+
+    def stop(self, folder: Path | None = None) -> None:
+        """Stop the followers whose files are in a folder, all by default: nothing more of these logs is wanted."""
+        with self._lock:
+            followers = list(self._followers.values())
+        for follower in followers:
+            if folder is None or folder in follower.path.parents:
+                follower.stop()
+
+    def stream_chunks(
+        self, source: LogSource, query: Mapping[str, str], idle_timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """A container's log, in chunks as they arrive; errors as those of `StreamClient.stream_chunks`."""
+        query = {"container": source.container, "timestamps": "true", **query}
+        return self._streams.stream_chunks(f"{self._pods_path}/{source.pod}/log", query, idle_timeout_s)
+
+    async def acquire_slot(self) -> "ReadSlot":
+        """Wait until fewer than `_MAX_PARALLEL_READS` reads hold a slot."""
+        await self._read_slots.acquire()
+        return ReadSlot(self._read_slots)
+
+
+class LogFollower:
     """Copy one container's log to a file, from its first line to its end, across container restarts.
 
     The file gets each line once, in order; a later process continues where the file ends. What is permanently missing
     is in `lost`, as text for the report.
 
-    Threads. `run` follows the live stream (this thread). Once the container has ended permanently, a timer thread
-    calls `_finish`, because not every server ends the stream. Both call `_read`; `_read_lock` guards the writer and the
-    attributes after it, and only the newest read (`_read_id`) may append lines. `update_pod` and the properties are
-    called by the polling thread, which never waits for a read. All threads are daemons. They end once `complete` is
-    set; one that waits for its stream ends at the next line, or when the stream is closed.
+    Coroutines. `_run` follows the live stream. Once the container has ended permanently, `_finish` reads the rest,
+    because not every server ends the stream. Both call `_read`; `_read_lock` guards the writer and the attributes after
+    it, and only the newest read (`_read_id`) may append lines. They run on the reader's thread, and end once `complete`
+    is set; one that waits for its stream ends at the next line, when the stream is closed, or at `stop`. `update_pod`,
+    `resume` and the properties are called by the polling thread, which never waits for a read.
 
     Resuming. The API serves a log from a whole second on (`sinceTime`), so each read requests the last seconds again
     and `Overlap` drops the lines that the file already has. If the file's newest line does not come again, lines may be
@@ -55,23 +122,23 @@ class LogFollower(threading.Thread):
 
     Errors. Only `update_pod` and `resume` raise: RuntimeError if no thread can be started. A broken connection is
     reopened after a growing pause. A refusal with 403 or 404 ends the log: what was not delivered is recorded as
-    missing. Other refusals are retried; `is_finished` stops waiting for them after `_REFUSAL_TIMEOUT_S`.
+    missing. Other refusals are retried; `is_finished` reports when they are not waited for any more.
     """
 
-    def __init__(self, client: Client, source: LogSource, path: Path, predecessor: "LogFollower | None" = None) -> None:
-        """`predecessor`: the follower that writes an earlier pod's log into the same file; its end is awaited."""
-        super().__init__(daemon=True, name=f"log-{source.pod}")
-        self.node = path.parent.name
+    def __init__(self, reader: LogReader, source: LogSource, path: Path, predecessor: "LogFollower | None") -> None:
         self.path = path
         self.source = source
         self.received_bytes = 0
         self.complete = threading.Event()  # nothing more will be written
         self.has_terminated = False  # the container has ended and will not restart
-        self._client = client
-        self._log_path = f"{client.path('v1', 'Pod', source.pod)}/log"
+        self._reader = reader
         self._predecessor = predecessor
-        self._pod_changed = threading.Event()  # wakes `run` from its pause
-        self._unstarted_threads: list[threading.Thread] = [self]
+        self._tasks: list[asyncio.Task[Any] | None] = []  # what `stop` cancels; used on the loop alone
+        self._has_started = False  # `_run`
+        self._has_scheduled_end = False  # `_finish`
+        self._pod_changed = asyncio.Event()  # wakes `_run` from its pause
+        self._stream_ended = asyncio.Event()  # wakes `_finish` from its pause
+        self._completed = asyncio.Event()  # wakes the successor
 
         # The current stream, as `is_current` sees it. Times are monotonic seconds; inf: none.
         self._is_following = False
@@ -79,19 +146,26 @@ class LogFollower(threading.Thread):
         self._stream_opened_at = math.inf
         self._refused_since = math.inf
         self._retry_delay_s = FIRST_RETRY_DELAY_S
+        self._terminated_at = -math.inf  # when `has_terminated` became true
 
-        # The container's restarts, as the API server reports them and as this file contains them.
+        # The container's state, as the API server reports it and as this file contains it.
+        self._started_at = 0.0  # seconds since the epoch, by the node's clock; 0: unknown
         self._restart_count = 0
         self._has_ended = False
         self._bridged_restart = 0  # up to this restart the file continues the previous container's log
         self._has_gap = False
 
-        self._finish_lock = threading.Lock()  # one `_finish` at a time
-        self._read_lock = threading.Lock()  # guards what follows
+        self._finish_lock = asyncio.Lock()  # one `_finish` at a time
+        self._read_lock = asyncio.Lock()  # guards what follows
         self._read_id = 0
         self._writer: LogWriter | None = None
         self._complete_read: tuple[int, int] | None = None  # restart count and lines taken, if read to its end
         self._missing = "all of it: it was not read"
+
+    @property
+    def node(self) -> str:
+        """The name of the pod's node in the plan."""
+        return self.path.parent.name
 
     @property
     def unwritten(self) -> str:
@@ -114,76 +188,120 @@ class LogFollower(threading.Thread):
         counts_as_open = time.monotonic() - self._stream_opened_at > _OPEN_TIMEOUT_S
         return self.has_terminated or self.complete.is_set() or self._has_received_data or counts_as_open
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether there is nothing left to wait for: the log is complete, or was refused for `_REFUSAL_TIMEOUT_S`."""
-        return self.complete.is_set() or time.monotonic() - self._refused_since > _REFUSAL_TIMEOUT_S
+    def is_finished(self, *, outage_ended_at: float) -> bool:
+        """Whether there is nothing to wait for: the log is complete, or its requests have been refused for long enough.
 
-    def update_pod(self, *, has_terminated: bool, restart_count: int = 0, has_ended: bool = False) -> None:
-        """Report the container's state, and start the threads that it requires.
+        `outage_ended_at`: when the API server was away last, in monotonic seconds: refusals before that do not count.
+        """
+        if self.complete.is_set():
+            return True
+        now = time.monotonic()
+        last_chance_at = max(self._terminated_at, outage_ended_at, self._reader.pacer.recovered_at)
+        return now - self._refused_since > _REFUSAL_TIMEOUT_S and now - last_chance_at > _END_PATIENCE_S
+
+    def update_pod(
+        self, *, has_terminated: bool, restart_count: int = 0, has_ended: bool = False, started_at: float = 0.0
+    ) -> None:
+        """Report the container's state, and start the coroutines that it requires.
 
         has_terminated: the container has ended and will not restart.
         has_ended: it has ended, and may restart.
+        started_at: its last start, in seconds since the epoch by its node's clock; 0 if unknown.
 
         Raises RuntimeError if this process can have no more threads now: `resume` starts them later.
         """
-        is_first_report = has_terminated and not self.has_terminated
+        if has_terminated and not self.has_terminated:
+            self._terminated_at = time.monotonic()
         self._restart_count = max(self._restart_count, restart_count)
+        self._started_at = started_at
         self._has_ended = has_ended or has_terminated
         self.has_terminated = has_terminated or self.has_terminated
-        self._pod_changed.set()
-        if is_first_report:
-            self._refused_since = math.inf
-            timer = threading.Timer(_END_GRACE_S, self._finish)
-            timer.daemon = True
-            self._unstarted_threads.append(timer)
         self.resume()
+        _LOOP.call(self._react)
 
     def resume(self) -> None:
-        """Start the threads not started yet. Raises RuntimeError if this process can have no more threads now."""
-        while self._unstarted_threads:
-            self._unstarted_threads[0].start()
-            self._unstarted_threads.pop(0)
+        """Start to follow, if not started yet. Raises RuntimeError if this process can have no more threads now."""
+        if not self._has_started:
+            _LOOP.start_task(self._run())
+            self._has_started = True
 
-    def run(self) -> None:
+    def stop(self) -> None:
+        """Read nothing more; the log is then complete as it is. Returns before the coroutines have ended."""
+        if self._has_started:
+            _LOOP.call(self._cancel)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            if task:
+                task.cancel()
+        self._set_complete()
+
+    def _react(self) -> None:
+        """React to a new state of the container. Called on the loop."""
+        self._pod_changed.set()
+        if self.has_terminated and not self._has_scheduled_end:
+            self._has_scheduled_end = True
+            _LOOP.start_task(self._finish(delay_s=_END_GRACE_S))
+
+    async def _run(self) -> None:
         """Follow the log. The end of a stream is not the container's end: a restarting kubelet ends it too."""
+        self._tasks.append(asyncio.current_task())
+        is_retry = False
         while not (self.has_terminated or self.complete.is_set()):
             self._pod_changed.clear()
             self._is_following = True
-            delay_s = MAX_RETRY_DELAY_S if self._try_read(follow=True) else self._retry_delay_s
+            has_reached_end = await self._try_read(follow=True, is_retry=is_retry)
             self._is_following = False
+            self._stream_ended.set()
+            is_retry = not has_reached_end
             if not self.has_terminated:
-                self._pod_changed.wait(delay_s)
-        self._finish()
+                await _wait_for(self._pod_changed, MAX_RETRY_DELAY_S if has_reached_end else self._retry_delay_s)
+        await self._finish()
 
-    def _finish(self) -> None:
+    async def _finish(self, *, delay_s: float = 0.0) -> None:
         """Read the rest of an ended container's log in one request: not every server ends the stream."""
-        with self._finish_lock:
+        self._tasks.append(asyncio.current_task())
+        await asyncio.sleep(delay_s)
+        async with self._finish_lock:
+            is_retry = False
             while not self.complete.is_set():
-                if self._try_read(follow=False):
-                    self.complete.set()
+                self._stream_ended.clear()
+                if await self._try_read(follow=False, is_retry=is_retry):
+                    self._set_complete()
                 else:
-                    self.complete.wait(self._retry_delay_s)
+                    is_retry = True
+                    await _wait_for(self._stream_ended, self._retry_delay_s)
 
-    def _try_read(self, *, follow: bool) -> bool:
+    def _set_complete(self) -> None:
+        self.complete.set()
+        self._completed.set()
+
+    async def _try_read(self, *, follow: bool, is_retry: bool) -> bool:
         """Read on; return whether the end was reached. Lines that a broken connection lost are requested again."""
+        pacer = self._reader.pacer
+        if is_retry and not await pacer.wait(lambda: not (self.complete.is_set() or (follow and self.has_terminated))):
+            return False
         self._stream_opened_at = time.monotonic()
         try:
-            has_reached_end = self._read(follow=follow)
-        except (TransientError, OSError, RuntimeError, MemoryError) as error:
-            self._missing = f"{_UNREAD_END}: {error}"
+            has_reached_end = await self._read(follow=follow)
         except GapError:
             self._has_gap = True
             return False
         except ClusterError as error:
             self._record_refusal(error, follow=follow)
+        except Exception as error:  # a fault of this process or of the connection must not end the log
+            self._missing = f"{_UNREAD_END}: {error}"
+            if isinstance(error, TransientError) and error.status:  # as when the API server cannot reach the kubelet
+                self._refused_since = min(self._refused_since, time.monotonic())
         else:
             self._missing = ""
             self._retry_delay_s = FIRST_RETRY_DELAY_S
+            pacer.record_success(is_retry=is_retry)
             return has_reached_end
         finally:
             self._stream_opened_at = math.inf
             self._has_received_data = False
+        pacer.record_refusal()
         self._retry_delay_s = min(2 * self._retry_delay_s, MAX_RETRY_DELAY_S)
         return False
 
@@ -198,36 +316,37 @@ class LogFollower(threading.Thread):
         elif follow or not self._is_following:  # an open stream may still deliver lines of a pod that is gone
             if self._missing:
                 self._missing = f"{self._missing.partition(':')[0]}: {error.message}"
-            self.complete.set()
+            self._set_complete()
 
-    def _read(self, *, follow: bool) -> bool:
+    async def _read(self, *, follow: bool) -> bool:
         """Append lines until the stream ends or a later read has started; return whether this one is still the newest.
 
         Raises GapError if lines before the new ones may be missing; the next read then bridges the gap.
         """
-        with self._read_lock:
-            self._writer = self._writer or self._open_writer()
+        async with self._read_lock:
+            self._writer = self._writer or await self._open_writer()
             writer = self._writer
             restart_at_end = self._restart_count if self._has_ended else None
             is_bridging = self._has_gap or self._restart_count > self._bridged_restart
-            overlap = writer.resume_point(is_new_container=is_bridging and self._bridge(writer))
+            overlap = writer.resume_point(is_new_container=is_bridging and await self._bridge(writer))
             if is_bridging:
                 overlap.loss = _describe_loss(self._restart_count)
             stream = self._stream(overlap, follow=follow)
             # A refusal is raised here, before this read becomes the newest one: the stream being followed continues.
-            first_batch = [] if follow else list(islice(stream, 1))
+            first_lines = [] if follow else await anext(stream, [])
             self._read_id += 1
             own_read_id = self._read_id
-        for lines in chain(first_batch, stream):
-            with self._read_lock:
-                if self._read_id != own_read_id:
-                    return False
-                self._retry_delay_s = FIRST_RETRY_DELAY_S
-                self._missing = f"{_UNREAD_END}: it was still being read"
-                # The API server may not report a restart yet: without this, the lines before it would be skipped.
-                if not (is_bridging or overlap.since or writer.line_count):
-                    self._copy_previous(writer, writer.resume_point(), stop_line=lines[0])
-                writer.append(lines, overlap)
+        async with aclosing(stream):
+            async for lines in _prepend(first_lines, stream):
+                async with self._read_lock:
+                    if self._read_id != own_read_id:
+                        return False
+                    self._retry_delay_s = FIRST_RETRY_DELAY_S
+                    self._missing = f"{_UNREAD_END}: it was still being read"
+                    if not (is_bridging or overlap.since or writer.line_count or self._is_own_line(lines[0])):
+                        # The API server may not report a restart yet: the lines before it would be skipped.
+                        await self._copy_previous(writer, writer.resume_point(), stop_line=lines[0])
+                    writer.append(lines, overlap)
         if not follow:
             writer.close_log(overlap)
         self._complete_read = None
@@ -235,12 +354,20 @@ class LogFollower(threading.Thread):
             self._complete_read = (restart_at_end, writer.line_count)
         return self._read_id == own_read_id
 
-    def _open_writer(self) -> LogWriter:
+    async def _open_writer(self) -> LogWriter:
         if self._predecessor:
-            self._predecessor.complete.wait(_PREDECESSOR_TIMEOUT_S)
+            await _wait_for(self._predecessor._completed, _PREDECESSOR_TIMEOUT_S)
         return LogWriter(self.path, self.node, continues_file=not self._predecessor)
 
-    def _bridge(self, writer: LogWriter) -> bool:
+    def _is_own_line(self, line: bytes) -> bool:
+        """Whether a line is of the container that the API server reports, because it was printed when that started.
+
+        A successor starts after its predecessor has run and ended, so its lines are later.
+        """
+        second = parse_second(line)
+        return second is not None and 0 <= second - self._started_at <= _START_PRECISION_S
+
+    async def _bridge(self, writer: LogWriter) -> bool:
         """Read the rest of the previous container's log, if it is kept; return whether the file reaches its end."""
         restart = self._restart_count
         overlap = writer.resume_point()
@@ -250,49 +377,88 @@ class LogFollower(threading.Thread):
             self._has_gap = False
             self._bridged_restart = restart
             return True
-        is_copied = self._copy_previous(writer, overlap)
+        is_copied = await self._copy_previous(writer, overlap)
         if not overlap.since and restart > is_copied:
             writer.record_gap(_describe_loss(restart - is_copied))
         self._has_gap = False
         self._bridged_restart = restart
         return overlap.awaited_line is None
 
-    def _copy_previous(self, writer: LogWriter, overlap: Overlap, stop_line: bytes = b"") -> bool:
+    async def _copy_previous(self, writer: LogWriter, overlap: Overlap, stop_line: bytes = b"") -> bool:
         """Copy the previous container's log, unless it starts with `stop_line`; False if it is not kept any more."""
         try:
-            for lines in self._stream(overlap, previous=True):
-                if lines[0] == stop_line:  # the container of the current stream, which has ended in the meantime
-                    break
-                writer.append(lines, overlap)
+            async with aclosing(self._stream(overlap, previous=True)) as stream:
+                async for lines in stream:
+                    if lines[0] == stop_line:  # the container of the current stream, which has ended in the meantime
+                        break
+                    writer.append(lines, overlap)
         except ClusterError as error:
             if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND):
                 raise
             return False
         return True
 
-    def _stream(self, overlap: Overlap, *, follow: bool = False, previous: bool = False) -> Iterator[list[bytes]]:
+    async def _stream(
+        self, overlap: Overlap, *, follow: bool = False, previous: bool = False
+    ) -> AsyncGenerator[list[bytes], None]:
         """Complete lines as they arrive; at the end of a log the unfinished rest counts as a line too."""
-        params = {"container": self.source.container, "timestamps": "true"}
+        query = {}
         if follow:
-            params["follow"] = "true"
+            query["follow"] = "true"
         elif previous:
-            params["previous"] = "true"
+            query["previous"] = "true"
         if overlap.since:
-            params["sinceTime"] = overlap.since
+            query["sinceTime"] = overlap.since
         idle_timeout_s = STREAM_IDLE_TIMEOUT_S if follow else _READ_IDLE_TIMEOUT_S
         splitter = LineSplitter()
-        for chunk in self._client.stream_chunks(self._log_path, params, idle_timeout_s):
-            self.received_bytes += len(chunk)
-            self._has_received_data = True
-            self._refused_since = math.inf
-            complete_lines = splitter.split(chunk)
-            if complete_lines:
-                yield complete_lines
+        reader = self._reader
+        slot = None if follow else await reader.acquire_slot()
+        try:
+            async with aclosing(reader.stream_chunks(self.source, query, idle_timeout_s)) as chunks:
+                async for chunk in chunks:
+                    self.received_bytes += len(chunk)
+                    self._has_received_data = True
+                    self._refused_since = math.inf
+                    complete_lines = splitter.split(chunk)
+                    if complete_lines:
+                        yield complete_lines
+        finally:
+            if slot:
+                slot.release()
         rest = splitter.rest
         if rest.startswith(_REMOVED_LOG_PREFIX):
-            raise ClusterError(self._client.host, "read a log", rest.decode(errors="replace"), HTTPStatus.BAD_REQUEST)
+            raise ClusterError(reader.host, "read a log", rest.decode(errors="replace"), HTTPStatus.BAD_REQUEST)
         if rest and not follow:  # in a followed stream it is half a line
             yield [rest]
+
+
+class ReadSlot:
+    """One of the reads that may wait for a kubelet at a time. It is released once, after `_SLOT_TIMEOUT_S` at most."""
+
+    def __init__(self, semaphore: asyncio.Semaphore) -> None:
+        """`semaphore`: acquired. Created on the loop."""
+        self._semaphore = semaphore
+        self._is_held = True
+        self._timer = asyncio.get_running_loop().call_later(_SLOT_TIMEOUT_S, self.release)
+
+    def release(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._timer.cancel()
+            self._semaphore.release()
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until the event is set, at most `timeout_s` seconds."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+
+
+async def _prepend(first_lines: list[bytes], stream: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+    if first_lines:
+        yield first_lines
+    async for lines in stream:
+        yield lines
 
 
 def _describe_loss(restart: int) -> str:
@@ -300,13 +466,19 @@ def _describe_loss(restart: int) -> str:
     return RESTARTED_LOSS.format(restart) if restart > 0 else ROTATED_LOSS
 
 
-def follow_pod_log(
-    client: Client, source: LogSource, path: Path, predecessor: LogFollower | None = None
-) -> LogFollower:
-    """The follower of a container's log: the one that an earlier watch of this process started, or a new one."""
-    for thread in threading.enumerate():
-        if not isinstance(thread, LogFollower) or thread.complete.is_set():
-            continue
-        if (thread.source, thread.path) == (source, path):
-            return thread
-    return LogFollower(client, source, path, predecessor)
+_READERS: weakref.WeakKeyDictionary[Client, LogReader] = weakref.WeakKeyDictionary()
+_READERS_LOCK = threading.Lock()
+
+
+def get_log_reader(client: Client) -> LogReader:
+    """The reader of a client's logs, shared by all runs of this process."""
+    with _READERS_LOCK:
+        if client not in _READERS:
+            _READERS[client] = LogReader(client)
+        return _READERS[client]
+
+
+def list_log_readers() -> list[LogReader]:
+    """The readers of this process."""
+    with _READERS_LOCK:
+        return list(_READERS.values())

@@ -18,14 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import NamedTuple
 
-from torchyard.cluster.delete import (
-    REMOVAL_TIMEOUT_S,
-    GroupVersionKind,
-    ListedObjects,
-    describe_leftover,
-    list_kinds,
-    list_labelled_objects,
-)
+from torchyard.cluster.delete import REMOVAL_TIMEOUT_S, delete_owned_pods, describe_leftover
 from torchyard.cluster.lease import (
     HOLDER_DEAD_AFTER_S,
     RENEW_INTERVAL_S,
@@ -33,6 +26,7 @@ from torchyard.cluster.lease import (
     build_spec_patch,
     format_server_time,
 )
+from torchyard.cluster.listing import GroupVersionKind, ListedObjects, list_kinds, list_labelled_objects
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
@@ -330,6 +324,7 @@ def _delete_and_await(orphan: Orphan, objects: list[KubeObject]) -> None:
         remaining = list_labelled_objects(orphan.client, kinds, labels).objects
         if not any(obj["metadata"]["uid"] in uids for obj in remaining):
             return
+        delete_owned_pods(orphan.client, labels, remaining)
         time.sleep(REMOVAL_POLL_INTERVAL_S)
 
 

@@ -1,11 +1,13 @@
 """The logs of a job's pods: one follower per pod, started when its container first runs; and what the logs lack."""
 
 import contextlib
+import math
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchyard.cluster.log_follower import LogFollower, LogSource, follow_pod_log
+from torchyard.cluster.log_follower import LogFollower, LogSource, get_log_reader
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
@@ -14,10 +16,12 @@ from torchyard.model.plan import ManifestPlan
 class PodLogs:
     """Copy every pod's log to disk, and report which are incomplete.
 
-    Threads. One LogFollower (a thread) per pod uid; all methods are called by one thread, the polling thread. The
-    followers end by themselves when their pods have ended, so they continue after the watch is closed.
+    Threads. One LogFollower per pod uid, on the thread of their LogReader; all methods are called by one thread, the
+    polling thread. The followers end by themselves when their pods have ended, so they continue after the watch is
+    closed.
 
-    Order of calls. `update_pod` with each change of a pod, `resume` at each poll.
+    Order of calls. `update_pod` with each change of a pod, `resume` at each poll, `record_outage` at each poll during
+    an outage.
 
     Errors. `resume` raises RuntimeError if no thread can be started; `update_pod` does not. Faults of a log are
     reported by `losing_logs` and `lost_logs`.
@@ -27,6 +31,7 @@ class PodLogs:
         self._client = client
         self._plan = plan
         self._followers: dict[str, LogFollower] = {}  # by pod uid, the oldest one first
+        self._outage_ended_at = -math.inf  # when the API server was away last, in monotonic seconds
 
     def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
         """Record a pod's current state, None if it is gone; its log is followed once its container has run at all.
@@ -50,18 +55,23 @@ class PodLogs:
                     has_terminated=has_container_terminated(pod, container),
                     restart_count=pod_facts.to_number(status.get("restartCount")),
                     has_ended=not pod_facts.get_mapping(status, "state", "running"),
+                    started_at=_get_container_start(status),
                 )
 
     def _follow(self, node: str, source: LogSource) -> LogFollower:
         """A follower of the node's log, after the one of the node's earlier pod."""
         path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
         predecessors = [follower for follower in self._followers.values() if follower.path == path]
-        return follow_pod_log(self._client, source, path, predecessors[-1] if predecessors else None)
+        return get_log_reader(self._client).follow(source, path, predecessors[-1] if predecessors else None)
 
     def resume(self) -> None:
         """Start the threads that could not be started. RuntimeError if this process can have no more threads now."""
         for follower in self._followers.values():
             follower.resume()
+
+    def record_outage(self) -> None:
+        """Record that the API server is away now: refusals until now do not show that a log cannot be read."""
+        self._outage_ended_at = time.monotonic()
 
     def is_disconnected(self) -> bool:
         """Whether a log of the job may grow unread: its stream is broken, or not open yet."""
@@ -106,7 +116,7 @@ class PodLogs:
     def is_unfinished(self, *, only_terminated: bool = False) -> bool:
         """Whether a log of the job is still incomplete; `only_terminated`: one whose container will not restart."""
         return any(
-            not follower.is_finished
+            not follower.is_finished(outage_ended_at=self._outage_ended_at)
             for follower in self._list_job_followers()
             if follower.has_terminated or not only_terminated
         )
@@ -133,6 +143,15 @@ def has_container_terminated(pod: Mapping[str, Any], container: str) -> bool:
 def _get_container_status(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
     """The status of the named container; empty if there is none yet."""
     return _find_by_name(pod_facts.get_mappings(pod, "status", "containerStatuses"), container)
+
+
+def _get_container_start(status: Mapping[str, Any]) -> float:
+    """When the container started last, in seconds since the epoch by its node's clock; 0 if unknown."""
+    for state in pod_facts.get_mapping(status, "state").values():
+        started_at = pod_facts.parse_timestamp(pod_facts.get_mapping(state).get("startedAt"))
+        if started_at:
+            return started_at
+    return 0.0
 
 
 def _find_by_name(entries: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any]:

@@ -6,26 +6,24 @@ streams do not repeat anything: their callers resume by themselves.
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
 
 from kubernetes.utils import parse_quantity
 
 from torchyard.kube.credentials import Credentials
 from torchyard.kube.http import (
-    Connection,
     Request,
     Response,
     ServerClock,
+    build_path,
     read_json,
-    split_chunks,
     split_lines,
 )
 from torchyard.kube.kubeconfig import load_settings, open_connection, renew_connection
+from torchyard.kube.refusals import check_refusal
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, retry_request
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
@@ -35,8 +33,6 @@ KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
 _FOREGROUND_DELETION: KubeObject = {"propagationPolicy": "Foreground"}
 _FORCED_DELETION: KubeObject = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
-_ACCESS_RULES_TIMEOUT_S = 15.0  # seconds that a server which refuses even discovery may take to read its access rules
-_UNREAD_ROLE_PATTERN = re.compile(r"RBAC: .*\bnot found")  # a binding was read before its role
 
 
 class Client:
@@ -62,13 +58,13 @@ class Client:
         self.context = cluster.context or context.get("name")
         self.namespace = cluster.namespace or context.get("context", {}).get("namespace") or "default"
         connection = open_connection(settings, self.context)
-        self._credentials = Credentials(connection, lambda: renew_connection(connection, self.context))
+        self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context))
         self._clock = ServerClock()
 
     @property
     def host(self) -> str:
         """The server's URL."""
-        return str(self._credentials.current.settings.host)
+        return str(self.credentials.current.settings.host)
 
     @property
     def cluster(self) -> Cluster:
@@ -144,6 +140,10 @@ class Client:
         """
         return self._delete(self.path(api_version, kind, name), _deletion_options(force=force), absent=(404,))
 
+    def delete_collection(self, api_version: str, kind: str, query: Mapping[str, str]) -> None:
+        """Delete all objects of a kind in the namespace that a query selects, by one request. They may exist still."""
+        self.request("DELETE", self.path(api_version, kind), query)
+
     def delete_exact(self, obj: KubeObject, *, force: bool = False) -> bool:
         """Delete this very object, by its uid; return False if it is gone or its name belongs to another object."""
         options = _deletion_options(force=force)
@@ -169,7 +169,7 @@ class Client:
 
         The start of the response has the timeout of any request; after it, `idle_timeout_s` may pass between lines.
         """
-        with self._open(Request("GET", _request_path(path, query))) as response:
+        with self._open(Request("GET", build_path(path, query))) as response:
             sock = getattr(response.connection, "sock", None)
             if sock:
                 sock.settimeout(idle_timeout_s)
@@ -190,17 +190,17 @@ class Client:
         """Raise ClusterError if the server does not respond within seconds, or does not accept the credentials."""
         self.get_quick("/api")
 
-    def get_quick(self, path: str) -> KubeObject:
-        """One GET, repeated for a few seconds only."""
-        return self._send(Request("GET", path), BRIEF_TIMEOUT_S)
+    def get_quick(self, path: str, *, accept: str = "application/json") -> KubeObject:
+        """One GET, repeated for a few seconds only. `accept`: the media types of the response."""
+        return self._send(Request("GET", path, accept=accept), BRIEF_TIMEOUT_S)
 
     def get_once(self, path: str, query: Mapping[str, Any] | None = None) -> KubeObject:
         """One GET, not repeated. TransientError while the server is away or busy, ClusterError if it refuses."""
-        return self._exchange(Request("GET", _request_path(path, query)))
+        return self._exchange(Request("GET", build_path(path, query)))
 
     def request(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> KubeObject:
         """One request, repeated while the server is away or busy. ClusterError with the server's own message."""
-        return self._send(Request(method, _request_path(path, query), body))
+        return self._send(Request(method, build_path(path, query), body))
 
     def _send(self, request: Request, timeout_s: float | None = None) -> KubeObject:
         try:
@@ -213,13 +213,8 @@ class Client:
 
         TransientError if the connection breaks or nothing arrives for `idle_timeout_s`, ClusterError if it is refused.
         """
-        with self._open(Request("GET", _request_path(path, query), None, idle_timeout_s)) as response:
+        with self._open(Request("GET", build_path(path, query), None, idle_timeout_s)) as response:
             yield from split_lines(response)
-
-    def stream_chunks(self, path: str, query: Mapping[str, Any], idle_timeout_s: float) -> Iterator[bytes]:
-        """The same response in chunks as they arrive: one chunk of a log may contain many lines."""
-        with self._open(Request("GET", _request_path(path, query), None, idle_timeout_s)) as response:
-            yield from split_chunks(response)
 
     # --- one exchange
 
@@ -238,58 +233,16 @@ class Client:
 
     def _open(self, request: Request) -> Response:
         """The response, unread. Refused credentials are reloaded, once each time that they expire."""
-        connection = self._credentials.current
+        connection = self.credentials.current
         try:
             return connection.send(request)
         except ClusterError as error:
-            if error.status == HTTPStatus.FORBIDDEN:
-                startup_error = _find_startup_error(connection, error.message)
-                if startup_error:
-                    raise startup_error from error
-                # Send it again: the server may have become ready since the refusal, so only a second one counts.
-            elif error.status != HTTPStatus.UNAUTHORIZED or not self._credentials.renew(connection):
-                raise
-        return self._credentials.current.send(request)
-
-
-def _request_path(path: str, query: Mapping[str, Any] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
+            check_refusal(self.credentials, connection, error)
+        return self.credentials.current.send(request)
 
 
 def _deletion_options(*, force: bool) -> KubeObject:
     return dict(_FORCED_DELETION if force else _FOREGROUND_DELETION)
-
-
-def _find_startup_error(connection: Connection, message: str) -> TransientError | None:
-    """The error for a 403 with `message` from a server that has just started; None if the refusal counts.
-
-    Until a server has read its access rules it refuses /readyz as well, and discovery, which every user may read. Some
-    servers always refuse /readyz.
-    """
-    unready = f"the server is not ready: {message}"
-    try:
-        _probe(connection, "/readyz")
-    except TransientError:
-        return TransientError(unready, HTTPStatus.FORBIDDEN)
-    except ClusterError as error:
-        if error.status == HTTPStatus.FORBIDDEN and (
-            _UNREAD_ROLE_PATTERN.search(error.message) or not _is_discovery_allowed(connection)
-        ):
-            return TransientError(unready, HTTPStatus.FORBIDDEN, timeout_s=_ACCESS_RULES_TIMEOUT_S)
-    return None
-
-
-def _is_discovery_allowed(connection: Connection) -> bool:
-    try:
-        _probe(connection, "/apis")
-    except (TransientError, ClusterError):
-        return False
-    return True
-
-
-def _probe(connection: Connection, path: str) -> None:
-    """Send a GET and drop its response."""
-    connection.send(Request("GET", path)).drain_conn()  # an unread body would precede the next response
 
 
 def parse_decimal_quantity(text: str) -> Decimal:

@@ -4,9 +4,10 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import urllib3
 from urllib3.connection import HTTPConnection
@@ -14,11 +15,11 @@ from urllib3.connection import HTTPConnection
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, parse_retry_after
 from torchyard.model.errors import ClusterError
 
-_CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0  # until a response starts, and between its chunks
 _CLOCK_JITTER_S = 2.0  # a difference of clocks within the error of Date, which has no fractions and arrives late
 _TRANSIENT_STATUSES = (429, 500, 502, 503, 504)  # 500 is the response while etcd or a webhook is away
-_JSON_HEADERS = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
+_JSON_HEADERS = {"Content-Type": "application/json", "User-Agent": "torchyard"}
 _PATCH_CONTENT_TYPES: dict[type, str] = {dict: "application/merge-patch+json", list: "application/json-patch+json"}
 # They keep a silent connection open across firewalls and detect a dead one; not every system has all of them.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
@@ -27,12 +28,17 @@ Response = urllib3.BaseHTTPResponse
 
 
 class Request(NamedTuple):
-    """A request. `read_timeout_s`: seconds between two chunks of its response; None for `READ_TIMEOUT_S`."""
+    """A request.
+
+    read_timeout_s: seconds between two chunks of its response; None for `READ_TIMEOUT_S`.
+    accept: the media types of its response.
+    """
 
     method: str
     path: str
     body: Any = None
     read_timeout_s: float | None = None
+    accept: str = "application/json"
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -58,19 +64,13 @@ class Connection(NamedTuple):
 
         Raises TransientError if the same request may succeed later, ClusterError if the server refuses it.
         """
-        headers = dict(_JSON_HEADERS)
-        if request.method == "PATCH":
-            headers["Content-Type"] = _PATCH_CONTENT_TYPES[type(request.body)]
-        token = self.settings.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
-            headers["Authorization"] = token
         body = json.dumps(request.body) if request.body is not None else None
-        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=request.read_timeout_s or READ_TIMEOUT_S)
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=request.read_timeout_s or READ_TIMEOUT_S)
         try:
             response: Response = self.http.request(
                 request.method,
                 f"{self.settings.host}{request.path}",
-                headers=headers,
+                headers=build_headers(self.settings, request),
                 body=body,
                 timeout=timeout,
                 preload_content=False,
@@ -82,29 +82,54 @@ class Connection(NamedTuple):
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(_short_message(error)) from error
         if response.status >= 400:
-            raise self._parse_error(request, response)
+            raise self._read_error(request, response)
         return response
 
-    def _parse_error(self, request: Request, response: Response) -> TransientError | ClusterError:
-        """The error that a response reports, with the message of its Status object, or the start of its body."""
+    def _read_error(self, request: Request, response: Response) -> TransientError | ClusterError:
+        """The error that a response reports."""
         try:
-            body = response.data.decode(errors="replace")
+            return build_error(self, request, response.status, response.data, response.headers.get("Retry-After"))
         except urllib3.exceptions.HTTPError as error:
             return TransientError(f"the refusal broke off: {error}", response.status)
         finally:
             response.release_conn()
-        try:
-            message = str(json.loads(body)["message"])
-        except (ValueError, KeyError, TypeError):
-            message = body[:500]
-        if response.status in _TRANSIENT_STATUSES:
-            is_webhook_timeout = response.status == 500 and "dryRun=All" in request.path
-            timeout_s = BRIEF_TIMEOUT_S if is_webhook_timeout else None  # a dry run is meant to find it
-            retry_after_s = parse_retry_after(response.headers.get("Retry-After"))
-            return TransientError(message, response.status, retry_after_s, timeout_s)
-        if response.status == 401:
-            message += f"; the credentials of {self.name} are refused, also after a reload: log in again"
-        return ClusterError(str(self.settings.host), str(request), message, response.status)
+
+
+def build_path(path: str, query: Mapping[str, Any] | None) -> str:
+    """A path with its query."""
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def build_headers(settings: Any, request: Request) -> dict[str, str]:
+    """The headers of a request, with the credentials of a connection's settings."""
+    headers = _JSON_HEADERS | {"Accept": request.accept}
+    if request.method == "PATCH":
+        headers["Content-Type"] = _PATCH_CONTENT_TYPES[type(request.body)]
+    token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+    if token:
+        headers["Authorization"] = token
+    return headers
+
+
+def build_error(
+    connection: Connection, request: Request, status: int, body: bytes, retry_after: str | None
+) -> TransientError | ClusterError:
+    """The error of a response with a status of 400 or more.
+
+    Its message is that of the Status object in `body`, or the start of `body`. `retry_after`: the header of that name.
+    """
+    text = body.decode(errors="replace")
+    try:
+        message = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = text[:500]
+    if status in _TRANSIENT_STATUSES:
+        is_webhook_timeout = status == 500 and "dryRun=All" in request.path
+        timeout_s = BRIEF_TIMEOUT_S if is_webhook_timeout else None  # a dry run is meant to find it
+        return TransientError(message, status, parse_retry_after(retry_after), timeout_s)
+    if status == 401:
+        message += f"; the credentials of {connection.name} are refused, also after a reload: log in again"
+    return ClusterError(str(connection.settings.host), str(request), message, status)
 
 
 class ServerClock:

@@ -11,7 +11,7 @@ from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
-from torchyard.model.plan import ManifestPlan, WatchedKind
+from torchyard.model.plan import ManifestPlan, ObjectKind, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
 from torchyard.model.resolved import ResolvedProfile
@@ -141,6 +141,7 @@ _JOB_KIND = JobKind(
     kind=_KIND,
     watch=(WatchedKind(api=_API, kind=_KIND), WatchedKind(api="v1", kind="Pod")),
     list_pod_sets=_list_pod_sets,
+    made=(ObjectKind(api="batch/v1", kind="Job"), ObjectKind(api="v1", kind="Service")),
     has_random_suffix=True,
 )
 

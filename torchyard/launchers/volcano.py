@@ -9,7 +9,7 @@ from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
-from torchyard.model.plan import ManifestPlan, WatchedKind
+from torchyard.model.plan import ManifestPlan, ObjectKind, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.resolved import ResolvedProfile
@@ -129,6 +129,12 @@ _JOB_KIND = JobKind(
         WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
     ),
     list_pod_sets=_list_pod_sets,
+    # By the plugins svc and ssh; the Secret of ssh is not among them, because nothing here reads Secrets.
+    made=(
+        ObjectKind(api="v1", kind="Service"),
+        ObjectKind(api="v1", kind="ConfigMap"),
+        ObjectKind(api="networking.k8s.io/v1", kind="NetworkPolicy"),
+    ),
 )
 
 

@@ -19,7 +19,8 @@ from torchyard.model.finding import Finding
 
 _ANNOTATION_PREFIX = "workload.codeflare.dev.appwrapper/"
 _V1BETA2 = "workload.codeflare.dev/v1beta2"
-_GO_DURATION_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
+# As Go's time.ParseDuration reads it: 0 needs no unit, and a number may begin or end with its point.
+_GO_DURATION_PATTERN = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
 # How long the controller waits unless an annotation sets more, and what it waits for.
 _SHORT_DEFAULTS = {
     "admissionGracePeriodDuration": ("1m", "not all pods exist, as while a gang waits for room,"),

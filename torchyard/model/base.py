@@ -44,7 +44,7 @@ def _read_quantity(value: object) -> object:
     """A Kubernetes quantity as text: `64`, `500m`, `512Gi`."""
     is_number_or_text = isinstance(value, int | float | str) and not isinstance(value, bool)
     text = str(value) if is_number_or_text else ""
-    if not re.fullmatch(r"\d+(\.\d+)?(m|[kMGTPE]i?|Ki)?", text):
+    if not re.fullmatch(r"\d+(\.\d+)?([mkMGTPE]|[KMGTPE]i)?", text):
         raise ValueError("an amount is a number with or without a unit of Kubernetes: 64, 500m, 512Gi")
     return text
 

@@ -104,11 +104,16 @@ class CommandPlan(FrozenModel):
         return tuple(script.site for script in self.scripts if script.site)
 
 
-class WatchedKind(FrozenModel):
-    """A kind of object whose changes show the job's state."""
+class ObjectKind(FrozenModel):
+    """A kind of Kubernetes object."""
 
     api: str = Field(description="such as batch.volcano.sh/v1alpha1")
     kind: str
+
+
+class WatchedKind(ObjectKind):
+    """A kind of object whose changes show the job's state."""
+
     by_name: bool = Field(False, description="only the object named like the job; else all with the run's labels")
     owner_label: str | None = Field(
         None, description="the label with the job's uid, of objects that a controller creates without the run's labels"
@@ -136,6 +141,7 @@ class ManifestPlan(FrozenModel):
     has_random_suffix: bool = Field(False, description="pod names end in a random suffix after that")
     container: str = Field(description="the container in each pod whose log and exit code count")
     watch: tuple[WatchedKind, ...]
+    made: tuple[ObjectKind, ...] = Field((), description="what controllers make for the job besides the watched kinds")
     ranks: Ranks = "teed"
     force_delete: bool = Field(
         False, description="teardown force-deletes a pod whose dead node does not confirm its end"
@@ -183,15 +189,15 @@ class ManifestPlan(FrozenModel):
             return None
         return f"http://{self.store[0]['metadata']['name']}:2379/v2/keys"
 
-    @property
+    @cached_property
     def nodes(self) -> dict[str, str]:
         """The path of each node's log."""
         return {node: f"{self.folder}/{node}/log" for node in self.pods}
 
-    @property
+    @cached_property
     def logs(self) -> dict[str, str]:
         """The path of each log: every node's, and the store's."""
-        logs = self.nodes
+        logs = dict(self.nodes)
         if self.store:
             logs["etcd"] = f"{self.folder}/etcd/log"
         return logs

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torchyard.agents import command
-from torchyard.model.plan import ManifestPlan, Ranks, WatchedKind
+from torchyard.model.plan import ManifestPlan, ObjectKind, Ranks, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, ReferencedObject
 from torchyard.model.resolved import ResolvedProfile
@@ -45,6 +45,7 @@ class JobKind(NamedTuple):
     watch: the kinds of objects that a run watches.
     list_pod_sets: from the object that creates the pods to its sets of pods. It may raise KeyError, IndexError,
         TypeError, AttributeError or ValueError for an object of another shape.
+    made: the kinds of the other objects that controllers make for a job.
     find_job: from the main object to the object in it that creates the pods, such as the job that an AppWrapper wraps;
         the main object itself if they are the same. It may raise the same errors.
     has_ports: the controller gives each pod a port, which is the node's under its network.
@@ -56,6 +57,7 @@ class JobKind(NamedTuple):
     kind: str
     watch: tuple[WatchedKind, ...]
     list_pod_sets: Callable[[Manifest], Iterable[PodSet]]
+    made: tuple[ObjectKind, ...] = (ObjectKind(api="v1", kind="Service"),)
     find_job: Callable[[Manifest], Manifest] = _find_main
     has_ports: bool = False
     has_random_suffix: bool = False
@@ -115,6 +117,7 @@ def plan_job(
         has_random_suffix=job_kind.has_random_suffix,
         container=pod_sets[0].container,
         watch=job_kind.watch,
+        made=job_kind.made,
         ranks=ranks,
         requires=tuple(requires),
         **lease_record.build_plan_fields(profile, run),

@@ -24,6 +24,8 @@ from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outc
 from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
 
+_STATUS_INTERVAL_S = 2.0  # between two reads of the status of a job that does not change
+_MAX_POLL_SHARE = 0.1  # of a processor, for polls while changes come without a pause
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
 _SILENCE_CAUSES = (PlatformCause.NODE_LOST, LauncherCause.HOST_SILENT)  # that explain an expired deadlines.silence
@@ -75,6 +77,10 @@ class _JobPoller:
         self._handle = handle
         self._emit = emit
         self._submitted_at = now - handle.age_s
+        self._poll_cost_s = 0.0  # of the last poll, in seconds of a processor
+        self._status: tuple[Status, Diagnosis | None] = (Status(state="pending", reason=""), None)
+        self._status_basis: tuple[int, bool] | None = None  # the log lines, and whether they were current; None: none
+        self._next_status_at = 0.0  # monotonic seconds
         self._started_reason = ""  # of the first status that was `running`; empty until then
         self._watch: JobWatch
         self._launcher = registry.load_launcher(handle.plan.launcher)
@@ -95,13 +101,25 @@ class _JobPoller:
         self._local_errors.pause()
 
     def poll(self) -> None:
-        """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end."""
+        """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end.
+
+        The changes of a large job come one by one, and each poll looks at all pods: the polls take at most a share of
+        `_MAX_POLL_SHARE` of a processor, so that changes which come meanwhile are read together.
+        """
+        if not self._logs.is_behind:
+            time.sleep(min(self._poll_cost_s / _MAX_POLL_SHARE, _POLL_INTERVAL_S))
+        started_at = time.thread_time()
+        self._poll_once()
+        self._poll_cost_s = time.thread_time() - started_at
+
+    def _poll_once(self) -> None:
         with self._local_errors.tolerate("poll the job"):
-            self._watch.poll(timeout_s=0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
+            has_changed = self._watch.poll(timeout_s=0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
             self._lost_line_reporter.report(self._watch.losing_logs())
             are_logs_current = self._read_logs() and not self._watch.is_disconnected()
             self._lost_worker_reporter.report(self._logs.lost_workers)
-            status, diagnosis = self._read_status(are_logs_current=are_logs_current)
+            self._update_status(has_changed=has_changed, are_logs_current=are_logs_current)
+            status, diagnosis = self._status
             if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
                 self._watch.await_exit_codes(timeout_s=ENDS_TIMEOUT_S)
                 status, diagnosis = self._read_status(are_logs_current=are_logs_current)
@@ -110,6 +128,18 @@ class _JobPoller:
             if self.outcome is None:
                 self._log_progress(status, diagnosis)
         self._local_errors.pause()
+
+    def _update_status(self, *, has_changed: bool, are_logs_current: bool) -> None:
+        """Read the status again if the objects or the logs have changed, or after a while: some causes need patience.
+
+        Each read looks at all pods, and most polls of a running job bring nothing.
+        """
+        basis = (self._logs.line_count, are_logs_current)
+        now = time.monotonic()
+        if has_changed or basis != self._status_basis or now >= self._next_status_at:
+            self._status = self._read_status(are_logs_current=are_logs_current)
+            self._status_basis = basis
+            self._next_status_at = now + _STATUS_INTERVAL_S
 
     def _find_outcome(self, status: Status, *, are_logs_current: bool) -> Outcome | None:
         """The outcome of a job that has ended, or that its network, a hang or a deadline ends; else None."""

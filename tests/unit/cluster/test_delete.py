@@ -9,7 +9,6 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.leases import exists
 from tests.inputs.user_manifests import JOB, Launched
 from torchyard.cluster import create, delete, lease
-from torchyard.kube import client
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
@@ -52,43 +51,74 @@ def test_kind_without_the_labels_of_the_run_need_not_be_listed(plan: ManifestPla
 
 def test_failed_list_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """A kind is skipped only if this user or the server cannot list it; any other refusal is raised."""
-    fake_api.fail("GET", r"/secrets\?", 400)
+    fake_api.fail("GET", r"/services\?", 400)
     with pytest.raises(ClusterError, match="400"):
         delete.delete_all_objects(plan)
 
 
-def test_kind_that_no_run_creates_need_not_be_listed(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """A kind that no run creates, such as Secret, may be refused."""
-    fake_api.fail("GET", r"/secrets\?", 403)
+def test_kind_that_only_controllers_make_need_not_be_listed(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A kind that the run does not create itself, such as a controller's NetworkPolicy, may be refused."""
+    fake_api.fail("GET", r"/networkpolicies\?", 403)
     assert delete.delete_all_objects(plan) == []
 
 
-def test_api_whose_server_is_down_is_not_waited_for(
-    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Discovery of an aggregated API is not repeated for as long as another request."""
-    fake_api.fail("GET", "^/apis/apps/v1$", 503)
-    monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.001)  # a request that is given up after it is sent twice
+def test_removal_reads_only_what_the_run_can_have_made(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """The proof lists the kinds of the plan and of its controllers, never Secrets, and asks for no discovery."""
+    first = len(fake_api.received)
     assert delete.delete_all_objects(plan) == []
-    assert len([request for request in fake_api.received if request.path == "/apis/apps/v1"]) == 2
+    lists = [request.path.rpartition("/")[2] for request in fake_api.received[first:] if request.method == "GET"]
+    expected = {plan.job, "jobs", "pods", "podgroups", "services", "configmaps", "networkpolicies"}
+    assert set(lists) == expected
 
 
-def test_job_is_found_if_discovery_of_its_group_fails(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """The kinds of the plan are listed, even if discovery of their API group fails."""
-    fake_api.fail("GET", "^/apis/batch.volcano.sh/v1alpha1$", 403)
-    fake_api.put(plan.main | {"metadata": plan.main["metadata"] | {"finalizers": ["torchyard.test/held"]}})
-    assert any("torchyard.test/held holds it" in leftover for leftover in delete.delete_all_objects(plan))
+# --- pods of a job that is being deleted
 
 
-def test_incomplete_discovery_is_not_cached(fake_api: FakeApi, fake_server: Client) -> None:
-    """An incomplete discovery is repeated; a complete one is cached."""
-    fake_api.fail("GET", "^/apis/kubeflow.org/v1$", 403)
-    assert ("kubeflow.org/v1", "PyTorchJob") not in delete.list_kinds(fake_server)
+OWNER: dict[str, Any] = {"kind": "Job", "metadata": {"name": "train", "uid": "1", "deletionTimestamp": "2026-01-01"}}
+LABELS = {"torchyard/run": "train-1"}
+
+
+def put_pod(fake_api: FakeApi, name: str, owner_uid: str, **labels: str) -> dict[str, Any]:
+    owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "train", "uid": owner_uid}
+    all_labels = LABELS | {f"torchyard/{key}": value for key, value in labels.items()}
+    metadata = {"name": name, "labels": all_labels, "ownerReferences": [owner]}
+    return fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+
+
+def test_pods_of_a_deleted_job_are_deleted_by_one_request(fake_api: FakeApi, fake_server: Client) -> None:
+    """Once the job is being deleted, one request deletes all its pods; a store's pod and another run's stay."""
+    pods = [put_pod(fake_api, f"worker-{index}", "1") for index in range(3)]
+    store = put_pod(fake_api, "etcd", "2", role="etcd")
+    other = fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}})
+    delete.delete_owned_pods(fake_server, LABELS, [OWNER, *pods, store])
+    assert [exists(fake_api, pod) for pod in (*pods, store, other)] == [False, False, False, True, True]
+    assert len(fake_api.find_requests("DELETE", ".")) == 1
+
+
+@pytest.mark.parametrize("case", ["the owner is not being deleted", "a pod of another owner", "no pod is left"])
+def test_pods_are_not_deleted_without_proof(fake_api: FakeApi, fake_server: Client, case: str) -> None:
+    """Nothing is sent while an owner lives, if a pod with the run's labels has another owner, or if no pod is left."""
+    objects = [OWNER, put_pod(fake_api, "worker-0", "1")]
+    if case == "the owner is not being deleted":
+        objects[0] = {"kind": "Job", "metadata": {"name": "train", "uid": "1"}}
+    elif case == "a pod of another owner":
+        objects.append(put_pod(fake_api, "copied", "7"))
+    else:
+        objects.pop()
+    delete.delete_owned_pods(fake_server, LABELS, objects)
+    assert fake_api.find_requests("DELETE", ".") == []
+
+
+def test_refused_deletion_of_a_collection_is_ignored(fake_api: FakeApi, fake_server: Client) -> None:
+    """A user who may not delete collections of pods leaves them to the garbage collector; other refusals are raised."""
+    pod = put_pod(fake_api, "worker-0", "1")
+    fake_api.fail("DELETE", "/pods", 403)
+    delete.delete_owned_pods(fake_server, LABELS, [OWNER, pod])
+    assert exists(fake_api, pod)
     fake_api.heal()
-    assert ("kubeflow.org/v1", "PyTorchJob") in delete.list_kinds(fake_server)
-    request_count = len(fake_api.received)
-    delete.list_kinds(fake_server)
-    assert len(fake_api.received) == request_count
+    fake_api.fail("DELETE", "/pods", 400)
+    with pytest.raises(ClusterError, match="400"):
+        delete.delete_owned_pods(fake_server, LABELS, [OWNER, pod])
 
 
 # --- pods that cannot confirm their end

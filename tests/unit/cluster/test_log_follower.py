@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
-from torchyard.cluster.log_follower import LogFollower, LogSource, follow_pod_log
+from torchyard.cluster.log_follower import LogFollower, LogSource, get_log_reader
 from torchyard.kube.client import Client
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-worker-0"}}
-Follow = Callable[[], LogFollower]
+Follow = Callable[..., LogFollower]
+STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # the second of the lines of `build_lines`
 
 
 def test_removed_run_folder_is_written_again(job: Job) -> None:
@@ -40,16 +42,16 @@ def follow(fake_api: FakeApi, fake_server: Client, tmp_path: Path, monkeypatch: 
     fake_api.put(POD)
     followers = list[LogFollower]()
 
-    def start() -> LogFollower:
+    def start(started_at: float = 0.0) -> LogFollower:
         source = LogSource("train-worker-0", "uid-0", "main")
-        followers.append(follow_pod_log(fake_server, source, tmp_path / "worker-0" / "log"))
-        followers[-1].update_pod(has_terminated=False)
+        followers.append(get_log_reader(fake_server).follow(source, tmp_path / "worker-0" / "log"))
+        followers[-1].update_pod(has_terminated=False, started_at=started_at)
         return followers[-1]
 
     yield start
     for follower in followers:
         follower.update_pod(has_terminated=True)
-        follower.join(10)
+        follower.complete.wait(10)
 
 
 def read_texts(path: Path) -> list[str]:
@@ -138,4 +140,35 @@ def test_log_is_followed_by_one_thread(fake_api: FakeApi, follow: Follow) -> Non
     first = follow()
     wait_until(first.path.exists)
     assert follow() is first
+    has_ended.set()
+
+
+@pytest.mark.parametrize(("started_at", "count"), [(STARTED_AT, 0), (STARTED_AT - 5.0, 1), (STARTED_AT + 5.0, 1)])
+def test_previous_log_is_requested_unless_the_first_line_is_of_the_start(
+    fake_api: FakeApi, follow: Follow, started_at: float, count: int
+) -> None:
+    """A first line of the reported start needs no request; a later or earlier one may be that of a restart."""
+    fake_api.logs["train-worker-0"] = b"".join(build_lines(3))
+    follower = follow(started_at)
+    follower.update_pod(has_terminated=True, started_at=started_at)
+    assert follower.complete.wait(10)
+    previous = [request for request in fake_api.find_requests("GET", "/log") if "previous" in request.query]
+    assert (read_texts(follower.path), len(previous)) == ([f"line {number}" for number in range(3)], count)
+
+
+def test_stopped_log_is_requested_no_more(fake_api: FakeApi, fake_server: Client, follow: Follow) -> None:
+    """Followers of a removed job stop, also while they wait for a line or for their next try; others continue."""
+    has_ended = threading.Event()
+    fake_api.logs["train-worker-0"] = slow_log(1000, 0.05, condition=lambda: not has_ended.is_set())
+    follower = follow()
+    wait_until(follower.path.exists)
+    reader = get_log_reader(fake_server)
+    reader.stop(follower.path.parent.parent / "other-run")
+    assert not follower.complete.wait(0.2)
+    reader.stop(follower.path.parent.parent)
+    assert follower.complete.wait(10)
+    line_count = len(read_texts(follower.path))
+    request_count = len(fake_api.received)
+    assert not threading.Event().wait(0.3)
+    assert (len(read_texts(follower.path)), len(fake_api.received)) == (line_count, request_count)
     has_ended.set()

@@ -85,7 +85,7 @@ def test_container_that_starts_during_the_stop_is_followed(job: Job) -> None:
 def test_pod_that_stays_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that outlives its grace period is left to the removal; its log may lack its last lines."""
     monkeypatch.setattr(stop, "END_MARGIN_S", 0.0)
-    monkeypatch.setattr(stop, "LOG_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(stop, "LOG_IDLE_TIMEOUT_S", 1.0)
     print_last_lines(job, "worker-0")
     job.fake_api.logs[job.get_pod_name("worker-1")] = slow_log(2, 3.0, first_lines=build_lines(1))
     missing = stop_and_read(job.plan)

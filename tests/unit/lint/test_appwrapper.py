@@ -76,6 +76,12 @@ def test_grace_periods_of_the_wrapper_are_checked(name: str, value: str | None, 
     assert expected in warning.what
 
 
+@pytest.mark.parametrize("value", ["0", "24h", "1h30m", "1.5h", ".5h", "+90s", "500ms"])
+def test_durations_of_go_are_accepted(value: str) -> None:
+    """Every duration that Go's time.ParseDuration reads is accepted, also 0 without a unit."""
+    assert lint_manifest(build_wrapper(successTTLDuration=value)) == ()
+
+
 @pytest.mark.parametrize("policy", ["Running", "All"])
 def test_pods_that_are_deleted_never_count(policy: str) -> None:
     """A policy that deletes pods is a trap: the wrapper waits until every pod has succeeded."""

@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
-from torchyard.cluster.checks.permissions import check_permissions, is_allowed, is_known_refusal
+from torchyard.cluster.checks.permissions import check_permissions, is_allowed, is_granted, is_known_refusal
 from torchyard.kube.client import Client
 from torchyard.model.requirements import Permission
 
@@ -16,12 +16,43 @@ PERMISSIONS = (
 )
 
 
-def test_every_right_is_reviewed_once(fake_api: FakeApi, fake_server: Client) -> None:
-    """The finding counts the different rights, and each of them costs one access review."""
+def count_reviews(fake_api: FakeApi, kind: str) -> int:
+    return len(fake_api.find_requests("POST", f"/{kind}$"))
+
+
+def test_rights_that_rules_grant_cost_one_request(fake_api: FakeApi, fake_server: Client) -> None:
+    """The finding counts the different rights; if the user's rules grant all of them, one review is enough."""
     (check,) = check_permissions(fake_server, PERMISSIONS)
     assert (check.verdict, check.what) == ("ok", "all 7 are granted")
-    assert len(fake_api.find_requests("POST", "/selfsubjectaccessreviews")) == 7
+    assert count_reviews(fake_api, "selfsubjectrulesreviews") == 1
+    assert count_reviews(fake_api, "selfsubjectaccessreviews") == 0
     assert check_permissions(fake_server, ()) == []
+
+
+def test_right_that_no_rule_grants_is_reviewed_itself(fake_api: FakeApi, fake_server: Client) -> None:
+    """If the server lists no rules, because another authorizer decides, each right costs one access review."""
+    fake_api.fail("POST", "/selfsubjectrulesreviews", 403)
+    (check,) = check_permissions(fake_server, PERMISSIONS)
+    assert (check.verdict, check.what) == ("ok", "all 7 are granted")
+    assert count_reviews(fake_api, "selfsubjectaccessreviews") == 7
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods", "pods/log"]}, True),
+        ({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}, True),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["*/log"]}, True),
+        ({"verbs": ["list"], "apiGroups": [""], "resources": ["pods/log"]}, False),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}, False),
+        ({"verbs": ["get"], "apiGroups": ["batch"], "resources": ["pods/log"]}, False),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods/log"], "resourceNames": ["train"]}, False),
+        ({"verbs": None, "resources": None}, False),
+    ],
+)
+def test_rule_grants_a_right(rule: dict[str, list[str]], expected: bool) -> None:
+    """A rule grants a right if verb, group and resource match, and it is not limited to objects of some names."""
+    assert is_granted([{}, rule], "get", "pods/log") is expected
 
 
 def test_all_missing_rights_are_in_one_finding(fake_api: FakeApi, fake_server: Client) -> None:
@@ -44,6 +75,7 @@ def test_server_without_self_review_hides_only_the_name(fake_api: FakeApi, fake_
 
 def test_refused_review_fails_the_check(fake_api: FakeApi, fake_server: Client) -> None:
     """If an access review is refused, the check fails."""
+    fake_api.denied = {("get", "pods/log")}
     fake_api.fail("POST", "/selfsubjectaccessreviews", 403)
     (check,) = check_permissions(fake_server, PERMISSIONS)
     assert (check.verdict, check.what.partition(":")[0]) == ("failed", "cannot be checked")

@@ -1,0 +1,181 @@
+"""What `torchyard run` costs for one job of N fake pods: requests, CPU, memory, threads, and its exit after the end.
+
+`python -m tests.bench.run_cost [PODS ...]`. Each job is one Volcano job, whose pods run for a minute; the last row has
+kubelets that refuse connections. The API server itself counts the requests, which come from a separate user.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.bench.cluster import PROFILE, count_requests, new_namespace
+from tests.cluster.e2e import cluster
+from tests.cluster.fake import build_node
+from tests.cluster.jobs import as_user
+from torchyard.common.project_root import ROOT
+from torchyard.kube.client import Client
+from torchyard.model.profile import Cluster
+
+POD_COUNTS = (2, 8, 64, 512)
+PODS_PER_NODE = 100
+RUN_S = 60.0  # seconds that the pods run
+BENCH_LABEL = "torchyard.test/bench"
+REFUSING_ADDRESS = "127.0.0.9"  # no process listens there
+SAMPLE_INTERVAL_S = 0.1
+
+
+class Limits(NamedTuple):
+    """What the project promises: requests, seconds of CPU, MiB, threads, and seconds from the end until the exit."""
+
+    requests: float | None = None
+    cpu_s: float | None = None
+    memory_mib: float | None = None
+    threads: float | None = None
+    exit_s: float | None = None
+
+
+LIMITS = {
+    (2, False): Limits(requests=60),
+    (512, False): Limits(requests=1100, cpu_s=10, memory_mib=120, threads=20, exit_s=6),
+    (512, True): Limits(requests=1500, exit_s=20),
+}
+
+
+class Cost(NamedTuple):
+    """The cost of one run."""
+
+    requests: float
+    cpu_s: float
+    memory_mib: float
+    threads: int
+    exit_s: float
+
+
+def main(show: Any, pod_counts: tuple[int, ...] = POD_COUNTS) -> None:
+    """Measure on the cluster that TORCHYARD_TEST_KUBECONFIG names, on that of `make cluster-up`, or on a new one."""
+    print("  | pods | requests | CPU of the launcher | peak memory | threads | exit after the last pod's end |")
+    print("  |---|---|---|---|---|---|")
+    with cluster():
+        cases = [(count, False) for count in pod_counts] + [(max(pod_counts), True)]
+        costs = {case: measure(*case) for case in cases}
+    for case, cost in costs.items():
+        limits = LIMITS.get(case, Limits())
+        title = f"run of {case[0]} pods{', logs refused' if case[1] else ''}:"
+        show(f"{title} requests", cost.requests, limits.requests, "")
+        show(f"{title} CPU of the launcher", cost.cpu_s, limits.cpu_s)
+        show(f"{title} peak memory", cost.memory_mib, limits.memory_mib, "MiB")
+        show(f"{title} threads at most", cost.threads, limits.threads, "")
+        show(f"{title} exit after the last pod's end", cost.exit_s, limits.exit_s)
+
+
+def measure(pod_count: int, refuses_logs: bool) -> Cost:
+    """Run one job and print its row of the table."""
+    admin = Client(Cluster())
+    with (
+        new_namespace() as namespace,
+        fake_nodes(admin, pod_count, refuses_logs) as node_name,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        cost = run_job(admin, namespace, node_name, Path(folder), pod_count)
+    title = f"{pod_count}{', kubelets refuse logs' if refuses_logs else ''}"
+    figures = f"{cost.requests:.0f} | {cost.cpu_s:.1f} s | {cost.memory_mib:.0f} MiB | {cost.threads}"
+    print(f"  | {title} | {figures} | {cost.exit_s:.1f} s |", flush=True)
+    return cost
+
+
+@contextmanager
+def fake_nodes(admin: Client, pod_count: int, refuses_logs: bool) -> Iterator[str]:
+    """Nodes with room for the pods, and the value of their label BENCH_LABEL."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    node_count = -(-pod_count // PODS_PER_NODE)
+    for number in range(node_count):
+        node = build_node(f"{name}-{number}", {BENCH_LABEL: name}, {}, 9000 + number)
+        if refuses_logs:
+            for address in node["status"]["addresses"]:
+                address["address"] = REFUSING_ADDRESS
+        taint = {"key": BENCH_LABEL, "effect": "NoSchedule"}
+        admin.request("POST", "/api/v1/nodes", body=node | {"spec": {"taints": [taint]}})
+    try:
+        yield name
+    finally:
+        for number in range(node_count):
+            admin.request("DELETE", f"/api/v1/nodes/{name}-{number}")
+
+
+def run_job(admin: Client, namespace: str, node_name: str, folder: Path, pod_count: int) -> Cost:
+    (folder / "many.yaml").write_text(PROFILE)
+    overrides = as_user() | {
+        "nodes": pod_count,
+        "cluster.namespace": namespace,
+        "pod.node_selector": {BENCH_LABEL: node_name},
+        "pod.tolerations": [BENCH_LABEL],
+        "pod.annotations": {"torchyard.test/end-after": str(RUN_S)},
+    }
+    command = [str(Path(sys.executable).with_name("torchyard")), "run", str(folder / "many.yaml")]
+    for key, value in overrides.items():
+        command += ["--set", f"{key}={json.dumps(value)}"]
+    environment = os.environ | {"TORCHYARD_RUNS": str(folder / "runs")}
+    Client(Cluster(context=overrides.get("cluster.context"))).ping()  # the server has no counter before a first request
+    count_before = count_requests(admin)
+    used_before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with (folder / "output").open("w") as output:
+        child = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        threads, memory_mib = sample_process(child)
+    exited_at = time.time()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert child.returncode == 0, (folder / "output").read_text()[-3000:]
+    return Cost(
+        requests=count_requests(admin) - count_before,
+        cpu_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
+        memory_mib=memory_mib,
+        threads=threads,
+        exit_s=exited_at - read_last_end(folder / "runs"),
+    )
+
+
+def sample_process(child: "subprocess.Popen[bytes]") -> tuple[int, float]:
+    """The most threads and the peak memory in MiB of a process, sampled until it ends."""
+    threads = 0
+    memory_mib = 0.0
+    while child.poll() is None:
+        try:
+            status = Path(f"/proc/{child.pid}/status").read_text()
+        except OSError:
+            break
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        if "VmHWM" in fields:
+            threads = max(threads, int(fields["Threads"]))
+            memory_mib = max(memory_mib, int(fields["VmHWM"].split()[0]) / 1024)
+        time.sleep(SAMPLE_INTERVAL_S)
+    child.wait()
+    return threads, memory_mib
+
+
+def read_last_end(runs: Path) -> float:
+    """When the last pod ended, in seconds since the epoch: whole seconds, as the API states them."""
+    (objects_path,) = runs.glob("*/*/objects.json")
+    ends = []
+    for name, obj in json.loads(objects_path.read_text()).items():
+        if name.startswith("Pod/"):
+            for status in obj["status"]["containerStatuses"]:
+                finished_at = status["state"]["terminated"]["finishedAt"]
+                ends.append(datetime.fromisoformat(finished_at).timestamp())
+    return max(ends)
+
+
+if __name__ == "__main__":
+    from tests.bench.figures import show
+
+    main(show, tuple(map(int, sys.argv[1:])) or POD_COUNTS)
