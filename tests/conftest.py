@@ -15,7 +15,7 @@ from tests.inputs.user_manifests import KINDS, MANIFESTS, Launched, read_manifes
 from tests.processes.receiver import Receiver, run_receiver
 from tests.support.caller import forget_caller
 from tests.tools.skips import refuse_skip
-from torchyard.cluster.log_follower import list_log_readers
+from torchyard.cluster.log_follower import LOG_READERS
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
@@ -76,7 +76,7 @@ def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
     os.environ["KUBECONFIG"] = str(server.kubeconfig)
     get_cluster_client.cache_clear()
     yield server
-    for reader in list_log_readers():  # logs that a test has left open would be requested for ever
+    for reader in LOG_READERS.list_all():  # logs that a test has left open would be requested for ever
         reader.stop()
     server.close()
     get_cluster_client.cache_clear()

@@ -13,7 +13,7 @@ from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
 from torchyard.cluster import log_follower as module
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.log_follower import LogFollower, LogSource, get_log_reader
+from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.common.log_lines import parse_log_line
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
@@ -229,7 +229,7 @@ def start_follower(
     """Follow the log of worker-0, whether or not its pod exists."""
     client = Client(Cluster(namespace=jobs.namespace, context=CONTEXT if proxy else None))
     source = LogSource(f"{plan.job}-worker-0", "", plan.container)
-    follower = get_log_reader(client).follow(source, Path(plan.nodes["worker-0"]))
+    follower = LOG_READERS.get(client).follow(source, Path(plan.nodes["worker-0"]))
     follower.update_pod(has_terminated=has_terminated)
     return follower
 

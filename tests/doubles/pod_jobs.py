@@ -46,7 +46,9 @@ class Job:
 
     def build_pod(self, node: str, uid: str, phase: str = "Running", state: Object = RUNNING) -> Object:
         """The pod of a node, in this phase, whose container is in this state."""
-        owner = {"uid": self.get_job()["metadata"]["uid"]}
+        main = self.plan.main
+        owner: Object = {"apiVersion": main["apiVersion"], "kind": main["kind"], "name": self.plan.job}
+        owner["uid"] = self.get_job()["metadata"]["uid"]
         metadata: Object = {"name": self.get_pod_name(node), "uid": uid, "labels": dict(self.plan.labels)}
         metadata["ownerReferences"] = [owner]
         status = {"phase": phase, "containerStatuses": [{"name": self.plan.container, "state": state}]}

@@ -3,7 +3,6 @@
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +19,7 @@ from torchyard.diagnosis.no_progress import (
     has_stalled_pods,
 )
 from torchyard.kube.client import Client
+from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import OpenQueue
@@ -77,14 +77,7 @@ class _QueryCache:
         }
 
 
-_CACHES: weakref.WeakKeyDictionary[Client, _QueryCache] = weakref.WeakKeyDictionary()
-_CACHES_LOCK = threading.Lock()
-
-
-def _get_cache(client: Client) -> _QueryCache:
-    """The cache of a connection, shared by all runs that use it."""
-    with _CACHES_LOCK:
-        return _CACHES.setdefault(client, _QueryCache())
+_CACHES = PerClient(lambda _: _QueryCache())  # shared by all runs of this process
 
 
 class ProgressMonitor:
@@ -150,7 +143,7 @@ def _query_cluster(
     `oldest`: the monotonic time of the oldest response of another run that serves. A part that this user may not read,
     or whose query fails, keeps its default.
     """
-    cache = _get_cache(client)
+    cache = _CACHES.get(client)
     pods = select_job_pods(Observation(objects, frozenset()))
     unscheduled = find_unscheduled_pods(pods)
     events = cache.get(("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), oldest=oldest)
@@ -182,7 +175,7 @@ def _query_cluster(
 
 def _list_nodes(client: Client, *, oldest: float) -> list[Any]:
     """All nodes; jobs with different requests share the same list. Raises ClusterError if the query fails."""
-    cache = _get_cache(client)
+    cache = _CACHES.get(client)
     response = cache.get("nodes", lambda: client.list("v1", "Node", everywhere=True), oldest=oldest)
     if response.result is None:
         raise ClusterError(client.host, "list Node", "the query failed", 0)

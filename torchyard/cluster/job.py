@@ -6,7 +6,7 @@ from pathlib import Path
 from torchyard.cluster import create, delete
 from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.log_follower import get_log_reader
+from torchyard.cluster.log_follower import LOG_READERS
 from torchyard.cluster.stop import stop_and_read
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
@@ -80,5 +80,5 @@ class ClusterJob:
 
     def remove(self) -> list[str]:
         leftovers = delete.delete_all_objects(self._plan)
-        get_log_reader(get_cluster_client(self._plan.cluster)).stop(Path(self._plan.folder))
+        LOG_READERS.get(get_cluster_client(self._plan.cluster)).stop(Path(self._plan.folder))
         return leftovers

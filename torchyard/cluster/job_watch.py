@@ -25,7 +25,7 @@ from torchyard.common.private_files import make_private_folder, write_private_te
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import ArrivalTimer
 from torchyard.diagnosis.no_progress import Diagnosis
-from torchyard.kube.client import KubeObject, get_cluster_client
+from torchyard.kube.client import get_cluster_client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
@@ -173,18 +173,13 @@ class ClusterWatch:
         recorded[pod_facts.REMOVALS_KEY] = len(removed_uids)
         self.states[f"Removed/{node}"] = recorded
 
-    def list_objects(self) -> list[KubeObject]:
-        """The objects that exist, with their kinds."""
-        objects: list[KubeObject] = []
-        for name, obj in self.states.items():
-            kind = name.partition("/")[0]
-            if kind != "Removed":
-                objects.append({"kind": kind} | dict(obj))
-        return objects
+    def list_pods(self) -> list[Mapping[str, Any]]:
+        """The pods of the job that exist; the store's is not among them."""
+        return [pod for node, pod in self._get_pods().items() if node in self._plan.nodes]
 
     def has_pods(self) -> bool:
         """Whether a pod of the job exists; the store's does not count."""
-        return any(node in self._plan.nodes for node in self._get_pods())
+        return bool(self.list_pods())
 
     def is_fully_observed(self) -> bool:
         """Whether `states` is the job's current state."""

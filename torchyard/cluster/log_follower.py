@@ -4,7 +4,6 @@ import asyncio
 import math
 import threading
 import time
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from http import HTTPStatus
@@ -15,6 +14,7 @@ from torchyard.cluster.log_file import GapError, LineSplitter, LogWriter, Overla
 from torchyard.common.event_loop import LoopThread
 from torchyard.kube.client import Client
 from torchyard.kube.pacing import RetryPacer
+from torchyard.kube.per_client import PerClient
 from torchyard.kube.retry import TransientError
 from torchyard.kube.streams import StreamClient
 from torchyard.model.errors import ClusterError
@@ -466,19 +466,4 @@ def _describe_loss(restart: int) -> str:
     return RESTARTED_LOSS.format(restart) if restart > 0 else ROTATED_LOSS
 
 
-_READERS: weakref.WeakKeyDictionary[Client, LogReader] = weakref.WeakKeyDictionary()
-_READERS_LOCK = threading.Lock()
-
-
-def get_log_reader(client: Client) -> LogReader:
-    """The reader of a client's logs, shared by all runs of this process."""
-    with _READERS_LOCK:
-        if client not in _READERS:
-            _READERS[client] = LogReader(client)
-        return _READERS[client]
-
-
-def list_log_readers() -> list[LogReader]:
-    """The readers of this process."""
-    with _READERS_LOCK:
-        return list(_READERS.values())
+LOG_READERS = PerClient(LogReader)  # shared by all runs of this process

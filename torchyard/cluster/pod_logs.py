@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchyard.cluster.log_follower import LogFollower, LogSource, get_log_reader
+from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
@@ -62,7 +62,7 @@ class PodLogs:
         """A follower of the node's log, after the one of the node's earlier pod."""
         path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
         predecessors = [follower for follower in self._followers.values() if follower.path == path]
-        return get_log_reader(self._client).follow(source, path, predecessors[-1] if predecessors else None)
+        return LOG_READERS.get(self._client).follow(source, path, predecessors[-1] if predecessors else None)
 
     def resume(self) -> None:
         """Start the threads that could not be started. RuntimeError if this process can have no more threads now."""

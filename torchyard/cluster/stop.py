@@ -1,12 +1,14 @@
 """Stops a job that no process waits for any more, and reads its pods' logs until the pods are gone."""
 
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torchyard.cluster.delete import delete_object, delete_owned_pods, read_grace_period
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.listing import list_labelled_objects
 from torchyard.diagnosis.pod_facts import get_mappings, is_being_deleted, to_text
-from torchyard.kube.client import KubeObject, get_cluster_client
+from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 
@@ -44,25 +46,25 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
         deadline = time.monotonic() + read_grace_period(plan) + END_MARGIN_S
         while watch.has_pods() and time.monotonic() < deadline:
             if watch.poll(timeout_s=_POLL_INTERVAL_S):
-                _delete_owned_pods(plan, watch.list_objects())
+                _delete_owned_pods(plan, watch.list_pods())
             check_outage()
         watch.drain_ended_logs(check_outage, idle_timeout_s=LOG_IDLE_TIMEOUT_S)  # a pod that remains may still print
         return watch.lost_logs()
 
 
-def _delete_owned_pods(plan: ManifestPlan, objects: list[KubeObject]) -> None:
-    """Delete the job's pods once their owners are being deleted. `objects`: those that are watched.
+def _delete_owned_pods(plan: ManifestPlan, watched_pods: Iterable[Mapping[str, Any]]) -> None:
+    """Delete the job's pods once their owners are being deleted.
 
-    Owners that are not watched, such as the Jobs of a JobSet, are listed first.
+    `watched_pods`: as the watch has seen them last. They only show what to list: pods and owners are read again now,
+    because a watch may be behind, and does not see two pods of one node.
     """
-    pods = [obj for obj in objects if obj["kind"] == "Pod"]
-    if all(is_being_deleted(pod) for pod in pods):
-        return
-    client = get_cluster_client(plan.cluster)
-    made_kinds = {(made.api, made.kind) for made in plan.made}
     owner_kinds = set()
-    for pod in pods:
-        for owner in get_mappings(pod, "metadata", "ownerReferences"):
-            owner_kinds.add((to_text(owner.get("apiVersion")), to_text(owner.get("kind"))))
-    owners = list_labelled_objects(client, owner_kinds & made_kinds, plan.labels).objects
-    delete_owned_pods(client, plan.labels, [*objects, *owners])
+    for pod in watched_pods:
+        if not is_being_deleted(pod):
+            for owner in get_mappings(pod, "metadata", "ownerReferences"):
+                owner_kinds.add((to_text(owner.get("apiVersion")), to_text(owner.get("kind"))))
+    known_kinds = {(kind.api, kind.kind) for kind in (*plan.watch, *plan.made)}
+    if owner_kinds & known_kinds:
+        client = get_cluster_client(plan.cluster)
+        listing = list_labelled_objects(client, (("v1", "Pod"), *(owner_kinds & known_kinds)), plan.labels)
+        delete_owned_pods(client, plan.labels, listing.objects)

@@ -12,7 +12,7 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
-from torchyard.cluster.log_follower import LogFollower, LogSource, get_log_reader
+from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.kube.client import Client
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-worker-0"}}
@@ -44,7 +44,7 @@ def follow(fake_api: FakeApi, fake_server: Client, tmp_path: Path, monkeypatch: 
 
     def start(started_at: float = 0.0) -> LogFollower:
         source = LogSource("train-worker-0", "uid-0", "main")
-        followers.append(get_log_reader(fake_server).follow(source, tmp_path / "worker-0" / "log"))
+        followers.append(LOG_READERS.get(fake_server).follow(source, tmp_path / "worker-0" / "log"))
         followers[-1].update_pod(has_terminated=False, started_at=started_at)
         return followers[-1]
 
@@ -162,7 +162,7 @@ def test_stopped_log_is_requested_no_more(fake_api: FakeApi, fake_server: Client
     fake_api.logs["train-worker-0"] = slow_log(1000, 0.05, condition=lambda: not has_ended.is_set())
     follower = follow()
     wait_until(follower.path.exists)
-    reader = get_log_reader(fake_server)
+    reader = LOG_READERS.get(fake_server)
     reader.stop(follower.path.parent.parent / "other-run")
     assert not follower.complete.wait(0.2)
     reader.stop(follower.path.parent.parent)

@@ -107,3 +107,24 @@ def test_outage_does_not_block_the_stop(job: Job, monkeypatch: pytest.MonkeyPatc
     missing = ClusterJob(job.plan).stop_unwatched()
     assert set(missing) == set(job.plan.nodes)
     assert all(reason.startswith("possibly the last lines: ") for reason in missing.values())
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_pods_are_deleted_by_one_request_only_if_all_are_the_jobs(
+    job: Job, monkeypatch: pytest.MonkeyPatch, *, has_copy: bool
+) -> None:
+    """One request deletes the pods of a job that waits for them, unless another owner's pod has the same labels."""
+    monkeypatch.setattr(stop, "END_MARGIN_S", 0.0)
+    monkeypatch.setattr(stop, "LOG_IDLE_TIMEOUT_S", 0.2)
+    obj = job.get_job()
+    obj["metadata"]["finalizers"] = ["foregroundDeletion"]
+    job.fake_api.put(obj)
+    if has_copy:
+        copy = job.build_pod("worker-0", "uid-copy")
+        copy["metadata"] |= {"name": "copy", "ownerReferences": [{"uid": "other"}]}
+        job.fake_api.put(copy)
+    stop_and_read(job.plan)
+    collections = job.fake_api.find_requests("DELETE", "/pods$")
+    pods = [job.fake_api.find("v1", "Pod", job.get_pod_name(node)) for node in NODES]
+    are_deleted = ["deletionTimestamp" in pod["metadata"] for pod in pods if pod]
+    assert (bool(collections), are_deleted) == (not has_copy, [not has_copy] * 2)

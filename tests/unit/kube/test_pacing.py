@@ -43,30 +43,30 @@ def pass_all(clock: Clock, pacer: RetryPacer, count: int, *, needed: bool = True
     return times
 
 
-def test_tries_are_few_while_all_are_refused(clock: Clock) -> None:
-    """After many refusals two tries pass a second, however many wait."""
-    pacer = RetryPacer()
+@pytest.fixture
+def pacer() -> RetryPacer:
+    """A pacer after many refusals."""
+    refused_pacer = RetryPacer()
     for _ in range(100):
-        pacer.record_refusal()
+        refused_pacer.record_refusal()
+    return refused_pacer
+
+
+def test_tries_are_few_while_all_are_refused(clock: Clock, pacer: RetryPacer) -> None:
+    """After many refusals two tries pass a second, however many wait."""
     times = pass_all(clock, pacer, 11)
     assert times[-1] - times[0] == pytest.approx(5.0, abs=0.01)
 
 
-def test_successes_raise_the_rate(clock: Clock) -> None:
+def test_successes_raise_the_rate(clock: Clock, pacer: RetryPacer) -> None:
     """A few successes are enough for hundreds of tries within seconds."""
-    pacer = RetryPacer()
-    for _ in range(100):
-        pacer.record_refusal()
     for _ in range(5):
         pacer.record_success(is_retry=True)
     times = pass_all(clock, pacer, 101)
     assert times[-1] - times[0] == pytest.approx(2.0, abs=0.01)
 
 
-def test_try_that_is_not_needed_takes_no_turn(clock: Clock) -> None:
+def test_try_that_is_not_needed_takes_no_turn(clock: Clock, pacer: RetryPacer) -> None:
     """Tries that are not needed any more return at once, and do not delay the others."""
-    pacer = RetryPacer()
-    for _ in range(100):
-        pacer.record_refusal()
     assert pass_all(clock, pacer, 50, needed=False) == []
     assert clock.now == 0.0
