@@ -10,6 +10,7 @@ import httpx
 
 from torchyard.kube.credentials import Credentials
 from torchyard.kube.http import CONNECT_TIMEOUT_S, Connection, Request, build_error, build_headers, build_path
+from torchyard.kube.multiplexed import MultiplexedTransport
 from torchyard.kube.refusals import check_refusal
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
@@ -22,8 +23,9 @@ class StreamClient:
 
     It belongs to one event loop. A request is sent once, and once more after a refusal that may not count.
 
-    Each open response has its own connection, because the API server does not start the response to a followed log
-    before its first line. Connections of complete responses are reused.
+    Open responses share HTTP/2 connections where the API server is reached without a proxy and speaks HTTP/2. Elsewhere
+    each has its own connection, because the API server does not start the response to a followed log before its first
+    line; connections of complete responses are reused.
     """
 
     def __init__(self, credentials: Credentials[Connection]) -> None:
@@ -90,13 +92,15 @@ def _open_http(connection: Connection) -> httpx.AsyncClient:
     """An HTTP client with the settings of a kubeconfig's context, which alone names a proxy."""
     settings = connection.settings
     proxy_url = connection.http.proxy  # None where `no_proxy` excludes the server
-    transport = httpx.AsyncHTTPTransport(
+    transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport(
         verify=_build_ssl_context(settings),
         trust_env=False,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS),
         proxy=httpx.Proxy(proxy_url.url, headers=settings.proxy_headers) if proxy_url else None,
         socket_options=settings.socket_options,
     )
+    if settings.host.startswith("https:") and not proxy_url:
+        transport = MultiplexedTransport(_build_ssl_context(settings), transport, settings.socket_options)
     return httpx.AsyncClient(transport=transport, trust_env=False)
 
 
