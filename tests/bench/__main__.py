@@ -4,6 +4,7 @@ Every figure is a median over pairs, because machines are noisy; a target is a v
 """
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def main() -> None:
         (folder / "dies.yaml").write_text(FAILING_PROFILE)
         measure_pipeline(folder)
         measure_plan()
+        measure_plan_ratio()
         measure_prefect_start()
         measure_fail_fast(folder)
     print("many runs on one worker", flush=True)
@@ -152,6 +154,21 @@ def measure_plan() -> None:
             show(
                 f"in process, profile read and planned, {nodes} nodes", 1000 * statistics.median(durations_s), 1.5, "ms"
             )
+
+
+def measure_plan_ratio() -> None:
+    """The CPU time of `torchyard plan`, in units of an interpreter that imports yaml and builds one pydantic model."""
+    imports = [sys.executable, "-c", "import yaml, pydantic; pydantic.create_model('Model', number=(int, 0))()"]
+    command = [str(Path(sys.executable).parent / "torchyard"), "plan", PLANNED_PROFILES[0]]
+    ratios = [measure_cpu_s(command) / measure_cpu_s(imports) for _ in range(15)]
+    show("CPU of `plan` / CPU of yaml and one pydantic model, median of 15", statistics.median(ratios), 1.6, "")
+
+
+def measure_cpu_s(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run_command(command)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def plan_once(name: str, nodes: int) -> None:

@@ -1,12 +1,14 @@
 """What `torchyard run` costs for one job of N fake pods: requests, CPU, memory, threads, and its exit after the end.
 
 `python -m tests.bench.run_cost [PODS ...]`. Each job is one Volcano job, whose pods run for a minute; the last row has
-kubelets that refuse connections. The API server itself counts the requests, which come from a separate user.
+kubelets that refuse connections. Then a run is stopped whose pods take ten seconds to end, and forty start at once.
+The API server itself counts the requests, which come from a separate user.
 """
 
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +23,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.cluster import PROFILE, count_requests, new_namespace
+from tests.bench.many_runs import count_running_pods
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import build_node
-from tests.cluster.jobs import as_user
+from tests.cluster.jobs import as_user, until
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
@@ -34,6 +37,12 @@ RUN_S = 60.0  # seconds that the pods run
 BENCH_LABEL = "torchyard.test/bench"
 REFUSING_ADDRESS = "127.0.0.9"  # no process listens there
 SAMPLE_INTERVAL_S = 0.1
+STOP_S = 10.0  # seconds that the pods of a stopped run take to end
+MAX_STOP_REQUESTS = 15
+STARTS = 40  # runs that start at once
+MAX_STARTS_S = 20.0
+START_TIMEOUT_S = 300.0
+FINALIZER = "torchyard.test/hold"  # keeps a deleted pod until the benchmark removes it
 
 
 class Limits(NamedTuple):
@@ -78,6 +87,9 @@ def main(show: Any, pod_counts: tuple[int, ...] = POD_COUNTS) -> None:
         show(f"{title} peak memory", cost.memory_mib, limits.memory_mib, "MiB")
         show(f"{title} threads at most", cost.threads, limits.threads, "")
         show(f"{title} exit after the last pod's end", cost.exit_s, limits.exit_s)
+    with cluster():
+        measure_stop(show)
+        measure_starts(show)
 
 
 def measure(pod_count: int, refuses_logs: bool) -> Cost:
@@ -114,25 +126,30 @@ def fake_nodes(admin: Client, pod_count: int, refuses_logs: bool) -> Iterator[st
             admin.request("DELETE", f"/api/v1/nodes/{name}-{number}")
 
 
-def run_job(admin: Client, namespace: str, node_name: str, folder: Path, pod_count: int) -> Cost:
+def start_run(namespace: str, node_name: str, folder: Path, pod_count: int, run_s: float) -> "subprocess.Popen[bytes]":
+    """Start `torchyard run`, with pods that run for some seconds; its output is in `folder`."""
     (folder / "many.yaml").write_text(PROFILE)
     overrides = as_user() | {
         "nodes": pod_count,
         "cluster.namespace": namespace,
         "pod.node_selector": {BENCH_LABEL: node_name},
         "pod.tolerations": [BENCH_LABEL],
-        "pod.annotations": {"torchyard.test/end-after": str(RUN_S)},
+        "pod.annotations": {"torchyard.test/end-after": str(run_s)},
     }
     command = [str(Path(sys.executable).with_name("torchyard")), "run", str(folder / "many.yaml")]
     for key, value in overrides.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     environment = os.environ | {"TORCHYARD_RUNS": str(folder / "runs")}
-    Client(Cluster(context=overrides.get("cluster.context"))).ping()  # the server has no counter before a first request
+    with (folder / "output").open("w") as output:
+        return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+
+
+def run_job(admin: Client, namespace: str, node_name: str, folder: Path, pod_count: int) -> Cost:
+    ping_as_user()
     count_before = count_requests(admin)
     used_before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with (folder / "output").open("w") as output:
-        child = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        threads, memory_mib = sample_process(child)
+    child = start_run(namespace, node_name, folder, pod_count, RUN_S)
+    threads, memory_mib = sample_process(child)
     exited_at = time.time()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert child.returncode == 0, (folder / "output").read_text()[-3000:]
@@ -143,6 +160,60 @@ def run_job(admin: Client, namespace: str, node_name: str, folder: Path, pod_cou
         threads=threads,
         exit_s=exited_at - read_last_end(folder / "runs"),
     )
+
+
+def ping_as_user() -> None:
+    """Send one request as the benchmark's user: the server has no counter before that."""
+    Client(Cluster(context=as_user().get("cluster.context"))).ping()
+
+
+def measure_stop(show: Any) -> None:
+    """The requests of a run of two pods from Ctrl-C to its exit, while its pods take `STOP_S` to end."""
+    admin = Client(Cluster())
+    with (
+        new_namespace() as namespace,
+        fake_nodes(admin, 2, refuses_logs=False) as node_name,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        ping_as_user()
+        child = start_run(namespace, node_name, Path(folder), 2, 600)
+        until(lambda: count_running_pods(namespace) == 2, timeout_s=START_TIMEOUT_S)
+        set_finalizers(namespace, [FINALIZER])
+        count_before = count_requests(admin)
+        child.send_signal(signal.SIGINT)
+        time.sleep(STOP_S)
+        set_finalizers(namespace, None)
+        child.wait()
+        count = count_requests(admin) - count_before
+    show(f"Ctrl-C, two pods that take {STOP_S:.0f} s to end: requests", count, MAX_STOP_REQUESTS, "")
+
+
+def set_finalizers(namespace: str, finalizers: list[str] | None) -> None:
+    client = Client(Cluster(namespace=namespace))
+    for pod in client.list("v1", "Pod"):
+        client.patch(pod | {"apiVersion": "v1", "kind": "Pod"}, {"metadata": {"finalizers": finalizers}})
+
+
+def measure_starts(show: Any) -> None:
+    """Seconds until the pods of many runs of two pods run, if all runs start at the same moment."""
+    admin = Client(Cluster())
+    with (
+        new_namespace() as namespace,
+        fake_nodes(admin, 2 * STARTS, refuses_logs=False) as node_name,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        folders = [Path(folder, str(number)) for number in range(STARTS)]
+        for run_folder in folders:
+            run_folder.mkdir()
+        started_at = time.monotonic()
+        children = [start_run(namespace, node_name, run_folder, 2, 600) for run_folder in folders]
+        until(lambda: count_running_pods(namespace) == 2 * STARTS, timeout_s=START_TIMEOUT_S)
+        duration_s = time.monotonic() - started_at
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        for child in children:
+            child.wait()
+    show(f"{STARTS} runs of two pods at once: until all pods run", duration_s, MAX_STARTS_S)
 
 
 def sample_process(child: "subprocess.Popen[bytes]") -> tuple[int, float]:

@@ -25,8 +25,12 @@ Prefect passes errors between processes, so they can be pickled: the fields go t
 builds the message.
 """
 
+from typing import TYPE_CHECKING
+
 from torchyard.model.finding import Finding
-from torchyard.model.result import RunResult
+
+if TYPE_CHECKING:  # every command raises errors, and few of them load the models of results
+    from torchyard.model.result import RunResult
 
 
 class TorchyardError(Exception):
@@ -218,7 +222,7 @@ class SettingError(TorchyardError):
 class TrainingError(TorchyardError):
     """A training that a flow started did not succeed; `result` holds what it measured until then."""
 
-    def __init__(self, result: RunResult) -> None:
+    def __init__(self, result: "RunResult") -> None:
         super().__init__(result)
         self.result = result
 

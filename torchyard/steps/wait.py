@@ -25,7 +25,7 @@ from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
 
 _STATUS_INTERVAL_S = 2.0  # between two reads of the status of a job that does not change
-_MAX_POLL_SHARE = 0.1  # of a processor, for polls while changes come without a pause
+_MAX_POLL_SHARE = 0.05  # of a processor, for polls while changes come without a pause
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
 _SILENCE_CAUSES = (PlatformCause.NODE_LOST, LauncherCause.HOST_SILENT)  # that explain an expired deadlines.silence
