@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import time
 
 from . import processes, rank_recorder
@@ -31,11 +30,9 @@ _SAMPLE_INTERVAL_S = 0.7
 _FIRST_INTERVAL_S = 0.4  # between the first two samples of a stall
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
-_SIGNAL_INTERVAL_S = 10.0  # between two requests for a blind rank's stacks
 _FROZEN_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
 _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
-_FRAME = re.compile(r'^  File "(.{1,300})", line (\d{1,7}) in (.{1,200})$')
 
 
 class _RankWatch:
@@ -43,7 +40,6 @@ class _RankWatch:
 
     previous_sample, latest_sample: of the current pause; None while the rank makes progress.
     printed_at, pulse_at: when its last line, and its last pulse, was printed.
-    signalled_at: when its stacks were last requested.
     """
 
     def __init__(self, pid: int) -> None:
@@ -54,20 +50,21 @@ class _RankWatch:
         self.pulse_at = 0.0
         self.is_stalled = False
         self.has_ended = False
-        self.signalled_at = 0.0
 
 
 class NodeRecorder:
-    """Print the records of a folder's ranks to the file descriptor `output`.
+    """Print the records of a folder's ranks to the log, which has the file descriptor `output` at the start.
 
     `run` never returns: it is the target of a daemon thread, which ends with the process. It polls every
     `_POLL_INTERVAL_S` and ignores all errors, so that they cannot end the agent's process. `poll` returns the lines
-    that are due at one moment.
+    that are due at one moment. If the program closes the log, its next file may get this descriptor: then nothing is
+    printed any more.
     """
 
     def __init__(self, folder: str, output: int = 1) -> None:
         self._folder = folder
         self._output = output
+        self._log_identity = _identify_file(output)
         self._watches: dict[int, _RankWatch] = {}
         self._disks = DiskWatch()
         self._started_at = time.monotonic()
@@ -77,8 +74,13 @@ class NodeRecorder:
         while True:
             with contextlib.suppress(Exception):
                 for line in self.poll(time.monotonic()):
-                    os.write(self._output, line)
+                    self.print_line(line)
             time.sleep(_POLL_INTERVAL_S)
+
+    def print_line(self, line: bytes) -> None:
+        """Write a line to the log, unless the descriptor is now closed or another file."""
+        if self._log_identity and _identify_file(self._output) == self._log_identity:
+            os.write(self._output, line)
 
     def poll(self, now: float) -> list[bytes]:
         """The lines that are due at `now`, at most one for each rank."""
@@ -125,22 +127,11 @@ class NodeRecorder:
         return "pulse"
 
     def _sample_process(self, watch: _RankWatch, record: Json, now: float) -> None:
-        """Sample what the process uses: two samples show whether it is active. Request a blind rank's stacks."""
+        """Sample what the process uses: two samples show whether it is active."""
         interval_s = _SAMPLE_INTERVAL_S if watch.previous_sample else _FIRST_INTERVAL_S
         if watch.latest_sample is None or now - watch.latest_sample.taken_at >= interval_s:
             watch.previous_sample = watch.latest_sample
             watch.latest_sample = processes.Sample(now, watch.pid, record)
-        if now - record["tick"] > _FROZEN_S and now - watch.signalled_at > _SIGNAL_INTERVAL_S:
-            watch.signalled_at = now
-            if processes.read_state(watch.pid) not in "Tt" and processes.has_signal_handler(
-                watch.pid, rank_recorder.STACK_SIGNAL
-            ):
-                os.truncate(self._get_stack_path(record), 0)
-                # Linux gives a signal to the thread of this number, if it can: it interrupts no call of the program.
-                os.kill(record["tid"], rank_recorder.STACK_SIGNAL)
-
-    def _get_stack_path(self, record: Json) -> str:
-        return os.path.join(self._folder, "stack-%d" % record["rank"])
 
     def _complete_record(self, kind: str, watch: _RankWatch, record: Json, now: float) -> Json:
         """The record to print; for a stall with what the kernel reports about the process."""
@@ -170,9 +161,16 @@ class NodeRecorder:
         if watch.previous_sample and watch.latest_sample:
             details["is_active"] = processes.is_active(watch.previous_sample, watch.latest_sample)
             details["uses_files"] = processes.is_writing(watch.previous_sample, watch.latest_sample)
-        if frozen_s > 1:
-            details["stack"] = _read_stack_file(self._get_stack_path(record)) or details["stack"]
         return details
+
+
+def _identify_file(fd: int) -> tuple[int, int] | None:
+    """The device and the inode of an open file; None if no file has this descriptor."""
+    try:
+        stat = os.fstat(fd)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
 
 
 def _choose_interval_s(stalled_s: float) -> float:
@@ -206,20 +204,3 @@ def _format_line(record: Json) -> bytes:
             record = dict(record, groups=dict(list(groups.items())[:-1]))
         else:
             record = dict(record, stack=[], pending=None)
-
-
-def _read_stack_file(path: str) -> list[Json]:
-    """The main thread's frames as faulthandler wrote them, which lists it last; [] if there are none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(1 << 18)
-    except OSError:
-        return []
-    frames: list[Json] = []
-    for line in text.splitlines():
-        match = _FRAME.match(line)
-        if match:
-            frames.append({"function": match[3], "file": match[1][-120:], "line": int(match[2])})
-        elif line:
-            frames = []
-    return frames[:24]

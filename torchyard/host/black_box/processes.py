@@ -89,15 +89,6 @@ def read_wchan(pid: int) -> str:
     return "" if wchan == "0" else wchan
 
 
-def has_signal_handler(pid: int, signal_number: int) -> bool:
-    """Whether a process has a handler for a signal: without one, it would end the process."""
-    try:
-        match = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read_text("/proc/%d/status" % pid), re.MULTILINE)
-    except OSError:
-        return False
-    return bool(match and int(match[1], 16) >> (signal_number - 1) & 1)
-
-
 def list_retransmitting_links(pid: int) -> list[dict[str, Any]]:
     """The established TCP connections of a process that retransmit, 16 at most, as JSON."""
     inodes = socket_bytes.list_socket_inodes(pid)

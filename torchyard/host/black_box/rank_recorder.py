@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import os
 import sys
@@ -21,7 +20,6 @@ _STALL_FACTOR = 1.5
 WINDOW_S = 15.0  # over which waiting is averaged
 _PAUSE_MEMORY_S = 600.0  # after which a pause no longer counts as usual
 _MAX_FRAMES = 24
-STACK_SIGNAL = 60  # a real-time signal: faulthandler writes the stacks, even while a C call holds the GIL
 
 
 class RankRecorder:
@@ -127,9 +125,3 @@ def _list_frames() -> dict[int, Json]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def register_stack_signal(path: str) -> None:
-    """Let STACK_SIGNAL write the stacks of all threads to a file. Programs do not use that signal."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True)

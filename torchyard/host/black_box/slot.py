@@ -12,34 +12,44 @@ from typing import Any
 Json = Any
 SLOT_BYTES = 16384
 _HEADER = struct.Struct("<III")  # length, CRC-32 of the text, process id of its rank
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class RecordSlot:
     """The file of one rank's record, which the rank writes and the node's recorder reads.
 
-    It is not locked: a checksum shows that a record is incomplete, and the reader tries again at its next poll.
+    It is opened anew for each write. A descriptor that stays open could be closed by the program, as daemon libraries
+    close all that they do not know, and the program's next file would then get its number. A memory map would end the
+    program with SIGBUS if the file system fails. The file is not locked: a checksum shows that a record is incomplete,
+    and the reader tries again at its next poll.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, path: str) -> None:
+        self._path = path
 
     @classmethod
     def claim(cls, folder: str, rank: int) -> RecordSlot | None:
         """The slot of a rank; None if another living process has it: this process is then a helper of that rank."""
-        fd = os.open(os.path.join(folder, "rank-%d" % rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        header = os.pread(fd, _HEADER.size, 0)
-        if len(header) == _HEADER.size:
-            owner = _HEADER.unpack(header)[2]
-            if owner != os.getpid() and _is_alive(owner):
-                os.close(fd)
-                return None
-        os.posix_fallocate(fd, 0, SLOT_BYTES)
-        slot = cls(fd)
+        path = os.path.join(folder, "rank-%d" % rank)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600)
+        try:
+            header = os.pread(fd, _HEADER.size, 0)
+            if len(header) == _HEADER.size:
+                owner = _HEADER.unpack(header)[2]
+                if owner != os.getpid() and _is_alive(owner):
+                    return None
+            os.posix_fallocate(fd, 0, SLOT_BYTES)
+        finally:
+            os.close(fd)
+        slot = cls(path)
         slot.write({})
         return slot
 
     def write(self, record: Json) -> None:
-        """Write the record. If it is too long, the members of its groups are left out, then also its stack."""
+        """Write the record. If it is too long, the members of its groups are left out, then also its stack.
+
+        Raises OSError if the file cannot be written; a file that was removed is not created again.
+        """
         without_members = dict(
             record, groups={name: dict(group, ranks=[]) for name, group in record.get("groups", {}).items()}
         )
@@ -48,7 +58,12 @@ class RecordSlot:
             text = json.dumps(candidate, separators=(",", ":")).encode()
             if len(text) <= SLOT_BYTES - _HEADER.size:
                 break
-        os.pwrite(self._fd, _HEADER.pack(len(text), zlib.crc32(text), os.getpid()) + text, 0)
+        data = _HEADER.pack(len(text), zlib.crc32(text), os.getpid()) + text
+        fd = os.open(self._path, os.O_WRONLY | _OPEN_FLAGS)
+        try:
+            os.pwrite(fd, data, 0)
+        finally:
+            os.close(fd)
 
 
 def read_slots(folder: str) -> dict[int, Json]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import Callable
 
@@ -30,7 +31,6 @@ def start_recorders() -> None:
     if slot is None:
         return  # a helper of the rank that has the slot
     torch_facts.enable_flight_recorder()
-    rank_recorder.register_stack_signal(os.path.join(folder, "stack-%s" % int(rank)))
     _start_thread(rank_recorder.RankRecorder(slot, int(rank), int(world)).run)
     if "LOCAL_RANK" not in os.environ:
         _start_thread(node_recorder.NodeRecorder(folder).run)
@@ -57,4 +57,14 @@ def _read_command_line() -> list[str]:
 
 
 def _start_thread(run: Callable[[], None]) -> None:
-    threading.Thread(target=run, name="torchyard-recorder", daemon=True).start()
+    """Start a daemon thread in which all signals are blocked.
+
+    A program may block a signal in its own threads and wait for it with `sigwait`: it would be delivered to this
+    thread instead, and end the process.
+    """
+    thread = threading.Thread(target=run, name="torchyard-recorder", daemon=True)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

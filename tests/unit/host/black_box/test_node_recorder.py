@@ -23,10 +23,11 @@ FRAME = {"function": "load", "file": "/app/train.py", "line": 88}
 
 
 class Node:
-    """A node with one rank, a process that sleeps; the test writes its record and sets the clock."""
+    """A node with one rank, which sleeps and handles a signal; the test writes its record and sets the clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.rank = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        code = "import signal, time; signal.signal(60, lambda *_: None); time.sleep(60)"
+        self.rank = subprocess.Popen([sys.executable, "-S", "-c", code])
         wait_until(lambda: read_state(self.rank.pid) == "S")
         slot = RecordSlot.claim(str(folder), 0)
         assert slot
@@ -142,3 +143,27 @@ def test_many_groups_fit_into_a_line(node: Node) -> None:
     node.poll(2, moved=node.start, groups=groups, stack=[FRAME] * 24)
     (record,) = node.poll(4.5, moved=node.start, groups=groups, stack=[FRAME] * 24)
     assert (len(record.stack), record.groups["0"].enqueued) == (8, 5)
+
+
+def test_frozen_rank_gets_no_signal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sends no signal to a rank whose thread does not run: the program may handle any signal itself."""
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, signal_number: signals.append(signal_number))
+    for elapsed_s in range(2, 60):
+        node.poll(elapsed_s, moved=node.start, tick=node.start)
+    assert signals == []
+
+
+def test_file_that_takes_the_number_of_the_log_stays_as_it_is(tmp_path: Path) -> None:
+    """If the program closes the log, and its next file gets the same descriptor, nothing is written into that file."""
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    recorder = NodeRecorder(str(tmp_path), output=log)
+    recorder.print_line(b"a record\n")
+    os.close(log)
+    recorder.print_line(b"a record\n")
+    model = os.open(tmp_path / "model.bin", os.O_WRONLY | os.O_CREAT)
+    assert model == log
+    recorder.print_line(b"a record\n")
+    os.close(model)
+    assert (tmp_path / "log").read_text() == "a record\n"
+    assert (tmp_path / "model.bin").read_text() == ""

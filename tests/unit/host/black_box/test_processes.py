@@ -82,14 +82,6 @@ def test_stopped_and_ended_processes_have_their_states() -> None:
     assert processes.read_state(pid) == ""
 
 
-def test_only_a_signal_with_a_handler_is_caught() -> None:
-    """A signal that would end the process is not sent, because the process does not catch it."""
-    code = f"import signal; signal.signal(signal.SIGUSR1, lambda *_: None); {WAITING}"
-    with running(code) as pid:
-        wait_until(lambda: processes.has_signal_handler(pid, signal.SIGUSR1))
-        assert not processes.has_signal_handler(pid, signal.SIGUSR2)
-
-
 def test_healthy_connections_are_not_listed() -> None:
     """Only connections that retransmit are listed."""
     assert processes.list_retransmitting_links(os.getpid()) == []

@@ -1,14 +1,11 @@
 """RankRecorder: a rank's record from torch's counters at each tick."""
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torchyard.common.project_root import ROOT
 from torchyard.host.black_box import torch_facts
 from torchyard.host.black_box.rank_recorder import TICK_S, RankRecorder
 from torchyard.host.black_box.slot import RecordSlot
@@ -97,17 +94,3 @@ def test_garbage_collector_stays_as_it_was(rank: ScriptedRank, enabled: bool) ->
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()
-
-
-def test_stack_signal_writes_the_stacks_to_the_file(tmp_path: Path) -> None:
-    """The handler of the signal writes all stacks, without running Python code."""
-    code = f"""
-import signal
-from torchyard.host.black_box.rank_recorder import STACK_SIGNAL, register_stack_signal
-def train():
-    signal.raise_signal(STACK_SIGNAL)
-register_stack_signal({str(tmp_path / "stack")!r})
-train()
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    assert "in train" in (tmp_path / "stack").read_text()

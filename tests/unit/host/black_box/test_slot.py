@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from torchyard.host.black_box.slot import SLOT_BYTES, RecordSlot, read_slots
 
 
@@ -72,3 +74,21 @@ def test_slot_of_a_dead_rank_is_taken(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     claim(tmp_path).write({"pid": os.getpid()})
     assert read_slots(str(tmp_path)) == {0: {"pid": os.getpid()}}
+
+
+def test_slot_keeps_no_descriptor(tmp_path: Path) -> None:
+    """No descriptor stays open after a write, so that the program's next file cannot get the number of the slot's."""
+    open_before = sorted(os.listdir("/proc/self/fd"))
+    slot = claim(tmp_path)
+    slot.write({"rank": 0})
+    assert sorted(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_link_in_place_of_a_slot_is_not_followed(tmp_path: Path) -> None:
+    """A symbolic link with the name of a slot is an error, and the file behind it stays as it is."""
+    target = tmp_path / "results"
+    target.write_text("accuracy 0.9")
+    (tmp_path / "rank-0").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        claim(tmp_path)
+    assert target.read_text() == "accuracy 0.9"

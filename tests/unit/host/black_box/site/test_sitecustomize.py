@@ -46,3 +46,30 @@ def test_black_box_that_cannot_start_does_not_stop_the_program() -> None:
     """Without the black box the program runs, and one line on stderr gives the reason."""
     result = run("print('trained')", TORCHYARD_BLACK_BOX="/proc/none", RANK="0", WORLD_SIZE="1")
     assert (result.stdout, result.stderr.startswith("torchyard: no black box in this process: ")) == ("trained\n", True)
+
+
+def test_file_of_a_program_that_closed_all_descriptors_is_its_own(tmp_path: Path) -> None:
+    """A rank that closes the descriptors that it does not know, and then opens a file, finds only its data there."""
+    model = tmp_path / "model.bin"
+    code = f"""
+import os, time
+os.closerange(3, 1000)
+model = open({str(model)!r}, "wb", buffering=0)
+model.write(b"weights" * 100)
+time.sleep(1)
+"""
+    run(code, TORCHYARD_BLACK_BOX=str(tmp_path / "box"), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    assert model.read_bytes() == b"weights" * 100
+    assert list(read_slots(str(tmp_path / "box"))) == [0]
+
+
+def test_signal_for_which_a_program_waits_reaches_it(tmp_path: Path) -> None:
+    """A signal that a program blocks and waits for is not delivered to the recorder's threads."""
+    code = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigwait({signal.SIGUSR1}).name)
+"""
+    result = run(code, TORCHYARD_BLACK_BOX=str(tmp_path), RANK="0", WORLD_SIZE="1")
+    assert result.stdout == "SIGUSR1\n"
