@@ -22,9 +22,9 @@ if [ "${node}" = 0 ]; then host=1; else host=0; fi
 export PET_RDZV_CONF="join_timeout={join_timeout_s},is_host=$host"
 """
 # -I: Python imports nothing from the work folder, where the user's files could hide modules. An image without python3
-# reports nothing.
+# reports nothing, and an error of the program itself does not end the pod.
 _RDMA_FACTS_LINES = """\
-if command -v python3 >/dev/null; then python3 -I -{args} <<'RDMA_FACTS'
+if command -v python3 >/dev/null; then python3 -I -{args} <<'RDMA_FACTS' || [ $? != {unusable} ]
 {program}RDMA_FACTS
 fi
 """
@@ -86,7 +86,8 @@ def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode) -> str
     if profile.expect and profile.expect.transport in _VERBS_TRANSPORTS:
         args = " required" if profile.on_fabric == "fail" else ""
         program = Path(rdma_facts.__file__).read_text("utf-8")
-        prelude += escape_dollars(_RDMA_FACTS_LINES.format(args=args, program=program))
+        unusable = rdma_facts.UNUSABLE_EXIT_CODE
+        prelude += escape_dollars(_RDMA_FACTS_LINES.format(args=args, program=program, unusable=unusable))
     if profile.rendezvous == "c10d":
         join_timeout_s = torchrun.get_join_timeout_s(profile)
         return prelude + _C10D_HOST_LINES.format(node=job_node.node, join_timeout_s=join_timeout_s)

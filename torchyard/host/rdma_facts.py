@@ -1,12 +1,10 @@
 """Prints what a pod has for RDMA, as one JSON line, before the job starts.
 
-The pod's shell passes this text to the image's Python (agents/command.py), so it needs only Python 3.7 and the standard
-library. With the argument `required` it exits with 1 and a sentence on stderr if NCCL's own transport cannot work in
-the pod. Options that NCCL reads (NCCL_IB_HCA, NCCL_IB_GID_INDEX) are read from the environment, as the job's processes
-do.
+The pod's shell passes this text to the image's Python (agents/command.py), so it needs only Python 3.6 and the standard
+library. With the argument `required` it exits with `UNUSABLE_EXIT_CODE` and a sentence on stderr if NCCL's own
+transport cannot work in the pod. Options that NCCL reads (NCCL_IB_HCA, NCCL_IB_GID_INDEX) are read from the
+environment, as the job's processes do.
 """
-
-from __future__ import annotations
 
 import ctypes
 import json
@@ -14,11 +12,12 @@ import os
 import resource
 import socket
 import sys
-from typing import Any, Sequence
+from typing import Any, Dict, List, Sequence
 
 _MAX_GIDS = 16  # of a port; a table has up to 256 slots, most of them empty
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _CUDA_VERSIONS = (13, 12, 11)
+UNUSABLE_EXIT_CODE = 64  # Python itself ends with other codes: an error of this program must not end the pod
 
 
 def read_text(path: str) -> str:
@@ -30,7 +29,7 @@ def read_text(path: str) -> str:
         return ""
 
 
-def list_names(folder: str) -> list[str]:
+def list_names(folder: str) -> List[str]:
     try:
         return sorted(os.listdir(folder), key=lambda name: (len(name), name))
     except OSError:
@@ -52,9 +51,9 @@ def is_selected(device: str, port: str, rule: str) -> bool:
     return is_listed != rule.startswith("^")
 
 
-def list_gids(port_path: str) -> list[list[Any]]:
+def list_gids(port_path: str) -> List[List[Any]]:
     """The port's GIDs that are not empty: index, address, type, interface."""
-    gids: list[list[Any]] = []
+    gids: List[List[Any]] = []
     for index in list_names(port_path + "/gids"):
         address = read_text(port_path + "/gids/" + index)
         if address and address != _NO_GID:
@@ -64,16 +63,16 @@ def list_gids(port_path: str) -> list[list[Any]]:
     return gids[:_MAX_GIDS]
 
 
-def list_ports(root: str) -> list[dict[str, Any]]:
+def list_ports(root: str) -> List[Dict[str, Any]]:
     """The ports that NCCL may use, with their attributes in sysfs."""
-    ports: list[dict[str, Any]] = []
+    ports: List[Dict[str, Any]] = []
     rule = os.environ.get("NCCL_IB_HCA", "")
     for device in list_names(root + "/class/infiniband"):
         folder = "%s/class/infiniband/%s/ports" % (root, device)
         for number in list_names(folder):
             if is_selected(device, number, rule):
                 path = "%s/%s" % (folder, number)
-                port: dict[str, Any] = {"port": "%s/%s" % (device, number), "gids": list_gids(path)}
+                port: Dict[str, Any] = {"port": "%s/%s" % (device, number), "gids": list_gids(path)}
                 for attribute in ("state", "link_layer", "rate"):
                     port[attribute] = read_text("%s/%s" % (path, attribute))
                 ports.append(port)
@@ -102,9 +101,9 @@ def has_libibverbs() -> bool:
     return True
 
 
-def list_problems(ports: list[dict[str, Any]], devices: list[str], *, libibverbs: bool) -> list[str]:
+def list_problems(ports: List[Dict[str, Any]], devices: List[str], *, libibverbs: bool) -> List[str]:
     """Why NCCL's own transport cannot work in this pod; empty if nothing prevents it."""
-    problems: list[str] = []
+    problems: List[str] = []
     if not devices:
         problems.append("the pod has no /dev/infiniband/uverbs*: ask for the RDMA resource, or mount the devices")
     if not ports:
@@ -124,7 +123,7 @@ def main(argv: Sequence[str], root: str = "/") -> int:
     libibverbs = has_libibverbs()
     devices = [name for name in list_names(root + "dev/infiniband") if name.startswith("uverbs")]
     problems = list_problems(ports, devices, libibverbs=libibverbs)
-    report: dict[str, Any] = {
+    report: Dict[str, Any] = {
         "lacks": problems,
         "node": socket.gethostname(),
         "devices": len(devices),
@@ -137,9 +136,14 @@ def main(argv: Sequence[str], root: str = "/") -> int:
     print(json.dumps({"torchyard_rdma": report}), flush=True)
     if problems and "required" in argv:
         print("torchyard: error: this pod cannot use RDMA: " + "; ".join(problems), file=sys.stderr, flush=True)
-        return 1
+        return UNUSABLE_EXIT_CODE
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        exit_code = main(sys.argv[1:])
+    except Exception as error:
+        print("torchyard: cannot read what this pod has for RDMA: %r" % error, file=sys.stderr, flush=True)
+        exit_code = 0
+    sys.exit(exit_code)

@@ -77,7 +77,7 @@ def test_pod_without_devices_reports_what_is_missing(pod: Pod, capsys: pytest.Ca
     exit_code, report, stderr = pod.run(capsys)
     assert (exit_code, stderr, len(report["lacks"])) == (0, "", 2)
     exit_code, _, stderr = pod.run(capsys, "required")
-    assert exit_code == 1
+    assert exit_code == rdma_facts.UNUSABLE_EXIT_CODE
     assert stderr.startswith(
         "torchyard: error: this pod cannot use RDMA: the pod has no /dev/infiniband/uverbs*: ask for"
     )
@@ -96,4 +96,4 @@ def test_missing_library_is_reported(
     """An image without libibverbs cannot use RDMA, whatever devices the pod has."""
     pod.add("mlx5_0/1")
     monkeypatch.setattr(rdma_facts, "has_libibverbs", lambda: False)
-    assert pod.run(capsys, "required")[0] == 1
+    assert pod.run(capsys, "required")[0] == rdma_facts.UNUSABLE_EXIT_CODE
