@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.builders.plan_parts import get_container, get_env
+from tests.builders.plan_parts import get_env
 from tests.conftest import Planned, Write
-from tests.doubles.kubelet import expand_variables
+from tests.doubles.kubelet import expand_variables, mount_job_files
 from torchyard.cli.main import main
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.metrics.registry import read_json_lines
@@ -41,12 +41,10 @@ def run_pods(plan: ManifestPlan, shell: str, folder: Path) -> list[PodResult]:
         pod_env = {"TORCHYARD_NODE": str(node)}
         pod_env |= {name: str(value) for name, value in get_env(plan).items()}
         pod_env |= {"TORCHYARD_NODE": str(node), "PET_LOCAL_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-        pod_env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder / str(node))}
-        (folder / str(node)).mkdir()
+        pod_env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = mount_job_files(plan, folder / str(node))
         master_host = f"{plan.job}-worker-0.{plan.job}"
-        argv = [
-            expand_variables(arg, pod_env).replace(master_host, "127.0.0.1") for arg in get_container(plan)["command"]
-        ]
+        argv = [expand_variables(arg, pod_env).replace(master_host, "127.0.0.1") for arg in command]
         process_env = pod_env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         pod = subprocess.Popen(
             [shell, *argv[1:]], env=process_env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 MAY_SKIP = "TORCHYARD_MAY_SKIP"
+IMAGE_PYTHONS = ("3.6", "3.7", "3.8", "3.13")  # of the images with which tests/local runs pods
 _TOOLS = (
     dict.fromkeys(("busybox", "dash"), "a shell")
     | dict.fromkeys(("systemctl", "systemd-analyze"), "the service's unit")
@@ -54,7 +55,15 @@ def list_missing() -> list[tuple[str, str]]:
         missing.append(("hosts behind ssh and small disks (no namespaces for root here)", reasons))
     if not can_shape():
         missing.append(("slow links (this takes root, network namespaces and tc)", "links cannot be shaped"))
-    return missing
+    return missing + _list_missing_pythons()
+
+
+def _list_missing_pythons() -> list[tuple[str, str]]:
+    return [
+        (f"images with Python {version} (it is not installed)", f"there is no Python {version}")
+        for version in IMAGE_PYTHONS
+        if not find_python(version)
+    ]
 
 
 def find_chromium() -> str | None:
@@ -70,6 +79,19 @@ def find_postgres() -> str | None:
         if folder and os.path.exists(f"{folder}/initdb"):
             return folder
     return None
+
+
+def find_python(version: str) -> str | None:
+    """The path of an interpreter of this version, such as `3.6`; None if it is not installed.
+
+    pyenv's own `python3.6` in PATH runs only where that version is selected: its folder of versions is searched first.
+    """
+    root = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
+    installed = sorted(glob.glob(f"{root}/versions/{version}.*/bin/python3"))
+    if installed:
+        return installed[-1]
+    path = shutil.which(f"python{version}")
+    return None if path is None or "/shims/" in path else path
 
 
 def can_shape() -> bool:

@@ -1,15 +1,14 @@
 """The command of a node: torchrun, torch.distributed.launch or the program alone, with its rendezvous."""
 
 import shlex
-from pathlib import Path
 
-from torchyard.agents import torchrun
+from torchyard.agents import job_files, torchrun
 from torchyard.agents.black_box import build_recorder_lines
 from torchyard.agents.fabric_check import build_pod_check
+from torchyard.agents.job_files import PodFolders
 from torchyard.agents.process_env import command_word, escape_dollars, program_arguments, rendezvous_file
 from torchyard.agents.roce_gid import gid_script
 from torchyard.agents.torchrun import JobNode
-from torchyard.host import rdma_facts
 from torchyard.model.plan import Ranks
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
@@ -21,15 +20,6 @@ _C10D_HOST_LINES = """\
 if [ "${node}" = 0 ]; then host=1; else host=0; fi
 export PET_RDZV_CONF="join_timeout={join_timeout_s},is_host=$host"
 """
-# -I: Python imports nothing from the work folder, where the user's files could hide modules. An image without python3
-# reports nothing, and an error of the program itself does not end the pod.
-_RDMA_FACTS_LINES = """\
-if command -v python3 >/dev/null; then python3 -I -{args} <<'RDMA_FACTS' || [ $? != {unusable} ]
-{program}RDMA_FACTS
-fi
-"""
-# The transports of NCCL itself, which need the devices that rdma_facts looks for.
-_VERBS_TRANSPORTS = ("roce", "infiniband", "rdma")
 _FIRST_NODE_LINES = """\
 if [ "${node}" = 0 ]; then rm -f {files}; fi
 """
@@ -47,16 +37,27 @@ def node_command(profile: Profile, run: Run, job_node: JobNode, *extra_args: str
     return (*agent, command_word(str(profile.program), job_node), *program_arguments(profile, run, job_node))
 
 
-def pod_command(profile: ResolvedProfile, run: Run, job_node: JobNode) -> tuple[str, ...]:
-    """The command of a pod, the same for every pod of the job; without a prelude it needs no shell."""
+def pod_command(
+    profile: ResolvedProfile, run: Run, job_node: JobNode, *, has_config_map: bool = True
+) -> tuple[str, ...]:
+    """The command of a pod, the same for every pod of the job; without a prelude it needs no shell.
+
+    Without a ConfigMap it unpacks the files that the job needs of torchyard.
+    """
     argv = node_command(profile, run, job_node)
     if profile.resolved_agent == "torchrun":
         argv = ("torchrun", *argv[2:])  # the image's own script, in place of -m and the module
     else:
         argv = (*choose_interpreter(profile, "python3"), *argv)
-    prelude = build_recorder_lines(profile)
-    prelude += _build_prelude(profile, run, job_node)
-    prelude += build_pod_check(profile, run, job_node)
+    if has_config_map:
+        folders = job_files.MOUNTED
+        prelude = ""
+    else:
+        folders = job_files.UNPACKED
+        prelude = escape_dollars(job_files.build_unpack_lines(profile))
+    prelude += build_recorder_lines(profile, folders.files, folders.records)
+    prelude += _build_prelude(profile, run, job_node, folders)
+    prelude += build_pod_check(profile, run, job_node, folders.files)
     if not prelude:
         return argv
     return ("/bin/sh", "-c", f'set -e\n{prelude}exec "$@"\n', "torchyard", *argv)
@@ -74,7 +75,7 @@ def rank_source(profile: Profile) -> Ranks:
     return "placed" if profile.resolved_agent == "none" else "teed"
 
 
-def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode) -> str:
+def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode, folders: PodFolders) -> str:
     """The shell lines before a pod's command: the fabric's setup, the profile's, and what is known only in the pod.
 
     `(exit $?)` is for `a && b`, which `set -e` lets pass if `a` fails.
@@ -83,11 +84,7 @@ def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode) -> str
     if profile.find_gid:
         hca = str(profile.env.get("NCCL_IB_HCA", ""))
         prelude += escape_dollars(gid_script(hca))
-    if profile.expect and profile.expect.transport in _VERBS_TRANSPORTS:
-        args = " required" if profile.on_fabric == "fail" else ""
-        program = Path(rdma_facts.__file__).read_text("utf-8")
-        unusable = rdma_facts.UNUSABLE_EXIT_CODE
-        prelude += escape_dollars(_RDMA_FACTS_LINES.format(args=args, program=program, unusable=unusable))
+    prelude += escape_dollars(job_files.build_rdma_facts_lines(profile, folders))
     if profile.rendezvous == "c10d":
         join_timeout_s = torchrun.get_join_timeout_s(profile)
         return prelude + _C10D_HOST_LINES.format(node=job_node.node, join_timeout_s=join_timeout_s)

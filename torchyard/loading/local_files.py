@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torchyard.loading.yaml_errors import ProfileKeyError, shorten_value
 
-_MAX_FILES_BYTES = 1 << 20  # of a ConfigMap, all its files together
+_MAX_FILES_BYTES = 896 << 10  # all files together: a ConfigMap holds 1 MiB, of which torchyard's own get 128 KiB
 
 
 class LocalFiles(NamedTuple):
@@ -59,7 +59,7 @@ def _build_size_error(source: Path, path: object, file_bytes: int, total_bytes: 
     if total_bytes > file_bytes:
         size += f", {total_bytes:,} with those before it"
     remedy = "mount a volume with it, or put it into the image"
-    return ProfileKeyError("files", f"{source} has {size}, and a ConfigMap holds {_MAX_FILES_BYTES:,}: {remedy}", path)
+    return ProfileKeyError("files", f"{source} has {size}, the limit is {_MAX_FILES_BYTES:,}: {remedy}", path)
 
 
 def _measure_file(source: Path, path: object) -> int:

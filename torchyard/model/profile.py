@@ -129,7 +129,7 @@ class Profile(FrozenModel):
         dict[str, LocalFile],
         WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
     ] = Field(
-        {}, description="files of this machine to add to the pods, by their path in the pods: at most 1 MiB together"
+        {}, description="files of this machine to add to the pods, by their path in the pods: at most 896 KiB together"
     )
     pod: Pod = Field(Pod(), description="further settings of the pods, merged over those of the fabric")
     cluster: Cluster = Field(Cluster(), description="the cluster and the namespace")

@@ -1,19 +1,21 @@
-"""The ConfigMap with files of this machine: the run's Lease owns it, and each attempt has its own."""
+"""The ConfigMap with the profile's files and torchyard's own: the run's Lease owns it, and each attempt has its own."""
 
 import base64
 import hashlib
 
-from torchyard.model.profile import Profile
+from torchyard.agents.job_files import list_job_files
+from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
-from torchyard.pods.volumes import Manifest, drop_empty, name_files
+from torchyard.pods.volumes import Manifest, drop_empty, name_files, name_job_file
 
 _ROLE = "files"
 
 
-def build_files(profile: Profile, run: Run) -> tuple[Manifest, ...]:
-    """The ConfigMap, which is created before the job; empty if the profile names no files."""
-    if not profile.files:
+def build_files(profile: ResolvedProfile, run: Run) -> tuple[Manifest, ...]:
+    """The ConfigMap, which is created before the job; empty if the pods need no files."""
+    job_files = list_job_files(profile)
+    if not profile.files and not job_files:
         return ()
     text = {}
     binary = {}
@@ -22,6 +24,8 @@ def build_files(profile: Profile, run: Run) -> tuple[Manifest, ...]:
             text[key] = file.text
         else:
             binary[key] = file.binary
+    for path, content in job_files.items():
+        text[name_job_file(path)] = content
     labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: _ROLE}
     config_map = {
         "apiVersion": "v1",

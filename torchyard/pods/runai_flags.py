@@ -55,7 +55,7 @@ def build_script(profile: ResolvedProfile, run: Run) -> str:
     lines = [":", "set -e", f'export {process_env.NODE_VARIABLE}="${{PET_NODE_RANK:-$RANK}}"']
     for name, value in process_env.program_environment(profile, job_node).items():
         lines.append(f"export {name}={_quote_word(value)}")
-    argv = command.pod_command(profile, run, job_node)
+    argv = command.pod_command(profile, run, job_node, has_config_map=False)
     lines.append(f"exec {' '.join(map(_quote_word, argv))}")
     return "\n".join(lines)
 

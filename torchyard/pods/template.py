@@ -2,6 +2,7 @@
 
 import math
 
+from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
@@ -14,6 +15,7 @@ from torchyard.pods.volumes import (
     build_file_mounts,
     build_files_volume,
     build_init_volumes,
+    build_job_file_volumes,
     build_volumes,
     drop_empty,
 )
@@ -32,7 +34,7 @@ def attempt_labels(profile: Profile, run: Run) -> dict[str, str]:
 
 
 def files_name(profile: Profile, run: Run) -> str:
-    """The name of the ConfigMap with the profile's files."""
+    """The name of the ConfigMap with the profile's files and torchyard's own."""
     return f"{run.job(profile)}-files"
 
 
@@ -80,11 +82,13 @@ def _check_container_names(profile: Profile, container: Manifest) -> None:
 
 
 def _list_volumes(profile: ResolvedProfile, run: Run) -> list[Manifest]:
-    """The volumes of the job's container, of the init containers, and of the profile's files."""
+    """The volumes of the job's container, of the init containers, of the profile's files and of torchyard's own."""
     volumes = [volume for volume, _ in build_volumes(profile)]
     for index in range(len(profile.pod.init)):
         volumes += [volume for volume, _ in build_init_volumes(profile.pod, index)]
-    volumes += build_files_volume(profile, files_name(profile, run))
+    config_map = files_name(profile, run)
+    volumes += build_files_volume(profile, config_map)
+    volumes += [volume for volume, _ in build_job_file_volumes(profile, config_map)]
     return volumes
 
 
@@ -93,6 +97,7 @@ def build_container(profile: ResolvedProfile, name: str, command: tuple[str, ...
     pod = profile.pod
     mounts = [mount for _, mount in build_volumes(profile)]
     mounts += build_file_mounts(profile)
+    mounts += [mount for _, mount in build_job_file_volumes(profile, "")]
     fields = {
         "name": name,
         "image": profile.image,
@@ -258,6 +263,9 @@ def validate_pod_profile(profile: Profile) -> None:
         findings.append(Finding("name", f"{profile.name} must begin with a letter, as names of Services do"))
     if NODE_VARIABLE in profile.env:
         findings.append(Finding(f"env.{NODE_VARIABLE}", "torchyard sets this in each pod; choose another name"))
+    for path in MOUNTED:
+        if path in profile.mounts:
+            findings.append(Finding(f"mounts.{path}", "torchyard mounts its own files there; choose another path"))
     if profile.nodes.max > _MAX_NODES:
         findings.append(Finding("nodes", f"at most {_MAX_NODES}, with more the last pods' names could be too long"))
     if findings:

@@ -4,12 +4,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from torchyard.agents import job_files
 from torchyard.model.pod import LocalFile, Mount, Pod
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
 
 Manifest = dict[str, Any]
 _FILES_VOLUME = "files"
+_JOB_FILES_VOLUME = "torchyard"
+_RECORDS_VOLUME = "torchyard-records"
+_MAX_RECORDS_SIZE = "16Mi"  # of memory: a rank writes 16 KiB
 _MAX_KEY_CHARS = 253  # of a ConfigMap
 
 
@@ -86,6 +90,31 @@ def name_files(profile: Profile) -> Iterator[MountedFile]:
     for index, (path, file) in enumerate(profile.files.items()):
         name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
         yield MountedFile(path, f"{index}-{name}"[:_MAX_KEY_CHARS], file)
+
+
+def build_job_file_volumes(profile: ResolvedProfile, config_map: str) -> list[MountedVolume]:
+    """The volumes of torchyard's own files, and of what the recorder writes; empty if the job needs no such files.
+
+    The records are in memory that belongs to the pod: a full disk does not prevent them, and a folder of the node, such
+    as a /tmp that the pod mounts, does not keep them.
+    """
+    paths = job_files.list_job_files(profile)
+    if not paths:
+        return []
+    items = [{"key": name_job_file(path), "path": path} for path in paths]
+    source = {"name": config_map, "items": items, "defaultMode": 0o444}
+    mount = {"name": _JOB_FILES_VOLUME, "mountPath": job_files.MOUNTED.files, "readOnly": True}
+    volumes = [MountedVolume({"name": _JOB_FILES_VOLUME, "configMap": source}, mount)]
+    if profile.on_hang != "off":
+        memory = {"medium": "Memory", "sizeLimit": _MAX_RECORDS_SIZE}
+        mount = {"name": _RECORDS_VOLUME, "mountPath": job_files.MOUNTED.records}
+        volumes.append(MountedVolume({"name": _RECORDS_VOLUME, "emptyDir": memory}, mount))
+    return volumes
+
+
+def name_job_file(path: str) -> str:
+    """The key of one of torchyard's own files in the ConfigMap; those of the profile's files start with a digit."""
+    return f"torchyard-{path.replace('/', '-')}"
 
 
 def _build_volume_source(mount: Mount) -> Manifest:

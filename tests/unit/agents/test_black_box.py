@@ -1,70 +1,49 @@
 """The way of the black box into a job's processes."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from torchyard.agents.black_box import FILES, build_recorder_lines, build_recorder_spec
+from torchyard.agents.black_box import build_recorder_lines, build_recorder_spec, read_files
 from torchyard.host import black_box
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import Site
-from torchyard.model.profile import Profile
 
 PROFILE = load_profile("digits-local")
 OFF = PROFILE.model_copy(update={"on_hang": "off"})
 SHELLS = ("sh", "bash")
 
 
-def run_in_pod(
-    shell: str, folder: Path, last_line: str, profile: Profile = PROFILE
-) -> subprocess.CompletedProcess[str]:
-    script = f"set -e\n{build_recorder_lines(profile)}{last_line}\n"
-    environment = {"TMPDIR": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    return subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_pod_unpacks_every_file(shell: str, tmp_path: Path) -> None:
-    """After the lines of the pod's shell every file is in the pod unchanged, and on Python's path."""
-    completed = run_in_pod(shell, tmp_path, 'echo "$PYTHONPATH $TORCHYARD_BLACK_BOX"')
-    unpacked = tmp_path / "torchyard-black-box"
-    assert completed.stdout.split() == [str(unpacked / "site"), str(unpacked / "records")]
-    source_folder = Path(black_box.__file__).parent
-    assert [(unpacked / name).read_text() for name in FILES] == [(source_folder / name).read_text() for name in FILES]
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_path_of_the_image_is_kept(shell: str, tmp_path: Path) -> None:
-    """What an image has on PYTHONPATH stays there, behind the black box."""
-    script = f"set -e\n{build_recorder_lines(PROFILE)}" + 'echo "$PYTHONPATH"'
-    environment = {
-        "TMPDIR": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": "/own",
-    }
-    completed = subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert completed.stdout == f"{tmp_path}/torchyard-black-box/site:/own\n"
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_pod_with_a_read_only_disk_continues(shell: str, tmp_path: Path) -> None:
-    """On a read-only file system only the black box is missing, and one line reports that."""
-    (tmp_path / "torchyard-black-box").write_text("a file where the folder should be")
-    completed = run_in_pod(shell, tmp_path, "echo trained")
-    assert (completed.returncode, completed.stdout) == (0, "trained\n")
-    assert completed.stderr.startswith("torchyard: no black box: ")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_pod_without_python_continues(shell: str, tmp_path: Path) -> None:
-    """An image without python3 starts its program."""
-    script = f"set -e\n{build_recorder_lines(PROFILE)}echo trained"
+def run_in_pod(shell: str, folder: Path, **env: str) -> str:
+    """What a pod's shell prints whose files of torchyard are in `folder`."""
+    script = f'set -e\n{build_recorder_lines(PROFILE, str(folder), "/r")}echo "$PYTHONPATH $TORCHYARD_BLACK_BOX"\n'
     completed = subprocess.run(
-        [f"/bin/{shell}", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, check=True
+        [shell, "-c", script], env=env | {"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
     )
-    assert (completed.stdout, completed.stderr) == (b"trained\n", b"")
+    return completed.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_pod_has_the_black_box_on_its_path(shell: str, tmp_path: Path) -> None:
+    """The folder is on Python's path, before what the image has there; the records have another folder."""
+    (tmp_path / "black_box").mkdir()
+    assert run_in_pod(shell, tmp_path) == f"{tmp_path}/black_box/site /r/records\n"
+    assert run_in_pod(shell, tmp_path, PYTHONPATH="/own") == f"{tmp_path}/black_box/site:/own /r/records\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_pod_without_the_files_continues(shell: str, tmp_path: Path) -> None:
+    """If the files could not be unpacked, the environment stays as it is."""
+    assert run_in_pod(shell, tmp_path, PYTHONPATH="/own") == "/own \n"
+
+
+def test_every_module_is_among_the_files() -> None:
+    """The files are all modules of the black box, unchanged."""
+    folder = Path(black_box.__file__).parent
+    files = read_files()
+    assert files["black_box/site/sitecustomize.py"] == (folder / "site" / "sitecustomize.py").read_text()
+    assert len(files) == len(list(folder.rglob("*.py")))
 
 
 def test_supervisor_gets_the_folder() -> None:
@@ -76,4 +55,4 @@ def test_supervisor_gets_the_folder() -> None:
 
 def test_one_key_switches_it_off() -> None:
     """With `on_hang: off` nothing of it is in the job."""
-    assert (build_recorder_spec(OFF, None), build_recorder_lines(OFF)) == ({}, "")
+    assert (build_recorder_spec(OFF, None), build_recorder_lines(OFF, "/f", "/r")) == ({}, "")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.builders.plan_parts import get_command
 from tests.conftest import Planned
-from tests.doubles.kubelet import expand_variables
+from tests.doubles.kubelet import expand_variables, mount_job_files
 
 KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 
@@ -80,11 +81,13 @@ def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> S
     (tmp_path / "torchrun").chmod(0o755)
 
     def start_pod(node: int = 0, **keys: Any) -> PodResult:
-        container = planned(**keys).pod["spec"]["containers"][0]
+        plan = planned(**keys)
+        container = plan.pod["spec"]["containers"][0]
+        command = mount_job_files(plan, Path(mkdtemp(dir=tmp_path)))
         env = {"TORCHYARD_NODE": str(node)}
         for variable in container["env"]:
             env.setdefault(variable["name"], expand_variables(variable.get("value", ""), env))
-        argv = [expand_variables(arg, env) for arg in container["command"]]
+        argv = [expand_variables(arg, env) for arg in command]
         argv = [*shell, *argv[1:]] if argv[0] == "/bin/sh" else argv
         path = f"{tmp_path}:{os.environ['PATH']}"
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=env | {"PATH": path}, cwd=tmp_path, text=True)
@@ -149,8 +152,8 @@ def test_pod_prints_its_rdma_devices(start: StartPod, capfd: pytest.CaptureFixtu
 def test_pod_without_rdma_prints_no_devices(planned: Planned, launcher: str) -> None:
     """With a TCP fabric, or none, no facts about RDMA are gathered."""
     plans = [planned(launcher=launcher, **keys) for keys in (VF | {"fabric": "no-rdma"}, {})]
-    assert not any("torchyard_rdma" in str(get_command(plan)) for plan in plans)
-    assert "torchyard_rdma" in str(get_command(planned(launcher=launcher, **VF)))
+    assert not any("rdma_facts.py" in str(get_command(plan)) for plan in plans)
+    assert "rdma_facts.py" in str(get_command(planned(launcher=launcher, **VF)))
 
 
 ODD = [

@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders.plan_parts import get_command
 from tests.conftest import RUN_ID, Planned, Write, command_plan_of, load
-from tests.doubles.kubelet import expand_variables
+from tests.doubles.kubelet import expand_variables, mount_job_files
 from torchyard.agents.torchrun import first_port
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan
@@ -25,7 +25,7 @@ CHECK: dict[str, Any] = {"check_fabric": "30s", "min_busbw": 12.5, "nodes": 2}
 PORT = first_port(Run(id=RUN_ID, attempt=1, folder=""))
 TORCHRUN = f"""#!{sys.executable} -IS
 import json, os, sys
-path = next((arg for arg in sys.argv if arg.endswith("torchyard-allreduce.py")), "")
+path = next((arg for arg in sys.argv if arg.endswith("/allreduce.py")), "")
 seen = {{"argv": sys.argv[1:], "text": open(path).read() if path else "", "conf": os.environ.get("PET_RDZV_CONF")}}
 with open({{record!r}}, "a") as file:
     file.write(json.dumps(seen) + "\\n")
@@ -34,11 +34,10 @@ sys.exit(int(os.environ["CODE"]) if path else 0)
 
 
 class PodResult(NamedTuple):
-    """How a pod's command ended, what each torchrun saw, and whether the check's program is still there."""
+    """How a pod's command ended, and what each torchrun saw."""
 
     exit_code: int
     torchrun_calls: list[Any]
-    program_exists: bool
 
 
 @pytest.fixture(params=["dash", "bash", "busybox sh"])
@@ -55,13 +54,13 @@ def start_pod(folder: Path, shell: list[str], plan: ManifestPlan, code: int = 0)
     for name in ("torchrun", "python3"):
         (folder / name).write_text(TORCHRUN.replace("{record!r}", repr(str(record))))
         (folder / name).chmod(0o755)
-    env = {"TORCHYARD_NODE": "1", "RANK": "1", "CODE": str(code), "TMPDIR": str(folder)}
-    argv = [expand_variables(arg, env) for arg in get_command(plan)]
+    env = {"TORCHYARD_NODE": "1", "RANK": "1", "CODE": str(code)}
+    argv = [expand_variables(arg, env) for arg in mount_job_files(plan, folder)]
     assert argv[0] == "/bin/sh"
     path = f"{folder}:{os.environ['PATH']}"
     completed = subprocess.run([*shell, *argv[1:]], env=env | {"PATH": path}, cwd=folder, check=False)
     calls = [json.loads(line) for line in record.read_text().splitlines()]
-    return PodResult(completed.returncode, calls, (folder / "torchyard-allreduce.py").exists())
+    return PodResult(completed.returncode, calls)
 
 
 PROFILE_KEYS: list[dict[str, Any]] = [
@@ -79,7 +78,7 @@ def test_program_follows_a_check_that_passes(
     """The pod first runs allreduce.py, identical to ours, with the threshold and the time; then its own program."""
     result = start_pod(tmp_path, shell, planned(**CHECK, **keys, on_hang="off"))
     check, program = result.torchrun_calls
-    assert (result.exit_code, result.program_exists) == (0, False)
+    assert result.exit_code == 0
     assert check["text"] == (ROOT / "programs" / "allreduce.py").read_text()
     assert {"--least=12.5", "--within=30", "--nnodes=2", "--max_restarts=0", "--tee=3"} <= set(check["argv"])
     assert not any("--least" in arg for arg in program["argv"])
@@ -95,7 +94,7 @@ def test_program_does_not_follow_a_check_that_fails(planned: Planned, tmp_path: 
 def test_profile_decides_whether_there_is_a_check(planned: Planned) -> None:
     """Without `check_fabric` no pod has one, whatever the hardware file promises."""
     shape = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host", "processes": 8, "nodes": 2}
-    assert not any("CHECK_FABRIC" in arg for arg in get_command(planned(**shape)))
+    assert not any("/allreduce.py" in arg for arg in get_command(planned(**shape)))
     assert any("--least=185 " in arg for arg in get_command(planned(**shape, check_fabric="30s")))
     assert any("--least=20 " in arg for arg in get_command(planned(**shape, check_fabric="30s", min_busbw=20)))
 

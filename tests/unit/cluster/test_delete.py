@@ -67,7 +67,7 @@ def test_removal_reads_only_what_the_run_can_have_made(plan: ManifestPlan, fake_
     first = len(fake_api.received)
     assert delete.delete_all_objects(plan) == []
     lists = [request.path.rpartition("/")[2] for request in fake_api.received[first:] if request.method == "GET"]
-    expected = {plan.job, "jobs", "pods", "podgroups", "services", "configmaps", "networkpolicies"}
+    expected = {plan.job, f"{plan.job}-files", "jobs", "pods", "podgroups", "services", "configmaps", "networkpolicies"}
     assert set(lists) == expected
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.builders.plan_parts import get_container, get_pod_spec, list_requirements
 from tests.conftest import Planned, Write, load, plan_of
+from torchyard.common.project_root import ROOT
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission
@@ -42,13 +43,13 @@ def test_pods_find_each_file_at_its_path(planned: Planned, files: dict[str, str]
     assert (config_map["kind"], config_map["metadata"]["name"]) == ("ConfigMap", f"{plan.job}-files")
     assert plan.labels.items() <= config_map["metadata"]["labels"].items()
     assert job == plan.main
-    (volume,) = (volume for volume in plan.pod["spec"]["volumes"] if "configMap" in volume)
+    (volume,) = (volume for volume in plan.pod["spec"]["volumes"] if volume["name"] == "files")
     assert volume["configMap"] == {"name": config_map["metadata"]["name"], "defaultMode": 0o555}
     mounts = {
         mount["mountPath"]: mount for mount in get_container(plan)["volumeMounts"] if mount["name"] == volume["name"]
     }
     assert [mount["readOnly"] for mount in mounts.values()] == [True, True]
-    assert config_map["data"] == {mounts["/opt/a b.py"]["subPath"]: "print('hello')\n"}
+    assert config_map["data"][mounts["/opt/a b.py"]["subPath"]] == "print('hello')\n"
     assert b64decode(config_map["binaryData"][mounts["/srv/a b.py"]["subPath"]]) == b"\xff\0\x01"
 
 
@@ -61,11 +62,36 @@ def test_every_template_of_a_job_has_the_files(planned: Planned, files: dict[str
 
 
 def test_run_without_files_makes_no_config_map(planned: Planned) -> None:
-    """Without files there is no ConfigMap, no volume, and no permission for ConfigMaps is needed."""
-    plan = planned()
+    """A job that needs no files has no ConfigMap and no volume, and no permission for ConfigMaps is needed."""
+    plan = planned(on_hang="off")
     assert plan.objects == (plan.main,)
     assert "volumes" not in get_pod_spec(plan)
     assert not any(permission.resource == "configmaps" for permission in list_requirements(plan, Permission))
+
+
+@pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
+def test_pods_find_the_recorder_without_a_folder_of_the_node(planned: Planned, keys: dict[str, Any]) -> None:
+    """The recorder is mounted read-only from the same ConfigMap, and its records are in memory of the pod."""
+    plan = planned(**keys)
+    mounts = {mount["mountPath"]: mount for mount in get_container(plan)["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in get_pod_spec(plan)["volumes"]}
+    files = mounts["/opt/torchyard"]
+    source = volumes[files["name"]]["configMap"]
+    keys_by_path = {item["path"]: item["key"] for item in source["items"]}
+    config_map = plan.objects[0]
+    assert (files["readOnly"], source["name"]) == (True, config_map["metadata"]["name"])
+    assert config_map["data"].keys() == set(keys_by_path.values())
+    recorder = config_map["data"][keys_by_path["black_box/site/sitecustomize.py"]]
+    assert recorder == (ROOT / "torchyard/host/black_box/site/sitecustomize.py").read_text()
+    assert volumes[mounts["/opt/torchyard-records"]["name"]]["emptyDir"]["medium"] == "Memory"
+    assert not any(path in json.dumps(plan.main) for path in ("/tmp", "TMPDIR"))
+
+
+def test_own_files_leave_room_for_those_of_the_profile(planned: Planned) -> None:
+    """torchyard's own files, all that a job can have, fit into the 128 KiB that the limit of `files` leaves them."""
+    keys = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf", "check_fabric": "30s", "min_busbw": 20, "nodes": 2}
+    config_map = planned(**keys).objects[0]
+    assert sum(len(text.encode()) for text in config_map["data"].values()) < 128 << 10
 
 
 @pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
@@ -95,6 +121,6 @@ def test_person_reads_size_and_digest(planned: Planned, files: dict[str, str]) -
     summary = summarize_files(plan.model_dump(mode="json"))
     assert "hello" not in json.dumps(summary["objects"])
     digest = hashlib.sha256(b"print('hello')\n").hexdigest()
-    assert summary["objects"][0]["data"] == {"0-a_b.py": f"15 bytes, sha256 {digest}"}
+    assert summary["objects"][0]["data"]["0-a_b.py"] == f"15 bytes, sha256 {digest}"
     assert summary["objects"][0]["binaryData"]["1-a_b.py"].startswith("3 bytes, sha256 ")
     assert ManifestPlan.model_validate(summary).main == plan.main

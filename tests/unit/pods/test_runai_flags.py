@@ -163,7 +163,11 @@ def test_no_key_of_the_pod_is_dropped_silently(write: Write, key: str) -> None:
 def run_script(text: str, **env: str) -> str:
     """Run the script as a pod would; return its output."""
     completed = subprocess.run(
-        ["/bin/sh", "-c", text], env={"PATH": "/usr/bin:/bin"} | env, capture_output=True, text=True, check=True
+        ["/bin/sh", "-c", expand_variables(text, {})],
+        env={"PATH": "/usr/bin:/bin"} | env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return completed.stdout
 

@@ -42,7 +42,7 @@ def test_daemon_runs_beside_the_program(planned: Planned, launcher: str) -> None
 
 def test_daemon_has_volumes_of_its_own(planned: Planned) -> None:
     """Its volumes are the pod's, but not the program's; preflight checks the objects that they name."""
-    plan = planned(pod={"init": [DAEMON], "shm": "1Gi"})
+    plan = planned(pod={"init": [DAEMON], "shm": "1Gi"}, on_hang="off")
     assert {
         volume["name"]: volume.get("hostPath", volume.get("configMap")) for volume in get_pod_spec(plan)["volumes"]
     } == {
@@ -64,7 +64,7 @@ def test_profile_adds_to_the_daemons_of_the_fabric(planned: Planned) -> None:
     }["/run/tcpx"]
     program_volume = {mount["mountPath"]: mount["name"] for mount in get_container(plan)["volumeMounts"]}["/tmp"]
     assert sources[daemon_volume] == sources[program_volume] == {"path": "/run/tcpx"}
-    assert get_mounts(planned(**TCPX | {"fabric": "no-rdma"})).keys() == {"/dev/shm"}
+    assert get_mounts(planned(**TCPX | {"fabric": "no-rdma", "on_hang": "off"})).keys() == {"/dev/shm"}
 
 
 @BOTH
