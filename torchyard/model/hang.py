@@ -75,6 +75,9 @@ class RankRecord(FrozenModel):
     groups: dict[str, GroupProgress] = Field({}, description="empty: not in a process group, or a torch without it")
     pending: Collective | None = Field(None, description="the oldest collective that is called and not complete")
     stack: tuple[Frame, ...] = Field((), description="the main thread's, innermost frame first")
+    stack_id: int = Field(
+        0, description="identifies the stack, which is left out if the rank's previous record has the same; 0: none"
+    )
     state: str = Field("", description="of the process, as in /proc: R, S, D, T, Z; empty if it is gone")
     is_active: bool = Field(False, description="uses a processor, writes, or is woken often: the rank makes progress")
     frozen_s: float = Field(

@@ -98,7 +98,10 @@ class BlackBox:
         previous = self.latest.get(record.rank)
         if record.world != self.world or (previous and previous.pid != record.pid):
             self._forget_previous_workers(record.world)
-        self.latest[record.rank] = record.model_copy(update={"node": node})
+        updates: dict[str, object] = {"node": node}
+        if previous and previous.pid == record.pid and record.stack_id and record.stack_id == previous.stack_id:
+            updates["stack"] = record.stack or previous.stack
+        self.latest[record.rank] = record.model_copy(update=updates)
         delay_s = self._delays.setdefault(node, _LogDelay()).measure(record.timestamp, arrived_at)
         self._record_times[record.rank] = arrived_at - delay_s
         if record.kind == "pulse":

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+import zlib
 
 from . import processes, rank_recorder
 from .disks import DiskWatch
@@ -32,6 +33,7 @@ _FIRST_INTERVAL_S = 0.4  # between the first two samples of a stall
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _FROZEN_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
+_STACK_INTERVAL_S = 60.0  # after which a stack is printed again, for readers of the log's end
 _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
 
 
@@ -40,6 +42,7 @@ class _RankWatch:
 
     previous_sample, latest_sample: of the current pause; None while the rank makes progress.
     printed_at, pulse_at: when its last line, and its last pulse, was printed.
+    stack_id, stack_printed_at: of the last stack that was printed, and when; 0 if its last line had none.
     """
 
     def __init__(self, pid: int) -> None:
@@ -47,6 +50,8 @@ class _RankWatch:
         self.previous_sample: processes.Sample | None = None
         self.latest_sample: processes.Sample | None = None
         self.printed_at = 0.0
+        self.stack_id = 0
+        self.stack_printed_at = 0.0
         self.pulse_at = 0.0
         self.is_stalled = False
         self.has_ended = False
@@ -93,7 +98,8 @@ class NodeRecorder:
             kind = None if watch.has_ended else self._choose_kind(watch, record, now)
             if kind:
                 watch.printed_at = now
-                lines.append(_format_line(self._complete_record(kind, watch, record, now)))
+                details = self._complete_record(kind, watch, record, now)
+                lines.append(_format_line(_omit_known_stack(watch, details, now)))
         return lines
 
     def _choose_kind(self, watch: _RankWatch, record: Json, now: float) -> str | None:
@@ -162,6 +168,20 @@ class NodeRecorder:
             details["is_active"] = processes.is_active(watch.previous_sample, watch.latest_sample)
             details["uses_files"] = processes.is_writing(watch.previous_sample, watch.latest_sample)
         return details
+
+
+def _omit_known_stack(watch: _RankWatch, details: Json, now: float) -> Json:
+    """The record without a stack that the rank's last lines contain; its `stack_id` then refers to that one."""
+    stack = details.get("stack")
+    if not stack:
+        watch.stack_id = 0
+        return details
+    stack_id = zlib.crc32(json.dumps(stack).encode())
+    if stack_id == watch.stack_id and now - watch.stack_printed_at < _STACK_INTERVAL_S:
+        return dict(details, stack=[], stack_id=stack_id)
+    watch.stack_id = stack_id
+    watch.stack_printed_at = now
+    return dict(details, stack_id=stack_id)
 
 
 def _identify_file(fd: int) -> tuple[int, int] | None:

@@ -151,3 +151,12 @@ def test_memory_is_bounded_by_ranks() -> None:
         box.process_text("n", "".join(line(rank, kind="pulse", waiting_share=turn / 100) + "\n" for rank in range(4)))
     assert len(box.latest) == 4
     assert [window.waited_share for window in box.windows[3]] == [round(0.08 + turn / 100, 2) for turn in range(12)]
+
+
+def test_stack_that_is_left_out_is_that_of_the_record_before() -> None:
+    """A record without its stack has that of the rank's previous record, if that is the one it refers to."""
+    box = BlackBox(clock=Clock())
+    box.process_text("node-0", line(0, stack_id=7) + "\n" + line(0, stack_id=7, stack=()) + "\n")
+    assert box.latest[0].stack == build_record(0).stack
+    box.process_text("node-0", line(0, stack_id=8, stack=()) + "\n")
+    assert box.latest[0].stack == ()

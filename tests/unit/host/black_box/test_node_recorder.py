@@ -79,8 +79,24 @@ def test_stalled_rank_is_printed_every_half_second(node: Node) -> None:
     """A rank without progress for longer than usual is printed immediately, and then every half second."""
     polls = [node.poll(elapsed_s, moved=node.start, stack=[FRAME]) for elapsed_s in (1.0, 1.6, 2.0, 2.2)]
     assert [[record.kind for record in records] for records in polls] == [[], ["stall"], [], ["stall"]]
-    (last_record,) = polls[-1]
-    assert (str(last_record.stack[0]), last_record.stalled_s, last_record.state) == ("load (train.py:88)", 2.2, "S")
+    assert str(polls[1][0].stack[0]) == "load (train.py:88)"
+    assert (polls[-1][0].stalled_s, polls[-1][0].state) == (2.2, "S")
+
+
+def test_stack_is_printed_again_only_if_it_is_another(node: Node) -> None:
+    """A rank that stays at one line has its stack in the first line only; later lines refer to it, for a minute."""
+    other = FRAME | {"line": 89}
+    polls = [(2.0, FRAME), (2.5, FRAME), (3.0, other), (3.5, other), (50.0, other), (64.0, other)]
+    records = [node.poll(elapsed_s, moved=node.start, stack=[frame])[0] for elapsed_s, frame in polls]
+    assert [[frame.line for frame in record.stack] for record in records] == [[88], [], [89], [], [], [89]]
+    assert records[0].stack_id == records[1].stack_id != records[2].stack_id == records[3].stack_id
+
+
+def test_stack_is_printed_in_each_stall(node: Node) -> None:
+    """A rank that has resumed has its stack in the first line of the next stall."""
+    polls = [(2.0, 0.0), (3.0, 3.0), (6.0, 3.0)]
+    records = [node.poll(now, moved=node.start + moved, stack=[FRAME])[0] for now, moved in polls]
+    assert [(record.kind, len(record.stack)) for record in records] == [("stall", 1), ("resume", 0), ("stall", 1)]
 
 
 def test_long_stall_is_printed_less_often(node: Node) -> None:
@@ -131,7 +147,6 @@ def test_end_of_a_rank_is_printed_once(node: Node) -> None:
 def test_line_fits_into_a_pipe(node: Node) -> None:
     """A long stack loses its outer frames, so that lines of several writers are not mixed."""
     stack = [FRAME | {"file": "/app/" + "x" * 115, "line": line} for line in range(24)]
-    node.poll(2, moved=node.start, stack=stack)
     (record,) = node.poll(4.5, moved=node.start, stack=stack)
     assert 10 < len(record.stack) < 24
     assert record.stack[0].line == 0
@@ -140,7 +155,6 @@ def test_line_fits_into_a_pipe(node: Node) -> None:
 def test_many_groups_fit_into_a_line(node: Node) -> None:
     """Members of large groups are left out if a line would be longer than a pipe takes at once."""
     groups = {str(name): {"ranks": list(range(200)), "enqueued": 5, "completed": 5} for name in range(12)}
-    node.poll(2, moved=node.start, groups=groups, stack=[FRAME] * 24)
     (record,) = node.poll(4.5, moved=node.start, groups=groups, stack=[FRAME] * 24)
     assert (len(record.stack), record.groups["0"].enqueued) == (8, 5)
 
