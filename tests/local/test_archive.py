@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Write
 from tests.support.waiting import wait_until
+from torchyard.archive.contents import is_journal
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
@@ -27,7 +28,7 @@ Process = subprocess.Popen[str]
 class S3:
     """moto's server on a free port; all its data are lost when it is stopped.
 
-    `start` may be called again after `stop`, and creates the empty bucket again on the same port.
+    `start` may be called again after `stop`, and creates the bucket and the archive in it again on the same port.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class S3:
         devnull = subprocess.DEVNULL
         self._process = subprocess.Popen([sys.executable, "-c", server_code], stdout=devnull, stderr=devnull)
         wait_until(self._make_bucket)
+        Store(URL).initialize()
 
     def _make_bucket(self) -> bool:
         import boto3
@@ -71,6 +73,13 @@ def s3() -> Iterator[S3]:
     s3_server.start()
     yield s3_server
     s3_server.stop()
+
+
+def read_archived_journal(name: str) -> bytes:
+    """The journals of all processes of a run in the archive, one after the other."""
+    store = Store(URL)
+    names = [f"{name}/{path}" for path in store.list_files(name) if is_journal(path)]
+    return b"".join(store.read_all(names).values())
 
 
 def start_command(*args: str) -> Process:
@@ -129,7 +138,7 @@ def test_archived_run_is_readable_without_its_folder(s3: S3) -> None:
 def test_unreachable_store_does_not_end_the_run(s3: S3, write: Write, tmp_path: Path) -> None:
     """Without its store the run succeeds, its report has the archive as incomplete, and `attach` completes it."""
     process, folder = start_waiting(write, tmp_path / "go")
-    wait_until(lambda: "journal" in Store(URL).list_files(folder.name))
+    wait_until(lambda: read_archived_journal(folder.name))
     s3.stop()
     (tmp_path / "go").touch()
     stdout, stderr = process.communicate(timeout=120)
@@ -142,13 +151,14 @@ def test_unreachable_store_does_not_end_the_run(s3: S3, write: Write, tmp_path: 
     s3.start()
     code, output = run_command("attach", folder.name)
     assert code == 0, output
-    assert Store(URL).list_files(folder.name).keys() >= {"journal", "report.json", "attempt-1/node-0/log"}
+    assert Store(URL).list_files(folder.name).keys() >= {"report.json", "attempt-1/node-0/log"}
+    assert b'"end"' in read_archived_journal(folder.name)
 
 
 def test_lost_run_is_resumed_from_the_archive(s3: S3, write: Write, tmp_path: Path) -> None:
     """`attach` with the journal only in the archive attaches to the job and reports the lost process."""
     process, folder = start_waiting(write, tmp_path / "go")
-    wait_until(lambda: b'"wait"' in Store(URL).read(f"{folder.name}/journal"))
+    wait_until(lambda: b'"wait"' in read_archived_journal(folder.name))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     for name in ("journal", "profile.json", "attempt-1/plan.json"):

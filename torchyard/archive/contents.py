@@ -1,21 +1,26 @@
-"""Which files of a run's folder are archived, and how two journals of one run are merged.
+"""Which files of a run's folder are archived, and how the journals of one run are merged.
 
-Records are small and written completely, except the journal, which grows line by line. Logs grow while the job runs.
-They are archived after the job of their attempt has ended, because an object cannot be appended to; until then the
-lines are stored where the job runs. Checkpoints belong to the program, and locks, leases and supervisors' files to one
-machine, so they are not archived.
+Records are small and written completely, except the journal, which grows line by line. Each process that archives a run
+writes its own journal object, so that a process that has lost the run cannot overwrite the lines of the process that
+ended it.
+
+Logs grow while the job runs. They are archived after the job of their attempt has ended, because an object cannot be
+appended to; until then the lines are stored where the job runs. Checkpoints belong to the program, and locks, leases
+and supervisors' files to one machine, so they are not archived.
 """
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 JOURNAL = "journal"
 RECORD = "record.json"
 REPORT = "report.json"
+_JOURNALS = re.compile(rf"{JOURNAL}-[0-9a-f]{{1,32}}")
 _RECORDS = re.compile(
-    rf"{JOURNAL}|profile\.json|{REPORT}|{RECORD}"
+    rf"profile\.json|{REPORT}|{RECORD}"
     r"|attempt-\d{1,6}/(?:(?:plan|outcome|ended)\.json|hang/(?:hang|stacks)\.txt)"
 )
 _LOGS = re.compile(r"attempt-\d{1,6}/[A-Za-z0-9][\w.-]{0,250}/log")
@@ -29,7 +34,17 @@ class Version(NamedTuple):
     modified_ns: int
 
 
+def build_journal_name(process_id: str) -> str:
+    """The name of the journal object of one process. `process_id`: hexadecimal digits that no other process has."""
+    return f"{JOURNAL}-{process_id}"
+
+
+def is_journal(name: str) -> bool:
+    return bool(_JOURNALS.fullmatch(name))
+
+
 def is_record(name: str) -> bool:
+    """Whether a file is a record of a run other than its journal."""
     return bool(_RECORDS.fullmatch(name))
 
 
@@ -63,18 +78,19 @@ def _list_versions(folder: Path, paths: list[Path]) -> dict[str, Version]:
     return versions
 
 
-def merge_journals(local: bytes, remote: bytes) -> bytes:
-    """One journal with the lines of both, in order of time; `local` itself if it has all of them.
+def merge_journals(local: bytes, archived: Iterable[bytes]) -> bytes:
+    """One journal with the lines of all, in order of time; `local` itself if it has all of them.
 
     They differ if the run was resumed elsewhere, or if a process of this machine was lost before its last lines were
     archived.
     """
     local_lines = _list_complete_lines(local)
-    remote_lines = _list_complete_lines(remote)
-    if set(remote_lines) <= set(local_lines):
+    archived_lines: dict[bytes, None] = {}  # each line once: a process also archives the lines that it has fetched
+    for journal in archived:
+        archived_lines |= dict.fromkeys(_list_complete_lines(journal))
+    if archived_lines.keys() <= set(local_lines):
         return local
-    remote_line_set = set(remote_lines)
-    lines = remote_lines + [line for line in local_lines if line not in remote_line_set]
+    lines = [*archived_lines, *(line for line in local_lines if line not in archived_lines)]
     return b"".join(line + b"\n" for line in sorted(lines, key=_parse_time))
 
 

@@ -8,16 +8,25 @@ import contextlib
 import contextvars
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.archive import histories
-from torchyard.archive.contents import JOURNAL, RECORD, Version, is_log, list_ended_logs, list_records, merge_journals
+from torchyard.archive.contents import (
+    JOURNAL,
+    RECORD,
+    Version,
+    build_journal_name,
+    is_log,
+    list_ended_logs,
+    list_records,
+)
 from torchyard.archive.fetch import fetch_run
 from torchyard.archive.store import Store, call_bounded, open_store
 from torchyard.common.log import get_log
-from torchyard.model.errors import ArchiveError, RunInUseError
+from torchyard.model.errors import ArchiveError, NoArchiveError, RunInUseError
 from torchyard.model.profile import Profile
 from torchyard.trend.records import HistoryKey, Record, get_history_key
 
@@ -28,6 +37,7 @@ _MAX_RETRY_PAUSE_S = 60.0  # between two tries while the store cannot be reached
 class ArchiveTimeouts(NamedTuple):
     """How long a run waits for its archive, in seconds.
 
+    start_s: of a new run, until the archive answers whether it is one.
     fetch_s: of a process that resumes the run, until the archive answers.
     fetch_pause_s: between two tries of it.
     settle_s: at the end of the run, for a store that makes no progress.
@@ -35,6 +45,7 @@ class ArchiveTimeouts(NamedTuple):
     max_settle_s: at the end of the run, for a store that is slow.
     """
 
+    start_s: float = 10.0
     fetch_s: float = 60.0
     fetch_pause_s: float = 2.0
     settle_s: float = 20.0
@@ -76,7 +87,8 @@ class RunArchive:
         self._check_owner = check_owner
         self._timeouts = timeouts
         self._copied_versions: dict[str, Version] = {}
-        self._archived_journal: bytes | None = None  # the journal that was in the archive, once that is known
+        self._journal_name = build_journal_name(uuid.uuid4().hex[:12])  # of this process
+        self._has_read_archive = False  # whether the logs that the archive already has are known
         self._pending_history: HistoryKey | None = None  # of the history that is still to be fetched
         self._fault = fault  # of the last pass; empty if it succeeded
         self._last_progress_at = time.monotonic()
@@ -174,8 +186,8 @@ class RunArchive:
         if self._pending_history:
             histories.fetch_history(self._store, self._folder.parent, self._pending_history)
             self._pending_history = None
-        if self._archived_journal is None:
-            self._read_archive_state(self._store)
+        if not self._has_read_archive:
+            self._find_archived_logs(self._store)
         self._copy_records(self._store)
         while logs := self._select_changed(list_ended_logs(self._folder)):
             name = next(iter(logs))
@@ -183,12 +195,12 @@ class RunArchive:
             self._record_copied(name, logs[name])
             self._copy_records(self._store)
 
-    def _read_archive_state(self, store: Store) -> None:
-        """Read the archived journal, and find the logs that need not be copied again."""
+    def _find_archived_logs(self, store: Store) -> None:
+        """Find the logs that an earlier process has archived and that need not be copied again."""
         sizes = store.list_files(self._folder.name)
         logs = list_ended_logs(self._folder)
         self._copied_versions |= {name: version for name, version in logs.items() if sizes.get(name) == version.size}
-        self._archived_journal = store.read(f"{self._folder.name}/{JOURNAL}") if JOURNAL in sizes else b""
+        self._has_read_archive = True
 
     def _copy_records(self, store: Store) -> None:
         journal = (self._folder / JOURNAL).read_bytes() if (self._folder / JOURNAL).exists() else b""
@@ -200,7 +212,7 @@ class RunArchive:
             self._record_copied(name, version)
         lines = Version(len(journal), 0)  # it only grows
         if journal and self._copied_versions.get(JOURNAL) != lines:
-            store.write(f"{self._folder.name}/{JOURNAL}", merge_journals(journal, self._archived_journal or b""))
+            store.write(f"{self._folder.name}/{self._journal_name}", journal)
             self._record_copied(JOURNAL, lines)
 
     def _select_changed(self, versions: dict[str, Version]) -> dict[str, Version]:
@@ -254,8 +266,8 @@ def open_run_archive(
 ) -> Iterator[RunArchive]:
     """The archive of a run that this process owns: complete at the end, unless another process owns the run by then.
 
-    ArchiveError if TORCHYARD_ARCHIVE is wrong; for a resumed run that is only a warning, because its job may be
-    running.
+    ArchiveError if TORCHYARD_ARCHIVE is wrong or there is no archive at its URL; for a resumed run that is only a
+    warning, because its job may be running.
     """
     archive = _create_run_archive(folder, check_owner, timeouts, is_resumed=is_resumed)
     try:
@@ -274,9 +286,22 @@ def _create_run_archive(
     folder: Path, check_owner: Callable[[], None], timeouts: ArchiveTimeouts, *, is_resumed: bool
 ) -> RunArchive:
     try:
-        return RunArchive(folder, check_owner, open_store(), timeouts=timeouts)
+        store = open_store()
+        if store and not is_resumed:
+            _require_marker(store, timeouts.start_s)
+        return RunArchive(folder, check_owner, store, timeouts=timeouts)
     except ArchiveError as error:
         if not is_resumed:
             raise
         get_log().warning("%s", error)
         return RunArchive(folder, check_owner, None, str(error), timeouts=timeouts)
+
+
+def _require_marker(store: Store, timeout_s: float) -> None:
+    """Raise NoArchiveError if there is no archive at this URL; a store that does not answer is reported later."""
+    try:
+        call_bounded(store.require_marker, timeout_s, store.url)
+    except NoArchiveError:
+        raise
+    except ArchiveError:
+        return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from torchyard.archive.contents import JOURNAL, is_log, is_record, list_origins, merge_journals, move_paths
+from torchyard.archive.contents import JOURNAL, is_journal, is_log, is_record, list_origins, merge_journals, move_paths
 from torchyard.archive.store import Store
 from torchyard.common.private_files import make_private_folder, open_private_file
 from torchyard.model.errors import ArchiveError
@@ -24,20 +24,20 @@ class _SavedPlan(BaseModel):
 
 
 def fetch_run(store: Store, folder: Path) -> bool:
-    """Update a run's folder from the archive; return False if the folder already has every line of its journal.
+    """Update a run's folder from the archive; return False if the folder already has all lines of its journals.
 
-    The journal is written last, so that a folder whose fetch was interrupted is fetched again. ArchiveError if the
-    store fails or the disk is full.
+    The local journal is written last, so that a folder whose fetch was interrupted is fetched again. ArchiveError if
+    the store fails or the disk is full.
     """
     name = folder.name
     sizes = store.list_files(name)
-    remote_journal = store.read(f"{name}/{JOURNAL}") if JOURNAL in sizes else b""
+    journals = store.read_all([f"{name}/{path}" for path in sizes if is_journal(path)])
     local_journal = _read_or_empty(folder / JOURNAL)
-    merged = merge_journals(local_journal, remote_journal)
+    merged = merge_journals(local_journal, journals.values())
     if merged == local_journal:
         return False
-    origins = list_origins(remote_journal)
-    records = store.read_all([f"{name}/{path}" for path in sizes if is_record(path) and path != JOURNAL])
+    origins = list_origins(merged)
+    records = store.read_all([f"{name}/{path}" for path in sizes if is_record(path)])
     for archived_path, data in records.items():
         text = move_paths(data.decode(errors="replace"), origins, str(folder))
         _write_atomically(store, folder / archived_path.removeprefix(f"{name}/"), text.encode())

@@ -11,12 +11,17 @@ from typing import Any, TypeVar
 
 from torchyard.common import secrets
 from torchyard.common.private_files import make_private_folder
-from torchyard.model.errors import ArchiveError
+from torchyard.model.errors import ArchiveError, NoArchiveError
 
 ARCHIVE_VARIABLE = "TORCHYARD_ARCHIVE"
 HISTORY = "history"  # the folder of all runs' numbers, beside the runs
+MARKER = "torchyard-archive"  # the object at the archive's root that proves that it is there
+_MARKER_TEXT = b"The root of a torchyard archive. Without this object torchyard does not use the archive.\n"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _LOCAL_PROTOCOLS = ("file", "local")
+_MARKER_REMEDY = (
+    f"mount its share, or correct {ARCHIVE_VARIABLE}; a new archive is created once, with `torchyard archive init`"
+)
 _SET_REMEDY = f"set {ARCHIVE_VARIABLE} to another URL, or unset it"
 T = TypeVar("T")
 
@@ -25,8 +30,12 @@ class Store:
     """The archive; files are named by their paths below its root.
 
     Each call may take as long as the store's client retries. Threads may share it, as far as the client of the protocol
-    allows. Every call raises ArchiveError if the store refuses, fails or cannot be reached; only an empty result means
-    that there is nothing.
+    allows. Every call raises ArchiveError if the store refuses, fails or cannot be reached, and NoArchiveError if its
+    root has no marker; only an empty result means that there is nothing.
+
+    A share that is not mounted, and a URL with a wrong prefix, look like an empty archive. `initialize` writes the
+    marker, for the user who creates the archive; nothing else does, so that a root without it is never taken for an
+    archive without runs.
     """
 
     def __init__(self, url: str) -> None:
@@ -35,6 +44,35 @@ class Store:
         self._files = files
         self._root = root
         self._is_local = url.partition("://")[0] in _LOCAL_PROTOCOLS
+        self._has_proven_marker = False
+
+    def initialize(self) -> bool:
+        """Make this root an archive, also if it has other files; return False if it already is one."""
+        if self.has_marker():
+            return False
+        self._guard(f"write {MARKER}", lambda: self._write_file(MARKER, _MARKER_TEXT))
+        return True
+
+    def has_marker(self) -> bool:
+        """Whether the root is that of an archive."""
+
+        def read_marker() -> bool:
+            try:
+                self._files.cat_file(f"{self._root}/{MARKER}")
+            except FileNotFoundError:
+                return False
+            return True
+
+        return self._guard(f"read {MARKER}", read_marker)
+
+    def require_marker(self) -> None:
+        """Raise NoArchiveError if the root is not that of an archive."""
+        if self._has_proven_marker:
+            return
+        if not self.has_marker():
+            reason = f"it is not mounted, or not an archive (it has no {MARKER})"
+            raise NoArchiveError(self.url, reason, _MARKER_REMEDY)
+        self._has_proven_marker = not self._is_local  # a folder's share may be unmounted at any time
 
     def list_files(self, folder: str) -> dict[str, int]:
         """The sizes in bytes of all files below a folder, by their paths relative to it; empty if it does not exist."""
@@ -48,35 +86,34 @@ class Store:
             return entries
 
         prefix = f"{self._root}/{folder}/"
-        entries = self._guard(f"list {folder}", find)
+        entries = self._call(f"list {folder}", find)
         return {
             name.removeprefix(prefix): int(entry["size"]) for name, entry in entries.items() if name.startswith(prefix)
         }
 
     def list_runs(self) -> list[str]:
         """The names of all runs."""
-        entries = self._guard("list its runs", lambda: self._files.ls(self._root, detail=True))
+        entries = self._call("list its runs", lambda: self._files.ls(self._root, detail=True))
         names = (entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory")
         return sorted(name for name in names if name != HISTORY)
 
     def read(self, name: str) -> bytes:
-        return self._guard(f"read {name}", lambda: bytes(self._files.cat_file(f"{self._root}/{name}")))
+        return self._call(f"read {name}", lambda: bytes(self._files.cat_file(f"{self._root}/{name}")))
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
         """Several small files by name, read at the same time if the store's client can do that."""
         if not names:
             return {}
         prefix = f"{self._root}/"
-        contents = self._guard("read it", lambda: self._files.cat([prefix + name for name in names]))
+        contents = self._call("read it", lambda: self._files.cat([prefix + name for name in names]))
         return {name.removeprefix(prefix): bytes(data) for name, data in contents.items()}
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file from the archive to this path."""
-        self._guard(f"read {name}", lambda: self._files.get_file(f"{self._root}/{name}", str(path)))
+        self._call(f"read {name}", lambda: self._files.get_file(f"{self._root}/{name}", str(path)))
 
     def write(self, name: str, data: bytes) -> None:
-        self._make_local_folder(name)
-        self._guard(f"write {name}", lambda: self._files.pipe_file(f"{self._root}/{name}", data))
+        self._call(f"write {name}", lambda: self._write_file(name, data))
 
     def copy(self, path: Path, name: str, on_bytes: Callable[[], object]) -> None:
         """Copy a file of any size to the archive; `on_bytes` is called as it makes progress."""
@@ -86,16 +123,27 @@ class Store:
             def call(self, *_: Any, **__: Any) -> None:
                 on_bytes()
 
+        def put() -> None:
+            self._make_local_folder(name)
+            self._files.put_file(str(path), f"{self._root}/{name}", callback=ProgressCallback())
+
+        self._call(f"write {name}", put)
+
+    def _write_file(self, name: str, data: bytes) -> None:
         self._make_local_folder(name)
-        self._guard(
-            f"write {name}",
-            lambda: self._files.put_file(str(path), f"{self._root}/{name}", callback=ProgressCallback()),
-        )
+        self._files.pipe_file(f"{self._root}/{name}", data)
 
     def _make_local_folder(self, name: str) -> None:
         """Create a file's folder in an archive on a disk: only this user may read it, as for run folders."""
         if self._is_local:
-            self._guard(f"write {name}", lambda: make_private_folder(Path(self._root, name).parent))
+            make_private_folder(Path(self._root, name).parent)
+
+    def _call(self, action: str, operation: Callable[[], T]) -> T:
+        """Run an operation on an archive whose marker is there, in a folder also afterwards."""
+        self.require_marker()
+        result = self._guard(action, operation)
+        self.require_marker()
+        return result
 
     def _guard(self, action: str, operation: Callable[[], T]) -> T:
         try:

@@ -96,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     verb_parsers["metrics"].add_argument(
         "--once", action="store_true", help="print the response to one scrape, and exit"
     )
+    verb_parsers["archive"].add_argument("verb", choices=["init"], help="create it, once, where its share is mounted")
     verb_parsers["service"].add_argument("verb", choices=["install", "uninstall", "status"], help="the action")
     verb_parsers["demo"].add_argument("--fail", action="store_true", help="a run that fails, with its explanation")
     verb_parsers["demo"].add_argument("--without-torch", action="store_true", help="a run without torch")
@@ -268,6 +269,13 @@ def _serve_metrics(args: argparse.Namespace) -> int:
     return print_metrics() if args.once else serve_until_stopped(args.host, args.port)
 
 
+def _create_archive(_: argparse.Namespace) -> int:
+    """create the archive that TORCHYARD_ARCHIVE names"""
+    from torchyard.cli.archive import create_archive
+
+    return create_archive()
+
+
 def _run_service(args: argparse.Namespace) -> int:
     """run a checkout's Prefect server and worker as a systemd user unit, also after a reboot"""
     from torchyard.cli.service import run_service
@@ -295,5 +303,6 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "why": _explain_run,
     "trend": _show_trend,
     "metrics": _serve_metrics,
+    "archive": _create_archive,
     "service": _run_service,
 }

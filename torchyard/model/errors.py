@@ -9,6 +9,7 @@ TorchyardError
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
     ArchiveError       the archive of run folders refuses, fails or cannot be reached
+      NoArchiveError     it answers, and there is no archive at its URL
     DetachedError      this process cannot continue; the job keeps running
       HandedOverError    another process resumes the run
     RunInUseError      another process owns this run
@@ -144,6 +145,10 @@ class ArchiveError(TorchyardError):
 
     def __str__(self) -> str:
         return f"archive {self.url}: {self.reason}; {self.remedy}"
+
+
+class NoArchiveError(ArchiveError):
+    """The store answers, and there is no archive at its URL: its share is not mounted, or it was never created."""
 
 
 class DetachedError(TorchyardError):

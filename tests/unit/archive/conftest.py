@@ -1,11 +1,11 @@
 """An archive in a folder, and a run's folder that may be archived there."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from torchyard.archive.store import ARCHIVE_VARIABLE, Store
+from tests.builders.archives import create_archive
+from torchyard.archive.store import Store
 from torchyard.run.folder import RunFolder, runs_folder
 
 
@@ -18,9 +18,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(root: Path) -> Store:
     """The archive that TORCHYARD_ARCHIVE names."""
-    os.environ[ARCHIVE_VARIABLE] = f"file://{root}"
-    root.mkdir(0o700)
-    return Store(f"file://{root}")
+    return create_archive(root)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from torchyard.archive.contents import (
+    build_journal_name,
+    is_journal,
     is_log,
     is_record,
     list_ended_logs,
@@ -23,7 +25,7 @@ def event_line(timestamp: float, event: str = "step", **fields: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "is_record_name", "is_log_name"),
     [
-        ("journal", True, False),
+        ("journal", False, False),
         ("attempt-2/plan.json", True, False),
         ("attempt-2/node-0/log", False, True),
         ("attempt-2/hang/hang.txt", True, False),
@@ -39,6 +41,13 @@ def event_line(timestamp: float, event: str = "step", **fields: str) -> bytes:
 def test_only_records_and_logs_are_archived(name: str, is_record_name: bool, is_log_name: bool) -> None:
     """Checkpoints, locks and supervisors' files are not archived, and no name leads out of the folder."""
     assert (is_record(name), is_log(name)) == (is_record_name, is_log_name)
+
+
+def test_each_process_has_its_own_journal() -> None:
+    """The journal objects of two processes have two names, and no other file has such a name."""
+    names = [build_journal_name("0"), build_journal_name("a1b2c3d4e5f6")]
+    assert names == ["journal-0", "journal-a1b2c3d4e5f6"]
+    assert [is_journal(name) for name in [*names, "journal", "journal-", "journal-../x"]] == [True, True] + [False] * 3
 
 
 def test_logs_are_archived_once_their_job_has_ended(tmp_path: Path) -> None:
@@ -67,14 +76,14 @@ def test_journals_of_two_machines_are_merged() -> None:
     end = event_line(5, "end")
     local = b"".join([*shared, wait])
     remote = b"".join([*shared, event_line(3), end, b'{"at": 6'])
-    assert merge_journals(local, remote) == b"".join([*shared, event_line(3), wait, end])
+    assert merge_journals(local, [remote, b"".join(shared)]) == b"".join([*shared, event_line(3), wait, end])
 
 
 def test_journal_with_every_line_is_not_changed() -> None:
     """A journal that contains every line of the archived one is returned as it is, with its torn line."""
     local = event_line(1) + event_line(2) + b"torn"
-    assert merge_journals(local, event_line(1)) is local
-    assert merge_journals(local, b"") is local
+    assert merge_journals(local, [event_line(1), event_line(2)]) is local
+    assert merge_journals(local, []) is local
 
 
 def test_paths_in_records_lead_to_the_local_folder() -> None:

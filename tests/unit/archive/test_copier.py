@@ -5,15 +5,18 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.builders.archives import archive_run
 from tests.builders.histories import build_records
 from tests.support.waiting import wait_until
-from torchyard.archive.contents import RECORD
+from torchyard.archive.contents import RECORD, is_journal
 from torchyard.archive.copier import ArchiveTimeouts, RunArchive, open_run_archive
+from torchyard.archive.fetch import fetch_run
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
-from torchyard.model.errors import ArchiveError, RunInUseError
+from torchyard.model.errors import ArchiveError, NoArchiveError, RunInUseError
 from torchyard.run.folder import RunFolder
 
 
@@ -44,6 +47,20 @@ def repair_archive(root: Path) -> None:
     root.with_suffix(".away").rename(root)
 
 
+def list_archived(store: Store, folder: RunFolder) -> set[str]:
+    """The files of a run in the archive, with the journal of its only process as `journal`."""
+    names = [name.partition("-")[0] if is_journal(name) else name for name in store.list_files(folder.name)]
+    assert names.count("journal") <= 1
+    return set(names)
+
+
+def read_archived_events(store: Store, folder: RunFolder, tmp_path: Path) -> list[dict[str, Any]]:
+    """The run's events in the archive, as another machine fetches them."""
+    fetched = RunFolder(tmp_path / "fetched" / folder.name)
+    fetch_run(store, fetched.path)
+    return fetched.events()
+
+
 def add_ended_attempt(folder: RunFolder) -> None:
     (folder.attempt(1) / "node-0").mkdir(parents=True)
     (folder.attempt(1) / "node-0" / "log").write_text("a line\n")
@@ -55,11 +72,11 @@ def test_journal_is_archived_while_the_run_continues(folder: RunFolder, store: S
     with open_archive(folder.path) as archive:
         archive.start()
         folder.record_event("start", run="an-id")
-        wait_until(lambda: "journal" in store.list_files(folder.name))
+        wait_until(lambda: "journal" in list_archived(store, folder))
         assert archive.describe() == f"{store.url}/{folder.name}"
 
 
-def test_archive_is_complete_at_the_end(folder: RunFolder, store: Store, root: Path) -> None:
+def test_archive_is_complete_at_the_end(folder: RunFolder, store: Store, tmp_path: Path) -> None:
     """After `settle` the archive contains the last line, the logs and the report, but no checkpoints and locks."""
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / "model.pt").write_text("huge")
@@ -69,13 +86,13 @@ def test_archive_is_complete_at_the_end(folder: RunFolder, store: Store, root: P
         folder.record_event("end", end="succeeded")
         (folder.path / "report.json").write_text("{}")
         assert archive.settle() is None
-    assert set(store.list_files(folder.name)) == {
+    assert list_archived(store, folder) == {
         "attempt-1/node-0/log",
         "attempt-1/outcome.json",
         "journal",
         "report.json",
     }
-    assert RunFolder(root / folder.name).events() == folder.events()
+    assert read_archived_events(store, folder, tmp_path) == folder.events()
 
 
 def test_unreachable_store_is_reported_once(
@@ -105,7 +122,7 @@ def test_archive_is_complete_after_the_store_recovers(folder: RunFolder, store: 
         repair_archive(root)
         add_ended_attempt(folder)
         assert archive.settle() is None
-    assert set(store.list_files(folder.name)) == {"attempt-1/node-0/log", "attempt-1/outcome.json", "journal"}
+    assert list_archived(store, folder) == {"attempt-1/node-0/log", "attempt-1/outcome.json", "journal"}
 
 
 def test_other_owner_keeps_the_archive(folder: RunFolder, store: Store) -> None:
@@ -118,13 +135,13 @@ def test_other_owner_keeps_the_archive(folder: RunFolder, store: Store) -> None:
     assert store.list_files(folder.name) == {}
 
 
-def test_nothing_is_copied_after_the_run_was_taken_over(folder: RunFolder, store: Store) -> None:
+def test_nothing_is_copied_after_the_run_was_taken_over(folder: RunFolder, store: Store, tmp_path: Path) -> None:
     """If the run itself raises RunInUseError, its archive stays as it was at that moment."""
 
     def lose() -> None:
         with open_archive(folder.path) as archive:
             archive.start()
-            wait_until(lambda: "journal" in store.list_files(folder.name))
+            wait_until(lambda: "journal" in list_archived(store, folder))
             archive.stop()
             folder.record_event("end", end="moved")
             refuse_owner()
@@ -132,18 +149,45 @@ def test_nothing_is_copied_after_the_run_was_taken_over(folder: RunFolder, store
     folder.record_event("start", run="an-id")
     with pytest.raises(RunInUseError):
         lose()
-    assert b"moved" not in store.read(f"{folder.name}/journal")
+    assert [event["event"] for event in read_archived_events(store, folder, tmp_path)] == ["start"]
 
 
-def test_lines_that_only_the_archive_has_stay(folder: RunFolder, store: Store, root: Path) -> None:
-    """A process that could not fetch the archived journal keeps the lines of other processes in it."""
-    remote = RunFolder(root / folder.name)
-    remote.path.mkdir()
-    remote.record_event("start", run="an-id", host="first")
-    folder.record_event("start", run="an-id", host="second")
+def test_lost_process_keeps_the_lines_of_the_run(folder: RunFolder, store: Store, tmp_path: Path) -> None:
+    """A process that has lost the run without noticing it cannot remove the end that another process recorded."""
+    other = RunFolder(tmp_path / "other-machine" / folder.name)
+    other.path.mkdir(parents=True)
+    folder.record_event("start", run="an-id", host="lost")
+    with open_archive(folder.path) as lost_archive:
+        lost_archive.start()
+        wait_until(lambda: "journal" in list_archived(store, folder))
+        with open_archive(other.path, is_resumed=True) as archive:
+            assert archive.fetch()
+            archive.start()
+            other.record_event("end", end="succeeded")
+        folder.record_event("step", name="wait")
+    events = read_archived_events(store, folder, tmp_path)
+    assert [event["event"] for event in events] == ["start", "end", "step"]
+
+
+def test_new_run_is_not_started_without_its_archive(folder: RunFolder, store: Store, root: Path) -> None:
+    """A new run whose archive is not mounted is not started, and nothing is written below the mount point."""
+    root.rename(root.with_suffix(".away"))
+    root.mkdir()
+    with pytest.raises(NoArchiveError, match="not mounted"), open_archive(folder.path):
+        pass
+    assert list(root.iterdir()) == []
+
+
+def test_resumed_run_does_not_take_an_unmounted_archive_for_empty(folder: RunFolder, store: Store, root: Path) -> None:
+    """A resumed run whose archive is not mounted cannot fetch its past, and writes nothing below the mount point."""
+    root.rename(root.with_suffix(".away"))
+    root.mkdir()
+    folder.record_event("start", run="an-id")
     with open_archive(folder.path, is_resumed=True) as archive:
+        assert not archive.fetch()
         archive.start()
-    assert [event["host"] for event in remote.events()] == ["first", "second"]
+        assert "not mounted" in (archive.settle() or "")
+    assert list(root.iterdir()) == []
 
 
 def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root: Path) -> None:
@@ -154,7 +198,7 @@ def test_archived_log_is_not_copied_again(folder: RunFolder, store: Store, root:
     with open_archive(folder.path, is_resumed=True) as archive:
         archive.start()
     assert store.read(f"{folder.name}/attempt-1/node-0/log") == b"A LINE\n"
-    assert "journal" in store.list_files(folder.name)
+    assert "journal" in list_archived(store, folder)
 
 
 def test_numbers_are_in_the_archived_history(folder: RunFolder, store: Store) -> None:
@@ -167,11 +211,12 @@ def test_numbers_are_in_the_archived_history(folder: RunFolder, store: Store) ->
     assert name.endswith(f"-{record.run}.json")
 
 
-def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root: Path) -> None:
+def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root: Path, tmp_path: Path) -> None:
     """A process whose folder is empty fetches the journal, and with it the end of the run."""
-    remote = RunFolder(root / folder.name)
-    remote.path.mkdir()
+    remote = RunFolder(tmp_path / "other-machine" / folder.name)
+    remote.path.mkdir(parents=True)
     remote.record_event("end", end="succeeded", sentence="done")
+    archive_run(root, remote)
     with open_archive(folder.path, is_resumed=True) as archive:
         assert archive.fetch()
     assert folder.read_record().find_last("end")["sentence"] == "done"
@@ -182,7 +227,7 @@ def test_archive_that_does_not_answer_is_not_empty(folder: RunFolder, store: Sto
     break_archive(root)
     with open_archive(folder.path, is_resumed=True) as archive:
         assert not archive.fetch()
-        assert "cannot list" in archive.describe()
+        assert "cannot read" in archive.describe()
 
 
 def test_wrong_setting_ends_only_a_new_run(folder: RunFolder) -> None:

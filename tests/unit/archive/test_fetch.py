@@ -1,9 +1,12 @@
 """A run's folder is fetched from the archive to this machine."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.builders.archives import archive_run
 from tests.conftest import Write, command_plan_of
 from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.fetch import fetch_run, fetch_to_read
@@ -17,26 +20,27 @@ ENDED = Outcome(status=Status(state="succeeded", reason="done"), exit_codes={})
 
 
 @pytest.fixture
-def archived(folder: RunFolder, write: Write, root: Path, store: Store) -> RunFolder:
-    """The archived folder of an ended job, without its log, of a run that has no folder on this machine."""
-    remote = RunFolder(root / folder.name)
+def remote(folder: RunFolder, write: Write, root: Path, store: Store, tmp_path: Path) -> RunFolder:
+    """The folder of a run on another machine, archived after its job has ended, and without its log."""
+    remote = RunFolder(tmp_path / "other-machine" / folder.name)
     remote.path.mkdir(parents=True)
     remote.record_event("start", run="an-id", folder="/pod/runs/" + folder.name)
     plan = command_plan_of(build_lone_profile(write), Path("/pod/runs", folder.name))
     remote.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     remote.save_outcome(1, ENDED)
+    archive_run(root, remote)
     folder.path.rmdir()
     return remote
 
 
-def test_folder_is_fetched_completely(archived: RunFolder, folder: RunFolder, store: Store) -> None:
+def test_folder_is_fetched_completely(remote: RunFolder, folder: RunFolder, store: Store) -> None:
     """Journal, plan and outcome are fetched, and the plan's logs are in the local folder."""
     assert fetch_run(store, folder.path)
-    assert (folder.events(), folder.attempts()) == (archived.events(), [1])
+    assert (folder.events(), folder.attempts()) == (remote.events(), [1])
     assert folder.plans()[0].nodes == {"node-0": f"{folder.attempt(1)}/node-0/log"}
 
 
-def test_log_that_was_not_archived_is_reported_as_lost(archived: RunFolder, folder: RunFolder, store: Store) -> None:
+def test_log_that_was_not_archived_is_reported_as_lost(remote: RunFolder, folder: RunFolder, store: Store) -> None:
     """An ended attempt whose log was not archived is recorded as one with a lost log."""
     fetch_run(store, folder.path)
     outcome = folder.outcome(1)
@@ -44,7 +48,7 @@ def test_log_that_was_not_archived_is_reported_as_lost(archived: RunFolder, fold
     assert outcome.lost == {"node-0": "its machine was lost before the log was archived"}
 
 
-def test_archived_log_is_fetched(archived: RunFolder, folder: RunFolder, store: Store) -> None:
+def test_archived_log_is_fetched(remote: RunFolder, folder: RunFolder, store: Store) -> None:
     """An archived log is fetched completely, and is not recorded as lost."""
     store.write(f"{folder.name}/attempt-1/node-0/log", b"1 | a line\n")
     fetch_run(store, folder.path)
@@ -54,7 +58,7 @@ def test_archived_log_is_fetched(archived: RunFolder, folder: RunFolder, store: 
     assert (folder.attempt(1) / "node-0" / "log").read_bytes() == b"1 | a line\n"
 
 
-def test_complete_folder_is_not_changed(archived: RunFolder, folder: RunFolder, store: Store) -> None:
+def test_complete_folder_is_not_changed(remote: RunFolder, folder: RunFolder, store: Store) -> None:
     """A folder whose journal contains every line of the archived one is not written."""
     fetch_run(store, folder.path)
     folder.record_event("step", name="teardown")
@@ -63,10 +67,11 @@ def test_complete_folder_is_not_changed(archived: RunFolder, folder: RunFolder, 
     assert folder.attempts() == []
 
 
-def test_older_folder_is_updated(archived: RunFolder, folder: RunFolder, store: Store) -> None:
+def test_older_folder_is_updated(remote: RunFolder, folder: RunFolder, store: Store, root: Path) -> None:
     """A machine with an older folder of the run fetches what another machine has recorded since."""
     fetch_run(store, folder.path)
-    archived.record_event("end", end="succeeded", sentence="done")
+    remote.record_event("end", end="succeeded", sentence="done")
+    archive_run(root, remote)
     assert fetch_run(store, folder.path)
     assert folder.events()[-1]["end"] == "succeeded"
 
@@ -77,22 +82,36 @@ def test_run_that_was_never_archived_is_not_fetched(store: Store, folder: RunFol
     assert fetch_to_read(store, runs_folder(), "none-1") is None
 
 
-def test_copy_to_read_is_not_a_run_of_this_machine(archived: RunFolder, store: Store) -> None:
+def test_copy_to_read_is_not_a_run_of_this_machine(remote: RunFolder, store: Store, root: Path) -> None:
     """A copy to read is not among the runs of this machine, where recovery would treat it as a lost run."""
-    copy = fetch_to_read(store, runs_folder(), archived.name)
+    copy = fetch_to_read(store, runs_folder(), remote.name)
     assert copy is not None
     assert (RunFolder(copy).attempts(), list_run_folders()) == ([1], [])
-    archived.record_event("end", end="succeeded", sentence="done")
-    assert fetch_to_read(store, runs_folder(), archived.name) == copy
+    remote.record_event("end", end="succeeded", sentence="done")
+    archive_run(root, remote)
+    assert fetch_to_read(store, runs_folder(), remote.name) == copy
     assert RunFolder(copy).read_record().find_last("end")
 
 
 def test_archive_that_fails_in_the_middle_leaves_no_journal(
-    archived: RunFolder, folder: RunFolder, store: Store
+    remote: RunFolder, folder: RunFolder, store: Store, root: Path
 ) -> None:
     """A folder with only some of the records gets no journal, so that the next process fetches it again."""
-    (archived.attempt(2)).mkdir()
-    (archived.attempt(2) / "plan.json").symlink_to(archived.path)  # listed, but not a readable file
+    archived = root / remote.name / "attempt-2"
+    archived.mkdir()
+    (archived / "plan.json").symlink_to(root)  # listed, but not a readable file
     with pytest.raises(ArchiveError, match="cannot"):
         fetch_run(store, folder.path)
     assert folder.events() == []
+
+
+def test_journals_of_all_processes_are_fetched(remote: RunFolder, folder: RunFolder, store: Store, root: Path) -> None:
+    """The lines of every process are fetched, also if one that has lost the run wrote its journal last."""
+    store.write(f"{folder.name}/journal-1", (remote.path / "journal").read_bytes() + build_end_line())
+    archive_run(root, remote, process_id="2")
+    fetch_run(store, folder.path)
+    assert [event["event"] for event in folder.events()] == ["start", "end"]
+
+
+def build_end_line() -> bytes:
+    return json.dumps({"at": time.time(), "event": "end", "end": "succeeded"}).encode() + b"\n"

@@ -1,6 +1,7 @@
 """The archive in a local folder; tests/local/test_archive.py has one with a real S3 API."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store, call_bounded, open_store
 from torchyard.common.project_root import ROOT
-from torchyard.model.errors import ArchiveError
+from torchyard.model.errors import ArchiveError, NoArchiveError
 
 
 def test_stored_files_are_listed_read_and_fetched(store: Store, tmp_path: Path) -> None:
@@ -33,12 +34,48 @@ def test_missing_folder_is_empty(store: Store) -> None:
 
 def test_unreadable_archive_is_an_error(store: Store, root: Path) -> None:
     """An archive that cannot be read is an ArchiveError, not an empty archive."""
-    root.rmdir()
+    shutil.rmtree(root)
     root.write_text("no folder")
-    with pytest.raises(ArchiveError, match="cannot list run-1"):
+    with pytest.raises(ArchiveError, match="cannot read torchyard-archive"):
         store.list_files("run-1")
-    with pytest.raises(ArchiveError, match="cannot write run-1/journal"):
+    with pytest.raises(ArchiveError, match="cannot read torchyard-archive"):
         store.write("run-1/journal", b"")
+
+
+def test_folder_that_cannot_be_listed_is_an_error(store: Store, root: Path) -> None:
+    """A run's folder that cannot be listed is an ArchiveError, not a run without files."""
+    (root / "run-1").write_text("no folder")
+    with pytest.raises(ArchiveError, match="cannot list run-1"):
+        store.list_files("run-1/attempt-1")
+
+
+def test_share_that_is_not_mounted_is_not_an_empty_archive(store: Store, root: Path) -> None:
+    """Without its marker a root is refused: reading proves nothing, and nothing is written below a mount point."""
+    store.write("run-1/journal", b"{}")
+    root.rename(root.with_suffix(".away"))
+    root.mkdir()
+    for call in (lambda: store.list_files("run-1"), store.list_runs, lambda: store.write("run-2/journal", b"{}")):
+        with pytest.raises(NoArchiveError, match="not mounted, or not an archive"):
+            call()
+    assert list(root.iterdir()) == []
+
+
+def test_share_that_is_unmounted_during_a_call_is_not_empty(store: Store, root: Path) -> None:
+    """A listing that was empty because the share was unmounted meanwhile is an error."""
+
+    def unmount_and_list() -> dict[str, int]:
+        shutil.rmtree(root)
+        return {}
+
+    with pytest.raises(NoArchiveError):
+        store._call("list run-1", unmount_and_list)
+
+
+def test_archive_is_created_once(root: Path) -> None:
+    """`initialize` writes the marker of a new archive, and leaves an existing one unchanged."""
+    store = Store(f"file://{root}/deep")
+    assert (store.has_marker(), store.initialize(), store.initialize()) == (False, True, False)
+    assert store.list_runs() == []
 
 
 def test_folders_are_private(store: Store, root: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.archives import archive_run, create_archive
 from tests.conftest import Write, command_plan_of
 from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
@@ -17,18 +18,15 @@ from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 
 @pytest.fixture
 def run(write: Write, tmp_path: Path) -> RunFolder:
-    """A run in the archive that TORCHYARD_ARCHIVE names."""
-    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
-    archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
-    archived.record_event("start", run="an-id", folder=str(tmp_path / "gone" / archived.name))
-    plan = command_plan_of(build_lone_profile(write), tmp_path / "gone" / archived.name)
-    archived.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
-    return archived
-
-
-@pytest.fixture(autouse=True)
-def _folders(tmp_path: Path) -> None:
-    (tmp_path / "archive" / "sample-a1b2c3d4").mkdir(parents=True)
+    """A run of another machine, in the archive that TORCHYARD_ARCHIVE names."""
+    create_archive(tmp_path / "archive")
+    remote = RunFolder(tmp_path / "other-machine" / "sample-a1b2c3d4")
+    remote.path.mkdir(parents=True)
+    remote.record_event("start", run="an-id", folder=str(remote.path))
+    plan = command_plan_of(build_lone_profile(write), remote.path)
+    remote.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    archive_run(tmp_path / "archive", remote)
+    return remote
 
 
 def test_archived_run_is_found(run: RunFolder) -> None:

@@ -1,13 +1,13 @@
 """`torchyard why`: which rank of a run hangs, or the state of each rank."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders.archives import archive_run, create_archive
 from tests.builders.hang_examples import (
     ALL_REDUCE,
     HANG,
@@ -19,7 +19,6 @@ from tests.builders.hang_examples import (
 from tests.builders.reports import report
 from tests.conftest import Write, command_plan_of
 from tests.processes.lone_processes import build_lone_profile
-from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.main import main
 from torchyard.cli.why import format_collective_counts
 from torchyard.common.project_root import ROOT
@@ -137,9 +136,9 @@ def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureF
     """A run that is only in the archive is read from there."""
     report_ranks(run, *RECORDS.values())
     save_outcome(run, hang=HANG)
-    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
-    (tmp_path / "archive").mkdir()
-    shutil.move(run.path, tmp_path / "archive" / run.name)
+    create_archive(tmp_path / "archive")
+    archive_run(tmp_path / "archive", run)
+    shutil.rmtree(run.path)
     assert explain(run, capsys)[0] == HANG.sentence
 
 

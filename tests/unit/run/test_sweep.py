@@ -1,13 +1,13 @@
 """Cleaning up after a run whose launcher is dead, from its folder alone."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders.archives import archive_run, create_archive
 from torchyard.archive.copier import open_run_archive
-from torchyard.archive.store import ARCHIVE_VARIABLE
+from torchyard.archive.fetch import fetch_run
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
@@ -59,19 +59,22 @@ def test_run_of_a_living_process_is_not_swept(folder: RunFolder, saved_plan: Com
 
 def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path) -> None:
     """If the archive contains the end of a run, the run is not swept and keeps that end."""
-    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
-    remote = RunFolder(tmp_path / "archive" / folder.name)
+    create_archive(tmp_path / "archive")
+    remote = RunFolder(tmp_path / "other-machine" / folder.name)
     remote.path.mkdir(parents=True)
     remote.record_event("end", end="succeeded", sentence="done")
+    archive_run(tmp_path / "archive", remote)
     assert sweep(folder) == ((), [])
     assert folder.read_record().find_last("end")["end"] == "succeeded"
 
 
 def test_end_of_a_swept_run_is_archived(folder: RunFolder, saved_plan: CommandPlan, tmp_path: Path) -> None:
     """The end of a swept run is copied to the archive."""
-    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
+    store = create_archive(tmp_path / "archive")
     sweep(folder)
-    assert RunFolder(tmp_path / "archive" / folder.name).read_record().find_last("end")["end"] == "swept"
+    fetched = RunFolder(tmp_path / "other-machine" / folder.name)
+    fetch_run(store, fetched.path)
+    assert fetched.read_record().find_last("end")["end"] == "swept"
 
 
 def test_run_with_an_unreadable_plan_is_a_leftover(folder: RunFolder, saved_plan: CommandPlan) -> None:

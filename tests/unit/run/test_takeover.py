@@ -1,17 +1,18 @@
 """A run that is resumed on another machine: its folder there."""
 
-import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.builders.archives import archive_run, create_archive
 from tests.conftest import RUN_ID, Write
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.leases import RUN
 from tests.doubles.lost_machines import KEY, adopt_folder, put_lease
 from torchyard.archive.copier import ArchiveTimeouts, open_run_archive
-from torchyard.archive.store import ARCHIVE_VARIABLE
+from torchyard.archive.store import MARKER
 from torchyard.common.identity import identify_holder
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import DetachedError
@@ -56,7 +57,7 @@ def test_run_without_a_lease_has_no_attempt(profile: Profile) -> None:
 @pytest.fixture
 def fetch(profile: Profile, tmp_path: Path) -> Callable[..., RunFolder]:
     """Fetch a run's past from its archive; a test may put a file in its place, so that the archive does not answer."""
-    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
+    create_archive(tmp_path / "archive")
     folder = RunFolder.of(profile, RUN_ID)
     folder.path.mkdir(parents=True)
 
@@ -72,15 +73,17 @@ def fetch(profile: Profile, tmp_path: Path) -> Callable[..., RunFolder]:
 @pytest.fixture
 def silent_archive(tmp_path: Path) -> None:
     """The archive does not answer: its folder is a file."""
+    shutil.rmtree(tmp_path / "archive")
     (tmp_path / "archive").write_text("")
 
 
 def test_past_comes_from_the_archive(fetch: Callable[..., RunFolder], profile: Profile, tmp_path: Path) -> None:
     """A run whose end on another machine is in the archive has ended on this machine too."""
-    remote = RunFolder(tmp_path / "archive" / RunFolder.of(profile, RUN_ID).name)
+    remote = RunFolder(tmp_path / "other-machine" / RunFolder.of(profile, RUN_ID).name)
     remote.path.mkdir(parents=True)
     remote.record_event("start", run=RUN_ID)
     remote.record_event("end", end="succeeded", sentence="done")
+    archive_run(tmp_path / "archive", remote)
     assert choose_entry(fetch().read_record(), lambda: False) == "echo"
 
 
@@ -91,7 +94,14 @@ def test_run_without_archive_and_lease_is_new(fetch: Callable[..., RunFolder]) -
 
 def test_run_without_any_answer_is_not_started(fetch: Callable[..., RunFolder], silent_archive: None) -> None:
     """Without an answer of the archive, and without a Lease, the run may have ended, and is not started."""
-    with pytest.raises(DetachedError, match=r"cannot find out whether this run has been started .*cannot list"):
+    with pytest.raises(DetachedError, match=r"cannot find out whether this run has been started .*cannot read"):
+        fetch(fetch_s=0.1)
+
+
+def test_run_whose_archive_is_not_mounted_is_not_started(fetch: Callable[..., RunFolder], tmp_path: Path) -> None:
+    """An empty folder in place of the archive does not prove that the run has never been started."""
+    (tmp_path / "archive" / MARKER).unlink()
+    with pytest.raises(DetachedError, match="not mounted"):
         fetch(fetch_s=0.1)
 
 

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
+from tests.builders.archives import archive_run, create_archive
 from tests.builders.reports import short_report
 from tests.conftest import RUN_ID
 from tests.doubles.benchmarks import compare_two_fabrics
-from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.benchmark import describe_best_bandwidths, read_report
 
@@ -17,13 +15,14 @@ def test_end_names_the_largest_bandwidth_of_each_fabric() -> None:
     assert describe_best_bandwidths(compare_two_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
 
 
-def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path) -> None:
     """A run of another pod, whose folder is not on this machine, is compared if both pods have the same archive."""
-    monkeypatch.setenv(ARCHIVE_VARIABLE, f"file://{tmp_path}/archive")
-    archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
-    archived.path.mkdir(parents=True)
-    archived.record_event("start", run=RUN_ID, folder=str(archived.path))
-    archived.save_report(short_report())
-    report = read_report(RunFolder(runs_folder() / archived.name))
+    create_archive(tmp_path / "archive")
+    remote = RunFolder(tmp_path / "other-machine" / "sample-a1b2c3d4")
+    remote.path.mkdir(parents=True)
+    remote.record_event("start", run=RUN_ID, folder=str(remote.path))
+    remote.save_report(short_report())
+    archive_run(tmp_path / "archive", remote)
+    report = read_report(RunFolder(runs_folder() / remote.name))
     assert report
     assert (report.run, report.end) == ("x-1", "succeeded")
