@@ -4,11 +4,13 @@ A plan on disk contains them, because the job needs them; only its user can read
 """
 
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from torchyard.common.escaping import strip_control_codes
+from torchyard.common.secret_shapes import SECRET_SHAPES, build_literal_pattern, find_shapes
 from torchyard.model.base import FrozenModel
 from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import CommandPlan, Plan
@@ -17,9 +19,20 @@ AnyModel = TypeVar("AnyModel", bound=FrozenModel)
 MASK = "****"
 _MIN_SECRET_CHARS = 8  # length of a value that is masked wherever it occurs: shorter ones are also words
 _WORD_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_SECRET_NAME = re.compile(
-    r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private|secret)_?key|_pat)(?:_|$)"
+_ASCII_LOWER_CASE = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+# Every name of a secret contains one of these.
+_NAME_PARTS = ("token", "secret", "pass", "pwd", "credential", "key", "_pat", "auth_string", "authstring")
+_NAME_PART = re.compile(build_literal_pattern(_NAME_PARTS))
+_ANY_SIGN = re.compile(
+    build_literal_pattern([*_NAME_PARTS, *(keyword for shape in SECRET_SHAPES for keyword in shape.keywords)])
 )
+_SECRET_NAME = re.compile(
+    r"(?:token|secret|passw(?:or)?d|passphrase|passcode|credentials?|_pat|_auth_string"
+    r"|(?:^|_)(?:pass|pwd)"
+    r"|(?:api|auth|access|private|secret|account|master|signing|encryption|license|ssh|storage)_?key)\d{0,2}(?:_|$)"
+)
+_PASSWORD_NAME = re.compile(r"(?:passw(?:or)?d|passphrase|passcode|(?:^|_)(?:pass|pwd))$")
+_PATH_NAME = re.compile(r"credential|^pwd$|(?:ssh|private|license)_key")  # its value may be the path of a file
 # The last word of a name that describes a secret but does not contain it: HF_TOKEN_PATH.
 _DESCRIPTIVE_ENDINGS = frozenset(
     [
@@ -46,23 +59,38 @@ _DESCRIPTIVE_ENDINGS = frozenset(
         "weight",
     ]
 )
-# A word of a name that is about tokens of a language: EOS_TOKEN.
-_UNRELATED_WORDS = frozenset(["pad", "eos", "bos", "unk", "sep", "cls", "mask", "max", "min", "num", "per"])
-# Values recognized by their shape: of Hugging Face, GitHub, GitLab, AWS, OpenAI, Slack, Google, NVIDIA, PyPI; a JWT.
-_SECRET_SHAPE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b"
-    r"|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|pypi-[\w-]{20,}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,8192}(?:-----END[A-Z ]{0,30}-----)?"
+# A word of a name that is about tokens of a language, or about a pass of a program: EOS_TOKEN, forward_pass.
+_LANGUAGE_WORDS = ("pad", "eos", "bos", "unk", "sep", "cls", "mask", "next", "stop", "image", "special")
+_PASS_WORDS = ("max", "min", "num", "per", "forward", "backward", "single", "multi")
+_UNRELATED_WORDS = frozenset([*_LANGUAGE_WORDS, *_PASS_WORDS])
+# A user's name and password in a URL; the password may contain `@`. `image:tag@sha256:` is not one.
+_URL_USER = re.compile(r"(?<=://)([^\s/:@\"'<>]{0,300})(?::([^\s/\"'<>]{1,300}))?@(?!sha256:)")
+_OPAQUE_USER = re.compile(r"(?=[\w.~%+-]*[A-Za-z])(?=[\w.~%+-]*\d)[\w.~%+-]{16,}")
+_QUOTE = r"\\{0,3}[\"']?"  # also of a text that is quoted itself
+_NAME_CHARS = frozenset("_.-")  # beside letters and digits
+_MAX_NAME_CHARS = 82
+# A name, and its value: `name=value`, `"name": "value"`, `['name'] = 'value'`, `--name value`, and `name, value: value`
+# as in a manifest's list of variables.
+_NAMED_VALUE = re.compile(
+    rf"(?P<name>[\w.-]{{1,{_MAX_NAME_CHARS}}})(?P<separator>"
+    rf"{_QUOTE}\]?[ \t]{{0,8}}(?:=>|:=|=|:)[ \t]{{0,8}}"
+    rf"|(?P<list>{_QUOTE}[\s,]{{1,80}}{_QUOTE}value{_QUOTE}[ \t]{{0,8}}[:=][ \t]{{0,8}})"
+    r"|(?P<option> +)(?!-))"
+    r"(?:[bBfFrRuU]{0,2}(?:\\{1,3}\"(?P<escaped>[^\"\\]{0,4096})\\{0,3}\"?|\"(?P<double>(?:[^\"\\]|\\.){0,4096})\"?"
+    r"|'(?P<single>(?:[^'\\]|\\.){0,4096})'?)|(?P<bare>[^\s\"'\\,;]+))"
 )
-_URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@]{0,200}):([^\s/@]{1,200})(?=@)")
-_VALUE = r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'\\,;]+))"
-_ASSIGNED_VALUE = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]{0,80})(=)" + _VALUE)
-_FOLLOWING_VALUE = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w.-]{0,80})( +)(?!-)" + _VALUE)
+# A key whose value is the name of an object.
+_REFERENCE_KEYS = frozenset(["secret", "token", "pull_secret", "image_pull_secret"])
+_VALUE_GROUPS = ("escaped", "double", "single", "bare")
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
-_HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+")
+_HARMLESS_VALUE = re.compile(
+    r"(?i)[\d.,:+/%-]{0,15}|\d[\d.]{0,10}(?:[kmgt]i?b?|[mun]?s|min|h|x)"
+    r"|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+"
+)
 # An expression of a program, as in `token=args.token`.
 _CODE_VALUE = re.compile(r"[A-Za-z_]+[])}:]*|[A-Za-z_]\w*[.(\[].*")
+# A value after `name: ` is often a word of prose; a secret has digits, or it is long.
+_OPAQUE_VALUE = re.compile(r"(?=.{0,300}\d).{6,}|.{16,}")
 
 # Of all plans of this process. A run never removes one, because its text may be shown later.
 _known_secrets: set[str] = set()
@@ -75,15 +103,24 @@ class FoundSecret(NamedTuple):
     value: str
 
 
+class _NamedValue(NamedTuple):
+    """A secret in a text behind its name; `start` and `end` are the offsets of the value with its quotes."""
+
+    name: str
+    value: str
+    start: int
+    end: int
+
+
 def is_secret(name: str, value: str) -> bool:
     """Whether the value of a variable or an option looks like a secret, and not like a reference to one."""
-    normalized = _WORD_BREAK.sub("_", name).lower().strip("_")
+    normalized = _normalize_name(name)
     if not _SECRET_NAME.search(normalized):
         return False
     words = normalized.split("_")
     if words[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(words):
         return False
-    is_path = "credential" in normalized and value.startswith(("/", "~", "."))
+    is_path = bool(_PATH_NAME.search(normalized)) and value.startswith(("/", "~", "."))
     return not (is_path or _HARMLESS_VALUE.fullmatch(value))
 
 
@@ -91,22 +128,101 @@ def mask_text(text: str) -> str:
     """The text with every known secret, and everything that looks like one, replaced by asterisks."""
     for value in sorted(_known_secrets, key=len, reverse=True):  # a secret may contain another one
         text = text.replace(value, MASK)
-    text = _SECRET_SHAPE.sub(MASK, text)
-    text = _URL_PASSWORD.sub(rf"\1:{MASK}", text)
-    text = _ASSIGNED_VALUE.sub(_mask_match, text)
-    return _FOLLOWING_VALUE.sub(_mask_match, text)
+    lower_text = _to_lower_case(text)
+    if _ANY_SIGN.search(lower_text):
+        for shape in find_shapes(lower_text):
+            text = shape.pattern.sub(_mask_secret_group, text)
+        text = _mask_named_values(text)
+    if "://" in text and "@" in text:
+        text = _URL_USER.sub(_mask_url_user, text)
+    return text
 
 
-def _mask_match(match: re.Match[str]) -> str:
-    """The match of a name, a separator and a value, with the value masked if it is a secret."""
-    if not is_secret(match[1], _get_matched_value(match)):
-        return match[0]
-    return f"{match[1]}{match[2]}{MASK}"
+def _to_lower_case(text: str) -> str:
+    """The text in lower case, with every offset unchanged. An expression that ignores case is ten times slower."""
+    lower_text = text.lower()
+    return lower_text if len(lower_text) == len(text) else text.translate(_ASCII_LOWER_CASE)
 
 
-def _get_matched_value(match: re.Match[str]) -> str:
-    """The value of a match of _ASSIGNED_VALUE or _FOLLOWING_VALUE, without its quotes."""
-    return match[match.lastindex or 0]
+def _mask_secret_group(match: re.Match[str]) -> str:
+    """The match of a shape with its group `secret` masked."""
+    start, end = match.span("secret")
+    offset = match.start()
+    return f"{match[0][: start - offset]}{MASK}{match[0][end - offset :]}"
+
+
+def _mask_url_user(match: re.Match[str]) -> str:
+    """The user of a URL with the password masked, and the name too if it looks like a token."""
+    user = MASK if _OPAQUE_USER.fullmatch(match[1]) else match[1]
+    return f"{user}:{MASK}@" if match[2] else f"{user}@"
+
+
+def _mask_named_values(text: str) -> str:
+    pieces: list[str] = []
+    position = 0
+    for named_value in _find_named_values(text):
+        pieces += [text[position : named_value.start], MASK]
+        position = named_value.end
+    pieces.append(text[position:])
+    return "".join(pieces)
+
+
+def _find_named_values(text: str) -> Iterator[_NamedValue]:
+    """The secrets of a text that follow their names."""
+    position = 0
+    for part in _NAME_PART.finditer(_to_lower_case(text)):
+        if part.start() < position:
+            continue
+        match = _NAMED_VALUE.match(text, _find_name_start(text, part.start(), position))
+        if match and _is_named_secret(match):
+            yield _NamedValue(match["name"], _get_value(match), match.end("separator"), match.end())
+            position = match.end()
+
+
+def _find_name_start(text: str, end: int, earliest: int) -> int:
+    """The offset at which the name with a part that starts at `end` begins; not before `earliest`."""
+    start = end
+    earliest = max(earliest, end - _MAX_NAME_CHARS)
+    while start > earliest and (text[start - 1].isalnum() or text[start - 1] in _NAME_CHARS):
+        start -= 1
+    return start
+
+
+def _get_value(match: re.Match[str]) -> str:
+    """The value of a match of _NAMED_VALUE, without its quotes."""
+    for group in _VALUE_GROUPS:
+        if match[group] is not None:
+            return match[group]
+    return ""
+
+
+def _is_named_secret(match: re.Match[str]) -> bool:
+    """Whether a match of _NAMED_VALUE is a secret, and not a word of a sentence or of a program."""
+    name = match["name"]
+    value = _get_value(match)
+    if not is_secret(name, value):
+        return False
+    if match["option"]:
+        return name.startswith("-")
+    if match["separator"] == "=" or match["list"] or name.startswith("-"):
+        return True
+    normalized = _normalize_name(name)
+    if match["bare"] is None:
+        return normalized not in ("token", "secret") or bool(_OPAQUE_VALUE.fullmatch(value))
+    if _PASSWORD_NAME.search(normalized) and match.end() == _find_line_end(match.string, match.end()):
+        return "(" not in value
+    return bool(_OPAQUE_VALUE.fullmatch(value)) and not _CODE_VALUE.fullmatch(value)
+
+
+def _find_line_end(text: str, start: int) -> int:
+    """The offset of the end of the line in which `start` is."""
+    end = text.find("\n", start)
+    return len(text) if end < 0 else end
+
+
+def _normalize_name(name: str) -> str:
+    """`api_key` for `--apiKey`."""
+    return _WORD_BREAK.sub("_", name).lower().strip("_")
 
 
 def mask_document(document: Any) -> Any:
@@ -178,13 +294,11 @@ def _is_option_with_secret(name: object, value: object) -> bool:
 
 
 def _list_secrets_in_text(text: str) -> Iterator[FoundSecret]:
-    for pattern in (_ASSIGNED_VALUE, _FOLLOWING_VALUE):
-        for match in pattern.finditer(text):
-            value = _get_matched_value(match)
-            if is_secret(match[1], value):
-                yield FoundSecret(match[1], value)
-    for match in _SECRET_SHAPE.finditer(text):
-        yield FoundSecret("a value", match[0])
+    for named_value in _find_named_values(text):
+        yield FoundSecret(named_value.name, named_value.value)
+    for shape in find_shapes(_to_lower_case(text)):
+        for match in shape.pattern.finditer(text):
+            yield FoundSecret("a value", match["secret"])
 
 
 def _list_secrets_in_mapping(document: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
@@ -194,6 +308,8 @@ def _list_secrets_in_mapping(document: dict[str, Any], key: str, value: Any) -> 
         for name, text in value.items():
             if isinstance(text, str) and (is_secret_object or is_secret(str(name), text)):
                 yield FoundSecret(str(name), text)
+    elif isinstance(value, str) and key not in _REFERENCE_KEYS and is_secret(key, value):
+        yield FoundSecret(key, value)
     is_program = document.get("kind") == "ConfigMap" and key in ("data", "binaryData")
     for secret in list_secrets(value):
         if not (is_program and _is_code(secret.value)):
@@ -202,7 +318,8 @@ def _list_secrets_in_mapping(document: dict[str, Any], key: str, value: Any) -> 
 
 def _is_code(value: str) -> bool:
     """Whether a value is an expression of a program, and not a literal."""
-    return bool(_CODE_VALUE.fullmatch(value) and not _SECRET_SHAPE.search(value))
+    has_shape = any(shape.pattern.search(value) for shape in find_shapes(value.lower()))
+    return bool(_CODE_VALUE.fullmatch(value)) and not has_shape
 
 
 def check_exposed_secrets(plan: Plan) -> tuple[Finding, ...]:
@@ -220,8 +337,7 @@ def _list_secret_names(document: Any) -> list[str]:
 
 def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str | None:
     """A warning about secrets in the parameters of a flow run, which every reader of the run can see; None if none."""
-    env = {key.removeprefix("env."): value for key, value in overrides.items() if key.startswith("env.")}
-    names = _list_secret_names({"overrides": dict(overrides), "env": env})
+    names = [name.removeprefix("env.") for name in _list_secret_names(dict(overrides))]
     if not names:
         return None
     warning = (

@@ -20,6 +20,7 @@ from torchyard.common.secrets import (
 from torchyard.model.plan import CommandPlan, ManifestPlan
 
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.json"))
+LOGS = sorted((ROOT / "tests" / "logs").glob("*.*"))
 WANDB = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -93,6 +94,111 @@ def test_only_the_secrets_of_a_text_are_masked(text: str, masked: str) -> None:
     assert mask_text(text) == masked
 
 
+KEY = "9f8A7b6C5d4E3f2A1b0C9d8E7f6A5b4C"  # not of a known issuer
+HUB = "hooks.slack.com/services"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ('{"api_key": "abc 123"}', f'{{"api_key": {MASK}}}'),
+        ("{'apiKey': 'abc123', 'nodes': 2}", f"{{'apiKey': {MASK}, 'nodes': 2}}"),
+        (r'"{\"api_key\": \"abc123def\"}"', rf'"{{\"api_key\": {MASK}}}"'),
+        ("hf_token: abc123def456", f"hf_token: {MASK}"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", f"aws_secret_access_key = {MASK}"),
+        ("os.environ['HF_TOKEN'] = 'abc123'", f"os.environ['HF_TOKEN'] = {MASK}"),
+        ("DB_PASS=hunter2 MYSQL_PWD=hunter2", f"DB_PASS={MASK} MYSQL_PWD={MASK}"),
+        ("password: swordfish\n", f"password: {MASK}\n"),
+        ("AccountKey=abcDEF12==;EndpointSuffix=x", f"AccountKey={MASK};EndpointSuffix=x"),
+        ("PREFECT_API_AUTH_STRING=admin:hunter2", f"PREFECT_API_AUTH_STRING={MASK}"),
+        ("config: token=abc hf_token=def", f"config: token={MASK} hf_token={MASK}"),
+        ("- name: HF_TOKEN\n  value: abc123", f"- name: HF_TOKEN\n  value: {MASK}"),
+        ("{name: X_TOKEN, value: abc}", f"{{name: X_TOKEN, value: {MASK}"),
+        ('{"name":"X_TOKEN","value":"abc"}', f'{{"name":"X_TOKEN","value":{MASK}}}'),
+        ("Authorization: Bearer abc123def", f"Authorization: Bearer {MASK}"),
+        ("{'Authorization': 'Basic dXNlcjpwYXNz'}", f"{{'Authorization': 'Basic {MASK}'}}"),
+        (f"-H 'X-Api-Key: {KEY}'", f"-H 'X-Api-Key: {MASK}'"),
+        (f"sent Bearer {KEY}", f"sent Bearer {MASK}"),
+        ("postgres://user:p@ss@host/db", f"postgres://user:{MASK}@host/db"),
+        (f"https://{KEY}@github.com/x", f"https://{MASK}@github.com/x"),
+        (f"https://{KEY}:x-oauth-basic@github.com/x", f"https://{MASK}:{MASK}@github.com/x"),
+        (f"https://{HUB}/T00/B00/XXXX", f"https://{HUB}/{MASK}"),
+        ("https://discord.com/api/webhooks/123/abc-def", f"https://discord.com/api/webhooks/{MASK}"),
+        ("https://x.webhook.office.com/webhookb2/1@2/In/3", f"https://x.webhook.office.com/webhookb2/{MASK}"),
+        ("https://a.blob.core/c/b?sp=r&sig=aBcD%2FeF123456789%3D", f"https://a.blob.core/c/b?sp=r&sig={MASK}"),
+        ("https://b.s3/k?X-Amz-Signature=aeeed9bbccd4d02ee5c0&x=1", f"https://b.s3/k?X-Amz-Signature={MASK}&x=1"),
+        ("id AKIAIOSFODNN7EXAMPLE", f"id {MASK}"),
+        ("eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abcdefghijkl", MASK),
+        ("-----BEGIN RSA PRIVATE KEY-----\nDEK-Info: AES-128\nMIIE\n-----END RSA PRIVATE KEY----- x", f"{MASK} x"),
+        (f"wandb login {WANDB}", f"wandb login {MASK}"),
+        (f"machine api.wandb.ai login user password {WANDB}", f"machine api.wandb.ai login user password {MASK}"),
+        ("curl -u admin:hunter2 https://x", f"curl -u admin:{MASK} https://x"),
+        ("docker login -u me -p hunter2 registry", f"docker login -u me -p {MASK} registry"),
+    ],
+)
+def test_spelling_of_a_secret_is_masked(text: str, masked: str) -> None:
+    """A secret is masked in JSON, YAML, headers, URLs, manifests and command lines, and the rest stays readable."""
+    assert mask_text(text) == masked
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_" + "a1B2" * 6,
+        "ghp_" + "a1B2" * 6,
+        "github_pat_" + "a1B2_" * 6,
+        "glpat-" + "a1B2" * 5,
+        "sk-proj-" + "a1B2" * 6,
+        "nvapi-" + "a1B2" * 6,
+        "npm_" + "a1B2" * 9,
+        "pnu_" + "a1B2" * 9,
+        "xoxb-123456789012-abcDEF",
+        "AIza" + "a1B2c" * 7,
+        "dapi" + "0a1b" * 8,
+        "wandb_v1_" + "a1B2_" * 6,
+        "AGE-SECRET-KEY-1" + "A1B2" * 6,
+    ],
+)
+def test_token_is_recognized_by_its_issuer(token: str) -> None:
+    """A token is masked wherever it is, because its beginning names its issuer."""
+    assert mask_text(f"401 for {token}!") == f"401 for {MASK}!"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unexpected token: expected an identifier",
+        "max_tokens=512 tokenizer=gpt2 eos_token: </s>",
+        "token: ' the'",
+        "forward_pass: 12.3ms key: value",
+        "    def login(token: Optional[str] = None, password: str) -> None:",
+        "hf_hub_download_of_a_snapshot",
+        "PWD=/work SSH_KEY=/root/.ssh/id_rsa",
+        "secretKeyRef: {name: hf, key: token}",
+        "signal: sig=11 bearer authentication failed",
+        "http://10.0.0.1:29500 root@host",
+        "docker://image:24.01@sha256:abc",
+        "https://10.96.0.1/apis/admission/webhook/validate-pods",
+    ],
+)
+def test_ordinary_text_is_not_masked(text: str) -> None:
+    """Words of a language model, of a program and of Kubernetes stay readable."""
+    assert mask_text(text) == text
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_recorded_log_is_not_masked(path: Path) -> None:
+    """No line of the recorded logs contains a secret."""
+    lines = path.read_text().splitlines()
+    assert [mask_text(line) for line in lines] == lines
+
+
+def test_key_of_a_mapping_names_a_secret() -> None:
+    """A value in a document is masked by its key, unless the key is that of a reference."""
+    document = {"settings": {"apiKey": "abc"}, "from": {"secret": "hub", "key": "token"}}
+    assert mask_document(document) == {"settings": {"apiKey": MASK}, "from": {"secret": "hub", "key": "token"}}
+
+
 def test_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
     """Secrets are masked in environment, arguments and setup; references to secrets stay readable."""
     env = {"WANDB_API_KEY": WANDB, "LR": "0.1", "HF_TOKEN": {"secret": "hf", "key": "token"}}
@@ -139,7 +245,7 @@ def test_secret_in_the_overrides_gives_a_warning() -> None:
     """A secret in the overrides gives a warning, because Prefect shows them to everyone who may read the run."""
     warning = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
     assert warning
-    assert warning.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
+    assert warning.startswith("overrides: HF_TOKEN, api-key: looks like a secret")
     assert "abcdef" not in warning
 
 
