@@ -14,7 +14,7 @@ LOADER = (*LOAD, Frame(function="__next__", file=f"{TORCH}/utils/data/dataloader
 
 
 def build_record(rank: int, **fields: object) -> RankRecord:
-    """A rank of four that stands still outside of any collective, after five in the default group."""
+    """A rank of four that has been idle outside of any collective since its stall, after five in the default group."""
     base = {
         "kind": "stall",
         "timestamp": 1000.0,
@@ -27,6 +27,7 @@ def build_record(rank: int, **fields: object) -> RankRecord:
         "groups": {"0": GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=5)},
         "stack": LOAD,
         "state": "S",
+        "idle_s": fields.get("stalled_s", 12.0),
     }
     return RankRecord.model_validate(base | fields)
 

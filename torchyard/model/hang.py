@@ -8,7 +8,8 @@ from torchyard.model.base import FrozenModel
 
 RECORD_PREFIX = "torchyard-recorder: "  # prefix of a line of a node's log that holds one rank's record
 OnHang = Literal["off", "report", "restart", "fail"]
-RecordKind = Literal["pulse", "stall", "resume", "end"]
+# `silent` is not printed by a recorder: it is the last record of a rank of which no other has come for a long time.
+RecordKind = Literal["pulse", "stall", "resume", "end", "silent"]
 # Why a rank does not call the collective in which others wait.
 FaultClass = Literal["missing-rank", "compute", "data-loader", "stopped", "gil", "network", "storage"]
 HangClass = Literal[
@@ -40,6 +41,8 @@ class Collective(FrozenModel):
     sizes: tuple[tuple[int, ...], ...] = Field((), description="of the input tensors, in elements")
     dtypes: tuple[str, ...] = ()
     peer: int | None = Field(None, description="the other rank of a send or receive, which has no sequence: it is 0")
+    root: int | None = Field(None, description="the rank from which a broadcast comes, or to which a reduce goes ...")
+    members: tuple[int, ...] = Field((), description="the ranks of a group that is set up; empty: all, or not known")
 
 
 class GroupProgress(FrozenModel):
@@ -70,7 +73,7 @@ class RankRecord(FrozenModel):
     pid: int
     stalled_s: float = Field(description="seconds since any collective of this rank was called or completed")
     typical_pause_s: float = Field(
-        description="the longest such pause in the run's recent past; 0 before the first collective"
+        description="the longest of the last such pauses at the same line of the program; 0 at a line without any"
     )
     groups: dict[str, GroupProgress] = Field({}, description="empty: not in a process group, or a torch without it")
     pending: Collective | None = Field(None, description="the oldest collective that is called and not complete")
@@ -78,12 +81,21 @@ class RankRecord(FrozenModel):
     stack_id: int = Field(
         0, description="identifies the stack, which is left out if the rank's previous record has the same; 0: none"
     )
-    state: str = Field("", description="of the process, as in /proc: R, S, D, T, Z; empty if it is gone")
-    is_active: bool = Field(False, description="uses a processor, writes, or is woken often: the rank makes progress")
+    is_exiting: bool = Field(False, description="the program has ended or failed, and waits for its other threads")
+    state: str = Field(
+        "", description="of the thread that trains, as in /proc: R, S, D, T, Z; empty in a stall if it has ended"
+    )
+    idle_s: float = Field(
+        0.0,
+        description="seconds for which the rank and its children have provably done nothing: no processor time, no "
+        "wait for a processor, no bytes on connections and files, no page faults; 0 if active, or not measured",
+    )
+    longest_idle_s: float = Field(0.0, description="the longest idle time of this stall that ended with activity")
+    is_polling: bool = Field(False, description="the thread that trains wakes up again and again, as a loop that polls")
+    uses_files: bool = Field(False, description="has read or written files in the last second")
     frozen_s: float = Field(
         0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped"
     )
-    uses_files: bool = Field(False, description="has read or written files in the last seconds")
     wchan: str = Field(
         "", description="kernel function in which the main thread sleeps; empty if the kernel does not report it"
     )
@@ -118,6 +130,9 @@ class Hang(FrozenModel):
     )
     waiting: tuple[int, ...] = Field((), description="the ranks that wait for `ranks`")
     stalled_s: float = 0.0
+    proven_s: float = Field(
+        0.0, description="seconds for which measurements prove that it makes no progress: only then it may end the job"
+    )
     rank_groups: tuple[RankGroup, ...] = ()
     evidence: tuple[str, ...] = Field((), description="facts that prove it, one sentence each")
 
@@ -137,4 +152,4 @@ class HangUpdate(FrozenModel):
 
     hang: Hang | None = Field(None, description="None: no rank hangs, or the hang is over")
     straggler: Straggler | None = None
-    is_certain: bool = Field(False, description="the hang has lasted so long that the job will not continue by itself")
+    is_certain: bool = Field(False, description="the verdict has stood for so long that it is worth a message")

@@ -1,4 +1,7 @@
-"""Writes the files of a hang: attempt-N/hang/ with the record of each rank, the stacks, and the page to read first."""
+"""The files of a hang: attempt-N/hang/ with the record of each rank, the stacks, and the page to read first.
+
+hang.json is the verdict while it stands, so that it is known after the job was stopped, whoever stopped it.
+"""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -12,6 +15,7 @@ from torchyard.model.hang import Frame, Hang, RankRecord
 HANG_FOLDER = "hang"
 HANG_PAGE = "hang.txt"
 STACKS_PAGE = "stacks.txt"
+_VERDICT = "hang.json"
 
 
 def write_hang_files(folder: str | Path, hang: Hang, records: Mapping[int, RankRecord]) -> Path:
@@ -27,7 +31,22 @@ def write_hang_files(folder: str | Path, hang: Hang, records: Mapping[int, RankR
         write_private_text(hang_folder / f"rank-{rank}.json", record.model_dump_json(indent=1) + "\n")
     write_private_text(hang_folder / STACKS_PAGE, "\n\n".join(format_stacks(records)) + "\n")
     write_private_text(hang_folder / HANG_PAGE, "\n".join(_render_page(hang, records)) + "\n")
+    write_private_text(hang_folder / _VERDICT, hang.model_dump_json(indent=1) + "\n")
     return hang_folder / HANG_PAGE
+
+
+def remove_hang(folder: str | Path) -> None:
+    """Remove the verdict of an attempt, because it no longer stands; the pages stay. OSError if that fails."""
+    (Path(folder) / HANG_FOLDER / _VERDICT).unlink(missing_ok=True)
+
+
+def read_hang(folder: str | Path) -> Hang | None:
+    """The last verdict on an attempt; None if none stood at its end, or if it cannot be read."""
+    try:
+        text = (Path(folder) / HANG_FOLDER / _VERDICT).read_text(encoding="utf-8")
+        return Hang.model_validate_json(text)
+    except (OSError, ValueError):
+        return None
 
 
 def format_stacks(records: Mapping[int, RankRecord]) -> list[str]:

@@ -1,69 +1,83 @@
 """Detects hanging ranks and stragglers while a job runs, from the records in its logs; `on_hang` selects the action."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torchyard.common.log import get_log
-from torchyard.diagnosis.hang.classes import points_at_node
+from torchyard.diagnosis.hang.classes import get_proof_limit_s, points_at_node
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.model.causes.launcher import LauncherCause
-from torchyard.model.hang import Hang, HangUpdate, Straggler
+from torchyard.model.hang import Hang, HangUpdate, RankRecord, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
-from torchyard.steps.hang_files import write_hang_files
+from torchyard.steps.hang_files import remove_hang, write_hang_files
 
-# A hang is reported immediately but ends the job only after both of these, so that a false alarm cannot stop a
-# healthy job.
-_ACT_AFTER_S = 30.0
-_ACT_FACTOR = 10.0  # times the longest pause so far
+_CERTAIN_AFTER_S = 30.0
+_PAUSE_FACTOR = 10.0  # times the longest usual pause at the lines where the ranks stand
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
 
 class HangMonitor:
     """Check the ranks' records at every poll. `hang` and `straggler` are those of the last poll; None if there is none.
 
-    A hang is reported immediately (a warning, the page in the attempt's folder, an event), but ends the job only
-    after `_ACT_AFTER_S` and `_ACT_FACTOR` times the longest usual pause, so that a false alarm cannot stop a healthy
-    job.
+    A hang is reported immediately: a warning, the files in the attempt's folder, an event. It becomes certain when the
+    same verdict has stood, without a break, for `_CERTAIN_AFTER_S` and a multiple of the usual pause: then a message is
+    worth sending. It ends the job only if, in addition, measurements have proven for the limit of its class that the
+    ranks which cause it do nothing (`Hang.proven_s`): time without a collective, which may be work, is not a proof.
 
     A HangUpdate is emitted whenever the hang or the straggler changes, and once when a hang has become certain, on the
-    polling thread. Errors of `emit` and OSError of the page are raised to the caller.
+    polling thread. Errors of `emit` and OSError of the files are raised to the caller. `clock`: monotonic seconds.
     """
 
-    def __init__(self, plan: Plan, emit: Callable[[HangUpdate], object]) -> None:
+    def __init__(
+        self, plan: Plan, emit: Callable[[HangUpdate], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
         self._plan = plan
         self._emit = emit
+        self._clock = clock
+        self._standing_since = 0.0  # when the present verdict was first reached
         self._published = HangUpdate()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
         self._last_straggler_warning: tuple[int, float] = (-1, 0.0)
 
     def check(self, box: BlackBox) -> Status | None:
-        """Report a hang, or its end, once; return the failed status of a certain hang that ends the attempt.
+        """Report a hang, or its end, once; return the failed status of a proven hang that ends the attempt.
 
-        None if no rank certainly hangs, or if `on_hang` does not end the job.
+        None if no rank provably hangs, or if `on_hang` does not end the job.
         """
         if self._plan.on_hang == "off" or not box.latest:
             return None
         self._report_straggler(box)
         previous = self.hang
+        if previous and _has_waiting_rank_ended(previous, box.latest):
+            return None  # the job ends, by its watchdog or a signal: the verdict stays, and dying ranks are not judged
         self.hang = detect_hang(box.latest, box.world, box.get_record_ages())
-        typical_pause_s = max(record.typical_pause_s for record in box.latest.values())
-        is_certain = self.hang is not None and self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * typical_pause_s)
-        if self.hang is None:
-            if previous:
-                get_log().info("the ranks continue: %s", previous.sentence)
-        elif previous is None or not _is_same(previous, self.hang):
+        if not _is_same(previous, self.hang):
+            self._standing_since = self._clock()
+            self._report_change(previous, box)
+        limit_s = _PAUSE_FACTOR * max(record.typical_pause_s for record in box.latest.values())
+        stands_for_s = self._clock() - self._standing_since
+        is_certain = self.hang is not None and stands_for_s >= max(_CERTAIN_AFTER_S, limit_s)
+        self._publish(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
+        if self.hang is None or not is_certain or self._plan.on_hang == "report":
+            return None
+        is_proven = self.hang.proven_s >= max(get_proof_limit_s(self.hang.kind), limit_s)
+        return self._build_failed_status(self.hang) if is_proven else None
+
+    def _report_change(self, previous: Hang | None, box: BlackBox) -> None:
+        """Log and save a new verdict, or that the previous one no longer stands."""
+        if self.hang:
             get_log().warning("%s", self.hang.sentence)
             write_hang_files(self._folder, self.hang, box.latest)
-        self._publish(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
-        if self.hang and is_certain and self._plan.on_hang != "report":
-            return self._build_failed_status(self.hang)
-        return None
+        elif previous:
+            reason = "the ranks continue" if _has_progress(previous, box.latest) else "a rank is active again"
+            get_log().info("%s: %s", reason, previous.sentence)
+            remove_hang(self._folder)
 
     def _publish(self, update: HangUpdate) -> None:
         """Emit a change. The duration of a hang, which grows with every record, is not a change."""
@@ -95,10 +109,19 @@ class HangMonitor:
         straggler = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
         self.straggler = straggler or self.straggler
         rank, warned_at = self._last_straggler_warning
-        now = time.monotonic()
+        now = self._clock()
         if straggler and (straggler.rank != rank or now - warned_at > _STRAGGLER_INTERVAL_S):
             self._last_straggler_warning = (straggler.rank, now)
             get_log().warning("%s", describe_straggler(straggler))
+
+
+def _has_waiting_rank_ended(hang: Hang, records: Mapping[int, RankRecord]) -> bool:
+    return any(records[rank].kind == "end" for rank in hang.waiting if rank in records)
+
+
+def _has_progress(hang: Hang, records: Mapping[int, RankRecord]) -> bool:
+    """Whether a rank that hung, or waited, has made progress since."""
+    return any(records[rank].kind in ("pulse", "resume") for rank in (*hang.ranks, *hang.waiting) if rank in records)
 
 
 def _is_same(one: Hang | Straggler | None, other: Hang | Straggler | None) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torchyard.diagnosis.hang.pending_collectives import PendingCollective, clean_operation
+from torchyard.diagnosis.hang.stack_locations import describe_ranks
 from torchyard.model.hang import Collective, Link, RankRecord
 
 _MAX_EVIDENCE = 8
@@ -27,6 +28,8 @@ _SAME_SIZE = {
 }
 # Operations that no rank can complete before all have called them.
 _SYMMETRIC = {*_SAME_SIZE, "barrier", "all_reduce_barrier"} - {"reduce", "broadcast"}
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+_ROOT_PREPOSITIONS = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 
 
 class CallGroup(NamedTuple):
@@ -52,7 +55,8 @@ def find_call_groups(collective: PendingCollective, records: Mapping[int, RankRe
     for rank, call in calls.items():
         sizes = tuple(map(math.prod, call.sizes)) if has_sizes else ()
         dtypes = call.dtypes if has_dtypes else ()
-        ranks_by_call.setdefault((clean_operation(call.operation), sizes, dtypes), []).append(rank)
+        key = (clean_operation(call.operation), sizes, dtypes, call.root, call.members)
+        ranks_by_call.setdefault(key, []).append(rank)
     groups = [CallGroup(tuple(ranks), describe_call(calls[ranks[0]])) for ranks in ranks_by_call.values()]
     return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
 
@@ -60,16 +64,18 @@ def find_call_groups(collective: PendingCollective, records: Mapping[int, RankRe
 def find_completed_ranks(collective: PendingCollective, records: Mapping[int, RankRecord]) -> frozenset[int]:
     """Return the ranks whose call of this number is complete while others wait in theirs, which must differ.
 
-    Empty if the operation can be complete in one rank before all ranks have called it, such as a broadcast.
+    A broadcast and the like is complete in some ranks before all have called it, but not in most and all others.
     """
     pending_calls = [records[rank].pending for rank in collective.waiting]
     operations = {clean_operation(call.operation) for call in pending_calls if call}
-    if not operations or not operations <= _SYMMETRIC:
-        return frozenset()
     other_ranks = collective.members - collective.waiting
-    return frozenset(
+    completed_ranks = frozenset(
         rank for rank in other_ranks if _count_completed(records.get(rank), collective) >= collective.sequence
     )
+    is_symmetric = bool(operations) and operations <= _SYMMETRIC
+    is_rooted = bool(operations) and operations <= _ROOTED
+    are_all_others = completed_ranks == other_ranks and len(completed_ranks) > len(collective.waiting)
+    return completed_ranks if is_symmetric or (is_rooted and are_all_others) else frozenset()
 
 
 def _count_completed(record: RankRecord | None, collective: PendingCollective) -> int:
@@ -78,8 +84,12 @@ def _count_completed(record: RankRecord | None, collective: PendingCollective) -
 
 
 def describe_call(call: Collective) -> str:
-    """`all_reduce of 1,000 float32`; the operation alone if the record has no sizes."""
+    """`all_reduce of 1,000 float32`, `new_group of ranks 0-2`; the operation alone if the record has no details."""
     operation = clean_operation(call.operation)
+    if call.members:
+        return f"{operation} of {describe_ranks(call.members)}"
+    if call.root is not None:
+        operation += f" {_ROOT_PREPOSITIONS.get(operation, 'with')} rank {call.root}"
     if not call.sizes:
         return operation
     elements = sum(map(math.prod, call.sizes))

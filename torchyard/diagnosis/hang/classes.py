@@ -1,5 +1,6 @@
 """What depends on the class of a hang: mypy requires an answer here for every new class."""
 
+import math
 from typing import NamedTuple, assert_never
 
 from torchyard.model.hang import FaultClass, HangClass
@@ -10,14 +11,12 @@ class FaultFacts(NamedTuple):
 
     priority: if several ranks are missing, those whose fault has the lowest one, the most certain, are blamed.
     is_certain: the rank hangs even if another missing rank may still call the collective.
-    is_frozen: the rank executes no Python code: it hangs although its process is busy, and for as long as that lasts.
     is_working: the rank may still make progress, so that the sentence contains the limit that it has exceeded.
     suffix: what the rank does at its location, as the end of a clause.
     """
 
     priority: int
     is_certain: bool = False
-    is_frozen: bool = False
     is_working: bool = False
     suffix: str = ""
 
@@ -28,9 +27,7 @@ def get_fault_facts(kind: FaultClass) -> FaultFacts:
         case "stopped":
             facts = FaultFacts(priority=0, is_certain=True)
         case "gil":
-            facts = FaultFacts(
-                priority=1, is_certain=True, is_frozen=True, suffix=", in a call that holds Python's global lock"
-            )
+            facts = FaultFacts(priority=1, is_certain=True, suffix=", in a call that holds Python's global lock")
         case "storage":
             facts = FaultFacts(priority=2, is_certain=True, suffix=", where it reads or writes files")
         case "data-loader":
@@ -44,6 +41,26 @@ def get_fault_facts(kind: FaultClass) -> FaultFacts:
         case _:
             assert_never(kind)
     return facts
+
+
+def get_proof_limit_s(kind: HangClass) -> float:
+    """For how many seconds a hang must be proven, without a break, before it may end the job; infinite: it never does.
+
+    A file server that fails over, and another machine that works for this one, need minutes and show nothing here.
+    """
+    match kind:
+        case "missing-rank" | "stopped" | "gil" | "data-loader":
+            return 30.0
+        case "collective-mismatch" | "deadlock-between-groups" | "all-waiting-outside" | "unknown":
+            return 30.0
+        case "storage":
+            return 120.0
+        case "network":
+            return 300.0
+        case "compute":
+            return math.inf
+        case _:
+            assert_never(kind)
 
 
 def points_at_node(kind: HangClass) -> bool:

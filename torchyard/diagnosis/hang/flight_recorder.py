@@ -58,6 +58,7 @@ def build_record(dump: Dump, rank: int, world: int) -> RankRecord:
         pending=dump.pending,
         stack=dump.stack,
         state=_UNKNOWN_STATE,
+        idle_s=dump.timeout_s,  # torch's watchdog has found that nothing moved
     )
 
 

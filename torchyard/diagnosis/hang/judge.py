@@ -11,15 +11,14 @@ from torchyard.diagnosis.hang.calls import find_call_groups, find_completed_rank
 from torchyard.diagnosis.hang.classes import get_fault_facts
 from torchyard.diagnosis.hang.missing_ranks import (
     ACTIVE_FLOOR_S,
-    ACTIVE_PAUSE_FACTOR,
     BLOCKED_FLOOR_S,
     FLOOR_S,
     PAUSE_FACTOR,
-    START_FLOOR_S,
     Fault,
     diagnose_missing_rank,
+    get_active_limit,
     has_completed_collective,
-    is_busy,
+    has_ended,
 )
 from torchyard.diagnosis.hang.pending_collectives import (
     UNCOUNTED_CALL,
@@ -27,19 +26,22 @@ from torchyard.diagnosis.hang.pending_collectives import (
     find_cycle,
     find_dependents,
     find_pending_collectives,
+    is_in_collective,
     is_stopped,
 )
 from torchyard.model.hang import Hang, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
-SILENT_AFTER_S = 90.0  # a healthy rank reports every 15 to 60 s
+SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every ten at least
 IDLE_FLOOR_S = 12.0  # no rank waits in a collective, and none is active
+STUCK_FLOOR_S = 15.0  # of ranks that are all in one collective, where no data moves; or that are all stopped
+_PROVEN_BY_CALLS = ("collective-mismatch", "deadlock-between-groups")  # by the calls of ranks that are inside of them
 
 
 class _JobSnapshot(NamedTuple):
     """What is known about a job at one moment.
 
-    records: the latest of each rank, without those older than `SILENT_AFTER_S`.
+    records: the latest of each rank; those older than `SILENT_AFTER_S` are `silent`.
     stalled: the ranks that reported a stall within the last `FRESH_S`.
     world: the number of ranks in the job.
     collectives: those in which stalled ranks wait.
@@ -71,14 +73,41 @@ def detect_hang(
     stalled = frozenset(rank for rank, record in records.items() if record.kind == "stall" and ages[rank] <= FRESH_S)
     if not stalled:
         return None
-    current = {rank: record for rank, record in records.items() if record.kind == "end" or ages[rank] <= SILENT_AFTER_S}
+    current: dict[int, RankRecord] = {}
+    for rank, record in records.items():
+        is_current = record.kind == "end" or ages[rank] <= SILENT_AFTER_S
+        current[rank] = record if is_current else record.model_copy(update={"kind": "silent"})
     snapshot = _JobSnapshot(current, stalled, world, find_pending_collectives(current, stalled, world))
-    return (
+    hang = (
         _detect_missing_ranks(snapshot)
         or _detect_deadlock(snapshot)
         or _detect_stuck_collective(snapshot)
         or _detect_idle_job(snapshot)
     )
+    return hang.model_copy(update={"proven_s": _measure_proof(hang, current)}) if hang else None
+
+
+def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:
+    """For how many seconds measurements prove that the ranks that cause a hang, or else all of its ranks, do nothing.
+
+    0 if one of them is active, or has no current record: silence proves nothing.
+    """
+    ranks = hang.ranks or hang.waiting or tuple(records)
+    waited_s = min((records[rank].stalled_s for rank in hang.waiting if rank in records), default=hang.stalled_s)
+    proofs = []
+    for rank in ranks:
+        record = records.get(rank)
+        if record is None or record.kind == "silent":
+            proofs.append(0.0)
+        elif has_ended(record):
+            proofs.append(waited_s)
+        elif is_stopped(record):
+            proofs.append(max(record.frozen_s, record.idle_s))
+        elif hang.kind in _PROVEN_BY_CALLS and is_in_collective(record.stack):
+            proofs.append(record.stalled_s)
+        else:
+            proofs.append(record.idle_s)
+    return min(proofs)
 
 
 # --- ranks that others wait for
@@ -121,7 +150,9 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
         return {}  # without torch's counters, no record shows which of them is expected
     waited_s = min(snapshot.records[rank].stalled_s for rank in collective.waiting)
     typical_pause_s = max(snapshot.records[rank].typical_pause_s for rank in collective.waiting)
-    faults = {rank: diagnose_missing_rank(snapshot.records.get(rank), typical_pause_s) for rank in sorted(suspects)}
+    faults: dict[int, Fault] = {}
+    for rank in sorted(suspects):
+        faults[rank] = diagnose_missing_rank(snapshot.records.get(rank), typical_pause_s, waited_s)
     expired = {rank: fault for rank, fault in faults.items() if _has_exceeded_limit(snapshot, rank, fault, waited_s)}
     certain = {rank: fault for rank, fault in expired.items() if fault.is_certain}
     if not certain and len(expired) < len(faults):
@@ -133,14 +164,11 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
 
 
 def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_s: float) -> bool:
-    """Whether the rank, and those that have waited `waited_s` seconds for it, have stalled for the fault's limit."""
+    """Whether the fault has lasted for its limit, and other ranks have waited for the rank for as long."""
     record = snapshot.records.get(rank)
-    if record is None or record.kind == "end":
-        return waited_s >= fault.limit_s
-    stalled_s = record.stalled_s
-    if get_fault_facts(fault.kind).is_frozen:
-        stalled_s = min(stalled_s, record.frozen_s)
-    return rank in snapshot.stalled and min(waited_s, stalled_s) >= fault.limit_s
+    if record and record.kind != "silent" and not has_ended(record) and rank not in snapshot.stalled:
+        return False  # it may have made progress
+    return min(waited_s, fault.lasted_s) >= fault.limit_s
 
 
 # --- ranks that wait for each other
@@ -199,38 +227,38 @@ def _explain_stuck_collective(snapshot: _JobSnapshot, collective: PendingCollect
     completed_ranks = find_completed_ranks(collective, records)
     if completed_ranks:
         are_stalled = completed_ranks <= snapshot.stalled
-        if not are_stalled or not _have_all_stalled(snapshot, waiting | completed_ranks, START_FLOOR_S):
+        if not are_stalled or not _have_all_stalled(snapshot, waiting | completed_ranks, BLOCKED_FLOOR_S):
             return None
         return messages.describe_skipped_call(collective, completed_ranks, records, dependents)
 
-    if any(is_busy(records[rank]) for rank in waiting):
-        has_stalled = _have_all_stalled(snapshot, waiting, ACTIVE_FLOOR_S, ACTIVE_PAUSE_FACTOR)
-    else:
-        has_stalled = _have_all_stalled(snapshot, waiting, START_FLOOR_S)
+    longest_pause_s = max(records[rank].typical_pause_s for rank in waiting)
+    idle_limit_s = max(STUCK_FLOOR_S, PAUSE_FACTOR * longest_pause_s)
+    are_idle = all(records[rank].idle_s >= idle_limit_s for rank in waiting)
+    has_stalled = are_idle or all(records[rank].stalled_s >= get_active_limit(longest_pause_s) for rank in waiting)
     return messages.describe_stuck_collective(collective, records, dependents) if has_stalled else None
 
 
-def _have_all_stalled(
-    snapshot: _JobSnapshot, ranks: frozenset[int], floor_s: float, factor: float = PAUSE_FACTOR
-) -> bool:
-    """Whether all of `ranks` have stalled for `floor_s` seconds, and for `factor` times the longest normal pause."""
+def _have_all_stalled(snapshot: _JobSnapshot, ranks: frozenset[int], floor_s: float) -> bool:
+    """Whether all of `ranks` have stalled for `floor_s` seconds, and for a multiple of the longest usual pause."""
     typical_pause_s = max(snapshot.records[rank].typical_pause_s for rank in ranks)
-    return min(snapshot.records[rank].stalled_s for rank in ranks) >= max(floor_s, factor * typical_pause_s)
+    return min(snapshot.records[rank].stalled_s for rank in ranks) >= max(floor_s, PAUSE_FACTOR * typical_pause_s)
 
 
 # --- no rank waits in a collective
 
 
 def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
-    """The hang of a job whose ranks have all stalled outside of collectives; None if one may still be active."""
+    """The hang of a job whose ranks have all been idle outside of collectives; None if one may still be active."""
     records = snapshot.records
-    if snapshot.collectives or len(snapshot.stalled) < snapshot.world or any(map(is_busy, records.values())):
+    if snapshot.collectives or len(snapshot.stalled) < snapshot.world:
         return None
     if all(map(is_stopped, records.values())):
-        has_stalled = _have_all_stalled(snapshot, snapshot.stalled, START_FLOOR_S)
+        has_stalled = _have_all_stalled(snapshot, snapshot.stalled, STUCK_FLOOR_S)
         return messages.describe_stopped_job(records) if has_stalled else None
     if not any(record.groups for record in records.values()):
         return None  # a program without process groups may pause for any time
     have_started = all(record.typical_pause_s > 0 or has_completed_collective(record) for record in records.values())
-    has_stalled = _have_all_stalled(snapshot, snapshot.stalled, IDLE_FLOOR_S if have_started else ACTIVE_FLOOR_S)
-    return messages.describe_idle_job(records) if has_stalled else None
+    slowest = max(max(record.typical_pause_s, record.longest_idle_s) for record in records.values())
+    limit_s = max(IDLE_FLOOR_S if have_started else ACTIVE_FLOOR_S, PAUSE_FACTOR * slowest)
+    are_idle = all(record.idle_s >= limit_s for record in records.values())
+    return messages.describe_idle_job(records) if are_idle else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from torchyard.diagnosis.hang.calls import CallGroup, NetworkFault, describe_call
 from torchyard.diagnosis.hang.classes import get_fault_facts
-from torchyard.diagnosis.hang.missing_ranks import HAS_ENDED, IS_SILENT, Fault
+from torchyard.diagnosis.hang.missing_ranks import HAS_ENDED, IS_SILENT, NEVER_REPORTED, Fault
 from torchyard.diagnosis.hang.pending_collectives import (
     DEFAULT_GROUP,
     PAIR_PREFIX,
@@ -103,11 +103,11 @@ def describe_mismatch(
         verb = choose_verb(call_group.ranks, "calls", "call")
         line = _format_user_line(records, call_group.ranks[0])
         clauses.append(f"{describe_ranks(call_group.ranks)} {verb} {call_group.call}{line}")
-    sentence = (
-        f"number {collective.sequence:,} of {_format_group(collective)} is not the same call in all ranks: "
-        f"{', '.join(clauses[:_MAX_CALLS])}"
-    )
-    evidence = tuple(f"{clause}, its number {collective.sequence:,}" for clause in clauses[:_MAX_EVIDENCE])
+    is_counted = collective.sequence > 0
+    subject = f"number {collective.sequence:,} of {_format_group(collective)}" if is_counted else "the next group"
+    sentence = f"{subject} is not the same call in all ranks: {', '.join(clauses[:_MAX_CALLS])}"
+    number = f", its number {collective.sequence:,}" if is_counted else ""
+    evidence = tuple(f"{clause}{number}" for clause in clauses[:_MAX_EVIDENCE])
     hang = _build_hang("collective-mismatch", ranks, records, (waiting | collective.waiting) - set(ranks))
     return hang.model_copy(
         update={
@@ -238,7 +238,7 @@ def _describe_fault(fault: Fault, ranks: Iterable[int], location: str) -> str:
     if fault.predicate:
         plural = _SINGULAR_VERB.sub(lambda match: _PLURAL_VERBS[match[0]], fault.predicate)
         predicate = choose_verb(ranks, fault.predicate, plural)
-        return predicate if fault.predicate in (HAS_ENDED, IS_SILENT) else predicate + suffix
+        return predicate if fault.predicate in (HAS_ENDED, IS_SILENT, NEVER_REPORTED) else predicate + suffix
     facts = get_fault_facts(fault.kind)
     if facts.is_working:
         return choose_verb(ranks, "computes", "compute") + suffix + f" for more than {fault.limit_s:,.0f} s"
@@ -322,12 +322,16 @@ def _describe_processes(ranks: Iterable[int], records: _Records) -> tuple[str, .
     lines = []
     for rank in list(ranks)[:_MAX_PROCESSES]:
         record = records.get(rank)
-        if record is None:
+        if record is None or record.kind == "silent":
             lines.append(f"rank {rank}: no record has come for a long time")
             continue
         if record.state == "?":
             continue  # from a dump of the flight recorder, which has no data about the process
-        details = [f"no progress for {record.stalled_s:,.0f} s, usually {record.typical_pause_s:,.1f} s at most"]
+        usual_s = record.typical_pause_s
+        usual = f"usually {usual_s:,.1f} s at most at this line" if usual_s else "the first pause at this line"
+        details = [f"no progress for {record.stalled_s:,.0f} s, {usual}"]
+        if record.idle_s:
+            details.append(f"idle for {record.idle_s:,.0f} s, with its children (processor, bytes and page faults)")
         if record.state:
             details.append(f"process {record.pid} in state {record.state}")
         if record.frozen_s > 1:

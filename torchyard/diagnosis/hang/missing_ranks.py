@@ -4,19 +4,22 @@ import re
 from typing import NamedTuple
 
 from torchyard.diagnosis.hang.classes import get_fault_facts
-from torchyard.diagnosis.hang.pending_collectives import is_stopped
+from torchyard.diagnosis.hang.pending_collectives import is_frozen, is_stopped
 from torchyard.model.hang import FaultClass, RankRecord
 
-# Seconds without progress after which a missing rank hangs, at least; a slow job gets a multiple of its usual pause.
-FLOOR_S = 3.0  # of a rank that does nothing
+# Seconds for which a missing rank must have been idle to hang, at least; a slow phase gets a multiple of its pauses.
+FLOOR_S = 3.0
 STOPPED_FLOOR_S = 2.0
 ENDED_FLOOR_S = 10.0  # torchrun itself needs some seconds to notice it and to end the others
 LOADER_FLOOR_S = 4.0
-BLOCKED_FLOOR_S = 8.0  # storage, and a C call that holds the GIL
+BLOCKED_FLOOR_S = 8.0  # storage, a C call that holds the GIL, and another machine
+START_FLOOR_S = 12.0  # before the first collective is complete
+POLLING_FLOOR_S = 12.0  # of a loop that polls: what it waits for may be work on another machine
 FLUSH_FLOOR_S = 60.0  # an fsync of a large checkpoint writes nothing that the process's counters show
-START_FLOOR_S = 20.0  # before the first collective is complete
-ACTIVE_FLOOR_S = 300.0  # a rank that computes, compiles, evaluates or writes; or of which nothing is known
-PAUSE_FACTOR = 3.0  # times the longest pause so far
+ACTIVE_FLOOR_S = 300.0  # of a rank that computes, compiles, evaluates or writes, without progress
+SILENT_FLOOR_S = 75.0  # of a rank whose last record is old
+PAUSE_FACTOR = 3.0  # times the longest usual pause at this line
+IDLE_FACTOR = 3.0  # times the longest idle time of this stall after which the rank was active again
 ACTIVE_PAUSE_FACTOR = 20.0
 MIN_FROZEN_S = 3.0  # without a run of the recorder's thread: shorter gaps are normal on a loaded machine
 
@@ -25,14 +28,14 @@ _FILE_CODE = re.compile(
     r"|/numpy/lib/(?:_?npyio|_?format)|/safetensors/|/h5py/"
 )
 _FILE_WCHAN = re.compile(
-    r"nfs_|nfs4_|rpc_wait|folio_wait|wait_on_page|ext4|xfs_|btrfs|fuse|ceph|gpfs|^ll_|^cl_|jbd2|io_schedule|blk_"
+    r"nfs_|nfs4_|rpc_wait|folio_wait|wait_on_page|ext4|xfs_|btrfs|fuse|request_wait_answer|ceph|gpfs|^ll_|^cl_|jbd2"
+    r"|io_schedule|blk_"
     r"|wait_for_partner|fifo_open|fsync|writeback|wb_wait"
 )
 _FLUSH_WCHAN = re.compile(r"fsync|writeback|wb_wait|jbd2|sync_file|commit|balance_dirty")
 _FLUSH_CALL = re.compile(r"save|fsync|flush|write|dump|^_?close$|__exit__|copy", re.I)
 _PIPE_WCHAN = re.compile(r"pipe_read|pipe_wait")
 _PYTHON_PIPE_CODE = re.compile(r"/multiprocessing/|/subprocess\.py$|/selectors\.py$")
-_CHILD_CODE = re.compile(r"/subprocess\.py$")
 _LOADER_CODE = re.compile(r"/torch/utils/data/|/multiprocessing/queues\.py$")
 _NETWORK_CODE = re.compile(
     r"/(?:socket|ssl|ftplib|smtplib)\.py$|/urllib/|/urllib3/|/requests/|/http/client\.py$|/httpx/|/httpcore/|/aiohttp/"
@@ -43,52 +46,84 @@ _NETWORK_WCHAN = re.compile(r"sk_wait_data|inet_csk_accept|inet_stream_connect|w
 
 
 HAS_ENDED = "has ended"
-IS_SILENT = "has sent no record"
+NEVER_REPORTED = "has sent no record"  # it may still import, or runs without the recorder
+IS_SILENT = "has sent no record for more than a minute"
+IS_EXITING = "has ended, and waits for a thread"
 
 
 class Fault(NamedTuple):
     """Why a rank is missing.
 
-    limit_s: seconds without progress after which it is a hang.
+    limit_s: seconds after which it is a hang.
+    lasted_s: seconds that count: for which it was idle or, if it works, without progress.
     is_certain: it is a hang even if another missing rank may still call the collective.
     predicate: of the sentence (`is stopped`); empty: `hangs`, or as the kind requires.
     """
 
     kind: FaultClass
     limit_s: float
+    lasted_s: float
     is_certain: bool = False
     predicate: str = ""
 
 
-def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float) -> Fault:
-    """Return the fault of one rank. `record` is None if the rank has sent none, or none for a long time.
+def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float, waited_s: float) -> Fault:
+    """Return the fault of one rank. `record` is None if the rank has sent none.
 
-    `others_pause_s`: the longest normal pause of the ranks that wait for it, in seconds.
+    `others_pause_s`: the longest usual pause of the ranks that wait for it, in seconds; `waited_s`: how long they have
+    waited.
     """
     if record is None:
-        return Fault("missing-rank", _get_active_limit(others_pause_s), predicate=IS_SILENT)
-    typical_pause_s = max(others_pause_s, record.typical_pause_s)
-    slow_job_limit_s = PAUSE_FACTOR * typical_pause_s
-    if record.kind == "end" or record.state in ("", "Z", "X"):
-        return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, predicate=HAS_ENDED)
+        return Fault("missing-rank", get_active_limit(others_pause_s), waited_s, predicate=NEVER_REPORTED)
+    if record.kind == "silent":
+        limit_s = max(SILENT_FLOOR_S, PAUSE_FACTOR * others_pause_s)
+        return Fault("missing-rank", limit_s, waited_s, predicate=IS_SILENT)
+    if has_ended(record):
+        return Fault("missing-rank", ENDED_FLOOR_S, waited_s, is_certain=True, predicate=HAS_ENDED)
+    return _diagnose_running_rank(record, max(others_pause_s, record.typical_pause_s))
+
+
+def _diagnose_running_rank(record: RankRecord, typical_pause_s: float) -> Fault:
+    """The fault of a rank whose process exists. `typical_pause_s`: the longest of this rank and those that wait."""
+    slow_phase_limit_s = max(PAUSE_FACTOR * typical_pause_s, IDLE_FACTOR * record.longest_idle_s)
     if is_stopped(record):
-        return Fault("stopped", max(STOPPED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate="is stopped")
+        limit_s = max(STOPPED_FLOOR_S, slow_phase_limit_s)
+        lasted_s = max(record.frozen_s, record.idle_s)
+        return Fault("stopped", limit_s, lasted_s, is_certain=True, predicate=_describe_stop(record))
     has_started = record.typical_pause_s > 0 or has_completed_collective(record)
-    if record.full_mount and has_started and (is_busy(record) or _is_in_storage(record)):
+    if record.full_mount and has_started and (record.uses_files or not is_idle(record) or _is_in_storage(record)):
         predicate = f"is out of disk space at {record.full_mount}"
-        return Fault("storage", max(BLOCKED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate=predicate)
+        limit_s = max(BLOCKED_FLOOR_S, slow_phase_limit_s)
+        return Fault("storage", limit_s, record.stalled_s, is_certain=True, predicate=predicate)
+    idle_fault = _diagnose_idle_rank(record, slow_phase_limit_s, has_started=has_started)
+    active_limit_s = get_active_limit(typical_pause_s)
+    is_over_limit = idle_fault.lasted_s >= idle_fault.limit_s
+    if is_over_limit or (is_idle(record) and record.stalled_s < active_limit_s):
+        return idle_fault
+    kind: FaultClass = "compute" if idle_fault.kind in ("missing-rank", "gil") else idle_fault.kind
+    return Fault(kind, active_limit_s, record.stalled_s)
+
+
+def _diagnose_idle_rank(record: RankRecord, slow_phase_limit_s: float, *, has_started: bool) -> Fault:
+    """The fault of a rank that runs and is idle, now or since a while."""
     kind, floor_s = _classify_fault(record)
-    facts = get_fault_facts(kind)
-    if is_busy(record) and not facts.is_frozen:
-        return Fault("compute" if kind == "missing-rank" else kind, _get_active_limit(typical_pause_s))
     if not has_started:
         floor_s = max(floor_s, START_FLOOR_S)
-    return Fault(kind, max(floor_s, slow_job_limit_s), is_certain=facts.is_certain)
+    if record.is_polling:
+        floor_s = max(floor_s, POLLING_FLOOR_S)
+    predicate = IS_EXITING if record.is_exiting else ""
+    is_certain = get_fault_facts(kind).is_certain
+    return Fault(kind, max(floor_s, slow_phase_limit_s), record.idle_s, is_certain, predicate)
 
 
-def is_busy(record: RankRecord) -> bool:
-    """Whether the rank, or a child process that it waits for, may be doing work."""
-    return record.uses_files or record.is_active or any(_CHILD_CODE.search(frame.file) for frame in record.stack)
+def is_idle(record: RankRecord) -> bool:
+    """Whether measurements prove that the rank, and its children, do nothing now."""
+    return record.idle_s > 0
+
+
+def has_ended(record: RankRecord) -> bool:
+    """Whether the rank's process has ended, as its node's recorder found."""
+    return record.kind == "end" or (record.kind == "stall" and record.state in ("", "Z", "X"))
 
 
 def has_completed_collective(record: RankRecord) -> bool:
@@ -96,8 +131,13 @@ def has_completed_collective(record: RankRecord) -> bool:
     return any(progress.completed > 0 for progress in record.groups.values())
 
 
-def _get_active_limit(typical_pause_s: float) -> float:
+def get_active_limit(typical_pause_s: float) -> float:
+    """For how many seconds a rank that works may make no progress."""
     return max(ACTIVE_FLOOR_S, ACTIVE_PAUSE_FACTOR * typical_pause_s)
+
+
+def _describe_stop(record: RankRecord) -> str:
+    return "is frozen by its control group" if is_frozen(record) else "is stopped"
 
 
 def _classify_fault(record: RankRecord) -> tuple[FaultClass, float]:

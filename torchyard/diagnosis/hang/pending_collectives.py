@@ -10,6 +10,7 @@ DEFAULT_GROUP = "0"
 SETUP = "set-up"  # of process groups: all ranks wait for each other in the store
 UNCOUNTED_CALL = "call"  # of torch.distributed, which only the stack shows, because no counter of a group does
 PAIR_PREFIX = "pair "  # of a send or receive: the group is the pair of its ranks
+_MAX_COUNTER_AGE_S = 3.0
 MAX_SEQUENCES = 16  # pending collectives of one group that are examined, the oldest first
 _SETUP_CALLS = {
     "init_process_group",
@@ -21,6 +22,7 @@ _SETUP_CALLS = {
     "init_device_mesh",
 }
 _COLLECTIVE_FILE = "/torch/distributed/distributed_c10d.py"
+_FREEZER_WCHAN = re.compile(r"do_freezer_trap|cgroup_.*freez|__refrigerator|get_signal$")
 _P2P = re.compile(r"(send|recv|isend|irecv)\b(?: (\d+)(?:->|<-)(\d+))?")
 
 
@@ -58,8 +60,8 @@ def find_pending_collectives(
     """Return the collectives in which the ranks of `stalled` wait. `records`: the current record of each rank."""
     keys: dict[int, _CollectiveKey] = {}
     for rank in sorted(stalled):
-        if is_stopped(records[rank]):
-            continue  # its counters are from before it was stopped
+        if is_stopped(records[rank]) or records[rank].frozen_s > _MAX_COUNTER_AGE_S:
+            continue  # its counters are older than its stall: it was stopped, or it is at its end
         key = _find_collective_key(records[rank])
         if key:
             keys[rank] = key
@@ -189,8 +191,13 @@ def _find_members(name: str, ranks: tuple[int, ...], records: Mapping[int, RankR
 
 
 def is_stopped(record: RankRecord) -> bool:
-    """Whether a signal or a debugger has stopped the rank's process."""
-    return record.state in ("T", "t")
+    """Whether a signal, a debugger or a frozen control group has stopped the rank's process."""
+    return record.state in ("T", "t") or is_frozen(record)
+
+
+def is_frozen(record: RankRecord) -> bool:
+    """Whether the rank's control group is frozen (version 2 or 1), as the kernel function of its thread shows."""
+    return bool(_FREEZER_WCHAN.search(record.wchan))
 
 
 def _has_joined(record: RankRecord | None, group: str, sequence: int) -> bool:

@@ -17,7 +17,7 @@ _STATE_DESCRIPTIONS = {
     "t": "is stopped",
     "Z": "has ended",
     "": "has ended",
-}
+}  # of a stalled rank; other records do not contain the state
 _LOADER_CODE = "/torch/utils/data/"
 _MAX_LISTED = 8  # ranges of ranks, or nodes, in a text
 MAX_RANK_GROUPS = 16
@@ -32,9 +32,16 @@ def find_user_frame(stack: Iterable[Frame]) -> Frame | None:
 
 
 def describe_location(record: RankRecord) -> str:
-    """`load (train.py:88), in DataLoader.__next__`; the process's state if there is no stack."""
+    """`load (train.py:88), in DataLoader.__next__`; the process's state if there is no stack.
+
+    A rank that made progress when its record was made has no location.
+    """
     if record.kind == "end":
         return "has ended"
+    if record.kind == "silent":
+        return "has sent no record for a long time"
+    if record.kind in ("pulse", "resume"):
+        return "made progress"
     if not record.stack:
         return _STATE_DESCRIPTIONS.get(record.state, "unknown")
     frame = find_user_frame(record.stack) or record.stack[0]

@@ -14,6 +14,7 @@ import time
 import zlib
 
 from . import processes, rank_recorder
+from .activity import ActivityMeter
 from .disks import DiskWatch
 from .slot import Json, read_slots
 
@@ -26,9 +27,10 @@ _LATER_PULSE_INTERVAL_S = 60.0
 _STALL_FLOOR_S = 1.5
 _STALL_FACTOR = 2.0
 _START_FLOOR_S = 10.0  # before the first process group: the program imports torch, and waits for the other nodes
+_TORCHLESS_FLOOR_S = 10.0  # before torch is imported, of a rank that is idle for as long
+_TORCHLESS_UNTIL_S = 130.0  # after that, a program that does not use torch prints nothing
 _SAMPLED_FROM_S = 0.5  # without progress: the processes of a healthy job are not sampled
-_SAMPLE_INTERVAL_S = 0.7
-_FIRST_INTERVAL_S = 0.4  # between the first two samples of a stall
+_ACTIVE_INTERVAL_S = 10.0  # between the lines of a rank that is active, and therefore does not hang
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _FROZEN_S = 1.5  # without a tick of the rank's thread
@@ -40,15 +42,14 @@ _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
 class _RankWatch:
     """What the recorder remembers of one rank between two polls. Times are monotonic seconds.
 
-    previous_sample, latest_sample: of the current pause; None while the rank makes progress.
+    meter: of its current stall.
     printed_at, pulse_at: when its last line, and its last pulse, was printed.
     stack_id, stack_printed_at: of the last stack that was printed, and when; 0 if its last line had none.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.previous_sample: processes.Sample | None = None
-        self.latest_sample: processes.Sample | None = None
+        self.meter = ActivityMeter(pid)
         self.printed_at = 0.0
         self.stack_id = 0
         self.stack_printed_at = 0.0
@@ -107,20 +108,22 @@ class NodeRecorder:
         if not processes.read_state(watch.pid):
             watch.has_ended = True
             return "end"
-        if not record["torch"]:
-            return None  # the program does not use torch.distributed, or not yet
         stalled_s = now - record["moved"]
         is_frozen = now - record["tick"] > _FROZEN_S
-        floor_s = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
         if is_frozen or stalled_s > _SAMPLED_FROM_S:
-            self._sample_process(watch, record, now)
+            watch.meter.measure(now, record)
+        if not record["torch"]:  # it imports, or does not use torch
+            is_due = _TORCHLESS_FLOOR_S < stalled_s < _TORCHLESS_UNTIL_S and watch.meter.idle_s > _TORCHLESS_FLOOR_S
+            return "stall" if is_due and now - watch.printed_at >= _choose_interval_s(math.inf) else None
+        floor_s = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
         if is_frozen or stalled_s > max(floor_s, _STALL_FACTOR * record["typical_pause_s"]):
-            watch.is_stalled = True
             interval_s = _choose_interval_s(stalled_s if record["groups"] else math.inf)
+            if watch.is_stalled and watch.meter.activity and watch.meter.activity.is_active:
+                interval_s = max(interval_s, _ACTIVE_INTERVAL_S)
+            watch.is_stalled = True
             return "stall" if now - watch.printed_at >= interval_s else None
         if stalled_s <= _SAMPLED_FROM_S:
-            watch.previous_sample = None
-            watch.latest_sample = None
+            watch.meter.reset()
         if watch.is_stalled:
             watch.is_stalled = False
             return "resume"
@@ -131,13 +134,6 @@ class NodeRecorder:
         if not any(other.is_stalled for other in self._watches.values()):
             self._disks.record_progress(now)
         return "pulse"
-
-    def _sample_process(self, watch: _RankWatch, record: Json, now: float) -> None:
-        """Sample what the process uses: two samples show whether it is active."""
-        interval_s = _SAMPLE_INTERVAL_S if watch.previous_sample else _FIRST_INTERVAL_S
-        if watch.latest_sample is None or now - watch.latest_sample.taken_at >= interval_s:
-            watch.previous_sample = watch.latest_sample
-            watch.latest_sample = processes.Sample(now, watch.pid, record)
 
     def _complete_record(self, kind: str, watch: _RankWatch, record: Json, now: float) -> Json:
         """The record to print; for a stall with what the kernel reports about the process."""
@@ -158,15 +154,19 @@ class NodeRecorder:
         details.update(
             pending=record.get("pending"),
             stack=record.get("stack") or [],
-            state=processes.read_state(watch.pid),
-            wchan=processes.read_wchan(watch.pid),
+            state=processes.read_state(watch.pid, record["trainer"]),
+            wchan=processes.read_wchan(watch.pid, record["trainer"]),
+            idle_s=round(watch.meter.idle_s, 2),
+            longest_idle_s=round(watch.meter.longest_idle_s, 2),
             frozen_s=round(frozen_s, 2) if frozen_s > 1 else 0.0,
             links=processes.list_retransmitting_links(watch.pid),
             full_mount=self._disks.find_newly_full(),
         )
-        if watch.previous_sample and watch.latest_sample:
-            details["is_active"] = processes.is_active(watch.previous_sample, watch.latest_sample)
-            details["uses_files"] = processes.is_writing(watch.previous_sample, watch.latest_sample)
+        if watch.meter.activity:
+            details["uses_files"] = watch.meter.activity.uses_files
+            details["is_polling"] = watch.meter.activity.is_polling
+        if record.get("exiting"):
+            details["is_exiting"] = True
         return details
 
 

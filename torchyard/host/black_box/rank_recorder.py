@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import threading
 import time
 from collections import deque
+from typing import Deque, Dict
 
-from . import torch_facts
+from . import stacks, torch_facts
 from .slot import Json, RecordSlot
 
 TICK_S = 0.25
@@ -18,8 +18,10 @@ TICK_S = 0.25
 _STALLED_S = 1.0
 _STALL_FACTOR = 1.5
 WINDOW_S = 15.0  # over which waiting is averaged
-_PAUSE_MEMORY_S = 600.0  # after which a pause no longer counts as usual
-_MAX_FRAMES = 24
+# Of the pauses at one place, the last ones are usual, and not the first one: it contains what is done only once.
+_REMEMBERED_PAUSES = 20
+_MIN_REPEATS = 3  # of a pause, after which the first one is forgotten
+_MAX_PLACES = 256
 
 
 class RankRecorder:
@@ -34,14 +36,16 @@ class RankRecorder:
         self._slot = slot
         self._world = world
         self._identity = {"rank": rank, "world": world, "pid": os.getpid(), "tid": threading.get_ident()}
-        self._main_thread_id = threading.main_thread().ident
+        self._store_port = _read_store_port()
         self._counts: dict[str, tuple[int, int]] = {}  # called and completed, by torch's number of the group
         self._last_progress_at = time.monotonic()
         self._oldest_wait: Json | None = None
         self._inspected_stall_at = 0.0
         self._settled_groups: list[str] = []  # in this stall every call is complete, whatever torch counts
         self._group_names = torch_facts.GroupNames()
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=256)  # when each ended, and its seconds
+        self._place: stacks.Place = ("", 0)  # where the program was at the last tick
+        self._pauses: Dict[stacks.Place, Deque[float]] = {}  # in seconds, by the place where the program stood
+        self._training_thread = stacks.TrainingThread()
         self._waiting_ticks: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
 
     def run(self) -> None:
@@ -60,32 +64,56 @@ class RankRecorder:
         except Exception:
             counts = self._counts
             groups = {}
+        position = self._training_thread.locate()
         if counts != self._counts:
             if self._counts:
-                self._pauses.append((now, now - self._last_progress_at))
+                self._remember_pause(now - self._last_progress_at)
             self._counts = counts
             self._last_progress_at = now
+        self._place = position.place
         is_waiting = any(enqueued > completed for enqueued, completed in counts.values())
         self._waiting_ticks.append(is_waiting)
-        other_threads = [thread.native_id for thread in threading.enumerate()]
-        other_threads = [thread_id for thread_id in other_threads if thread_id != self._identity["tid"]]
-        recent_pauses = [pause_s for ended_at, pause_s in self._pauses if ended_at > now - _PAUSE_MEMORY_S]
         record: Json = dict(
             self._identity,
             tick=now,
             torch="torch.distributed" in sys.modules,
-            threads=other_threads,
+            trainer=position.thread,
+            store_port=self._store_port,
             moved=self._last_progress_at,
-            typical_pause_s=max(recent_pauses, default=0.0),
+            typical_pause_s=self._find_typical_pause(),
             groups=groups,
             waiting_share=sum(self._waiting_ticks) / len(self._waiting_ticks),
         )
         if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["typical_pause_s"]):
-            record["stack"], transfer = self._read_stack()
-            record["pending"] = self._find_wait(groups) or transfer
+            stack = self._training_thread.read(torch_facts.find_call)
+            record["stack"] = stack.frames
+            record["exiting"] = stack.is_exiting
+            record["pending"] = self._find_pending(groups, stack.call)
             for name in groups.keys() & self._settled_groups:
                 groups[name]["completed"] = groups[name]["enqueued"]
         return record
+
+    def _remember_pause(self, pause_s: float) -> None:
+        """Add the pause that ended now to those of the place where the program stood."""
+        if self._place not in self._pauses and len(self._pauses) >= _MAX_PLACES:
+            del self._pauses[next(iter(self._pauses))]
+        pauses = self._pauses.setdefault(self._place, deque(maxlen=_REMEMBERED_PAUSES))
+        pauses.append(pause_s)
+        if len(pauses) == _MIN_REPEATS + 1:
+            pauses.popleft()
+
+    def _find_typical_pause(self) -> float:
+        """The longest of the usual pauses at the place where the program stands, in seconds; 0 at a new place."""
+        return max(self._pauses.get(self._place, ()), default=0.0)
+
+    def _find_pending(self, groups: dict[str, Json], call: Json | None) -> Json | None:
+        """The call that the rank waits in, by torch's records and its stack (`call`); None if it waits in none."""
+        pending = self._find_wait(groups)
+        if call is None:
+            return pending
+        if "root" in call:
+            return dict(pending, root=call["root"]) if pending else None
+        return pending or call
 
     def _find_wait(self, groups: dict[str, Json]) -> Json | None:
         """The call that the rank waits in, or None. torch is queried once per stall: that takes milliseconds."""
@@ -99,29 +127,8 @@ class RankRecorder:
                 self._settled_groups = torch_facts.list_settled_groups(entries, groups)
         return self._oldest_wait
 
-    def _read_stack(self) -> tuple[list[Json], Json | None]:
-        """The main thread's frames, the innermost first, and the send or receive that it is in; None if in neither."""
-        frame = _list_frames().get(self._main_thread_id or 0)
-        frames: list[Json] = []
-        transfer = None
-        while frame is not None and len(frames) < _MAX_FRAMES:
-            code = frame.f_code
-            frames.append({"function": code.co_name, "file": code.co_filename[-120:], "line": frame.f_lineno or 0})
-            transfer = transfer or torch_facts.find_transfer(frame)
-            frame = frame.f_back
-        return frames, transfer
 
-
-def _list_frames() -> dict[int, Json]:
-    """The innermost frame of each thread.
-
-    Before 3.12 a collection inside this call could run Python code while the interpreter's list of threads is locked,
-    and the next thread to end would lock up the process (CPython issue 106883).
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if was_enabled:
-            gc.enable()
+def _read_store_port() -> int:
+    """The port of torch's store; 0 if the environment does not contain it."""
+    port = os.environ.get("MASTER_PORT", "")
+    return int(port) if port.isdigit() else 0

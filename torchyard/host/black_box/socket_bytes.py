@@ -1,4 +1,4 @@
-"""Count the bytes that processes have received on TCP connections, by the kernel's sock_diag: a slow download is work.
+"""Count the bytes that processes have exchanged on TCP connections, by the kernel's sock_diag: a slow upload is work.
 
 The response is a list of messages: a header of 16 bytes, `struct inet_diag_msg`, and attributes, one of them
 `struct tcp_info`. Offsets are those of linux/inet_diag.h and linux/tcp.h, which only ever grow at their ends.
@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import struct
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, NamedTuple, Tuple
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -22,23 +22,38 @@ _HEADER = struct.Struct("=IHHII")  # of a message: length, kind, flags, number, 
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
 _MESSAGE_BYTES = 72  # of struct inet_diag_msg
 _INODE_OFFSET = 68
-_RECEIVED = struct.Struct("=Q")
-_RECEIVED_OFFSET = 128  # tcpi_bytes_received in struct tcp_info
+_PORTS = struct.Struct("!HH")  # of this end and of the other one
+_PORTS_OFFSET = 4
+_BYTES = struct.Struct("=QQ")
+_BYTES_OFFSET = 120  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info
 _DONE = 3
 _ERROR = 2
 _RESPONSE_TIMEOUT_S = 1.0
 
 
-def count_received_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """Bytes received by these processes, by the inode of the connection; empty if the kernel does not report them."""
+class Connection(NamedTuple):
+    """A TCP connection: the inode of its socket, the ports of both ends, and the bytes sent and received."""
+
+    inode: int
+    ports: Tuple[int, ...]
+    bytes: int
+
+
+def count_bytes(pids: Iterable[int], ignored_port: int = 0) -> dict[int, int]:
+    """Bytes sent and received by these processes, by the inode of the connection, without those of a port.
+
+    Sent bytes count once the other end has acknowledged them. Empty if the kernel does not report them.
+    """
     inodes: set[int] = set()
     for pid in pids:
         inodes.update(map(int, list_socket_inodes(pid)))
-    received: dict[int, int] = {}
+    byte_counts: dict[int, int] = {}
     with contextlib.suppress(OSError, struct.error, AttributeError):
         for family in (socket.AF_INET, socket.AF_INET6) if inodes else ():
-            received.update((inode, byte_count) for inode, byte_count in _query_connections(family) if inode in inodes)
-    return received
+            for connection in _query_connections(family):
+                if connection.inode in inodes and ignored_port not in connection.ports:
+                    byte_counts[connection.inode] = connection.bytes
+    return byte_counts
 
 
 def list_socket_inodes(pid: int) -> set[str]:
@@ -53,8 +68,8 @@ def list_socket_inodes(pid: int) -> set[str]:
     return inodes
 
 
-def _query_connections(family: int) -> Iterator[tuple[int, int]]:
-    """Inode and received bytes of all established connections in this network namespace."""
+def _query_connections(family: int) -> Iterator[Connection]:
+    """All established connections in this network namespace."""
     request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 1 << _ESTABLISHED)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as sock:
@@ -70,13 +85,14 @@ def _query_connections(family: int) -> Iterator[tuple[int, int]]:
                 data = data[(length + 3) & ~3 :]
 
 
-def _parse_message(message: bytes) -> Iterator[tuple[int, int]]:
+def _parse_message(message: bytes) -> Iterator[Connection]:
     (inode,) = struct.unpack_from("=I", message, _INODE_OFFSET)
+    ports = _PORTS.unpack_from(message, _PORTS_OFFSET)
     attributes = message[_MESSAGE_BYTES:]
     while len(attributes) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(attributes)
         if length < _ATTRIBUTE.size:
             return
-        if kind == _TCP_INFO and length >= _ATTRIBUTE.size + _RECEIVED_OFFSET + _RECEIVED.size:
-            yield inode, _RECEIVED.unpack_from(attributes, _ATTRIBUTE.size + _RECEIVED_OFFSET)[0]
+        if kind == _TCP_INFO and length >= _ATTRIBUTE.size + _BYTES_OFFSET + _BYTES.size:
+            yield Connection(inode, ports, sum(_BYTES.unpack_from(attributes, _ATTRIBUTE.size + _BYTES_OFFSET)))
         attributes = attributes[(length + 3) & ~3 :]

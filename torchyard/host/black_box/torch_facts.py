@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from typing import Any
+from typing import Any, Iterable
 
 Json = Any
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -21,6 +21,14 @@ _BUFFER_SIZE = "2000"  # calls that torch keeps, as its newer versions do by def
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
 _RENAMED_IN = (2, 9)  # from then on torch warns about the older name
 _TRANSFERS = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}  # and the names of the peer's rank there
+# Collectives in which one rank differs from the others, and the names of its rank there.
+_ROOTED = {
+    "broadcast": ("src", "group_src"),
+    "scatter": ("src", "group_src"),
+    "reduce": ("dst", "group_dst"),
+    "gather": ("dst", "group_dst"),
+}
+_SETUP = "set-up"  # of process groups, which is not counted
 _DEFAULT_GROUP = "0"  # its ranks, all of them, are not listed
 _MAX_MEMBERS = 256  # ranks of a group that are listed: more do not fit into a line
 
@@ -122,17 +130,34 @@ def find_oldest_wait(entries: list[Json], groups: dict[str, Json]) -> Json | Non
     return None
 
 
-def find_transfer(frame: Any) -> Json | None:
-    """The send or receive in which a frame waits, because gloo's are not in the flight recorder; None for others."""
-    names = _TRANSFERS.get(frame.f_code.co_name)
-    if names is None or not frame.f_code.co_filename.endswith("distributed_c10d.py"):
-        return None
-    peer = None
+def find_call(frames: Iterable[Any]) -> Json | None:
+    """What the stack shows of a call of torch.distributed, and its flight recorder does not; None if nothing.
+
+    A send or receive with its `peer`, because gloo's are not in the flight recorder; the `root` of a broadcast,
+    scatter, reduce or gather; the `members` of a new group.
+    """
+    for frame in frames:
+        name = frame.f_code.co_name
+        if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
+            continue
+        if name in _TRANSFERS:
+            return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, _TRANSFERS[name])}
+        if name in _ROOTED:
+            return {"root": _find_rank(frame, _ROOTED[name])}
+        if name == "new_group":
+            ranks = frame.f_locals.get("ranks")
+            members = [int(rank) for rank in ranks] if ranks is not None else []
+            return {"group": _SETUP, "sequence": 0, "operation": name, "members": members[:_MAX_MEMBERS]}
+    return None
+
+
+def _find_rank(frame: Any, names: Iterable[str]) -> int | None:
+    """The first of these local variables that is a rank; None if none is."""
     for name in names:
-        if isinstance(frame.f_locals.get(name), int):
-            peer = frame.f_locals[name]
-            break
-    return {"group": "0", "sequence": 0, "operation": frame.f_code.co_name, "peer": peer}
+        value = frame.f_locals.get(name)
+        if isinstance(value, int):
+            return value
+    return None
 
 
 def list_entries() -> list[Json]:

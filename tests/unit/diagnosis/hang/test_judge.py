@@ -19,7 +19,7 @@ from tests.builders.rank_records import (
     index_by_rank,
 )
 from torchyard.diagnosis.hang.judge import detect_hang
-from torchyard.model.hang import Frame, GroupProgress, Hang, Link, RankRecord
+from torchyard.model.hang import Collective, Frame, GroupProgress, Hang, Link, RankRecord
 
 
 def judge(records: dict[int, RankRecord]) -> Hang:
@@ -41,10 +41,11 @@ SAVE = (Frame(function="save", file=f"{TORCH}/serialization.py", line=850), *LOA
 SOCKET = (Frame(function="recv_into", file="/usr/lib/python3.11/socket.py", line=706), *LOAD)
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("missing-rank", {}),
+    ("missing-rank", {"stack": CHILD}),
     ("stopped", {"state": "T", "frozen_s": 12.0}),
     ("missing-rank", {"state": "Z"}),
     ("missing-rank", {"kind": "end", "state": ""}),
-    ("gil", {"frozen_s": 11.0, "state": "R", "is_active": True}),
+    ("compute", {"frozen_s": 310.0, "state": "R", "idle_s": 0.0, "stalled_s": 310.0}),
     ("gil", {"frozen_s": 11.0, "state": "S"}),
     ("storage", {"state": "D", "wchan": "folio_wait_bit_common"}),
     ("storage", {"wchan": "wait_for_partner"}),
@@ -52,7 +53,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("data-loader", {"stack": LOADER}),
     ("network", {"stack": SOCKET}),
     ("network", {"wchan": "sk_wait_data"}),
-    ("compute", {"is_active": True, "stalled_s": 310.0}),
+    ("compute", {"idle_s": 0.0, "stalled_s": 310.0}),
 ]
 
 
@@ -67,15 +68,17 @@ def test_class_of_missing_rank(kind: str, fields: dict[str, Any]) -> None:
 
 
 NO_HANG: list[tuple[str, dict[str, Any]]] = [
-    ("computes", {"is_active": True, "stalled_s": 200.0}),
-    ("writes a checkpoint", {"uses_files": True, "stack": SAVE, "state": "D", "stalled_s": 200.0}),
+    ("computes", {"idle_s": 0.0, "stalled_s": 200.0}),
+    ("writes a checkpoint", {"uses_files": True, "idle_s": 0.0, "stack": SAVE, "state": "D", "stalled_s": 200.0}),
     ("flushes a checkpoint", {"state": "D", "stack": (Frame(function="fsync", file=TRAIN, line=9),)}),
-    ("waits for its child", {"stack": CHILD, "stalled_s": 200.0}),
-    ("compiles, with the GIL held now and then", {"is_active": True, "frozen_s": 2.0, "stalled_s": 200.0}),
-    ("holds the GIL, but not for long", {"is_active": True, "state": "R", "frozen_s": 6.0, "stalled_s": 200.0}),
+    ("waits for its child, which works", {"stack": CHILD, "idle_s": 0.0, "stalled_s": 200.0}),
+    ("was idle for short times in this stall", {"longest_idle_s": 5.0, "idle_s": 12.0, "stalled_s": 200.0}),
+    ("polls another machine", {"is_polling": True, "idle_s": 11.0, "stalled_s": 200.0}),
+    ("compiles, with the GIL held now and then", {"idle_s": 0.0, "frozen_s": 2.0, "stalled_s": 200.0}),
+    ("holds the GIL, but not for long", {"idle_s": 0.0, "state": "R", "frozen_s": 6.0, "stalled_s": 200.0}),
     ("is as slow as usual", {"typical_pause_s": 5.0}),
     ("has ended a moment ago", {"kind": "end", "state": "", "stalled_s": 0.0}),
-    ("has not begun", {"groups": {}, "typical_pause_s": 0.0}),
+    ("has not begun", {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 11.0}),
     ("is healthy", {"kind": "pulse", "stalled_s": 0.1}),
 ]
 
@@ -93,7 +96,7 @@ def test_rank_that_may_still_come_does_not_hang(fields: dict[str, Any]) -> None:
 def test_waiting_for_one_busy_rank_excuses_an_idle_one() -> None:
     """An idle rank does not hang while another rank is busy, for which it may wait."""
     records = index_by_rank(
-        build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3)
+        build_waiting_record(0), build_waiting_record(1), build_record(2, idle_s=0.0), build_record(3)
     )
     assert detect_hang(records, 4) is None
 
@@ -101,7 +104,7 @@ def test_waiting_for_one_busy_rank_excuses_an_idle_one() -> None:
 def test_stopped_rank_hangs() -> None:
     """A stopped rank hangs, whatever another one does."""
     records = index_by_rank(
-        build_waiting_record(0), build_waiting_record(1), build_record(2, is_active=True), build_record(3, state="T")
+        build_waiting_record(0), build_waiting_record(1), build_record(2, idle_s=0.0), build_record(3, state="T")
     )
     assert judge(records).ranks == (3,)
 
@@ -122,7 +125,45 @@ def test_silent_rank_is_named_late() -> None:
     hang = judge(records)
     assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
     assert hang.sentence.startswith("rank 3 has sent no record: ")
+    assert hang.proven_s == 0.0
     assert detect_hang({rank: build_waiting_record(rank, stalled_s=100.0) for rank in range(3)}, 4) is None
+
+
+def test_node_that_has_become_silent_is_named() -> None:
+    """Ranks whose last record is old are named with their node, and silence is not a proof."""
+    records = {rank: build_waiting_record(rank, stalled_s=85.0) for rank in range(3)}
+    records[3] = build_record(3, kind="pulse", stalled_s=0.1)
+    assert detect_hang(records, 4, dict.fromkeys(range(3), 1.0) | {3: 60.0}) is None
+    hang = detect_hang(records, 4, dict.fromkeys(range(3), 1.0) | {3: 80.0})
+    assert hang is not None
+    assert (hang.ranks, hang.nodes, hang.proven_s) == ((3,), ("node-1",), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "proven_s"),
+    [
+        pytest.param({"stalled_s": 90.0, "idle_s": 40.0}, 40.0, id="idle"),
+        pytest.param({"stalled_s": 310.0, "idle_s": 0.0}, 0.0, id="computes"),
+        pytest.param({"state": "T", "frozen_s": 25.0, "idle_s": 0.0}, 25.0, id="stopped"),
+        pytest.param({"kind": "end", "state": ""}, 320.0, id="ended"),
+        pytest.param({"full_mount": "/data", "stalled_s": 60.0, "idle_s": 0.0}, 0.0, id="retries a full disk"),
+    ],
+)
+def test_proof_is_the_time_without_activity(fields: dict[str, Any], proven_s: float) -> None:
+    """Only measurements of the rank that hangs prove it: not the time since the last collective."""
+    records = build_missing_rank_records(**fields)
+    for rank in range(3):
+        records[rank] = records[rank].model_copy(update={"stalled_s": 320.0})
+    assert judge(records).proven_s == proven_s
+
+
+def test_rank_at_its_end_does_not_wait() -> None:
+    """A rank whose recorder no longer runs, because its interpreter ends, is not in its last record's collective."""
+    records = index_by_rank(
+        *(build_record(rank, kind="end", state="") for rank in range(3)),
+        build_waiting_record(3, stalled_s=15.0, frozen_s=14.0),
+    )
+    assert detect_hang(records, 4) is None
 
 
 def pair(enqueued: int, completed: int) -> GroupProgress:
@@ -196,6 +237,45 @@ def test_completed_by_one_rank_alone() -> None:
     assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
 
 
+def test_broadcasts_from_different_ranks_are_a_mismatch() -> None:
+    """Broadcasts of one size from different ranks are different calls."""
+    broadcast = build_collective("broadcast")
+    records = [
+        build_waiting_record(rank, pending=broadcast.model_copy(update={"root": 1 if rank == 3 else 0}))
+        for rank in range(4)
+    ]
+    hang = judge(index_by_rank(*records))
+    assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
+    assert "rank 3 calls broadcast from rank 1 of 1,000 float (train.py:40)" in hang.sentence
+
+
+def test_broadcast_that_only_one_rank_waits_in_is_a_mismatch() -> None:
+    """A rank that waits in a broadcast which all others have completed waits for another root than they had."""
+    finished = GroupProgress(ranks=(0, 1, 2, 3), enqueued=7, completed=6)
+    records = [
+        build_waiting_record(rank, groups={"0": finished}, pending=build_collective(sequence=7), stalled_s=30.0)
+        for rank in range(3)
+    ]
+    waiting = build_waiting_record(3, pending=build_collective("broadcast"), stalled_s=30.0)
+    hang = judge(index_by_rank(*records, waiting))
+    assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
+
+
+def test_new_groups_of_different_ranks_are_a_mismatch() -> None:
+    """A rank that sets up a group of other members than the others is named, with both lists."""
+    records = []
+    for rank in range(4):
+        members = (0, 1) if rank == 3 else (0, 1, 2, 3)
+        call = Collective(group="set-up", sequence=0, operation="new_group", members=members)
+        records.append(build_waiting_record(rank, groups={}, pending=call))
+    hang = judge(index_by_rank(*records))
+    assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
+    assert hang.sentence == (
+        "the next group is not the same call in all ranks: "
+        "ranks 0-2 call new_group of ranks 0-3 (train.py:40), rank 3 calls new_group of ranks 0-1 (train.py:40)"
+    )
+
+
 def test_all_inside_is_unknown() -> None:
     """If all ranks are in the same call and no data moves, no rank is to blame."""
     hang = judge(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0) for rank in range(4))))
@@ -205,9 +285,7 @@ def test_all_inside_is_unknown() -> None:
 def test_all_inside_and_active_is_patient() -> None:
     """A collective that may still move data does not hang."""
     assert (
-        detect_hang(
-            index_by_rank(*(build_waiting_record(rank, stalled_s=30.0, is_active=True) for rank in range(4))), 4
-        )
+        detect_hang(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0, idle_s=0.0) for rank in range(4))), 4)
         is None
     )
 
@@ -233,7 +311,7 @@ def test_all_idle_outside_collectives() -> None:
     assert [(group.ranks, group.location) for group in hang.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
-@pytest.mark.parametrize("busy", [{"is_active": True}, {"uses_files": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
+@pytest.mark.parametrize("busy", [{"idle_s": 0.0}, {"idle_s": 11.0}, {"kind": "pulse"}, {"stalled_s": 10.0}])
 def test_job_with_a_busy_rank_is_not_idle(busy: dict[str, Any]) -> None:
     """A job with one active rank is not idle."""
     busy_record = build_record(3, **({"stalled_s": 70.0} | busy))
@@ -306,7 +384,7 @@ _RECORD = st.fixed_dictionaries(
         "pending": _WAITS,
         "stack": st.sampled_from([(), LOAD, STEP, LOADER, SOCKET]),
         "state": st.sampled_from(["", "R", "S", "D", "T", "Z", "?"]),
-        "is_active": st.booleans(),
+        "idle_s": st.sampled_from([0.0, 30.0, 400.0]),
         "frozen_s": st.sampled_from([0.0, 400.0]),
         "stalled_s": st.sampled_from([0.0, 30.0, 400.0]),
         "links": st.sampled_from([(), (Link(peer="", retransmits=1, queued=1),)]),
@@ -326,5 +404,6 @@ def test_any_records_give_a_verdict_or_none(fields_by_rank: dict[int, dict[str, 
     assert not set(hang.ranks) & set(hang.waiting)
     kinds_within_a_collective = ("collective-mismatch", "network", "deadlock-between-groups", "stopped")
     if hang.kind not in kinds_within_a_collective and hang.collective:
-        stalled_ranks = [rank for rank in hang.ranks if rank in records and records[rank].kind == "stall"]
-        assert hang.collective not in [records[rank].pending for rank in stalled_ranks]
+        for rank in hang.ranks:
+            if rank in records and records[rank].kind == "stall" and records[rank].frozen_s == 0:
+                assert hang.collective != records[rank].pending

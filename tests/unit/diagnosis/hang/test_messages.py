@@ -13,7 +13,7 @@ from torchyard.diagnosis.hang.judge import detect_hang
     [
         ({"state": "T"}, "rank 3 on node-1 is stopped in load (train.py:88): ranks 0-2 wait for it in "),
         (
-            {"full_mount": "/data", "uses_files": True},
+            {"full_mount": "/data", "uses_files": True, "idle_s": 0.0},
             "rank 3 on node-1 is out of disk space at /data in load (train.py:88): ranks 0-2 wait ",
         ),
         ({"kind": "end", "state": ""}, "rank 3 on node-1 has ended: ranks 0-2 wait for it in "),
@@ -46,7 +46,8 @@ def test_evidence_has_counts_and_facts() -> None:
         "rank 3 has called 5 collectives of the default group",
         "ranks 0-2 wait in number 6, all_reduce of 1,000 float",
         (
-            "rank 3: no progress for 12 s, usually 0.5 s at most, process 103 in state S, "
+            "rank 3: no progress for 12 s, usually 0.5 s at most at this line, "
+            "idle for 12 s, with its children (processor, bytes and page faults), process 103 in state S, "
             "asleep in the kernel's hrtimer_nanosleep"
         ),
     )

@@ -18,19 +18,21 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
     [
         ({}, 3.0),
         ({"typical_pause_s": 4.0}, 12.0),
-        ({"typical_pause_s": 0.0, "groups": {}}, 20.0),
+        ({"longest_idle_s": 5.0}, 15.0),
+        ({"is_polling": True}, 12.0),
+        ({"typical_pause_s": 0.0, "groups": {}}, 12.0),
         ({"state": "T", "typical_pause_s": 0.1}, 2.0),
-        ({"is_active": True}, 300.0),
-        ({"is_active": True, "typical_pause_s": 30.0}, 600.0),
+        ({"idle_s": 0.0}, 300.0),
+        ({"idle_s": 0.0, "typical_pause_s": 30.0}, 600.0),
         ({"state": "D"}, 8.0),
         ({"state": "D", "wchan": "jbd2_log_wait_commit"}, 60.0),
-        ({"state": "D", "uses_files": True}, 300.0),
-        ({"full_mount": "/data", "uses_files": True}, 8.0),
+        ({"state": "D", "uses_files": True, "idle_s": 0.0}, 300.0),
+        ({"full_mount": "/data", "uses_files": True, "idle_s": 0.0}, 8.0),
     ],
 )
 def test_limit_by_record(fields: dict[str, Any], limit_s: float) -> None:
-    """The time that a rank may be missing depends on its activity, and on the usual pause in this run."""
-    assert diagnose_missing_rank(build_record(0, **fields), 0.0).limit_s == limit_s
+    """The time that a rank may be missing depends on its activity, and on the usual pause at its line."""
+    assert diagnose_missing_rank(build_record(0, **fields), 0.0, 12.0).limit_s == limit_s
 
 
 @pytest.mark.parametrize(
@@ -45,18 +47,33 @@ def test_limit_by_record(fields: dict[str, Any], limit_s: float) -> None:
         ({"stack": frame("urlopen", "/l/urllib/request.py")}, "network"),
         ({"wchan": "inet_csk_accept"}, "network"),
         ({"frozen_s": 5.0, "state": "S"}, "gil"),
-        ({"full_mount": "/data", "is_active": True}, "storage"),
+        ({"frozen_s": 5.0, "state": "R", "idle_s": 0.0}, "compute"),
+        ({"wchan": "request_wait_answer"}, "storage"),
+        ({"wchan": "do_freezer_trap"}, "stopped"),
+        ({"state": "D", "wchan": "__refrigerator"}, "stopped"),
+        ({"full_mount": "/data", "idle_s": 0.0}, "storage"),
         ({"full_mount": "/data"}, "missing-rank"),
-        ({"full_mount": "/data", "is_active": True, "groups": {}, "typical_pause_s": 0.0}, "compute"),
+        ({"full_mount": "/data", "idle_s": 0.0, "groups": {}, "typical_pause_s": 0.0}, "compute"),
         ({"frozen_s": 5.0, "state": "D"}, "storage"),
         ({"frozen_s": 5.0, "state": "T"}, "stopped"),
     ],
 )
 def test_kind_by_record(fields: dict[str, Any], kind: str) -> None:
     """The strongest evidence in the record decides the kind."""
-    assert diagnose_missing_rank(build_record(0, **fields), 0.0).kind == kind
+    assert diagnose_missing_rank(build_record(0, **fields), 0.0, 12.0).kind == kind
 
 
 def test_rank_without_a_record_gets_the_longest_limit() -> None:
     """A rank without any record may be writing a checkpoint."""
-    assert diagnose_missing_rank(None, 0.5).limit_s == 300.0
+    assert diagnose_missing_rank(None, 0.5, 12.0).limit_s == 300.0
+
+
+def test_rank_whose_last_record_is_old_is_not_waited_for_that_long() -> None:
+    """A healthy rank has a record every minute: one without any for longer is on a node that hangs, or is cut off."""
+    assert diagnose_missing_rank(build_record(0, kind="silent"), 0.5, 80.0).limit_s == 75.0
+
+
+def test_short_idle_moment_of_a_rank_that_works_does_not_shorten_its_limit() -> None:
+    """A rank that has made no progress for the limit of active ranks hangs, also if it is idle at this moment."""
+    fault = diagnose_missing_rank(build_record(0, stalled_s=310.0, idle_s=0.7), 0.0, 310.0)
+    assert (fault.kind, fault.limit_s, fault.lasted_s) == ("compute", 300.0, 310.0)

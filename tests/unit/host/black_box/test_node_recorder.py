@@ -47,7 +47,8 @@ class Node:
             "moved": now,
             "typical_pause_s": 0.2,
             "torch": True,
-            "threads": [self.rank.pid],
+            "trainer": self.rank.pid,
+            "store_port": 0,
             "groups": {"0": {"ranks": [], "enqueued": 5, "completed": 5}},
             "waiting_share": 0.1,
         }

@@ -113,19 +113,32 @@ def test_count_that_fell_back_is_settled(last: dict[str, object], settled: list[
     assert torch_facts.list_settled_groups(entries, {"0": {"enqueued": 3, "completed": 1, "ranks": []}}) == settled
 
 
-def test_receive_has_its_peer() -> None:
-    """A frame of torch's recv contains the rank from which it waits for data."""
+def enter_collective(signature: str, *args: Any) -> Any:
+    """The frame of a function of torch.distributed with this signature that was called with these arguments."""
     scope: dict[str, Any] = {"sys": sys}
-    code = compile(
-        "def recv(tensor, src=None):\n    return sys._getframe()", "torch/distributed/distributed_c10d.py", "exec"
-    )
+    code = compile(f"def {signature}:\n    return sys._getframe()", "torch/distributed/distributed_c10d.py", "exec")
     exec(code, scope)
-    assert torch_facts.find_transfer(scope["recv"](None, 3)) == {
-        "group": "0",
-        "sequence": 0,
-        "operation": "recv",
-        "peer": 3,
-    }
+    return scope[signature.partition("(")[0]](*args)
+
+
+@pytest.mark.parametrize(
+    ("signature", "args", "call"),
+    [
+        ("recv(tensor, src=None)", (None, 3), {"group": "0", "sequence": 0, "operation": "recv", "peer": 3}),
+        ("broadcast(tensor, src=None, group=None, group_src=None)", (None, 2), {"root": 2}),
+        ("reduce(tensor, dst=None, group=None, group_dst=None)", (None, None, None, 1), {"root": 1}),
+        (
+            "new_group(ranks=None)",
+            ([0, 1],),
+            {"group": "set-up", "sequence": 0, "operation": "new_group", "members": [0, 1]},
+        ),
+        ("all_reduce(tensor)", (None,), None),
+    ],
+    ids=["recv", "broadcast", "reduce", "new_group", "all_reduce"],
+)
+def test_call_is_read_from_the_stack(signature: str, args: tuple[Any, ...], call: Any) -> None:
+    """A frame of torch contains the peer of a receive, the root of a broadcast and the members of a new group."""
+    assert torch_facts.find_call([enter_collective(signature, *args)]) == call
 
 
 def test_group_without_this_rank_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,150 @@
+"""What a rank does, from two samples of /proc, and for how long it has provably done nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.waiting import wait_until
+from torchyard.host.black_box.activity import Activity, ActivityMeter, Sample, ThreadSample, compare_samples
+
+WAITING = "import time; time.sleep(60)"
+POLLING = "import time\nwhile True: time.sleep(0.01)"
+BESIDE_A_THREAD = f"import threading; threading.Thread(target=exec, args=({POLLING!r}, {{}})).start(); LOCK.acquire()"
+LOCKED = f"import threading; LOCK = threading.Lock(); LOCK.acquire(); {BESIDE_A_THREAD}"
+COMPUTING = "while True: pass"
+WRITING = "import os\nwhile True: os.write(1, b'x' * 65536)"
+FAULTING = "import mmap, time\nwhile True:\n  m = mmap.mmap(-1, 1 << 20); m.write(bytes(1 << 20)); time.sleep(0.05)"
+WITH_BUSY_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {COMPUTING!r}]).wait()"
+WITH_IDLE_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITING!r}]).wait()"
+WITH_SHORT_CHILDREN = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-c', 'sum(range(10**6))'])"
+PID = 7
+
+
+@contextmanager
+def running(code: str) -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def take_sample(pid: int) -> Sample:
+    return Sample(time.monotonic(), pid, {"tid": 0, "trainer": pid, "store_port": 0})
+
+
+def measure(pid: int) -> Activity:
+    before = take_sample(pid)
+    time.sleep(0.5)
+    return compare_samples(before, take_sample(pid))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(COMPUTING, id="computes"),
+        pytest.param(WRITING, id="writes"),
+        pytest.param(FAULTING, id="touches new memory"),
+        pytest.param(WITH_BUSY_CHILD, id="has a child that computes"),
+        pytest.param(WITH_SHORT_CHILDREN, id="has children that end between the samples"),
+    ],
+)
+def test_process_that_works_is_active(code: str) -> None:
+    with running(code) as pid:
+        wait_until(lambda: measure(pid).is_active)
+        assert measure(pid).is_active
+
+
+@pytest.mark.parametrize(
+    ("code", "is_polling"),
+    [
+        pytest.param(WAITING, False, id="sleeps"),
+        pytest.param(POLLING, True, id="polls 100 times a second"),
+        pytest.param(LOCKED, False, id="waits for a lock beside a thread that polls"),
+        pytest.param(WITH_IDLE_CHILD, False, id="waits for a child that sleeps"),
+    ],
+)
+def test_process_that_waits_is_idle(code: str, is_polling: bool) -> None:
+    """A loop that only looks whether something has happened is idle, like a process that waits."""
+    with running(code) as pid:
+        wait_until(lambda: not measure(pid).is_active)
+        assert measure(pid) == Activity(is_active=False, uses_files=False, is_polling=is_polling)
+
+
+def test_process_that_downloads_slowly_is_active() -> None:
+    """A process that waits for a slow server, and receives some kilobytes now and then, is active."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"import socket\nwith socket.create_connection({server.getsockname()}) as c:\n while c.recv(65536): pass"
+        with running(code) as pid, server.accept()[0] as connection:
+            wait_until(lambda: not measure(pid).is_active)
+            before = take_sample(pid)
+            connection.sendall(bytes(200))
+            wait_until(lambda: compare_samples(before, take_sample(pid)).is_active)
+
+
+def build_sample(taken_at: float, **fields: object) -> Sample:
+    """A sample of a process that does not exist, with these counters."""
+    sample = Sample(taken_at, 2**22 + 1, {"tid": 0, "trainer": 0, "store_port": 0})
+    for name, value in fields.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def thread(processor_s: float, queued_s: float, runs: int = 1, is_runnable: bool = False) -> dict[str, object]:
+    return {"threads": {(PID, PID): ThreadSample(processor_s, queued_s, runs, is_runnable)}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_active"),
+    [
+        pytest.param(thread(1.0, 1.0), thread(1.03, 1.65), True, id="gets 4 % of a processor, and waits for it else"),
+        pytest.param(thread(1.0, 1.0), thread(1.0, 1.69), True, id="waits for a processor all the time"),
+        pytest.param(thread(1.0, 1.0, 5, True), thread(1.0, 1.0, 5, True), True, id="has been waiting and never ran"),
+        pytest.param(thread(1.0, 1.0), thread(1.003, 1.4), False, id="polls, and waits for a processor each time"),
+        pytest.param(thread(1.0, 1.0), thread(1.03, 1.0), False, id="uses 4 % of a free processor"),
+        pytest.param({}, {"minor_faults": {PID: 60}}, False, id="touches some pages"),
+        pytest.param({}, {"minor_faults": {PID: 100}}, True, id="touches much memory"),
+        pytest.param({}, {"major_faults": {PID: 1}}, True, id="waits for a page of a file"),
+        pytest.param({}, {"file_bytes": {PID: 30_000}}, True, id="reads a file slowly"),
+        pytest.param({}, {"socket_bytes": {1: 500}}, False, id="has a library's heartbeat"),
+        pytest.param({}, {"socket_bytes": {1: 500}, "wakes": 1}, True, id="asks another machine"),
+        pytest.param({"processor_s": {PID: 1.0}}, {"processor_s": {PID: 1.1}}, True, id="had a child that has ended"),
+        pytest.param({}, {"is_complete": False}, True, id="has a child that hides its counters"),
+    ],
+)
+def test_activity_by_counters(before: dict[str, object], after: dict[str, object], is_active: bool) -> None:
+    """A loaded machine does not make a rank idle: what it used counts as a share of the time that it was given."""
+    assert compare_samples(build_sample(0.0, **before), build_sample(0.7, **after)).is_active is is_active
+
+
+def feed(meter: ActivityMeter, *activities: bool, interval_s: float = 1.0) -> None:
+    """Add a first sample, and one after each second in which the rank was active or not."""
+    faults = 0
+    meter.add(build_sample(0.0, minor_faults={PID: faults}))
+    for number, is_active in enumerate(activities, start=1):
+        faults += 100_000 if is_active else 0
+        meter.add(build_sample(number * interval_s, minor_faults={PID: faults}))
+
+
+def test_idle_time_starts_again_after_each_activity() -> None:
+    """The longest idle time that ended with activity is remembered until the rank makes progress."""
+    meter = ActivityMeter(PID)
+    feed(meter, False, False, False, True, False)
+    assert (meter.idle_s, meter.longest_idle_s) == (1.0, 3.0)
+    meter.reset()
+    assert (meter.idle_s, meter.longest_idle_s) == (0.0, 0.0)
+
+
+def test_time_without_samples_is_not_idle() -> None:
+    """A recorder that could not run for many seconds has not observed the rank."""
+    meter = ActivityMeter(PID)
+    feed(meter, False, False, interval_s=6.0)
+    assert meter.idle_s == 0.0

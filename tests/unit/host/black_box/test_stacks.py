@@ -1,0 +1,158 @@
+"""TrainingThread: which thread of a rank shows what it does, and where that thread is."""
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchyard.common.project_root import ROOT
+from torchyard.host.black_box.stacks import TrainingThread
+
+PRINT_STACK = """
+import threading, time
+from torchyard.host.black_box.stacks import TrainingThread
+training_thread = TrainingThread()
+def report():
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        training_thread.locate()
+        stack = training_thread.read(lambda frames: None)
+        if stack.is_exiting or any(frame["function"] == AWAITED for frame in stack.frames):
+            break
+        time.sleep(0.05)
+    lines = [frame["line"] for frame in stack.frames if "prog" in frame["file"]]
+    print(stack.is_exiting, stack.frames[0]["function"], *lines, flush=True)
+    import os
+    os._exit(0)
+AWAITED = "nothing"
+threading.Thread(target=report, daemon=True).start()
+"""
+
+
+def find_nothing(frames: object) -> Any:
+    return None
+
+
+def call_in_recorder(function: Callable[..., Any], *args: object) -> Any:
+    """The result of a function that the recorder's thread calls, while this one waits."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function, *args).result()
+
+
+@pytest.fixture
+def training_thread() -> TrainingThread:
+    return TrainingThread()
+
+
+def run_program(folder: Path, code: str) -> str:
+    """What a program prints whose recorder's thread reports the stack once."""
+    path = folder / "prog.py"
+    path.write_text(PRINT_STACK + code)
+    argv = [sys.executable, str(path)]
+    completed = subprocess.run(
+        argv, capture_output=True, text=True, check=True, timeout=60, env={"PYTHONPATH": str(ROOT)}
+    )
+    return completed.stdout.strip()
+
+
+def find_line(code: str, text: str) -> int:
+    return (PRINT_STACK + code).splitlines().index(text) + 1
+
+
+def test_exception_beside_a_thread_is_the_place(tmp_path: Path) -> None:
+    """A main thread that has failed, and waits for another thread, is where its exception was raised."""
+    code = """
+threading.Thread(target=threading.Event().wait).start()
+def load():
+    raise OSError("no shard")
+load()
+"""
+    lines = [find_line(code, '    raise OSError("no shard")'), find_line(code, "load()")]
+    assert run_program(tmp_path, code) == f"True load {lines[0]} {lines[1]}"
+
+
+def test_thread_that_the_exit_waits_for_is_the_place(tmp_path: Path) -> None:
+    """A main thread that has come to its end, and waits for another thread, is where that thread is."""
+    code = """
+def serve():
+    time.sleep(60)
+threading.Thread(target=serve).start()
+"""
+    assert run_program(tmp_path, code) == f"True serve {find_line(code, '    time.sleep(60)')}"
+
+
+def test_training_in_a_thread_is_the_place(tmp_path: Path) -> None:
+    """If the main thread waits for a thread that was seen in a collective, that thread shows what the rank does."""
+    (tmp_path / "distributed_c10d.py").write_text("import time\ndef all_reduce():\n    time.sleep(1)\n")
+    code = """
+AWAITED = "stuck"
+import distributed_c10d
+def stuck():
+    time.sleep(60)
+def train():
+    distributed_c10d.all_reduce()
+    stuck()
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+    lines = [find_line(code, "    time.sleep(60)"), find_line(code, "    stuck()")]
+    assert run_program(tmp_path, code) == f"False stuck {lines[0]} {lines[1]}"
+
+
+@pytest.fixture
+def waiting_thread() -> Iterator[threading.Thread]:
+    event = threading.Event()
+    thread = threading.Thread(target=event.wait)
+    thread.start()
+    yield thread
+    event.set()
+    thread.join()
+
+
+def test_other_threads_are_not_the_place(training_thread: TrainingThread, waiting_thread: threading.Thread) -> None:
+    """The main thread shows what a rank does, whatever its other threads do."""
+    position = call_in_recorder(training_thread.locate)
+    assert position.thread == threading.main_thread().native_id
+    assert waiting_thread.is_alive()
+
+
+def test_no_frame_is_kept(training_thread: TrainingThread) -> None:
+    """The local variables of the program are freed when it frees them, although its stack was read."""
+
+    class Weights:
+        pass
+
+    freed: list[int] = []
+
+    def step() -> None:
+        weights = Weights()
+        weakref.finalize(weights, freed.append, 1)
+        call_in_recorder(training_thread.locate)
+        call_in_recorder(training_thread.read, find_nothing)
+
+    gc.disable()
+    try:
+        step()
+        assert freed == [1]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collector_stays_as_it_was(training_thread: TrainingThread, enabled: bool) -> None:
+    """Reading the stacks leaves the garbage collector enabled or disabled, as it was."""
+    was_enabled = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        call_in_recorder(training_thread.locate)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

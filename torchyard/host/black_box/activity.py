@@ -1,0 +1,246 @@
+"""Measure from /proc whether a rank does anything: the processor, the run queue, connections, files and page faults.
+
+A rank is idle only as long as every sample proves it, without a gap: what was not observed counts as activity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import Any, Dict, NamedTuple, Tuple
+
+from . import socket_bytes
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SAMPLE_INTERVAL_S = 0.45  # at each poll of the node's recorder
+_LATER_INTERVAL_S = 0.95  # of a rank that has been idle for longer than `_LONG_IDLE_S`
+_LONG_IDLE_S = 10.0
+_MAX_GAP_S = 5.0  # between two samples: a recorder that could not run for longer has not observed the rank
+_MIN_PROCESSOR_SHARE = 0.05  # of the time in which the scheduler let a thread run, or sleep
+_MAX_QUEUED_SHARE = 0.95  # of the time: a thread that could hardly run proves nothing
+_MIN_FILE_BYTES_PER_S = 32768
+_MIN_SOCKET_BYTES_PER_S = 8192  # heartbeats of libraries need less
+_MIN_FAULTS_PER_S = 100.0
+# Threads of libraries, which run whatever the program does. /proc cuts names after 15 characters.
+_LIBRARY_THREADS = re.compile(r"gloo|pt_gloo|pt_nccl|nccl|cuda|pt_tcpstore|pt_elastic|rdma|jemalloc", re.IGNORECASE)
+_ThreadKey = Tuple[int, int]  # the process and the thread
+
+
+class ThreadSample(NamedTuple):
+    """One thread: seconds on a processor and in the run queue, how often it ran, and whether it is runnable now."""
+
+    processor_s: float
+    queued_s: float
+    runs: int
+    is_runnable: bool
+
+
+class Activity(NamedTuple):
+    """What a rank and its children did between two samples.
+
+    is_active: they computed, waited for a processor, exchanged data, or touched files or new memory; or nobody knows.
+    uses_files: they read or wrote files, or waited for pages of files.
+    is_polling: the thread that trains was woken, as by a loop that sleeps and checks again.
+    """
+
+    is_active: bool
+    uses_files: bool
+    is_polling: bool
+
+
+class Sample:
+    """What a rank and its descendants have used so far, read from /proc when the sample is made.
+
+    `record`: the rank's, with the numbers of its recorder's thread and of the thread that trains, and the port of its
+    store: what those of torch and of the recorder use is not counted. What has ended, or a kernel does not count, is 0;
+    `is_complete` is False if a process of another user hides its counters.
+    """
+
+    def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
+        self.taken_at = taken_at
+        self.is_complete = True
+        self.threads: Dict[_ThreadKey, ThreadSample] = {}
+        self.processor_s: Dict[int, float] = {}  # by process, with those of its threads and children that have ended
+        self.library_processor_s: Dict[_ThreadKey, float] = {}
+        self.minor_faults: Dict[int, int] = {}
+        self.major_faults: Dict[int, int] = {}
+        self.file_bytes: Dict[int, int] = {}
+        self.wakes = _read_wakes(pid, record["trainer"])
+        recorder_thread = record["tid"]
+        pids = [pid, *list_descendants(pid)]
+        for process in pids:
+            self._add_process(process)
+            self._add_threads(process, recorder_thread if process == pid else 0)
+        self.file_bytes[pid] -= self._read_io("/proc/%d/task/%d/io" % (pid, recorder_thread))
+        self.socket_bytes = socket_bytes.count_bytes(pids, record["store_port"])
+
+    def _add_process(self, pid: int) -> None:
+        self.file_bytes[pid] = self._read_io("/proc/%d/io" % pid)
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            _, fields = _read_stat("/proc/%d/stat" % pid)
+            self.minor_faults[pid] = int(fields[7]) + int(fields[8])
+            self.major_faults[pid] = int(fields[9]) + int(fields[10])
+            self.processor_s[pid] = sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+    def _add_threads(self, pid: int, recorder_thread: int) -> None:
+        for thread in map(int, _list_folder("/proc/%d/task" % pid)):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                name, fields = _read_stat("/proc/%d/task/%d/stat" % (pid, thread))
+                processor_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+                if thread == recorder_thread or _LIBRARY_THREADS.match(name):
+                    self.library_processor_s[pid, thread] = processor_s
+                    self.minor_faults[pid] -= int(fields[7])
+                    self.major_faults[pid] -= int(fields[9])
+                    continue
+                queued_s = 0.0
+                runs = 0
+                with contextlib.suppress(OSError, IndexError, ValueError):  # a kernel without these counters
+                    counters = _read_text("/proc/%d/task/%d/schedstat" % (pid, thread)).split()
+                    processor_s = int(counters[0]) / 1e9
+                    queued_s = int(counters[1]) / 1e9
+                    runs = int(counters[2])
+                self.threads[pid, thread] = ThreadSample(processor_s, queued_s, runs, fields[0] == "R")
+
+    def _read_io(self, path: str) -> int:
+        """The bytes that a process or thread has read and written."""
+        try:
+            counters = dict(line.split(": ") for line in _read_text(path).splitlines())
+            return int(counters["rchar"]) + int(counters["wchar"])
+        except PermissionError:
+            self.is_complete = False
+        except (OSError, ValueError, KeyError):
+            pass
+        return 0
+
+
+def compare_samples(before: Sample, after: Sample) -> Activity:
+    """What happened between two samples of one rank."""
+    elapsed_s = max(after.taken_at - before.taken_at, 0.001)
+    file_bytes = _sum_growth(before.file_bytes, after.file_bytes)
+    has_waited_for_pages = _sum_growth(before.major_faults, after.major_faults) > 0
+    uses_files = has_waited_for_pages or file_bytes / elapsed_s > _MIN_FILE_BYTES_PER_S
+    is_polling = after.wakes > before.wakes
+    received_bytes = _sum_growth(before.socket_bytes, after.socket_bytes)
+    # A loop that asks another machine again and again needs few bytes; a library's heartbeat wakes another thread.
+    min_bytes = 0 if is_polling else _MIN_SOCKET_BYTES_PER_S * elapsed_s
+    faults = _sum_growth(before.minor_faults, after.minor_faults)
+    is_active = (
+        not (before.is_complete and after.is_complete)
+        or uses_files
+        or received_bytes > min_bytes
+        or faults / elapsed_s > _MIN_FAULTS_PER_S
+        or _computes(before, after, elapsed_s)
+    )
+    return Activity(is_active=is_active, uses_files=uses_files, is_polling=is_polling)
+
+
+def _computes(before: Sample, after: Sample, elapsed_s: float) -> bool:
+    """Whether a thread computes, or would if it were given a processor; or a thread or process that has ended did."""
+    used_s = 0.0
+    for key, thread in after.threads.items():
+        previous = before.threads.get(key, ThreadSample(0.0, 0.0, 0, is_runnable=False))
+        processor_s = thread.processor_s - previous.processor_s
+        queued_s = thread.queued_s - previous.queued_s
+        free_s = elapsed_s - queued_s
+        was_never_run = thread.is_runnable and previous.is_runnable and thread.runs == previous.runs
+        if was_never_run or free_s < (1 - _MAX_QUEUED_SHARE) * elapsed_s:
+            return True
+        if processor_s > _MIN_PROCESSOR_SHARE * free_s:
+            return True
+        used_s += processor_s
+    total_s: float = _sum_growth(before.processor_s, after.processor_s)
+    library_s: float = _sum_growth(before.library_processor_s, after.library_processor_s)
+    return max(used_s, total_s - library_s) > _MIN_PROCESSOR_SHARE * elapsed_s
+
+
+def _sum_growth(before: dict[Any, Any], after: dict[Any, Any]) -> Any:
+    """By how much the counters have grown; a new one counts from 0, one that is gone not at all."""
+    return sum(max(value - before.get(key, 0), 0) for key, value in after.items())
+
+
+class ActivityMeter:
+    """Measure for how long a rank has been idle in its current stall.
+
+    Call `measure` at each poll of a rank that has stalled, and `reset` when it makes progress. Times are monotonic
+    seconds.
+
+    idle_s: until the last sample; 0 until two samples prove it, and after each activity.
+    longest_idle_s: the longest idle time of this stall that ended with activity.
+    activity: between the last two samples; None until there are two.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the stall, because the rank makes progress."""
+        self._last_sample: Sample | None = None
+        self._idle_since = 0.0
+        self.activity: Activity | None = None
+        self.longest_idle_s = 0.0
+        self.idle_s = 0.0
+
+    def measure(self, now: float, record: dict[str, Any]) -> None:
+        """Take the next sample if it is due."""
+        previous = self._last_sample
+        interval_s = _SAMPLE_INTERVAL_S if self.idle_s < _LONG_IDLE_S else _LATER_INTERVAL_S
+        if previous is not None and now - previous.taken_at < interval_s:
+            return
+        self.add(Sample(now, self._pid, record))
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample, and compare it with the one before."""
+        previous = self._last_sample
+        self._last_sample = sample
+        if previous is None or sample.taken_at - previous.taken_at > _MAX_GAP_S:
+            self._idle_since = sample.taken_at
+            self.idle_s = 0.0
+            return
+        self.activity = compare_samples(previous, sample)
+        if self.activity.is_active:
+            self.longest_idle_s = max(self.longest_idle_s, self.idle_s)
+            self._idle_since = sample.taken_at
+        self.idle_s = sample.taken_at - self._idle_since
+
+
+def list_descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    descendants: list[int] = []
+    pending = [pid]
+    while pending:
+        parent = pending.pop()
+        for thread in _list_folder("/proc/%d/task" % parent):
+            with contextlib.suppress(OSError, ValueError):
+                children = [int(child) for child in _read_text("/proc/%d/task/%s/children" % (parent, thread)).split()]
+                descendants += children
+                pending += children
+    return descendants
+
+
+def _read_wakes(pid: int, thread: int) -> int:
+    """How often a thread has gone to sleep by itself; 0 if that cannot be read."""
+    try:
+        status = _read_text("/proc/%d/task/%d/status" % (pid, thread))
+        return int(status.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _read_stat(path: str) -> tuple[str, list[str]]:
+    """The name of a process or thread, and the fields after it: the first one is its state."""
+    name, _, tail = _read_text(path).partition("(")[2].rpartition(")")
+    return name, tail.split()
+
+
+def _list_folder(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _read_text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
