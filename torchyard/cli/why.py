@@ -21,13 +21,11 @@ from torchyard.diagnosis.hang.stack_locations import describe_location
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.model.errors import TorchyardError
 from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler
-from torchyard.model.plan import Plan
-from torchyard.model.run import LogLine, Outcome
+from torchyard.model.run import LogLine
 from torchyard.pages.hang import tabulate_locations
 from torchyard.run.folder import RunFolder
-from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, format_time
+from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, format_time, read_hang
 from torchyard.steps.log_reader import read_records
-from torchyard.steps.log_tail import LogTails
 
 _MAX_ROWS = 128  # of a table
 _MAX_GROUPS = 4  # of a rank
@@ -47,13 +45,21 @@ class Findings(NamedTuple):
 
 
 def explain_run(name: str, *, as_json: bool) -> int:
-    """Print why a run hangs, or the state of its ranks. ProfileError if there is no such run."""
+    """Print why a run hangs, or the state of its ranks. ProfileError if there is no such run.
+
+    The verdict of a job that ends or has ended is the last one from the time when it ran: the records of dying ranks
+    prove nothing.
+    """
     folder = find_run(name)
     number = folder.attempts()[-1]
     plan = folder.plans()[-1]
-    outcome = folder.outcome(number)
-    findings = _evaluate_records(read_records(plan), _find_end(plan) if outcome else None)
-    findings = _prefer_outcome(findings, outcome)
+    ended = folder.ended(number)
+    outcome = ended.outcome if ended else folder.outcome(number)
+    findings = _evaluate_records(read_records(plan))
+    if outcome:
+        findings = findings._replace(hang=outcome.hang, straggler=outcome.straggler or findings.straggler)
+    elif folder.read_record().ending:
+        findings = findings._replace(hang=read_hang(folder.attempt(number)))
     failure = _read_failure(folder, number)
     if as_json:
         document = {"run": name, "attempt": number, "failure": failure} | _dump(findings)
@@ -97,35 +103,15 @@ def explain_dumps(name: str, *, as_json: bool) -> int:
     return 0
 
 
-def _evaluate_records(lines: Iterable[LogLine], ended_at: float | None) -> Findings:
-    """Read the records, and detect a hang as of the last record, or of `ended_at`, by the nodes' clocks."""
-    last = ended_at or 0.0
+def _evaluate_records(lines: Iterable[LogLine]) -> Findings:
+    """Read the records, and detect a hang as of the last one, by the nodes' clocks."""
+    last = 0.0
     box = BlackBox(clock=lambda: last)
     for line in lines:
         last = max(last, line.timestamp)
         box.process_text(line.node, f"{line.text}\n")
     straggler = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
     return Findings(box.latest, box.world, detect_hang(box.latest, box.world, box.get_record_ages()), straggler)
-
-
-def _find_end(plan: Plan) -> float:
-    """When the job printed its last line, in seconds since the epoch; 0 if it printed none."""
-    logs = LogTails(plan.nodes)
-    ended_at = 0.0
-    for node in plan.nodes:
-        for line in logs.last(node, 1):
-            ended_at = max(ended_at, line.timestamp)
-    return ended_at
-
-
-def _prefer_outcome(findings: Findings, outcome: Outcome | None) -> Findings:
-    """Prefer the verdicts from the time when the job ran; a job that succeeded did not hang."""
-    if outcome is None:
-        return findings
-    hang = outcome.hang
-    if hang is None and outcome.status.state != "succeeded":
-        hang = findings.hang
-    return findings._replace(hang=hang, straggler=outcome.straggler or findings.straggler)
 
 
 def _read_failure(folder: RunFolder, attempt: int) -> str | None:

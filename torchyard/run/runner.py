@@ -63,6 +63,7 @@ from torchyard.steps.details import (
     describe_submission,
     describe_success,
 )
+from torchyard.steps.hang_files import read_hang
 from torchyard.steps.rendezvous import describe_dead_store
 from torchyard.steps.step_functions import StepFunctions
 
@@ -471,8 +472,13 @@ class Runner:
         outcome = self.folder.outcome(attempt.number)
         if not outcome:
             lost_lines = job_of(attempt.plan).stop_unwatched()
-            status = Status(state="failed", reason=reason)
-            outcome = Outcome(status=status, cause=LauncherCause.STOPPED, exit_codes={}, lost=lost_lines)
+            outcome = Outcome(
+                status=Status(state="failed", reason=reason),
+                cause=LauncherCause.STOPPED,
+                exit_codes={},
+                lost=lost_lines,
+                hang=read_hang(self.folder.attempt(attempt.number)),
+            )
         self.leftovers += self.remove(attempt.plan)
         try:
             self.collect(attempt, outcome)

@@ -22,6 +22,7 @@ from tests.processes.lone_processes import build_lone_profile
 from torchyard.cli.main import main
 from torchyard.cli.why import format_collective_counts
 from torchyard.common.project_root import ROOT
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.hang import Frame, GroupProgress, OnHang, RankRecord
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, State, Status
@@ -66,9 +67,9 @@ def explain(run: RunFolder, capsys: pytest.CaptureFixture[str], *argv: str) -> l
 
 
 def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """While no hang is detected, a table shows the state of each rank, by its last record."""
-    healthy = [record.model_copy(update={"kind": "pulse"}) for record in RECORDS.values()]
-    report_ranks(run, build_job_record(0, stalled_s=1.0), *healthy)
+    """While no hang is detected, a table shows each rank's last record: that of a healthy rank has no place."""
+    healthy = [build_job_record(rank, kind="pulse", pending=None, stack=(), state="") for rank in (1, 2, 3)]
+    report_ranks(run, build_job_record(0, stalled_s=240.0), *healthy)
     title, columns, first, _, third, last = explain(run, capsys)
     assert title == "no rank is known to hang; the last report of each:"
     assert columns.split() == ["rank", "node", "collectives", "done", "waits", "in", "place", "since", "seen", "(UTC)"]
@@ -76,7 +77,7 @@ def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureF
         *("0", "node-0", "6", "all_reduce", "7", "of", "group", "0"),
         *("main", "(t.py:40),", "in", "distributed.all_reduce", "4", "min", "00", "s", "00:16:40"),
     ]
-    assert third.split()[:5] == ["2", "node-0", "6", "read_shard", "(train.py:12)"]
+    assert third.split()[:5] == ["2", "node-0", "6", "made", "progress"]
     assert last.split()[0] == "3"
 
 
@@ -140,6 +141,18 @@ def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureF
     archive_run(tmp_path / "archive", run)
     shutil.rmtree(run.path)
     assert explain(run, capsys)[0] == HANG.sentence
+
+
+def test_dying_ranks_are_not_judged(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that a user stops or has stopped, the verdict from before the stop counts, not its last records."""
+    dying = [build_job_record(rank, kind="end", state="") for rank in (0, 1)]
+    report_ranks(run, *RECORDS.values(), *dying)
+    run.record_event("ending", end="stopped", sentence="stopped by Ctrl-C")
+    assert not explain(run, capsys)[0].startswith("rank")
+    write_hang_files(run.attempt(1), HANG, RECORDS)
+    assert explain(run, capsys)[0] == HANG.sentence
+    save_outcome(run, cause=LauncherCause.STOPPED)
+    assert not explain(run, capsys)[0].startswith("rank")
 
 
 def test_page_of_a_hang_is_shown_without_logs(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from tests.builders.hang_examples import HANG, RECORDS
 from tests.builders.reports import attempt
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.doubles.fake_api import FakeApi
@@ -47,6 +48,7 @@ from torchyard.run.control import LocalControl
 from torchyard.run.folder import AttemptPlan, list_run_folders, runs_folder
 from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
+from torchyard.steps.hang_files import write_hang_files
 from torchyard.steps.step_functions import StepFunctions
 from torchyard.steps.submit import submit
 from torchyard.tasks.flow_run.control import PrefectControl
@@ -355,6 +357,14 @@ def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
     assert report.leftovers == ()
     assert find_labelled(plan.label) == []
     assert runner.open_attempt is None
+
+
+def test_hang_of_a_run_that_a_user_stops_is_in_the_report(runner: Runner) -> None:
+    """The verdict that stood when the run was stopped, as a user does with a hanging run, is in its report."""
+    submit_attempt(runner)
+    write_hang_files(runner.folder.attempt(1), HANG, RECORDS)
+    (attempt,) = runner.finish("stopped", "stopped by Ctrl-C").attempts
+    assert attempt.outcome.hang == HANG
 
 
 def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
