@@ -16,6 +16,7 @@ from tests.processes.receiver import Receiver, run_receiver
 from tests.support.caller import forget_caller
 from tests.tools.skips import refuse_skip
 from torchyard.cluster.log_follower import LOG_READERS
+from torchyard.kube import absence
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
@@ -70,8 +71,9 @@ def api() -> Iterator[None]:
 
 
 @pytest.fixture
-def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
-    """A fake API server, which KUBECONFIG names during the test."""
+def fake_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    """A fake API server, which KUBECONFIG names during the test. An absence is confirmed at once."""
+    monkeypatch.setattr(absence, "CONFIRMATION_DELAY_S", 0.01)
     server = FakeApi(tmp_path)
     os.environ["KUBECONFIG"] = str(server.kubeconfig)
     get_cluster_client.cache_clear()

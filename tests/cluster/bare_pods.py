@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.jobs import ANNOTATION, until
+from tests.cluster.objects import delete_by_name
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 
@@ -81,7 +82,7 @@ class BarePod:
 
     def delete(self) -> None:
         """Delete the pod without waiting."""
-        self.client.delete("v1", "Pod", self.name)
+        delete_by_name(self.client, "v1", "Pod", self.name)
 
 
 def write_restart(client: Client, pod: Object, times: int = 1) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.fault_proxy import CONTEXT, FaultProxy
+from tests.cluster.objects import delete_by_name
 from torchyard.cluster import create
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
@@ -114,7 +115,7 @@ class Jobs:
 
     def delete(self, plan: ManifestPlan) -> None:
         """Delete the job, as a user would, and wait until its pods are deleted."""
-        self.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+        delete_by_name(self.client, plan.main["apiVersion"], plan.main["kind"], plan.job)
         until(lambda: not self.list_labelled(plan, "v1", "Pod"))
 
     def list_labelled(self, plan: ManifestPlan, api_version: str, kind: str) -> list[dict[str, Any]]:
@@ -128,4 +129,4 @@ class Jobs:
             get_renewer().drop(plan)
         for version, kind in JOB_KINDS:
             for job in self.client.list(version, kind):
-                self.client.delete(version, kind, job["metadata"]["name"])
+                delete_by_name(self.client, version, kind, job["metadata"]["name"])

@@ -10,6 +10,7 @@ from tests.cluster.api import Object
 from tests.cluster.certificates import encode_base64
 from tests.cluster.components import OPERATORS
 from tests.cluster.plane import Plane
+from torchyard.kube.client import Client
 
 NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", "jobset-system", fake.PLUGIN_NAMESPACE)
 # No test creates them, but Volcano's informers need their definitions.
@@ -249,3 +250,9 @@ def build_flow_schema() -> Object:
             "rules": [all_requests],
         },
     }
+
+
+def delete_by_name(client: Client, api_version: str, kind: str, name: str, *, force: bool = False) -> bool:
+    """Delete an object as another user would; return False if there is none."""
+    obj = client.get(api_version, kind, name)
+    return obj is not None and client.delete(obj, force=force)

@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State
 
 from flows.train import train
 from tests.cluster.complete_runs import read_report
+from tests.cluster.objects import delete_by_name
 from tests.cluster.provide import ProvidedObjects, build_local_overrides
 from tests.cluster.small import NEEDS_MCAD, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client
@@ -165,7 +166,7 @@ def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> 
         pods.append(client.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
     yield {"type": "kwok", BUSY_LABEL: "yes"}
     for pod in pods:
-        client.delete("v1", "Pod", pod["metadata"]["name"])
+        delete_by_name(client, "v1", "Pod", pod["metadata"]["name"])
     for node in nodes:
         label_node(client, node, None)
 
@@ -189,7 +190,7 @@ def test_deleted_by_another(run_profile: RunProfile, namespace: str, profile: st
             pods = client.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
             if pods and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
                 for job_of_run in client.list(*kind):
-                    client.delete(*kind, job_of_run["metadata"]["name"])
+                    delete_by_name(client, *kind, job_of_run["metadata"]["name"])
                 return
 
     deleter = threading.Thread(target=delete_when_running)

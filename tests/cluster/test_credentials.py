@@ -12,6 +12,7 @@ import yaml
 from tests.cluster.certificates import create_authority
 from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
+from tests.cluster.objects import delete_by_name
 from tests.cluster.test_watch import has_ended, is_running
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.kube.client import Client
@@ -67,7 +68,7 @@ class Account:
         secret_name = f"{self.name}-{self._secret_number}"
         if renew:
             self.renew()
-        self.client.delete("v1", "Secret", secret_name)
+        delete_by_name(self.client, "v1", "Secret", secret_name)
 
     def write_plugin(self) -> dict[str, Any]:
         """Write a program that prints the token; return a kubeconfig user that gets its token from it."""

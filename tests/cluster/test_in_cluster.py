@@ -19,6 +19,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from tests.cluster import launcher_image
 from tests.cluster.jobs import require_real_nodes
+from tests.cluster.objects import delete_by_name
 from tests.cluster.plane import Plane, iter_process_environments
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
@@ -322,7 +323,7 @@ def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
     (first_pod,) = installation.list_run_pods(run)
     job_uid = installation.read_job(run)["metadata"]["uid"]
     cordon(first_pod["spec"]["nodeName"])
-    installation.client.delete("v1", "Pod", first_pod["metadata"]["name"])
+    delete_by_name(installation.client, "v1", "Pod", first_pod["metadata"]["name"])
     wait_until(
         lambda: (
             {pod["spec"].get("nodeName") for pod in installation.list_run_pods(run)}

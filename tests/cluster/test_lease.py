@@ -11,6 +11,7 @@ import pytest
 
 from flows.sweep import sweep
 from tests.cluster.jobs import Jobs, until
+from tests.cluster.objects import delete_by_name
 from tests.cluster.test_lost_launcher import Training, training  # noqa: F401  a fixture
 from torchyard.assembly import sweep_run
 from torchyard.cluster import create, lease, lease_renewal, orphans
@@ -54,7 +55,7 @@ def test_deleting_the_lease_deletes_the_run(jobs: Jobs) -> None:
     for obj in plan.store:
         jobs.client.create(create.add_owner(obj, read_lease(jobs, plan)))
     until(lambda: count_objects(jobs, plan) == 4)
-    jobs.client.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
+    delete_by_name(jobs.client, lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
     until(lambda: count_objects(jobs, plan) == 0)
 
 
@@ -264,7 +265,7 @@ def test_sweep_keeps_foreign_leases(jobs: Jobs) -> None:
     foreign_lease = plan.lease | {"metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.client.create(foreign_lease)
     assert "strange" not in run_sweep(dry_run=True)
-    assert jobs.client.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, "strange")
+    assert delete_by_name(jobs.client, lease_record.LEASE_API, lease_record.LEASE_KIND, "strange")
 
 
 def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training) -> None:  # noqa: F811

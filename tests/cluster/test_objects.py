@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import Jobs, until
+from tests.cluster.objects import delete_by_name
 from torchyard.backends import job_of
 from torchyard.cluster import create, delete
 from torchyard.cluster.listing import list_kinds, list_labelled_objects
@@ -158,7 +159,7 @@ def test_store_is_deleted_with_the_job(jobs: Jobs) -> None:
     plan = jobs.plan(profile=ETCD_PROFILE)
     create.create_store(plan)
     create.create_job(plan)
-    jobs.client.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+    delete_by_name(jobs.client, plan.main["apiVersion"], plan.main["kind"], plan.job)
     until(lambda: list_remaining(jobs, plan) == [])
 
 
@@ -276,7 +277,7 @@ def test_pod_on_a_dead_node_is_reported(
     plan = start_on_dead_node()
     (message, *_) = sorted(teardown(plan), key=lambda leftover: not leftover.startswith("Pod"))
     assert "does not confirm that the pod has ended" in message
-    jobs.client.delete("v1", "Pod", f"{plan.job}-worker-0", force=True)
+    delete_by_name(jobs.client, "v1", "Pod", f"{plan.job}-worker-0", force=True)
     assert teardown(plan) == ()
 
 
@@ -293,7 +294,7 @@ def test_foreign_object_with_our_labels_is_reported(jobs: Jobs) -> None:
     plan = jobs.start()
     jobs.client.create(build_config_map("notes", labels=plan.labels))
     assert teardown(plan) == (f"ConfigMap {jobs.namespace}/notes",)
-    assert jobs.client.delete("v1", "ConfigMap", "notes")
+    assert delete_by_name(jobs.client, "v1", "ConfigMap", "notes")
 
 
 def test_foreign_job_with_our_name_is_kept(jobs: Jobs) -> None:

@@ -12,6 +12,7 @@ import pytest
 from flows.train import train
 from tests.cluster.complete_runs import read_report, run_to_completion
 from tests.cluster.jobs import require_real_nodes
+from tests.cluster.objects import delete_by_name
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
@@ -67,7 +68,7 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
                 logs += folder.path.glob("attempt-1/*/log")
             if any('"epoch": 2' in path.read_text() for path in logs):
                 pods = client.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
-                client.delete("v1", "Pod", pods[1]["metadata"]["name"])
+                delete_by_name(client, "v1", "Pod", pods[1]["metadata"]["name"])
                 return
 
     killer = threading.Thread(target=kill_one)

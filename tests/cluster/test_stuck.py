@@ -16,6 +16,7 @@ import pytest
 from tests.cluster.fake import build_node
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.jobs import ANNOTATION, Jobs, require_real_nodes, until
+from tests.cluster.objects import delete_by_name
 from tests.tools.observe import QUEUE, close_queue, get_queue_state
 from torchyard.cluster import create, delete, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
@@ -219,7 +220,7 @@ def test_quota(job_factory: JobFactory) -> None:
     try:
         failure = job_factory.diagnose(job_factory.plan({"resources.gpus": 4}), "quota")
     finally:
-        job_factory.client.delete("v1", "ResourceQuota", "q")
+        delete_by_name(job_factory.client, "v1", "ResourceQuota", "q")
     assert check_sentence(failure, f"exceeded quota: q, requested: requests.{GPU_RESOURCE}=4") == ("quota", False)
 
 
@@ -322,7 +323,7 @@ def test_preemption(job_factory: JobFactory, admin_client: Client, own_node: str
         failure = job_factory.run_to_failure(plan, strike=lambda _: job_factory.create(strong))
     finally:
         admin_client.request("DELETE", f"{path}/{name}")
-        job_factory.client.delete("v1", "Pod", "strong")
+        delete_by_name(job_factory.client, "v1", "Pod", "strong")
     assert check_sentence(failure, "preempted for a pod of higher priority") == ("preempted", True)
 
 

@@ -14,7 +14,7 @@ import pytest
 from torchyard.cluster.checks.permissions import is_allowed, is_granted, read_rules, read_user_name
 from torchyard.cluster.listing import list_kinds
 from torchyard.kube.client import Client
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, NotFoundError
 
 LEASE = ("coordination.k8s.io/v1", "Lease")
 LABEL = "torchyard.test/contract"
@@ -62,13 +62,28 @@ class ApiContract:
 
     def test_absent_object_is_404(self, client: Client, name: str) -> None:
         """Reading an absent object returns None, deleting it returns False, and changing it is refused with 404."""
+        deleted = client.create(build_lease(name))
+        assert client.delete(deleted) is True
         assert client.get(*LEASE, name) is None
-        assert client.delete(*LEASE, name) is False
-        assert get_refusal_status(lambda: client.patch(build_lease(name), {"spec": {"holderIdentity": "me"}})) == 404
+        assert client.delete(deleted) is False
+        change = {"spec": {"holderIdentity": "me"}}
+        with pytest.raises(NotFoundError):
+            client.patch(build_lease(name), change)
 
-    def test_unknown_kind_is_404(self, client: Client) -> None:
-        """A request for an unknown kind is refused with 404."""
-        assert get_refusal_status(lambda: client.request("GET", client.path("nobody.example/v1", "Nothing"))) == 404
+    def test_absent_objects_are_read_by_name(self, client: Client, name: str) -> None:
+        """Of several names, the objects that exist are returned."""
+        client.create(build_config_map(name))
+        assert client.get_all("v1", "ConfigMap", [name, f"{name}-2"]).keys() == {name}
+
+    @pytest.mark.parametrize("path", ["/apis/nobody.example/v1", "/apis/coordination.k8s.io/v1", "/api/v1"])
+    def test_unserved_kind_is_not_found(self, client: Client, path: str) -> None:
+        """A kind that discovery lacks is not found, though the response need not be a Status."""
+        with pytest.raises(NotFoundError, match="does not serve nothings"):
+            client.request("GET", f"{path}/namespaces/{client.namespace}/nothings")
+
+    def test_server_is_ready(self, client: Client) -> None:
+        """The server reports that it is ready; otherwise `await_confirmation` raises an error."""
+        client.await_confirmation()
 
     def test_merge_patch_removes_null_keys(self, client: Client, name: str) -> None:
         """A merge patch changes the keys it names; null removes a key, and a list replaces the previous one."""
@@ -116,7 +131,7 @@ class ApiContract:
         """One request deletes the objects that a selector matches, and no others."""
         client.create(build_config_map(f"{name}-1", labels={LABEL: name, "n": "1"}))
         client.create(build_config_map(f"{name}-2", labels={LABEL: name}))
-        client.delete_collection("v1", "ConfigMap", {"labelSelector": f"{LABEL}={name},!n"})
+        client.delete_collection("v1", "ConfigMap", {"labelSelector": f"{LABEL}={name},!n"}, lambda: None)
         remaining = client.list("v1", "ConfigMap", {"labelSelector": f"{LABEL}={name}"})
         assert [config_map["metadata"]["name"] for config_map in remaining] == [f"{name}-1"]
 
@@ -162,10 +177,16 @@ class ApiContract:
         client.request("DELETE", path, body={"preconditions": {"uid": uid}})
         assert client.get("v1", "ConfigMap", name) is None
 
+    def test_version_guards_a_deletion(self, client: Client, name: str) -> None:
+        """A deletion with an old resourceVersion is refused with 409, and the object stays."""
+        created = client.create(build_config_map(name))
+        client.patch(created, {"metadata": {"labels": {"a": "b"}}})
+        assert client.delete(created, is_unchanged=True) is False
+        assert client.get("v1", "ConfigMap", name)
+
     def test_finalizer_holds_an_object(self, client: Client, name: str) -> None:
         """A deleted object with a finalizer is only marked, and stays until the finalizer is removed."""
-        client.create(build_config_map(name, finalizers=["torchyard.test/held"]))
-        assert client.delete("v1", "ConfigMap", name)
+        assert client.delete(client.create(build_config_map(name, finalizers=["torchyard.test/held"])))
         obj = client.get("v1", "ConfigMap", name)
         assert obj
         assert obj["metadata"]["deletionTimestamp"]
@@ -204,8 +225,7 @@ class ApiContract:
         version = client.request("GET", client.path("v1", "ConfigMap"), query)["metadata"]["resourceVersion"]
         client.create(build_config_map(f"{name}-other"))
         client.create(build_config_map(name, labels={LABEL: name}))
-        client.patch(build_config_map(name), {"metadata": {"annotations": {"a": "b"}}})
-        client.delete("v1", "ConfigMap", name)
+        client.delete(client.patch(build_config_map(name), {"metadata": {"annotations": {"a": "b"}}}))
         params = query | {"watch": "1", "resourceVersion": version, "timeoutSeconds": "20"}
         event_types = []
         for line in client.stream_lines(client.path("v1", "ConfigMap"), params, 20):

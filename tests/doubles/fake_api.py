@@ -46,12 +46,17 @@ class ObjectPath(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The status that matching requests get; `remaining[0]` is the number of requests that will still get it."""
+    """The status and the body that matching requests get; `remaining[0]` is how many requests will still get them."""
 
     method: str
     path: re.Pattern[str]
     status: int
+    body: Object | bytes
     remaining: list[int]
+
+
+class UnservedError(Exception):
+    """A request for a path that the server does not serve: its response is not a Status."""
 
 
 class FakeApi:
@@ -116,7 +121,12 @@ class FakeApi:
 
     def fail(self, method: str, path: str, status: int, times: int = 10**9) -> None:
         """Give the next `times` requests whose path and query match a pattern this status; 0 breaks the connection."""
-        self._faults.append(Fault(method, re.compile(path), status, [times]))
+        body = RefusedError(status, "Faulty", f"a fault of the test: {status}").body
+        self.answer(method, path, status, body, times)
+
+    def answer(self, method: str, path: str, status: int, body: Object | bytes, times: int = 10**9) -> None:
+        """Give the next `times` requests whose path and query match a pattern this response, as a proxy may do."""
+        self._faults.append(Fault(method, re.compile(path), status, body, [times]))
 
     def cut(self) -> None:
         """End every watch that is open."""
@@ -144,19 +154,17 @@ class FakeApi:
 
     # --- responses
 
-    def take_fault(self, method: str, path: str) -> int | None:
-        """The status of the first matching fault, whose count falls by one; None if no fault matches."""
+    def take_fault(self, method: str, path: str) -> Fault | None:
+        """The first matching fault, whose count falls by one; None if no fault matches."""
         for fault in self._faults:
             if fault.method == method and fault.path.search(path) and fault.remaining[0] > 0:
                 fault.remaining[0] -= 1
-                return fault.status
+                return fault
         return None
 
     def respond(self, request: ReceivedRequest) -> Object | bytes | Callable[[], Iterable[bytes]]:
         """The response to any request except a watch."""
-        response = self.aggregate(request) or self.discover(request.path)
-        if response is None:
-            response = self.review(request)
+        response = self.aggregate(request) or self.discover(request.path) or self.review(request)
         if response is not None:
             return response
         path = self.parse_path(request.path)
@@ -215,29 +223,33 @@ class FakeApi:
         return selected
 
     def parse_path(self, path: str) -> ObjectPath:
-        """The parts of a path; RefusedError (404) if it is not a path of a known kind."""
+        """The parts of a path; UnservedError if it is not a path of a known kind."""
         match = OBJECT_PATH.fullmatch(path)
         rest = match["rest"].split("/") if match else []
         kind = f"{match['core'] or match['group']}/{rest[0]}" if match else ""
         if match is None or kind not in self.kinds or len(rest) > 3:
-            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+            raise UnservedError(path)
         name = rest[1] if len(rest) > 1 else ""
         subresource = rest[2] if len(rest) > 2 else ""
         namespace = match["space"] if self.kinds[kind].is_namespaced else ""
         return ObjectPath(kind, namespace, name, subresource)
 
-    def discover(self, path: str) -> Object | None:
+    def discover(self, path: str) -> Object | bytes | None:
         """The response to discovery: the server's groups and their kinds; None for any other path."""
         versions = dict.fromkeys(kind.api_version for kind in self.kinds.values())
         groups = [
-            {"name": group_version.partition("/")[0], "preferredVersion": {"groupVersion": group_version}}
+            {
+                "name": group_version.partition("/")[0],
+                "versions": [{"groupVersion": group_version}],
+                "preferredVersion": {"groupVersion": group_version},
+            }
             for group_version in versions
         ]
-        responses: dict[str, Object] = {
+        responses: dict[str, Object | bytes] = {
             "/api": {"kind": "APIVersions", "versions": ["v1"]},
             "/apis": {"kind": "APIGroupList", "groups": [group for group in groups if group["name"] != "v1"]},
             "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
-            "/readyz": {},
+            "/readyz": b"ok",
         }
         version = path.removeprefix("/apis/").removeprefix("/api/")
         if version not in versions:
@@ -349,20 +361,25 @@ class Handler(BaseHTTPRequestHandler):
         request = ReceivedRequest(self.command, url.path, dict(parse_qsl(url.query)), body, accept)
         # A test may act as soon as `received` has the request, and its act must not change this request's response.
         cuts = self.server_of.cuts
-        fault_status = self.server_of.take_fault(self.command, self.path)
+        fault = self.server_of.take_fault(self.command, self.path)
         self.server_of.received.append(request)
-        if fault_status == 0:
+        if fault and fault.status == 0:
             self.close_connection = True
             return
+        if fault:
+            self._reply(fault.status, fault.body)
+            return
         try:
-            if fault_status:
-                raise RefusedError(fault_status, "Faulty", f"a fault of the test: {fault_status}")
             if request.query.get("watch"):
+                self.server_of.parse_path(request.path)
                 self._send_watch(request, cuts)
                 return
             response = self.server_of.respond(request)
         except RefusedError as error:
             self._reply(error.status, error.body)
+            return
+        except UnservedError:
+            self._reply(404, b"404 page not found\n")
             return
         if callable(response):
             self._send_chunks(response())

@@ -29,13 +29,14 @@ SELECTOR = re.compile(r"([^=!]+?)(?:(=|==|!=)([^=]*))?")
 
 
 class RefusedError(Exception):
-    """A refused request, with the status, reason and message of the API server."""
+    """A refused request, with the status, reason and message of the API server, and the object that it names."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(status, reason, message)
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, reason, message, details)
         self.status = status
         self.reason = reason
         self.message = message
+        self.details = details or {}
 
     @property
     def body(self) -> Object:
@@ -46,6 +47,7 @@ class RefusedError(Exception):
             "status": "Failure",
             "message": self.message,
             "reason": self.reason,
+            "details": dict(self.details),
             "code": self.status,
         }
 
@@ -95,7 +97,9 @@ class Objects:
         """A copy of one object; RefusedError (404) if it does not exist."""
         with self.changed:
             if key not in self.stored:
-                raise RefusedError(404, "NotFound", f'{key.kind.rpartition("/")[2]} "{key.name}" not found')
+                plural = key.kind.rpartition("/")[2]
+                details = {"name": key.name, "kind": plural}
+                raise RefusedError(404, "NotFound", f'{plural} "{key.name}" not found', details)
             return copy.deepcopy(self.stored[key])
 
     def select(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> list[Object]:
@@ -146,10 +150,10 @@ class Objects:
         """Delete an object and the objects that it owns; one with a finalizer only gets a deletionTimestamp."""
         with self.changed:
             obj = self.get(key)
-            expected_uid = (options.get("preconditions") or {}).get("uid")
-            if expected_uid and expected_uid != obj["metadata"]["uid"]:
-                message = f"UID in precondition: {expected_uid}, UID in object meta: {obj['metadata']['uid']}"
-                raise RefusedError(409, "Conflict", f"Precondition failed: {message}")
+            for field, expected in (options.get("preconditions") or {}).items():
+                if expected != obj["metadata"][field]:
+                    message = f"{field} in precondition: {expected}, {field} in object meta: {obj['metadata'][field]}"
+                    raise RefusedError(409, "Conflict", f"Precondition failed: {message}")
             if obj["metadata"].get("finalizers"):
                 obj["metadata"].setdefault("deletionTimestamp", format_now())
                 return self._store("MODIFIED", key, obj)

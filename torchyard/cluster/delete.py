@@ -1,16 +1,27 @@
-"""Deletes a plan's objects from a cluster, waits until they are gone, and reports leftovers."""
+"""Deletes a plan's objects from a cluster, waits until they are gone, and reports leftovers.
+
+Ownership. Right before each deletion the API server proves that no other process owns the run
+(`lease.confirm_ownership`), and the deletion names the uid of the object that was read. Only the deletion of all pods
+of a job by one request cannot name uids: it is sent once their owner is being deleted, so they are lost already.
+
+Proof. "Nothing remains" needs every kind of the plan: the plan's own objects are read by name, and all kinds are listed
+twice, before and after that, because one list proves nothing. What cannot be read is an error or a leftover.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 
+from torchyard.cluster import lease
 from torchyard.cluster.create import is_own_object
 from torchyard.cluster.listing import GroupVersionKind, list_labelled_objects
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, NotFoundError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
 from torchyard.pods.template import ROLE_LABEL
@@ -22,12 +33,18 @@ _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage
 
 
 def delete_object(plan: ManifestPlan, obj: KubeObject) -> None:
-    """Request the deletion of an object of the plan. An object of that name that is not the run's is not deleted."""
+    """Request the deletion of an object of the plan. An object of that name that is not the run's is not deleted.
+
+    Raises RunInUseError if another process owns the run.
+    """
     client = get_cluster_client(plan.cluster)
     identity = (obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
-    existing = client.get(*identity)
-    if existing and is_own_object(plan, existing) and not has_protected_data(obj | existing):
-        client.delete(*identity)
+    try:
+        existing = client.request("GET", client.path(*identity))
+    except NotFoundError:  # one reading: the proof comes at the end
+        return
+    if is_own_object(plan, existing) and not has_protected_data(obj | existing):
+        client.delete(existing, confirm_ownership=partial(lease.confirm_ownership, plan))
 
 
 def read_grace_period(plan: ManifestPlan) -> float:
@@ -43,13 +60,22 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     the run has created or watched and that may not be listed. Raises ClusterError if a request is refused for any other
     reason.
     """
-    client = get_cluster_client(plan.cluster)
     delete_object(plan, plan.main)
     _await_removal(plan, _is_part_of_job)
     for obj in plan.dependencies:
         delete_object(plan, obj)
     if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
         _await_removal(plan)
+    leftovers = _list_leftovers(plan)
+    if leftovers:
+        return leftovers
+    remaining = _read_own_objects(plan)
+    return [describe_leftover(obj) for obj in remaining] or _list_leftovers(plan)
+
+
+def _list_leftovers(plan: ManifestPlan) -> list[str]:
+    """A description of each object that a list of its kind contains, and of each kind that may not be listed."""
+    client = get_cluster_client(plan.cluster)
     created_kinds = _list_created_kinds(plan)
     listing = list_labelled_objects(client, dict.fromkeys((*created_kinds, *_list_made_kinds(plan))), plan.labels)
     leftovers = [describe_leftover(obj) for obj in listing.objects]
@@ -57,6 +83,20 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         if kind in listing.refusals:
             leftovers.append(_describe_unlisted_kind(client, kind, listing.refusals[kind]))
     return leftovers
+
+
+def _read_own_objects(plan: ManifestPlan) -> list[KubeObject]:
+    """The plan's own objects that exist, read by name: the job and all that its pods use."""
+    client = get_cluster_client(plan.cluster)
+    names: dict[GroupVersionKind, list[str]] = {}
+    for obj in (*plan.objects, *plan.store):
+        names.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj["metadata"]["name"])
+    own_objects: list[KubeObject] = []
+    with ThreadPoolExecutor(len(names)) as pool:
+        objects_by_kind = pool.map(lambda kind: client.get_all(kind[0], kind[1], names[kind]), names)
+        for objects in objects_by_kind:
+            own_objects += [obj for obj in objects.values() if is_own_object(plan, obj)]
+    return own_objects
 
 
 def _is_part_of_job(obj: KubeObject) -> bool:
@@ -106,20 +146,26 @@ def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] 
             return
         if time.monotonic() > deadline:
             if plan.force_delete:
-                force_delete_pods(client, terminating)
+                force_delete_pods(client, terminating, partial(lease.confirm_ownership, plan))
             return
-        delete_owned_pods(client, plan.labels, objects)
+        delete_owned_pods(client, plan.labels, objects, partial(lease.confirm_ownership, plan))
         kinds = dict.fromkeys((obj["apiVersion"], obj["kind"]) for obj in objects)
         time.sleep(delay_s)
         delay_s = min(delay_s * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
 
 
-def delete_owned_pods(client: Client, labels: Mapping[str, str], objects: Sequence[KubeObject]) -> None:
+def delete_owned_pods(
+    client: Client,
+    labels: Mapping[str, str],
+    objects: Sequence[KubeObject],
+    confirm_ownership: Callable[[], object],
+) -> None:
     """Delete the pods of owners that are being deleted, by one request: the garbage collector sends one for each.
 
-    `objects`: the objects with `labels` as they are now, with their kinds. Nothing is sent if a pod of the job (a
-    store's has a role) has another owner: it is not known to be the run's, or a controller would replace it. A refusal
-    is ignored, because the garbage collector deletes the same pods.
+    `objects`: the objects with `labels` as they are now, with their kinds. `confirm_ownership`: see `Client.delete`.
+    Nothing is sent if a pod of the job (a store's has
+    a role) has another owner: it is not known to be the run's, or a controller would replace it. A refusal is ignored,
+    because the garbage collector deletes the same pods.
     """
     deleted_uids = set()
     for obj in objects:
@@ -136,25 +182,26 @@ def delete_owned_pods(client: Client, labels: Mapping[str, str], objects: Sequen
     if not has_pods:
         return
     selectors = [f"{key}={value}" for key, value in labels.items()]
+    query = {"labelSelector": ",".join([*selectors, f"!{ROLE_LABEL}"])}
     try:
-        client.delete_collection("v1", "Pod", {"labelSelector": ",".join([*selectors, f"!{ROLE_LABEL}"])})
+        client.delete_collection("v1", "Pod", query, confirm_ownership)
     except ClusterError as error:
         if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
             raise
 
 
-def force_delete_pods(client: Client, objects: Iterable[KubeObject]) -> None:
+def force_delete_pods(client: Client, objects: Iterable[KubeObject], confirm_ownership: Callable[[], object]) -> None:
     """Force-delete pods whose dead node cannot confirm their end. A pod on a live node may still run: it stays.
 
     A node that does not exist, or that this user may not read, counts as dead. Raises ClusterError if a node cannot be
-    read for another reason: that pod and those after it stay.
+    read for another reason: that pod and those after it stay. `confirm_ownership`: see `Client.delete`.
     """
     for obj in objects:
         if obj["kind"] != "Pod" or _is_node_alive(client, obj["spec"].get("nodeName")):
             continue
         name = obj["metadata"]["name"]
         get_log().warning("pod %s is force-deleted: its node does not respond", name)
-        client.delete("v1", "Pod", name, force=True)
+        client.delete(obj, force=True, confirm_ownership=confirm_ownership)
 
 
 def _is_node_alive(client: Client, name: str | None) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchyard.common.identity import identify_holder
 from torchyard.common.log import get_log
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
-from torchyard.model.errors import ClusterError, RunInUseError
+from torchyard.model.errors import ClusterError, NotFoundError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import End, Outcome
 from torchyard.pods import lease_record
@@ -160,7 +160,7 @@ def check_not_held_elsewhere(plan: ManifestPlan) -> None:
 
 
 def read_lease(client: Client, plan: ManifestPlan) -> KubeObject | None:
-    """The run's Lease as it is now; None if there is none."""
+    """The run's Lease as it is now; None if it is proven that there is none."""
     return client.get(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
 
 
@@ -168,7 +168,7 @@ def read_lease(client: Client, plan: ManifestPlan) -> KubeObject | None:
 
 
 def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) -> KubeObject | None:
-    """Change the Lease in one patch; None if it is gone.
+    """Change the Lease in one patch; None if the API server reports, once, that there is none.
 
     Raises RunInUseError with the name `other_holder` if another place holds the Lease by now, ClusterError if the API
     server refuses the patch for another reason. A deleted Lease is not an error here: the garbage collector deletes the
@@ -176,9 +176,9 @@ def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) ->
     """
     try:
         return get_cluster_client(plan.cluster).patch(plan.lease, list(changes))
+    except NotFoundError:
+        return None
     except ClusterError as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            return None
         if error.status != TEST_FAILED_STATUS:
             raise
     existing = read_lease(get_cluster_client(plan.cluster), plan)
@@ -191,10 +191,28 @@ def _build_holder_test(plan: ManifestPlan) -> KubeObject:
     return {"op": "test", "path": "/spec/holderIdentity", "value": build_holder_identity(plan)}
 
 
-def renew_lease(plan: ManifestPlan) -> None:
-    """Renew the run's Lease. Raises RunInUseError if another process has taken the run over."""
+def renew_lease(plan: ManifestPlan) -> KubeObject | None:
+    """Renew the run's Lease, and return it; None if the API server reports, once, that there is none.
+
+    Raises RunInUseError if another process has taken the run over.
+    """
     now = format_server_time(get_cluster_client(plan.cluster))
-    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"renewTime": now}))
+    return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"renewTime": now}))
+
+
+def confirm_ownership(plan: ManifestPlan) -> None:
+    """Prove that no other process owns the run, with the API server, right before something of it is deleted.
+
+    A renewal is the proof, because an earlier one may have been followed by an outage longer than the Lease, in which
+    another process has taken the run over. Without a Lease no process owns the run.
+
+    Raises RunInUseError if another process does, ClusterError if that cannot be read.
+    """
+    if renew_lease(plan):
+        return
+    client = get_cluster_client(plan.cluster)
+    if read_lease(client, plan):
+        raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 
 
 def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
@@ -240,4 +258,4 @@ def release_lease(plan: ManifestPlan) -> None:
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
     if existing and is_held_here(plan, existing):
-        client.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run, force=True)
+        client.delete(existing, force=True, is_unchanged=True)

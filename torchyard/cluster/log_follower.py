@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from torchyard.cluster.log_file import GapError, LineSplitter, LogWriter, Overlap, parse_second
 from torchyard.common.event_loop import LoopThread
+from torchyard.kube import absence
 from torchyard.kube.client import Client
 from torchyard.kube.pacing import RetryPacer
 from torchyard.kube.per_client import PerClient
 from torchyard.kube.retry import TransientError
 from torchyard.kube.streams import StreamClient
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, NotFoundError
 
 STREAM_IDLE_TIMEOUT_S = 600.0  # a stream without a line for so long is reopened: its connection may have died silently
 _READ_IDLE_TIMEOUT_S = 30.0  # the same for a response that has an end
@@ -121,8 +122,8 @@ class LogFollower:
     missing: they are first looked for in the previous container's log (`_bridge`), then recorded in `lost`.
 
     Errors. Only `update_pod` and `resume` raise: RuntimeError if no thread can be started. A broken connection is
-    reopened after a growing pause. A refusal with 403 or 404 ends the log: what was not delivered is recorded as
-    missing. Other refusals are retried; `is_finished` reports when they are not waited for any more.
+    reopened after a growing pause. A refusal with 403 or a confirmed absence of the pod ends the log: what was not
+    delivered is recorded as missing. Other refusals are retried; `is_finished` reports when they are not waited for.
     """
 
     def __init__(self, reader: LogReader, source: LogSource, path: Path, predecessor: "LogFollower | None") -> None:
@@ -283,7 +284,7 @@ class LogFollower:
             return False
         self._stream_opened_at = time.monotonic()
         try:
-            has_reached_end = await self._read(follow=follow)
+            has_reached_end = await self._read_confirmed(follow=follow)
         except GapError:
             self._has_gap = True
             return False
@@ -306,17 +307,25 @@ class LogFollower:
         return False
 
     def _record_refusal(self, error: ClusterError, *, follow: bool) -> None:
-        """Record a refusal. 403 and 404 end the log, and what was not delivered is missing.
+        """Record a refusal. 403 and NotFoundError end the log, and what was not delivered is missing.
 
         Other statuses are retried, because a restarting kubelet or an expired token recovers.
         """
         self._refused_since = min(self._refused_since, time.monotonic())
-        if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        if not (error.status == HTTPStatus.FORBIDDEN or isinstance(error, NotFoundError)):
             self._missing = f"{_UNREAD_END}: {error.message}"
         elif follow or not self._is_following:  # an open stream may still deliver lines of a pod that is gone
             if self._missing:
                 self._missing = f"{self._missing.partition(':')[0]}: {error.message}"
             self._set_complete()
+
+    async def _read_confirmed(self, *, follow: bool) -> bool:
+        """`_read`, with a NotFoundError only if it is raised twice, some seconds apart."""
+        try:
+            return await self._read(follow=follow)
+        except NotFoundError:
+            await asyncio.sleep(absence.CONFIRMATION_DELAY_S)
+        return await self._read(follow=follow)
 
     async def _read(self, *, follow: bool) -> bool:
         """Append lines until the stream ends or a later read has started; return whether this one is still the newest.

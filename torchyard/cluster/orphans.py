@@ -195,7 +195,7 @@ def _check_unleased_run(client: Client, run: str, objects: list[KubeObject], sco
         if age_s < _UNLEASED_ORPHAN_AFTER_S:
             return None
     orphan = Orphan(client, run, "it has no Lease")
-    # A list proves nothing, because a Lease may have lost its label: only a 404 by name proves that there is none.
+    # A list proves nothing: the Lease may have lost its label.
     if client.get(*_LEASE_KIND, run):
         return orphan._replace(reason="its Lease is malformed", kept_reason=f"it lacks the label {RUN_LABEL}")
     if not scope.without_lease:
@@ -242,18 +242,19 @@ def remove_orphan(orphan: Orphan) -> list[str] | None:
         hint = "deploy/kubernetes/rbac.yaml grants it in role torchyard"
         message = f"{listing.refusals[_POD_KIND]}; a run whose pods cannot be listed is not removed: {hint}"
         raise ClusterError(orphan.client.host, f"list pods in {orphan.client.namespace}", message, HTTPStatus.FORBIDDEN)
-    if orphan.lease and not _claim_lease(orphan, orphan.lease):
+    claim = _Claim(orphan)
+    if not claim.acquire():
         return None
 
     owned = _select_owned(orphan, listing.objects)
     deletable = [obj for obj in owned if not has_protected_data(obj)]
-    _delete_and_await(orphan, [obj for obj in deletable if ROLE_LABEL not in obj["metadata"]["labels"]])
-    _delete_and_await(orphan, deletable)
+    _delete_and_await(claim, [obj for obj in deletable if ROLE_LABEL not in obj["metadata"]["labels"]])
+    _delete_and_await(claim, deletable)
 
     remaining = _list_orphan_objects(orphan, labels).objects
     leftovers = _select_owned(orphan, remaining)
-    if orphan.lease and not leftovers:
-        orphan.client.delete_exact(orphan.lease, force=True)
+    if not leftovers:
+        claim.release()
     leftover_uids = {obj["metadata"]["uid"] for obj in leftovers}
     messages = [describe_leftover(obj) for obj in leftovers]
     for obj in remaining:
@@ -262,27 +263,62 @@ def remove_orphan(orphan: Orphan) -> list[str] | None:
     return messages
 
 
-def _claim_lease(orphan: Orphan, lease: KubeObject) -> bool:
-    """Acquire the Lease; False if it was renewed or deleted while it was observed.
+class _Claim:
+    """The ownership of an orphaned run by this sweep: its Lease, or the proof that it has none.
 
-    A launcher that resumes now finds the Lease held. It expires when its holder no longer counts as alive, so the next
-    sweep retries what this one cannot remove. Raises ClusterError if the API server refuses the change.
+    A launcher that resumes meanwhile finds the Lease held. It expires when its holder no longer counts as alive, so the
+    next sweep retries what this one cannot remove.
     """
-    time.sleep(max(orphan.listed_at + LEASE_OBSERVATION_S - time.monotonic(), 0.0))
-    spec = {
-        "holderIdentity": f"sweep:{socket.gethostname()}:{os.getpid()}",
-        "renewTime": format_server_time(orphan.client),
-        "leaseDurationSeconds": int(HOLDER_DEAD_AFTER_S),
-    }
-    uid_test = {"op": "test", "path": "/metadata/uid", "value": lease["metadata"]["uid"]}
-    unchanged_test = lease_record.build_unchanged_test(lease)
-    try:
-        orphan.client.patch(lease, [uid_test, unchanged_test, *build_spec_patch(spec)])
-    except ClusterError as error:
-        if error.status not in (HTTPStatus.NOT_FOUND, TEST_FAILED_STATUS):
-            raise
-        return False
-    return True
+
+    def __init__(self, orphan: Orphan) -> None:
+        self.orphan = orphan
+        self._client = orphan.client
+        self._lease = orphan.lease  # as this sweep has read or written it last; None if the run has none
+        self._holder = f"sweep:{socket.gethostname()}:{os.getpid()}"
+
+    def acquire(self) -> bool:
+        """Acquire the Lease; False if it was renewed or deleted while it was observed.
+
+        Raises ClusterError if the API server refuses the change.
+        """
+        lease = self._lease
+        if lease is None:
+            return True
+        time.sleep(max(self.orphan.listed_at + LEASE_OBSERVATION_S - time.monotonic(), 0.0))
+        uid_test = {"op": "test", "path": "/metadata/uid", "value": lease["metadata"]["uid"]}
+        return self._renew(lease, [uid_test, lease_record.build_unchanged_test(lease)])
+
+    def confirm(self) -> None:
+        """Prove, right before a deletion, that no other process owns the run; ClusterError if one does."""
+        run = self.orphan.run
+        if self._lease is None:
+            is_owned = self._client.get(*_LEASE_KIND, run) is None
+        else:
+            holder_test = {"op": "test", "path": "/spec/holderIdentity", "value": self._holder}
+            is_owned = self._renew(self._lease, [holder_test])
+        if not is_owned:
+            message = "another process has taken the run over; nothing more of it is deleted"
+            raise ClusterError(self._client.host, f"sweep {run}", message, HTTPStatus.CONFLICT)
+
+    def release(self) -> None:
+        """Delete the Lease, unless another process has changed it."""
+        if self._lease:
+            self._client.delete(self._lease, force=True, is_unchanged=True)
+
+    def _renew(self, lease: KubeObject, tests: list[KubeObject]) -> bool:
+        """Write this holder and the current time into the Lease; False if a test fails or the Lease is gone."""
+        spec = {
+            "holderIdentity": self._holder,
+            "renewTime": format_server_time(self._client),
+            "leaseDurationSeconds": int(HOLDER_DEAD_AFTER_S),
+        }
+        try:
+            self._lease = self._client.patch(lease, [*tests, *build_spec_patch(spec)])
+        except ClusterError as error:
+            if error.status not in (HTTPStatus.NOT_FOUND, TEST_FAILED_STATUS):
+                raise
+            return False
+        return True
 
 
 def _list_orphan_objects(orphan: Orphan, labels: dict[str, str]) -> ListedObjects:
@@ -311,20 +347,21 @@ def _get_owner_uids(obj: KubeObject) -> set[str]:
     return {str(owner.get("uid")) for owner in obj["metadata"].get("ownerReferences") or ()}
 
 
-def _delete_and_await(orphan: Orphan, objects: list[KubeObject]) -> None:
+def _delete_and_await(claim: _Claim, objects: list[KubeObject]) -> None:
     """Delete the objects that no other one owns, and wait until all are gone, at most for REMOVAL_TIMEOUT_S."""
+    orphan = claim.orphan
     labels = {RUN_LABEL: orphan.run}
     deadline = time.monotonic() + REMOVAL_TIMEOUT_S
     uids = {obj["metadata"]["uid"] for obj in objects}
     for obj in objects:
         if not _get_owner_uids(obj) & uids:
-            orphan.client.delete_exact(obj)
+            orphan.client.delete(obj, confirm_ownership=claim.confirm)
     kinds = {(obj["apiVersion"], obj["kind"]) for obj in objects}
     while time.monotonic() < deadline:
         remaining = list_labelled_objects(orphan.client, kinds, labels).objects
         if not any(obj["metadata"]["uid"] in uids for obj in remaining):
             return
-        delete_owned_pods(orphan.client, labels, remaining)
+        delete_owned_pods(orphan.client, labels, remaining, claim.confirm)
         time.sleep(REMOVAL_POLL_INTERVAL_S)
 
 

@@ -5,13 +5,13 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.retry import Backoff, TransientError
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, NotFoundError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 
 # A watch without a bookmark for so long counts as dead: the server sends one a minute.
@@ -20,6 +20,7 @@ _MAX_RETRY_DELAY_S = 5.0  # seconds between two tries of a broken watch, at most
 _REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or that this user may not read
 # Seconds between two lists, at random: they correct a watch that missed changes. No proxy cuts a watch before 300.
 RESYNC_RANGE_S = (240.0, 290.0)
+_DOUBTED_RANGE_S = (5.0, 10.0)  # the same after a list without any object, or that lacked an existing one
 _LIST_LEAD_S = 1.0  # a list that is due within so long is made now: a watch of whole seconds ends a little early
 
 
@@ -41,6 +42,10 @@ class Reflector(threading.Thread):
     watch may miss changes, and when the server has forgotten that version (410) or may have. A list publishes all
     objects that exist, and None for each that has disappeared.
 
+    Absence. A list proves nothing: a known object that it lacks, and the job itself in the first list, is read by name
+    (`Client.get_all`). So is the job after the event of its deletion, since the end of the run follows from it. A list
+    that is empty is repeated soon.
+
     Errors. Nothing is raised. `error` is the current fault, None while the kind is observed. `refusal` is set if the
     first list is refused or the kind is not served. A failed read publishes nothing: it does not prove absence. The
     state of a job is unknown without an `is_required` kind; the others only add detail, and their refusal is ignored.
@@ -57,6 +62,7 @@ class Reflector(threading.Thread):
         super().__init__(daemon=True, name=f"watch-{watched.kind}")
         self.kind = watched.kind
         self.is_required = watched.kind in (plan.main["kind"], "Pod")
+        self._is_job = watched.kind == plan.main["kind"]
         self.has_listed = threading.Event()  # the first list has arrived, or is refused
         self.refusal: ClusterError | None = None
         self.error: TransientError | ClusterError | None = None
@@ -70,6 +76,7 @@ class Reflector(threading.Thread):
         self._names: set[str] = set()  # of the objects published as existing
         self._version = ""  # the resourceVersion read so far; empty: list again
         self._next_list_at = 0.0  # monotonic seconds
+        self._doubted_lists = 0  # lists in a row that were empty or lacked an existing object
         self._backoff = Backoff()
 
     def run(self) -> None:
@@ -105,37 +112,31 @@ class Reflector(threading.Thread):
         return self._backoff.next(_MAX_RETRY_DELAY_S, error.retry_after_s)
 
     def _record_refusal(self, error: ClusterError) -> float:
-        """Record a refusal. 401 and 403 are retried, because a person can fix them.
-
-        A 404 proves that the objects are gone only if the server does not serve the kind any more.
-        """
+        """Record a refusal. 401 and 403 are retried, because a person can fix them."""
         self._version = ""
         if error.status == HTTPStatus.GONE:
             return self._backoff.next(_MAX_RETRY_DELAY_S)
-        is_unserved = error.status == HTTPStatus.NOT_FOUND and not self._is_served()
         if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND) and not self.is_required:
             self.has_listed.set()
             self.error = None
             return _REFUSED_RETRY_DELAY_S
+        is_unserved = isinstance(error, NotFoundError) and self._publish_unserved()
         if (is_unserved or error.status == HTTPStatus.FORBIDDEN) and not self.has_listed.is_set():
             self.refusal = error
             self.has_listed.set()
-        if is_unserved:
-            self._publish_list({})
         self.error = error
-        is_permanent = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+        is_permanent = is_unserved or error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         return self._backoff.next(_REFUSED_RETRY_DELAY_S if is_permanent else _MAX_RETRY_DELAY_S)
 
-    def _is_served(self) -> bool:
-        """Whether the API server serves the kind; True if that cannot be read."""
-        root = "apis" if "/" in self._watched.api else "api"
+    def _publish_unserved(self) -> bool:
+        """Publish that no object of the kind exists, if that is proven; return whether it is."""
         try:
-            resources = self._client.get_once(f"/{root}/{self._watched.api}")["resources"]
-            return any(resource["kind"] == self._watched.kind for resource in resources)
-        except ClusterError as error:
-            return error.status != HTTPStatus.NOT_FOUND
-        except (TransientError, KeyError, TypeError):
-            return True
+            if self._client.get_all(self._watched.api, self._watched.kind, self._names | {self._plan.job}):
+                return False
+        except ClusterError:
+            return False
+        self._publish_list({})
+        return True
 
     # --- list and watch
 
@@ -144,10 +145,36 @@ class Reflector(threading.Thread):
         if not self._selector:
             self._selector = self._build_selector()
         response = self._client.get_once(self._path, self._selector)
-        self._publish_list({obj["metadata"]["name"]: obj for obj in response["items"]})
+        objects = {obj["metadata"]["name"]: obj for obj in response["items"]}
+        version = str(response["metadata"]["resourceVersion"])
+        expected_names = self._names | {self._plan.job} if self._is_job else self._names
+        unlisted = self._read_unlisted(expected_names - objects.keys())
+        self._publish_list(objects | unlisted)
         self.has_listed.set()
-        self._next_list_at = time.monotonic() + random.uniform(*RESYNC_RANGE_S)
-        self._version = str(response["metadata"]["resourceVersion"])
+        self._doubted_lists = 0 if objects and not unlisted else self._doubted_lists + 1
+        self._next_list_at = time.monotonic() + self._choose_interval()
+        self._version = version
+
+    def _choose_interval(self) -> float:
+        """The seconds until the next list: longer after each one that is doubted, up to the usual interval."""
+        if not self._doubted_lists:
+            return random.uniform(*RESYNC_RANGE_S)
+        factor = 1 << min(self._doubted_lists - 1, 20)
+        return min(factor * random.uniform(*_DOUBTED_RANGE_S), random.uniform(*RESYNC_RANGE_S))
+
+    def _read_unlisted(self, names: Set[str]) -> dict[str, KubeObject]:
+        """Those of the objects which a list lacks that exist nevertheless, by name.
+
+        A user who may not read them by name needs a second list of a ready server.
+        """
+        try:
+            return self._client.get_all(self._watched.api, self._watched.kind, names)
+        except ClusterError as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+        self._client.await_confirmation()
+        response = self._client.get_once(self._path, self._selector)
+        return {obj["metadata"]["name"]: obj for obj in response["items"] if obj["metadata"]["name"] in names}
 
     def _build_selector(self) -> dict[str, str]:
         """The query that selects the objects of the job.
@@ -199,8 +226,11 @@ class Reflector(threading.Thread):
             if status == HTTPStatus.GONE:
                 raise ClusterError(self._client.host, "watch", message, status)
             raise TransientError(message, status)
-        if event["type"] != "BOOKMARK":
-            self._publish(obj["metadata"]["name"], None if event["type"] == "DELETED" else obj)
+        name = obj["metadata"].get("name", "")
+        if event["type"] == "DELETED":
+            self._publish(name, self._read_unlisted({name}).get(name) if self._is_job else None)
+        elif event["type"] != "BOOKMARK":
+            self._publish(name, obj)
         self._version = obj["metadata"]["resourceVersion"]
 
     def _publish(self, name: str, obj: KubeObject | None) -> None:

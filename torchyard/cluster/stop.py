@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torchyard.cluster.delete import delete_object, delete_owned_pods, read_grace_period
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.lease import confirm_ownership
 from torchyard.cluster.listing import list_labelled_objects
 from torchyard.diagnosis.pod_facts import get_mappings, is_being_deleted, to_text
 from torchyard.kube.client import get_cluster_client
@@ -67,4 +69,4 @@ def _delete_owned_pods(plan: ManifestPlan, watched_pods: Iterable[Mapping[str, A
     if owner_kinds & known_kinds:
         client = get_cluster_client(plan.cluster)
         listing = list_labelled_objects(client, (("v1", "Pod"), *(owner_kinds & known_kinds)), plan.labels)
-        delete_owned_pods(client, plan.labels, listing.objects)
+        delete_owned_pods(client, plan.labels, listing.objects, partial(confirm_ownership, plan))

@@ -6,13 +6,16 @@ streams do not repeat anything: their callers resume by themselves.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from kubernetes.utils import parse_quantity
 
+from torchyard.kube import absence
 from torchyard.kube.credentials import Credentials
 from torchyard.kube.http import (
     Request,
@@ -23,9 +26,9 @@ from torchyard.kube.http import (
     split_lines,
 )
 from torchyard.kube.kubeconfig import load_settings, open_connection, renew_connection
-from torchyard.kube.refusals import check_refusal
+from torchyard.kube.refusals import check_ready, check_refusal
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, retry_request
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, NotFoundError
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import plural_kind
 
@@ -33,6 +36,8 @@ KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
 _FOREGROUND_DELETION: KubeObject = {"propagationPolicy": "Foreground"}
 _FORCED_DELETION: KubeObject = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+_MAX_PARALLEL_READS = 8
+T = TypeVar("T")
 
 
 class Client:
@@ -47,6 +52,9 @@ class Client:
     Retries. Verbs and `request` repeat a request while the server is away or busy (see kube/retry.py), `get_quick` for
     a few seconds only. `get_once`, `watch` and the streams send it once. Refused credentials are reloaded, once for all
     threads, and a 403 is checked again, because a server that has just started refuses everything.
+
+    Absence. `get`, `get_all` and `list` prove it by the rule of kube/absence.py, which takes seconds. `request` and
+    `get_once` raise NotFoundError, which is one reading.
 
     Errors. ClusterError with the server's own message if it refuses a request, or is still away after the retries.
     Requests that are sent once raise TransientError while the server is away or busy.
@@ -87,31 +95,51 @@ class Client:
     # --- verbs
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None = "") -> KubeObject | None:
-        """An object; None if there is none of this name."""
+        """An object; None if it is proven that there is none of this name."""
+        path = self.path(api_version, kind, name, namespace)
         try:
-            return self.request("GET", self.path(api_version, kind, name, namespace))
-        except ClusterError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+            return self._send_confirmed(lambda: self.request("GET", path))
+        except NotFoundError:
+            return None
+
+    def get_all(self, api_version: str, kind: str, names: Iterable[str]) -> dict[str, KubeObject]:
+        """The objects of these names, by name; it is proven that the others do not exist."""
+        objects: dict[str, KubeObject] = {}
+        missing = sorted(names)
+        for is_confirmation in (False, True):
+            if missing and is_confirmation:
+                self.await_confirmation()
+            with ThreadPoolExecutor(_MAX_PARALLEL_READS) as pool:
+                responses = pool.map(lambda name: self._find_once(self.path(api_version, kind, name)), missing)
+                objects |= {obj["metadata"]["name"]: obj for obj in responses if obj}
+            missing = [name for name in missing if name not in objects]
+        return objects
+
+    def _find_once(self, path: str) -> KubeObject | None:
+        """The object at a path; None if the server reports, once, that there is none."""
+        try:
+            return self.request("GET", path)
+        except NotFoundError:
+            return None
 
     def list(
         self, api_version: str, kind: str, query: Mapping[str, str] | None = None, *, everywhere: bool = False
     ) -> KubeObjects:
-        """All objects of a kind in the namespace, or everywhere; empty if the server does not serve the kind.
+        """All objects of a kind in the namespace, or everywhere; empty if it is proven that the kind is not served.
 
-        Raises ClusterError if the list is refused or incomplete.
+        An object that the list lacks may exist nevertheless: only `get` proves an absence. Raises ClusterError if the
+        list is refused or incomplete.
         """
         path = self.path(api_version, kind, namespace=None if everywhere else "")
         params = dict(query or {})
         items: KubeObjects = []
         while True:
             try:
-                page = self.request("GET", path, params)
-            except ClusterError as error:
-                if error.status == HTTPStatus.NOT_FOUND and "continue" not in params:
-                    return []
-                raise
+                page = self._send_confirmed(lambda: self.request("GET", path, params))
+            except NotFoundError:
+                if "continue" in params:
+                    raise
+                return []
             if "items" not in page:
                 raise ClusterError(self.host, f"GET {path}", "the response is not a list", 0)
             items += page["items"] or []
@@ -122,43 +150,84 @@ class Client:
             params["continue"] = next_page
 
     def create(self, obj: KubeObject, *, dry_run: bool = False) -> KubeObject:
-        """Create an object; unknown fields are refused. ClusterError 409 if the name is taken."""
+        """Create an object; unknown fields are refused.
+
+        ClusterError 409 if the name is taken, NotFoundError if it is proven that its namespace or kind does not exist.
+        """
         query = {"fieldValidation": "Strict"}
         if dry_run:
             query["dryRun"] = "All"
         path = self.path(obj["apiVersion"], obj["kind"], namespace=obj["metadata"].get("namespace", ""))
-        return self.request("POST", path, query, obj)
+        return self._send_confirmed(lambda: self.request("POST", path, query, obj))
+
+    def _send_confirmed(self, send: Callable[[], T]) -> T:
+        """The result of `send`; NotFoundError only if it is raised twice, by a server that was ready in between."""
+        try:
+            return send()
+        except NotFoundError:
+            self.await_confirmation()
+        return send()
+
+    def await_confirmation(self) -> None:
+        """Wait between two readings of an absence, and prove that the server is ready. ClusterError if it is not."""
+        time.sleep(absence.CONFIRMATION_DELAY_S)
+        self._retry(lambda: check_ready(self.credentials.current), "GET /readyz")
 
     def patch(self, obj: KubeObject, change: KubeObject | KubeObjects) -> KubeObject:
         """Merge a dict into an object, or apply a list as a JSON patch: all of it or nothing."""
         return self.request("PATCH", self._object_path(obj), body=change)
 
-    def delete(self, api_version: str, kind: str, name: str, *, force: bool = False) -> bool:
-        """Delete an object after everything that it owns; return False if there was none.
+    def delete_collection(
+        self, api_version: str, kind: str, query: Mapping[str, str], confirm_ownership: Callable[[], object]
+    ) -> None:
+        """Delete all objects of a kind in the namespace that a query selects, by one request. They may exist still.
 
-        `force` deletes it at once, without waiting for its dependents or its node.
+        `confirm_ownership`: see `delete`. The server cannot check the uids of the objects.
         """
-        return self._delete(self.path(api_version, kind, name), _deletion_options(force=force), absent=(404,))
+        request = Request("DELETE", build_path(self.path(api_version, kind), query))
+        self._send_deletion(request, confirm_ownership)
 
-    def delete_collection(self, api_version: str, kind: str, query: Mapping[str, str]) -> None:
-        """Delete all objects of a kind in the namespace that a query selects, by one request. They may exist still."""
-        self.request("DELETE", self.path(api_version, kind), query)
+    def delete(
+        self,
+        obj: KubeObject,
+        *,
+        force: bool = False,
+        is_unchanged: bool = False,
+        confirm_ownership: Callable[[], object] | None = None,
+    ) -> bool:
+        """Delete this very object, as it was read, after everything that it owns.
 
-    def delete_exact(self, obj: KubeObject, *, force: bool = False) -> bool:
-        """Delete this very object, by its uid; return False if it is gone or its name belongs to another object."""
-        options = _deletion_options(force=force)
-        options["preconditions"] = {"uid": obj["metadata"]["uid"]}
-        return self._delete(self._object_path(obj), options, absent=(404, 409))
+        The server checks its uid and, with `is_unchanged`, its resourceVersion. Returns False if the object is gone,
+        its name belongs to another object, or it has changed.
 
-    def _delete(self, path: str, options: KubeObject, absent: tuple[int, ...]) -> bool:
-        """Send a deletion; return False if its status is one of `absent`."""
-        try:
-            self.request("DELETE", path, body=options)
-        except ClusterError as error:
-            if error.status in absent:
+        force: delete it at once, without waiting for its dependents or its node.
+        confirm_ownership: called right before each try, since a try may follow an outage in which another process has
+        taken the object over. It raises an error if that is so, or is not known.
+        """
+        preconditions = {"uid": obj["metadata"]["uid"]}
+        if is_unchanged:
+            preconditions["resourceVersion"] = obj["metadata"]["resourceVersion"]
+        options = dict(_FORCED_DELETION if force else _FOREGROUND_DELETION)
+        options["preconditions"] = preconditions
+        return self._send_deletion(Request("DELETE", self._object_path(obj), options), confirm_ownership)
+
+    def _send_deletion(self, request: Request, confirm_ownership: Callable[[], object] | None) -> bool:
+        """Send a deletion; return False if there is nothing to delete, or a precondition fails."""
+
+        def send() -> bool:
+            if confirm_ownership:
+                confirm_ownership()
+            try:
+                self._exchange(request, retry_unauthorized=True)
+            except NotFoundError:
                 return False
-            raise
-        return True
+            except ClusterError as error:
+                if error.status == HTTPStatus.CONFLICT:
+                    return False
+                raise
+            return True
+
+        return self._retry(send, request.without_query())
 
     def _object_path(self, obj: KubeObject) -> str:
         return self.path(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
@@ -203,10 +272,15 @@ class Client:
         return self._send(Request(method, build_path(path, query), body))
 
     def _send(self, request: Request, timeout_s: float | None = None) -> KubeObject:
+        operation = functools.partial(self._exchange, request, retry_unauthorized=True)
+        return self._retry(operation, request.without_query(), timeout_s)
+
+    def _retry(self, operation: Callable[[], T], action: str, timeout_s: float | None = None) -> T:
+        """The result of an operation, which is repeated while the server is away or busy. `action`: for the error."""
         try:
-            return retry_request(lambda: self._exchange(request, retry_unauthorized=True), timeout_s)
+            return retry_request(operation, timeout_s)
         except TransientError as error:
-            raise ClusterError(self.host, request.without_query(), error.message, error.status) from error
+            raise ClusterError(self.host, action, error.message, error.status) from error
 
     def stream_lines(self, path: str, query: Mapping[str, Any], idle_timeout_s: float) -> Iterator[bytes]:
         """The lines of a response as they arrive, each with its newline, which the last one may lack.
@@ -236,13 +310,9 @@ class Client:
         connection = self.credentials.current
         try:
             return connection.send(request)
-        except ClusterError as error:
-            check_refusal(self.credentials, connection, error)
+        except (ClusterError, TransientError) as error:
+            check_refusal(self.credentials, connection, request, error)
         return self.credentials.current.send(request)
-
-
-def _deletion_options(*, force: bool) -> KubeObject:
-    return dict(_FORCED_DELETION if force else _FOREGROUND_DELETION)
 
 
 def parse_decimal_quantity(text: str) -> Decimal:

@@ -6,14 +6,16 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, parse_retry_after
-from torchyard.model.errors import ClusterError
+from torchyard.kube.absence import is_reported_absent, parse_status
+from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, UnprovenNotFoundError, parse_retry_after
+from torchyard.model.errors import ClusterError, NotFoundError
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0  # until a response starts, and between its chunks
@@ -116,13 +118,16 @@ def build_error(
 ) -> TransientError | ClusterError:
     """The error of a response with a status of 400 or more.
 
-    Its message is that of the Status object in `body`, or the start of `body`. `retry_after`: the header of that name.
+    Its message is that of the Status object in `body`, or the start of `body`. A 404 that is not the API server's own
+    report of an absence is an UnprovenNotFoundError. `retry_after`: the header of that name.
     """
     text = body.decode(errors="replace")
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = text[:500]
+    kubernetes_status = parse_status(text)
+    message = str(kubernetes_status.get("message") or text[:500])
+    if status == HTTPStatus.NOT_FOUND:
+        if is_reported_absent(kubernetes_status, request.method, request.path):
+            return NotFoundError(str(connection.settings.host), str(request), message, status)
+        return UnprovenNotFoundError(f"404, but not from an API server: {message}")
     if status in _TRANSIENT_STATUSES:
         is_webhook_timeout = status == 500 and "dryRun=All" in request.path
         timeout_s = BRIEF_TIMEOUT_S if is_webhook_timeout else None  # a dry run is meant to find it
@@ -136,24 +141,25 @@ class ServerClock:
     """The API server's time, from the Date header of its responses.
 
     Every thread that reads a response calls `update`; differences within `_CLOCK_JITTER_S` are ignored, so that `now`
-    does not jump with each response.
+    does not jump with each response. Between two responses the time advances with this machine's monotonic clock: a
+    correction of its wall clock changes nothing.
     """
 
     def __init__(self) -> None:
         self.is_set = False
-        self._offset_s = 0.0  # the server's clock minus this machine's
+        self._offset_s = time.time() - time.monotonic()  # the server's clock minus this machine's monotonic one
 
     def update(self, date: str | None) -> None:
         """Take the time from a Date header; one that is missing or malformed changes nothing."""
-        self.is_set = True
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            offset_s = parsedate_to_datetime(date or "").timestamp() - time.time()
+            offset_s = parsedate_to_datetime(date or "").timestamp() - time.monotonic()
             if abs(offset_s - self._offset_s) > _CLOCK_JITTER_S:
                 self._offset_s = offset_s
+            self.is_set = True
 
     def now(self) -> float:
         """The server's time in seconds since the epoch; this machine's until the first `update`."""
-        return time.time() + self._offset_s
+        return time.monotonic() + self._offset_s
 
 
 def build_keepalive_options() -> list[Any]:
@@ -169,8 +175,16 @@ def build_keepalive_options() -> list[Any]:
 def read_json(response: Response) -> Any:
     """Read a response to its end and parse it. TransientError if it breaks off or is not JSON."""
     try:
-        return json.loads(response.data or b"{}")
-    except (urllib3.exceptions.HTTPError, ValueError) as error:
+        return json.loads(read_body(response) or b"{}")
+    except ValueError as error:
+        raise TransientError(f"the response broke off: {error}") from error
+
+
+def read_body(response: Response) -> bytes:
+    """Read a response to its end. TransientError if it breaks off."""
+    try:
+        return bytes(response.data)
+    except urllib3.exceptions.HTTPError as error:
         raise TransientError(f"the response broke off: {error}") from error
 
 

@@ -1,23 +1,36 @@
-"""Decides whether a refused request is sent once more: with new credentials, or because the server has just started."""
+"""What a refusal of the API server means, which its discovery, its readiness and new credentials show."""
 
+import json
 import re
 from http import HTTPStatus
+from typing import Any
 
+from torchyard.kube.absence import ResourcePath, parse_resource_path
 from torchyard.kube.credentials import Credentials
-from torchyard.kube.http import Connection, Request
-from torchyard.kube.retry import TransientError
-from torchyard.model.errors import ClusterError
+from torchyard.kube.http import Connection, Request, read_body
+from torchyard.kube.retry import TransientError, UnprovenNotFoundError
+from torchyard.model.errors import ClusterError, NotFoundError
 
 _ACCESS_RULES_TIMEOUT_S = 15.0  # seconds that a server which refuses even discovery may take to read its access rules
 _UNREAD_ROLE_PATTERN = re.compile(r"RBAC: .*\bnot found")  # a binding was read before its role
 
 
-def check_refusal(credentials: Credentials[Connection], connection: Connection, error: ClusterError) -> None:
+def check_refusal(
+    credentials: Credentials[Connection],
+    connection: Connection,
+    request: Request,
+    error: ClusterError | TransientError,
+) -> None:
     """Return if a request that `connection` sent and the server refused is to be sent once more.
 
-    Otherwise raise `error`, or TransientError while the server is not ready. May block, for requests of its own and for
-    the reload of credentials.
+    Otherwise raise `error`, NotFoundError for a kind that the server does not serve, or TransientError while the server
+    is not ready. May block, for requests of its own and for the reload of
+    credentials.
     """
+    if isinstance(error, UnprovenNotFoundError):
+        _check_served(connection, request)
+    if isinstance(error, TransientError):
+        raise error
     if error.status == HTTPStatus.FORBIDDEN:
         startup_error = _find_startup_error(connection, error.message)
         if startup_error:
@@ -25,6 +38,56 @@ def check_refusal(credentials: Credentials[Connection], connection: Connection, 
         # Send it again: the server may have become ready since the refusal, so only a second one counts.
     elif error.status != HTTPStatus.UNAUTHORIZED or not credentials.renew(connection):
         raise error
+
+
+def check_ready(connection: Connection) -> None:
+    """Raise TransientError or ClusterError unless the API server reports that it is ready.
+
+    Where /readyz is refused, readable discovery shows that the server has read its access rules.
+    """
+    try:
+        body = _read(connection, "/readyz")
+    except ClusterError as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        _read_discovery(connection, "/apis", "APIGroupList")
+    else:
+        if body.strip() != b"ok":
+            raise TransientError(f"the server is not ready: {body[:100]!r}")
+
+
+def _check_served(connection: Connection, request: Request) -> None:
+    """Raise NotFoundError if the API server's discovery lacks the kind of a request; return if that is not known."""
+    resource = parse_resource_path(request.path)
+    if resource and not _is_served(connection, resource):
+        message = f"this API server does not serve {resource.plural} of {resource.version}"
+        raise NotFoundError(str(connection.settings.host), str(request), message, HTTPStatus.NOT_FOUND)
+
+
+def _is_served(connection: Connection, resource: ResourcePath) -> bool:
+    """Whether the API server serves a kind; True if that cannot be read."""
+    try:
+        if resource.root == "/apis":
+            groups = _read_discovery(connection, "/apis", "APIGroupList")["groups"]
+            if not any(resource.version == served["groupVersion"] for group in groups for served in group["versions"]):
+                return False
+        path = f"{resource.root}/{resource.version}"
+        served_resources = _read_discovery(connection, path, "APIResourceList")["resources"]
+        return any(resource.plural == served["name"] for served in served_resources)
+    except (TransientError, ClusterError, KeyError, TypeError):
+        return True
+
+
+def _read_discovery(connection: Connection, path: str, kind: str) -> dict[str, Any]:
+    """A discovery document. TransientError if the response is not a document of this kind."""
+    body = _read(connection, path)
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        raise TransientError(f"the response to GET {path} is not that of an API server")
+    return document
 
 
 def _find_startup_error(connection: Connection, message: str) -> TransientError | None:
@@ -35,7 +98,7 @@ def _find_startup_error(connection: Connection, message: str) -> TransientError 
     """
     unready = f"the server is not ready: {message}"
     try:
-        _probe(connection, "/readyz")
+        _read(connection, "/readyz")
     except TransientError:
         return TransientError(unready, HTTPStatus.FORBIDDEN)
     except ClusterError as error:
@@ -48,12 +111,12 @@ def _find_startup_error(connection: Connection, message: str) -> TransientError 
 
 def _is_discovery_allowed(connection: Connection) -> bool:
     try:
-        _probe(connection, "/apis")
+        _read(connection, "/apis")
     except (TransientError, ClusterError):
         return False
     return True
 
 
-def _probe(connection: Connection, path: str) -> None:
-    """Send a GET and drop its response."""
-    connection.send(Request("GET", path)).drain_conn()  # an unread body would precede the next response
+def _read(connection: Connection, path: str) -> bytes:
+    """The body of the response to a GET."""
+    return read_body(connection.send(Request("GET", path)))

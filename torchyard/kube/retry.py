@@ -37,6 +37,10 @@ class TransientError(Exception):
         return self.message
 
 
+class UnprovenNotFoundError(TransientError):
+    """A 404 that reports no absence: something else has answered, or the API server does not serve the kind."""
+
+
 def retry_request(send: Callable[[], T], timeout_s: float | None = None) -> T:
     """Return the result of `send`, which is repeated while it raises TransientError.
 

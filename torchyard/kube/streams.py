@@ -49,8 +49,8 @@ class StreamClient:
         connection = self._credentials.current
         try:
             response = await self._send(connection, request)
-        except ClusterError as error:
-            await asyncio.to_thread(check_refusal, self._credentials, connection, error)
+        except (ClusterError, TransientError) as error:
+            await asyncio.to_thread(check_refusal, self._credentials, connection, request, error)
             response = await self._send(self._credentials.current, request)
         try:
             async for chunk in response.aiter_raw():

@@ -6,6 +6,7 @@ TorchyardError
     HostError          a command on a host failed
       UnreachedError     ssh did not reach the host
     ClusterError       the API server refused a request, or cannot be reached
+      NotFoundError      the API server reports that an object or a kind does not exist
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
     ArchiveError       the archive of run folders refuses, fails or cannot be reached
@@ -105,6 +106,10 @@ class ClusterError(TorchyardError):
     def is_transient(self) -> bool:
         """Whether the same request may succeed later; 401 is included, since the user may log in again."""
         return self.status in (0, 401, 429, 500, 502, 503, 504)
+
+
+class NotFoundError(ClusterError):
+    """The API server itself reports, once, that an object or its kind does not exist (torchyard/kube/absence.py)."""
 
 
 class RendezvousError(TorchyardError):

@@ -3,14 +3,17 @@
 from typing import Any
 
 import pytest
+from tenacity import stop_after_attempt, wait_none
 
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
-from tests.doubles.leases import exists
+from tests.doubles.fake_objects import ObjectKey, RefusedError
+from tests.doubles.leases import RUN, exists
 from tests.inputs.user_manifests import JOB, Launched
 from torchyard.cluster import create, delete, lease
+from torchyard.kube import retry
 from torchyard.kube.client import Client, get_cluster_client
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 
 CLAIM: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
@@ -67,8 +70,102 @@ def test_removal_reads_only_what_the_run_can_have_made(plan: ManifestPlan, fake_
     first = len(fake_api.received)
     assert delete.delete_all_objects(plan) == []
     lists = [request.path.rpartition("/")[2] for request in fake_api.received[first:] if request.method == "GET"]
-    expected = {plan.job, f"{plan.job}-files", "jobs", "pods", "podgroups", "services", "configmaps", "networkpolicies"}
+    kinds = {"jobs", "pods", "podgroups", "services", "configmaps", "networkpolicies"}
+    expected = kinds | {plan.job, f"{plan.job}-files", "readyz"}
     assert set(lists) == expected
+
+
+HIDDEN = [
+    pytest.param(b"default backend - 404", id="a proxy's page"),
+    pytest.param(
+        RefusedError(404, "NotFound", "injected", {"name": "default", "kind": "namespaces"}).body,
+        id="the namespace is not found",
+    ),
+]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+@pytest.mark.parametrize("is_lasting", [True, False], ids=["until the end", "for the deletion"])
+def test_hidden_namespace_is_not_an_empty_one(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch, body: Any, is_lasting: bool
+) -> None:
+    """While something else answers for the namespace, nothing is known to be gone: an error, or a repeated deletion."""
+    monkeypatch.setattr(delete.delete_all_objects.retry, "stop", stop_after_attempt(2))  # type: ignore[attr-defined]
+    monkeypatch.setattr(delete.delete_all_objects.retry, "wait", wait_none())  # type: ignore[attr-defined]
+    for method in ("GET", "DELETE"):
+        fake_api.answer(method, "/namespaces/default/", 404, body, times=10**9 if is_lasting else 2)
+    if is_lasting:
+        monkeypatch.setattr(retry, "REQUEST_TIMEOUT_S", 0.1)
+        with pytest.raises(ClusterError):
+            delete.delete_all_objects(plan)
+    else:
+        assert delete.delete_all_objects(plan) == []
+    fake_api.heal()
+    job = fake_api.find(plan.main["apiVersion"], plan.main["kind"], plan.job)
+    assert (job is not None) == is_lasting
+
+
+def test_object_that_the_lists_lack_is_a_leftover(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """Lists that are empty prove nothing: the job is read by name, and it exists."""
+    empty_list = {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+    fake_api.answer("GET", "labelSelector", 200, empty_list)
+    fake_api.answer("DELETE", "/jobs/", 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+    assert delete.delete_all_objects(plan) == [f"Job default/{plan.job}"]
+
+
+def test_object_that_the_first_list_lacks_is_a_leftover(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A pod, whose name the plan may not know, is found by the second list."""
+    labels = {"labels": plan.labels, "name": "unknown", "finalizers": ["test/held"]}
+    fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": labels, "spec": {}})
+    empty_list = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
+    fake_api.answer("GET", "/pods[?]", 200, empty_list, times=2)
+    assert delete.delete_all_objects(plan) == ["Pod default/unknown"]
+
+
+# --- the proof of ownership
+
+
+LEASE_KEY = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
+
+
+def test_run_that_was_taken_over_is_not_deleted(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A launcher whose Lease another process has taken deletes neither the job nor the store, and does not stop it."""
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    for remove in (delete.delete_all_objects, lambda taken: delete.delete_object(taken, taken.main)):
+        with pytest.raises(RunInUseError, match="taken it over"):
+            remove(plan)
+    assert fake_api.find_requests("DELETE", ".") == []
+
+
+def test_owner_that_cannot_be_read_deletes_nothing(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the Lease cannot be renewed now, an earlier renewal does not count."""
+    monkeypatch.setattr(retry, "REQUEST_TIMEOUT_S", 0.1)
+    fake_api.answer("PATCH", "/leases/", 404, b"default backend - 404")
+    with pytest.raises(ClusterError):
+        delete.delete_object(plan, plan.main)
+    assert fake_api.find_requests("DELETE", ".") == []
+
+
+def test_deletion_names_the_object_that_was_read(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A deletion carries the uid of the job, and follows a renewal of the Lease."""
+    job = fake_api.find(plan.main["apiVersion"], plan.main["kind"], plan.job) or {}
+    delete.delete_object(plan, plan.main)
+    renewal, deletion = fake_api.received[-2:]
+    assert (renewal.method, renewal.path) == ("PATCH", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{RUN}")
+    assert deletion.body["preconditions"] == {"uid": job["metadata"]["uid"]}
+
+
+def test_run_without_a_lease_is_deleted(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """Without a Lease no other process owns the run; a Lease that is only reported missing once protects it."""
+    not_found = RefusedError(404, "NotFound", "injected", {"name": RUN, "kind": "leases"}).body
+    fake_api.answer("PATCH", "/leases/", 404, not_found, times=1)
+    with pytest.raises(ClusterError, match="it was not found, and exists"):
+        delete.delete_object(plan, plan.main)
+    fake_api.objects.delete(LEASE_KEY, {"propagationPolicy": "Orphan"})
+    assert delete.delete_all_objects(plan) == []
+    assert fake_api.find(plan.main["apiVersion"], plan.main["kind"], plan.job) is None
 
 
 # --- pods of a job that is being deleted
@@ -76,6 +173,10 @@ def test_removal_reads_only_what_the_run_can_have_made(plan: ManifestPlan, fake_
 
 OWNER: dict[str, Any] = {"kind": "Job", "metadata": {"name": "train", "uid": "1", "deletionTimestamp": "2026-01-01"}}
 LABELS = {"torchyard/run": "train-1"}
+
+
+def confirm_nothing() -> None:
+    """The run has no Lease in these tests."""
 
 
 def put_pod(fake_api: FakeApi, name: str, owner_uid: str, **labels: str) -> dict[str, Any]:
@@ -90,7 +191,7 @@ def test_pods_of_a_deleted_job_are_deleted_by_one_request(fake_api: FakeApi, fak
     pods = [put_pod(fake_api, f"worker-{index}", "1") for index in range(3)]
     store = put_pod(fake_api, "etcd", "2", role="etcd")
     other = fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}})
-    delete.delete_owned_pods(fake_server, LABELS, [OWNER, *pods, store])
+    delete.delete_owned_pods(fake_server, LABELS, [OWNER, *pods, store], confirm_nothing)
     assert [exists(fake_api, pod) for pod in (*pods, store, other)] == [False, False, False, True, True]
     assert len(fake_api.find_requests("DELETE", ".")) == 1
 
@@ -105,7 +206,7 @@ def test_pods_are_not_deleted_without_proof(fake_api: FakeApi, fake_server: Clie
         objects.append(put_pod(fake_api, "copied", "7"))
     else:
         objects.pop()
-    delete.delete_owned_pods(fake_server, LABELS, objects)
+    delete.delete_owned_pods(fake_server, LABELS, objects, confirm_nothing)
     assert fake_api.find_requests("DELETE", ".") == []
 
 
@@ -113,12 +214,12 @@ def test_refused_deletion_of_a_collection_is_ignored(fake_api: FakeApi, fake_ser
     """A user who may not delete collections of pods leaves them to the garbage collector; other refusals are raised."""
     pod = put_pod(fake_api, "worker-0", "1")
     fake_api.fail("DELETE", "/pods", 403)
-    delete.delete_owned_pods(fake_server, LABELS, [OWNER, pod])
+    delete.delete_owned_pods(fake_server, LABELS, [OWNER, pod], confirm_nothing)
     assert exists(fake_api, pod)
     fake_api.heal()
     fake_api.fail("DELETE", "/pods", 400)
     with pytest.raises(ClusterError, match="400"):
-        delete.delete_owned_pods(fake_server, LABELS, [OWNER, pod])
+        delete.delete_owned_pods(fake_server, LABELS, [OWNER, pod], confirm_nothing)
 
 
 # --- pods that cannot confirm their end
@@ -136,7 +237,7 @@ def test_only_pods_of_dead_nodes_are_force_deleted(fake_api: FakeApi, fake_serve
         fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
     pods = [fake_api.put(build_stuck_pod(f"on-{name}", name)) for name in ("alive", "lost", "gone")]
     objects = [*pods, fake_api.put(CONFIG), fake_api.put(build_stuck_pod("placed-nowhere", None))]
-    delete.force_delete_pods(fake_server, objects)
+    delete.force_delete_pods(fake_server, objects, confirm_nothing)
     remaining_names = [obj["metadata"]["name"] for obj in objects if exists(fake_api, obj)]
     assert remaining_names == ["on-alive", "settings"]
     assert {request.body["gracePeriodSeconds"] for request in fake_api.find_requests("DELETE", "/pods/")} == {0}
@@ -147,11 +248,11 @@ def test_node_that_may_not_be_read_does_not_count_as_alive(fake_api: FakeApi, fa
     pod = fake_api.put(build_stuck_pod("on-alive", "alive"))
     fake_api.fail("GET", "/nodes/alive", 400)
     with pytest.raises(ClusterError):
-        delete.force_delete_pods(fake_server, [pod])
+        delete.force_delete_pods(fake_server, [pod], confirm_nothing)
     assert exists(fake_api, pod)
     fake_api.heal()
     fake_api.fail("GET", "/nodes/alive", 403)
-    delete.force_delete_pods(fake_server, [pod])
+    delete.force_delete_pods(fake_server, [pod], confirm_nothing)
     assert not exists(fake_api, pod)
 
 

@@ -295,6 +295,17 @@ def test_only_the_holder_deletes_the_lease(plan: ManifestPlan, fake_api: FakeApi
     assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) is None
 
 
+def test_lease_that_has_changed_since_it_was_read_is_not_deleted(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion of a Lease names the version that was read: another process may take it over in between."""
+    acquired = acquire_lease(plan)
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    monkeypatch.setattr(lease_module, "read_lease", lambda *_: acquired)
+    release_lease(plan)
+    assert lease_record.read_holder(fake_api.objects.get(LEASE_KEY)) == "elsewhere:/runs"
+
+
 @pytest.mark.usefixtures("run_key")
 def test_records_are_sealed(plan: ManifestPlan, fake_server: Client) -> None:
     """A process with the run's key can read the recorded outcome and ending, and the Lease itself is sealed."""

@@ -5,10 +5,12 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import RefusedError
 from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
@@ -74,6 +76,22 @@ def test_broken_stream_loses_no_line(fake_api: FakeApi, follow: Follow) -> None:
     queries = [request.query for request in fake_api.find_requests("GET", "/log") if "previous" not in request.query]
     first_since, *later_since = (query.get("sinceTime") for query in queries)
     assert (first_since, set(later_since)) == (None, {"2025-12-31T23:59:58Z"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"default backend - 404", RefusedError(404, "NotFound", "", {"name": "train-worker-0", "kind": "pods"}).body],
+    ids=["a proxy's page", "one report of the API server"],
+)
+def test_one_404_does_not_end_a_log(fake_api: FakeApi, follow: Follow, body: Any) -> None:
+    """A log continues after a 404 that does not prove that its pod is gone."""
+    fake_api.answer("GET", "/log", 404, body, times=1)
+    fake_api.logs["train-worker-0"] = b"".join(build_lines(3))
+    follower = follow()
+    wait_until(lambda: len(read_texts(follower.path)) == 3)
+    follower.update_pod(has_terminated=True)
+    assert follower.complete.wait(10)
+    assert follower.lost == ""
 
 
 def test_lines_lost_by_a_rotation_are_reported(fake_api: FakeApi, follow: Follow) -> None:

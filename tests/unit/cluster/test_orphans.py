@@ -2,12 +2,23 @@
 
 import time
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 
 from tests.doubles.fake_api import FakeApi, Handler
 from tests.doubles.fake_objects import ObjectKey
-from tests.doubles.leases import ID, NO_RUN_ALIVE, RUN, Make, find_kept_reasons, find_removable, format_time, sweep
+from tests.doubles.leases import (
+    ID,
+    NO_RUN_ALIVE,
+    RUN,
+    Make,
+    exists,
+    find_kept_reasons,
+    find_removable,
+    format_time,
+    sweep,
+)
 from torchyard.cluster import orphans
 from torchyard.cluster.orphans import SweepScope
 from torchyard.kube.client import Client, get_cluster_client
@@ -175,6 +186,27 @@ def test_sweep_by_name_removes_only_named_runs(cast: Make) -> None:
     cast()
     assert find_removable(NO_RUN_ALIVE._replace(runs=frozenset({"another-a1b2c3d4"}))) == []
     assert find_removable(NO_RUN_ALIVE._replace(runs=frozenset())) == []
+
+
+def test_sweep_stops_once_a_launcher_takes_the_run_over(
+    cast: Make, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each deletion of a sweep follows a renewal of its claim: after a takeover nothing more is deleted."""
+    run = cast()
+    service = run.add("v1", "Service", run.lease)
+    key = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
+    delete = fake_api.objects.delete
+
+    def delete_and_take_over(*args: Any) -> Any:
+        fake_api.objects.patch(key, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+        return delete(*args)
+
+    (orphan,) = find_removable()
+    monkeypatch.setattr(fake_api.objects, "delete", delete_and_take_over)
+    with pytest.raises(ClusterError, match="another process has taken the run over"):
+        orphans.remove_orphan(orphan)
+    assert [exists(fake_api, obj) for obj in (run.lease, run.job, service)].count(True) == 2
+    assert len(fake_api.find_requests("DELETE", ".")) == 1
 
 
 # --- lost runs

@@ -9,16 +9,19 @@ import pytest
 
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
-from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.fake_objects import ObjectKey, RefusedError
 from tests.support.waiting import wait_until
 from torchyard.cluster import reflector
 from torchyard.cluster.reflector import ObjectChange, Reflector
 from torchyard.kube.client import Client
+from torchyard.kube.retry import TransientError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 
 PODS = WatchedKind(api="v1", kind="Pod")
 GROUPS = WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
 OWNED_GROUPS = GROUPS.model_copy(update={"owner_label": "test/job-uid"})
+JOBS = WatchedKind(api="batch.volcano.sh/v1alpha1", kind="Job")
+EMPTY_LIST = {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
 TIMEOUT_S = 20.0
 StartReflector = Callable[..., Reflector]
 
@@ -152,15 +155,115 @@ def test_later_refusal_removes_no_object(
     assert (changes.empty(), watch.refusal) == (True, None)
 
 
-def test_404_of_a_served_kind_removes_no_object(
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"default backend - 404",
+        RefusedError(404, "NotFound", "injected", {"name": "default", "kind": "namespaces"}).body,
+    ],
+    ids=["proxy", "hidden namespace"],
+)
+@pytest.mark.parametrize("watched", [PODS, JOBS], ids=["pods", "job"])
+def test_404_removes_no_object(
+    fake_api: FakeApi,
+    plan: ManifestPlan,
+    start_reflector: StartReflector,
+    changes: "queue.Queue[ObjectChange]",
+    watched: WatchedKind,
+    body: Any,
+) -> None:
+    """While everything is 404, also discovery, published objects stay, and the watch reports an outage."""
+    fake_api.put(build_pod(plan, "worker-0") if watched == PODS else plan.main)
+    watch = start_reflector(watched)
+    assert changes.get(timeout=TIMEOUT_S).obj
+    fake_api.answer("GET", ".", 404, body)
+    fake_api.objects.forget_changes()
+    wait_until(lambda: watch.error)
+    assert isinstance(watch.error, TransientError)
+    assert (changes.empty(), watch.refusal) == (True, None)
+
+
+@pytest.mark.parametrize("times", [1, 10**9], ids=["first list", "every list"])
+def test_empty_list_does_not_remove_the_job(
+    fake_api: FakeApi,
+    plan: ManifestPlan,
+    start_reflector: StartReflector,
+    changes: "queue.Queue[ObjectChange]",
+    times: int,
+) -> None:
+    """A job that a list lacks, also the first list of a process, is read by name: it exists."""
+    fake_api.put(plan.main)
+    fake_api.answer("GET", "/jobs[?](?!.*watch=1)", 200, EMPTY_LIST, times)
+    watch = start_reflector(JOBS)
+    assert watch.has_listed.wait(TIMEOUT_S)
+    change = changes.get(timeout=TIMEOUT_S)
+    assert (change.name, change.obj is not None, changes.empty()) == (plan.job, True, True)
+
+
+def test_empty_list_is_repeated_soon(
+    fake_api: FakeApi,
+    plan: ManifestPlan,
+    start_reflector: StartReflector,
+    changes: "queue.Queue[ObjectChange]",
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that attaches learns of its pods, although its first list of them was empty."""
+    monkeypatch.setattr(reflector, "_DOUBTED_RANGE_S", (0.5, 0.6))
+    fake_api.put(build_pod(plan, "worker-0"))
+    fake_api.answer("GET", "/pods[?](?!.*watch=1)", 200, EMPTY_LIST, times=1)
+    start_reflector()
+    assert read_next_change(plan, changes) == ("worker-0", True)
+
+
+@pytest.mark.usefixtures("frequent_lists")
+def test_user_who_may_not_read_a_pod_needs_a_second_list(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
-    """A 404 for a kind that discovery still lists is only an error: published objects stay."""
+    """Where pods may be listed only, a pod that two lists lack is gone; one that the second list contains is not."""
     fake_api.put(build_pod(plan, "worker-0"))
-    watch = start_reflector()
+    fake_api.fail("GET", "/pods/", 403)
+    assert start_reflector().has_listed.wait(TIMEOUT_S)
     assert read_next_change(plan, changes) == ("worker-0", True)
-    refuse_later(fake_api, watch, 404)
-    assert changes.empty()
+    fake_api.answer("GET", "/pods[?](?!.*watch=1)", 200, EMPTY_LIST, times=1)
+    count = len(fake_api.find_requests("GET", "/pods$"))
+    wait_until(lambda: len(fake_api.find_requests("GET", "/pods$")) > count + 2)
+    with fake_api.objects.changed:  # gone, without an event
+        del fake_api.objects.stored[ObjectKey("v1/pods", "default", f"{plan.job}-worker-0")]
+    assert read_next_other_change(plan, changes) == ("worker-0", False)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_deletion_of_the_job_is_read_by_name(
+    fake_api: FakeApi,
+    plan: ManifestPlan,
+    start_reflector: StartReflector,
+    changes: "queue.Queue[ObjectChange]",
+    is_gone: bool,
+) -> None:
+    """A watch also reports a deletion if the job loses the labels that select it: such a job exists."""
+    fake_api.put(plan.main)
+    assert start_reflector(JOBS).has_listed.wait(TIMEOUT_S)
+    assert changes.get(timeout=TIMEOUT_S).obj
+    key = ObjectKey(f"{JOBS.api}/jobs", "default", plan.job)
+    with fake_api.objects.changed:
+        job = fake_api.objects.get(key)
+        fake_api.objects.delete(key, {})
+        if not is_gone:
+            fake_api.objects.stored[key] = job
+    assert (changes.get(timeout=TIMEOUT_S).obj is None) == is_gone
+
+
+def test_job_whose_kind_is_not_served_is_gone(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
+) -> None:
+    """If the discovery of a ready server twice lacks the kind of the job, the job is gone."""
+    fake_api.put(plan.main)
+    assert start_reflector(JOBS).has_listed.wait(TIMEOUT_S)
+    assert changes.get(timeout=TIMEOUT_S).obj
+    del fake_api.kinds[f"{JOBS.api}/jobs"]
+    fake_api.cut()
+    fake_api.objects.forget_changes()
+    assert changes.get(timeout=TIMEOUT_S).obj is None
 
 
 def refuse_later(fake_api: FakeApi, watch: Reflector, status: int) -> None:
@@ -172,7 +275,7 @@ def refuse_later(fake_api: FakeApi, watch: Reflector, status: int) -> None:
 
 def test_unserved_kind_that_is_not_required_is_not_an_error(fake_api: FakeApi, start_reflector: StartReflector) -> None:
     """In a cluster without PodGroups their watch reports neither a refusal nor an error."""
-    fake_api.fail("GET", "/podgroups", 404)
+    del fake_api.kinds[f"{GROUPS.api}/podgroups"]
     watch = start_reflector(GROUPS)
     assert watch.has_listed.wait(TIMEOUT_S)
     assert (watch.refusal, watch.error) == (None, None)

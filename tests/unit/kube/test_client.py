@@ -9,7 +9,7 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.leases import exists
 from torchyard.kube.client import Client
 from torchyard.kube.retry import TransientError
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, RunInUseError
 
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}}
 
@@ -31,8 +31,9 @@ def test_get_once_is_not_repeated(fake_api: FakeApi, fake_server: Client) -> Non
 
 
 def test_missing_object_is_none_and_refused_one_is_an_error(fake_api: FakeApi, fake_server: Client) -> None:
-    """A 404 means that the object does not exist; a 403 does not."""
+    """An object that the server twice reports as absent is None; a 403 is an error."""
     assert fake_server.get("v1", "ConfigMap", "one") is None
+    assert len(fake_api.find_requests("GET", "/configmaps/one")) == 2
     fake_api.fail("GET", "/configmaps/one", 403)
     with pytest.raises(ClusterError):
         fake_server.get("v1", "ConfigMap", "one")
@@ -47,10 +48,8 @@ def test_create_requests_strict_validation(fake_api: FakeApi, fake_server: Clien
 
 def test_deletion_is_foreground_unless_forced(fake_api: FakeApi, fake_server: Client) -> None:
     """A deletion uses foreground propagation; a forced one has no grace period."""
-    fake_server.create(CONFIG)
-    fake_server.delete("v1", "ConfigMap", "one")
-    fake_server.create(CONFIG)
-    fake_server.delete("v1", "ConfigMap", "one", force=True)
+    fake_server.delete(fake_server.create(CONFIG))
+    fake_server.delete(fake_server.create(CONFIG), force=True)
     foreground, forced = fake_api.find_requests("DELETE", "/configmaps/one")
     assert foreground.body["propagationPolicy"] == "Foreground"
     assert forced.body["gracePeriodSeconds"] == 0
@@ -66,19 +65,19 @@ def test_incomplete_response_is_not_an_empty_list(
     monkeypatch.undo()
     for name in ("a", "b"):
         fake_api.put(CONFIG | {"metadata": {"name": name}})
-    fake_api.fail("GET", "continue=", 404)
+    fake_api.fail("GET", "continue=", 410)
     with pytest.raises(ClusterError):
         fake_server.list("v1", "ConfigMap", {"limit": "1"})
 
 
-def test_delete_exact_spares_a_new_object_of_the_same_name(fake_api: FakeApi, fake_server: Client) -> None:
+def test_deletion_spares_a_new_object_of_the_same_name(fake_api: FakeApi, fake_server: Client) -> None:
     """Only the object with the given uid is deleted, not a new one with the same name."""
     deleted = fake_api.put(CONFIG)
     recreated = fake_api.put(CONFIG | {"metadata": {"name": "one"}})
-    assert not fake_server.delete_exact(deleted)
+    assert not fake_server.delete(deleted)
     assert exists(fake_api, recreated)
-    assert fake_server.delete_exact(recreated)
-    assert not fake_server.delete_exact(recreated)
+    assert fake_server.delete(recreated)
+    assert not fake_server.delete(recreated)
 
 
 def test_refused_deletion_is_an_error(fake_api: FakeApi, fake_server: Client) -> None:
@@ -86,5 +85,21 @@ def test_refused_deletion_is_an_error(fake_api: FakeApi, fake_server: Client) ->
     config_map = fake_api.put(CONFIG)
     fake_api.fail("DELETE", "/configmaps/one", 403)
     with pytest.raises(ClusterError) as caught:
-        fake_server.delete_exact(config_map)
+        fake_server.delete(config_map)
     assert (caught.value.status, exists(fake_api, config_map)) == (403, True)
+
+
+def test_ownership_is_confirmed_before_each_try(fake_api: FakeApi, fake_server: Client) -> None:
+    """A deletion that an outage delays is sent again only if the run still has its owner."""
+    config_map = fake_api.put(CONFIG)
+    fake_api.fail("DELETE", "/configmaps/one", 0)
+    confirmations: list[str] = []
+
+    def confirm_ownership() -> None:
+        confirmations.append("confirmed")
+        if len(confirmations) == 2:
+            raise RunInUseError("train-1", "elsewhere")
+
+    with pytest.raises(RunInUseError):
+        fake_server.delete(config_map, confirm_ownership=confirm_ownership)
+    assert len(fake_api.find_requests("DELETE", "/configmaps/one")) == 1

@@ -1,6 +1,7 @@
 """Checks that the cluster meets the plan's requirements, in parallel, with one finding per requirement."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, assert_never
@@ -182,47 +183,48 @@ def check_crd_served(client: Client, requirement: CrdServed, name: str) -> Findi
     Raises ClusterError if discovery is refused or fails.
     """
     plural, _, group = requirement.crd.partition(".")
-    if plural in _list_resources(client, f"{group}/{requirement.version}"):
+    groups = _read_groups(client)
+    if not groups.get(group):
+        client.await_confirmation()  # a server that is starting lacks the groups of all CRDs
+        groups = _read_groups(client)
+    versions = [version for version in groups.get(group, ()) if plural in _list_resources(client, version)]
+    if f"{group}/{requirement.version}" in versions:
         return passed_check(name, "is served")
-    versions = []
-    for served in _discover_api(client, f"/apis/{group}").get("versions", []):
-        if plural in _list_resources(client, served["groupVersion"]):
-            versions.append(served["version"])
     if versions:
+        version_names = ", ".join(version.rpartition("/")[2] for version in versions)
         remedy = f"install a release that has it: {requirement.install}"
-        return failed_check(name, f"is served as {', '.join(versions)} only", remedy)
+        return failed_check(name, f"is served as {version_names} only", remedy)
     detail = "is not installed"
-    namesakes = _find_namesakes(client, plural, group)
+    namesakes = _find_namesakes(client, groups, plural, group)
     if namesakes:
         detail += f"; {', '.join(namesakes)} is another kind of the same name"
     return failed_check(name, detail, requirement.install)
 
 
+def _read_groups(client: Client) -> dict[str, list[str]]:
+    """The versions of each API group, the preferred one first. Discovery needs no right to read CRDs."""
+    groups = {}
+    for group in client.request("GET", "/apis")["groups"]:
+        preferred = group["preferredVersion"]["groupVersion"]
+        others = [version["groupVersion"] for version in group.get("versions", ())]
+        groups[group["name"]] = list(dict.fromkeys([preferred, *others]))
+    return groups
+
+
 def _list_resources(client: Client, version: str) -> set[str]:
     """The plural names that the API server serves in a group's version."""
-    return {resource["name"] for resource in _discover_api(client, f"/apis/{version}").get("resources", [])}
+    return {resource["name"] for resource in client.request("GET", f"/apis/{version}")["resources"]}
 
 
-def _find_namesakes(client: Client, plural: str, group: str) -> list[str]:
+def _find_namesakes(client: Client, groups: Mapping[str, Sequence[str]], plural: str, group: str) -> list[str]:
     """Kinds with the same plural name in other groups, except those of Kubernetes itself."""
     namesakes = []
-    for other_group in _discover_api(client, "/apis").get("groups", []):
-        group_name = other_group["name"]
-        if "." not in group_name or group_name.endswith((".k8s.io", group)):
+    for other_group, versions in groups.items():
+        if "." not in other_group or other_group.endswith((".k8s.io", group)):
             continue
-        if plural in _list_resources(client, other_group["preferredVersion"]["groupVersion"]):
-            namesakes.append(f"{plural}.{group_name}")
+        if plural in _list_resources(client, versions[0]):
+            namesakes.append(f"{plural}.{other_group}")
     return namesakes
-
-
-def _discover_api(client: Client, path: str) -> dict[str, Any]:
-    """The API server's discovery document of a path, which needs no right to read CRDs; empty if it has none."""
-    try:
-        return client.request("GET", path)
-    except ClusterError as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            return {}
-        raise
 
 
 def check_controller(client: Client, requirement: Controller, name: str) -> Finding:
