@@ -1,31 +1,23 @@
 """The plot of a benchmark: busbw over size, a curve per fabric, and the line rate."""
 
-import base64
-import io
-from typing import Any
-
+from torchyard.charts.chart import Line, Panel, Point
+from torchyard.charts.svg import render_svg
 from torchyard.common.escaping import single_line
 from torchyard.model.benchmark import Benchmark
 
 _MAX_PANELS = 6
-_PANEL_INCHES = (6.0, 3.6)
+_PANEL_PIXELS = (480, 290)
+_LINE_RATE_COLOR = "#7f7f7f"
 
 
 def draw_benchmark(benchmark: Benchmark) -> str | None:
-    """An SVG in base64 with one panel per collective, at most `_MAX_PANELS`; None if no curve has two sizes."""
+    """An SVG with one panel per collective, at most `_MAX_PANELS`; None if no curve has two sizes."""
     collectives = [collective for collective in _list_collectives(benchmark) if _has_curve(benchmark, collective)]
-    collectives = collectives[:_MAX_PANELS]
     if not collectives:
         return None
-    from matplotlib.figure import Figure
-
-    width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width, height * len(collectives)), layout="constrained")
-    for index, collective in enumerate(collectives, 1):
-        _draw_panel(figure.add_subplot(len(collectives), 1, index), benchmark, collective)
-    drawing = io.StringIO()
-    figure.savefig(drawing, format="svg")
-    return base64.b64encode(drawing.getvalue().encode()).decode()
+    width, height = _PANEL_PIXELS
+    panels = [_build_panel(benchmark, collective) for collective in collectives[:_MAX_PANELS]]
+    return render_svg(panels, columns=1, width=width, height=height)
 
 
 def _list_collectives(benchmark: Benchmark) -> list[str]:
@@ -45,20 +37,25 @@ def _has_curve(benchmark: Benchmark, collective: str) -> bool:
     return False
 
 
-def _draw_panel(panel: Any, benchmark: Benchmark, collective: str) -> None:
-    """Draw the curves of a collective into a matplotlib panel."""
+def _build_panel(benchmark: Benchmark, collective: str) -> Panel:
+    """The curves of a collective, and the line rate over the same sizes."""
+    lines: list[Line] = []
+    sizes: list[int] = []
     for curve in benchmark.curves:
         points = sorted(
-            (point.size, point.busbw) for point in curve.points if point.collective == collective and point.size
+            Point(point.size, point.busbw) for point in curve.points if point.collective == collective and point.size
         )
         if points:
-            panel.plot(*zip(*points, strict=True), marker=".", linewidth=1.2, label=single_line(curve.fabric, 40))
+            lines.append(Line(points, label=single_line(curve.fabric, 40), has_dots=True))
+            sizes += [point.x for point in points]
     if benchmark.line_rate:
-        panel.axhline(benchmark.line_rate, color="gray", linestyle="--", linewidth=1, label="line rate of a node")
-    panel.set_xscale("log", base=2)
-    panel.set_xlabel("size in bytes")
-    panel.set_ylabel("busbw in GB/s")
-    panel.set_ylim(bottom=0)
-    panel.set_title(single_line(collective, 40), fontsize=10, parse_math=False)
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=8)
+        rate_points = [Point(size, benchmark.line_rate) for size in (min(sizes), max(sizes))]
+        lines.append(Line(rate_points, label="line rate of a node", color=_LINE_RATE_COLOR, is_dashed=True))
+    return Panel(
+        single_line(collective, 40),
+        lines,
+        x_label="size in bytes",
+        y_label="busbw in GB/s",
+        x_scale="log2",
+        starts_at_zero=True,
+    )

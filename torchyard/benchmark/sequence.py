@@ -1,6 +1,5 @@
 """Run a profile over several fabrics, one after the other and on the same nodes, and compare them."""
 
-import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -136,7 +135,7 @@ def save_benchmark(benchmark: Benchmark, name: str) -> Path:
     make_private_folder(folder)
     write_private_text(folder / "benchmark.json", json.dumps(benchmark.model_dump(mode="json"), indent=1) + "\n")
     write_private_text(folder / "table.txt", render_benchmark_text(benchmark) + "\n")
-    plot_base64 = draw_benchmark(benchmark)
-    if plot_base64:
-        write_private_text(folder / "plot.svg", base64.b64decode(plot_base64).decode())
+    plot = draw_benchmark(benchmark)
+    if plot:
+        write_private_text(folder / "plot.svg", plot)
     return folder

@@ -153,15 +153,15 @@ def render_benchmark_text(benchmark: Benchmark) -> str:
     return page.render_text(_build_page(benchmark, None))
 
 
-def render_benchmark_page(benchmark: Benchmark, plot_base64: str | None) -> str:
-    """The comparison as Markdown for Prefect's page. `plot_base64`: the plot as SVG in base64, or None."""
-    return page.render_markdown(_build_page(benchmark, plot_base64))
+def render_benchmark_page(benchmark: Benchmark, plot: str | None) -> str:
+    """The comparison as Markdown for Prefect's page. `plot`: as SVG; None without one."""
+    return page.render_markdown(_build_page(benchmark, plot))
 
 
-def _build_page(benchmark: Benchmark, plot_base64: str | None) -> Page:
+def _build_page(benchmark: Benchmark, plot: str | None) -> Page:
     blocks: list[Block] = [Paragraph(shorten_text(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS))]
-    if plot_base64:
-        blocks.append(Picture("bandwidth", plot_base64))
+    if plot:
+        blocks.append(Picture("bandwidth", plot))
     for collective, cells in build_tables(benchmark).items():
         blocks += [Heading(collective), Table(cells[0], cells[1:], is_numeric=True)]
     blocks.append(Items([single_line(note, _MAX_SENTENCE_CHARS) for note in list_notes(benchmark)]))

@@ -1,5 +1,6 @@
 """A page as data: its blocks are rendered as text for a terminal, as Markdown for Prefect, and as JSON for programs."""
 
+import base64
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -147,16 +148,17 @@ class Folded(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture as SVG in base64; neither a terminal nor JSON shows it."""
+    """A picture as SVG; neither a terminal nor JSON shows it."""
 
     name: str
-    svg_base64: str
+    svg: str
 
     def render_text(self) -> list[str]:
         return []
 
     def render_markdown(self) -> list[str]:
-        return [f"![{escape_markdown(self.name)}](data:image/svg+xml;base64,{self.svg_base64})"]
+        data = base64.b64encode(self.svg.encode()).decode()
+        return [f"![{escape_markdown(self.name)}](data:image/svg+xml;base64,{data})"]
 
 
 class Page(NamedTuple):

@@ -47,7 +47,7 @@ def render_markdown(report: Report) -> str:
     return page.render_markdown(build_report_page(report))
 
 
-def build_report_page(report: Report, plot_base64: str | None = None) -> Page:
+def build_report_page(report: Report, plot: str | None = None) -> Page:
     """What happened and why, what remains, how it came about, the numbers, and where the files are."""
     blocks: list[Block] = [Paragraph(shorten_text(report.sentence, MAX_SENTENCE_CHARS), label=report.end)]
     findings = _list_findings(report)
@@ -66,7 +66,7 @@ def build_report_page(report: Report, plot_base64: str | None = None) -> Page:
     if attempts:
         blocks.append(Entries(("attempt", ""), attempts))
     if report.collected:
-        blocks += _build_metrics_blocks(report.collected.metrics, plot_base64)
+        blocks += _build_metrics_blocks(report.collected.metrics, plot)
         logs = _list_logs(report.collected.logs)
         if logs:
             blocks.append(Entries(("log", "lines"), logs, label="log", code_column=0))
@@ -86,15 +86,15 @@ def _list_steps(report: Report) -> list[tuple[str, str, str]]:
 
 def render_metrics_page(job: str, rows: Sequence[Row]) -> str:
     """The curves and the last rows of a running job."""
-    plot_base64 = draw_plot(rows, _list_varying_columns(rows))
-    return page.render_markdown(Page(job, _build_metrics_blocks(Metrics(rows=tuple(rows)), plot_base64)))
+    plot = draw_plot(rows, _list_varying_columns(rows))
+    return page.render_markdown(Page(job, _build_metrics_blocks(Metrics(rows=tuple(rows)), plot)))
 
 
-def _build_metrics_blocks(metrics: Metrics, plot_base64: str | None) -> list[Block]:
+def _build_metrics_blocks(metrics: Metrics, plot: str | None) -> list[Block]:
     """The curves, the rows in columns, and the values that hold for the whole run."""
     blocks: list[Block] = []
-    if plot_base64:
-        blocks.append(Picture("metrics", plot_base64))
+    if plot:
+        blocks.append(Picture("metrics", plot))
     if metrics.rows:
         header, rows = _list_table_cells(metrics)
         blocks.append(Table(header, rows, is_numeric=True))

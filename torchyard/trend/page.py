@@ -1,6 +1,5 @@
 """A history as a table for the terminal, and as a page for an orchestrator, with the plot."""
 
-import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,6 @@ _MAX_ROWS = 30
 _MAX_NUMBERS = 5  # columns of a table without a trend
 _MAX_NAME_CHARS = 24
 _MAX_CELL_CHARS = 60
-_MAX_PAGE_BYTES = 200_000
 _RUN_COLUMNS = ["when (UTC)", "run", "job", "seconds"]
 _NO_TREND_HINT = "no number is compared: `trend: {value: NAME}` in the profile chooses one"
 
@@ -70,11 +68,11 @@ def render_page(history: History, trend: Trend | None) -> str:
     """A history with at least one record as Markdown: its key, the plot, and a table with the newest run first."""
     key = history.records[-1].key
     blocks: list[Block] = [Paragraph(describe_key(key))]
-    plot_base64 = _draw_plot(history, trend) if trend else None
+    plot = draw_trend(evaluate_records(history.records, trend), trend.value) if trend else None
     if trend is None:
         blocks.append(Paragraph(_NO_TREND_HINT))
-    elif plot_base64:
-        blocks.append(Picture(single_line(trend.value, _MAX_NAME_CHARS), plot_base64))
+    elif plot:
+        blocks.append(Picture(single_line(trend.value, _MAX_NAME_CHARS), plot))
     table = build_table(history, trend)
     blocks.append(Table(table.header, table.rows[::-1]))
     return page.render_markdown(Page(key.profile, blocks))
@@ -84,14 +82,6 @@ def describe_key(key: HistoryKey) -> str:
     """The key as text for a page; the profile's name is its title."""
     values = (key.hardware, key.fabric, f"nodes x processes: {key.nodes}", key.image)
     return single_line(", ".join(value for value in values if value), 300)
-
-
-def _draw_plot(history: History, trend: Trend) -> str | None:
-    """The plot as SVG in base64; None if there are fewer than two nights, or if it is too large for a page."""
-    svg = draw_trend(evaluate_records(history.records, trend), trend.value)
-    if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
-        return None
-    return base64.b64encode(svg.encode()).decode()
 
 
 def _describe_run(record: Record) -> list[str]:

@@ -21,7 +21,7 @@ def test_plot_and_files() -> None:
     curve = benchmark.curves[0].model_copy(
         update={"points": build_curve(load_profile(RUNAI, {}), bandwidth_report(bandwidth_rows(1.0, 2.0))).points}
     )
-    plot_base64 = draw_benchmark(benchmark.model_copy(update={"curves": (curve,), "line_rate": 50.0}))
-    assert plot_base64
-    assert "line rate of a node" in base64.b64decode(plot_base64).decode()
-    assert f"base64,{plot_base64}" in render_benchmark_page(benchmark, plot_base64)
+    plot = draw_benchmark(benchmark.model_copy(update={"curves": (curve,), "line_rate": 50.0}))
+    assert plot
+    assert "line rate of a node" in plot
+    assert f"base64,{base64.b64encode(plot.encode()).decode()})" in render_benchmark_page(benchmark, plot)

@@ -30,7 +30,7 @@ PAGE = Page(
         Items(["one", "two"]),
         Code(["Boom: 1"]),
         Folded("the whole plan", ["kind: Job"]),
-        Picture("metrics", "PHN2Zz4="),
+        Picture("metrics", "<svg>"),
     ],
 )
 

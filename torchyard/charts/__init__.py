@@ -1,0 +1,1 @@
+"""Charts as SVG: lines over numbers, sizes or days."""
