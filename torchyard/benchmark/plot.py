@@ -40,7 +40,7 @@ def _has_curve(benchmark: Benchmark, collective: str) -> bool:
 def _build_panel(benchmark: Benchmark, collective: str) -> Panel:
     """The curves of a collective, and the line rate over the same sizes."""
     lines: list[Line] = []
-    sizes: list[int] = []
+    sizes: list[float] = []
     for curve in benchmark.curves:
         points = sorted(
             Point(point.size, point.busbw) for point in curve.points if point.collective == collective and point.size

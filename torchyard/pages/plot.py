@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torchyard.charts.chart import Line, Panel, Point
+from torchyard.charts.chart import Line, Panel, Point, Scale
 from torchyard.charts.svg import render_svg
 from torchyard.common.escaping import single_line
 from torchyard.metrics.registry import ROW_KEYS
@@ -41,7 +41,7 @@ def _build_panel(rows: Sequence[Row], axis: str, name: str) -> Panel:
         points = thin_points(_list_points(group_rows, axis, name))
         label = single_line(group, 40) if len(groups) > 1 else ""
         lines.append(Line(points, label=label, has_dots=len(points) <= _MAX_DOTS))
-    scale = "log2" if axis == "size" else "linear"
+    scale: Scale = "log2" if axis == "size" else "linear"
     return Panel(single_line(name, 40), lines, x_label=axis, x_scale=scale)
 
 

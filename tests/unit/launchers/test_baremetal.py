@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Write, command_plan_of, load, plan_of
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
-from torchyard.model.requirements import Gpus, Package
+from torchyard.model.requirements import Gpus, Package, ScriptCheck
 
 SHAPE = """\
 about: two machines with two networks
@@ -135,6 +135,21 @@ def test_store_of_several_hosts_gets_its_addresses_on_the_host(write: Write, tmp
     spec = get_store_spec(write, tmp_path, ["me@gpu1", {"host": "gpu2", "address": "10.0.0.2"}, "gpu1", "gpu3"][:2])
     assert listens(spec) == [LISTEN_URLS_PLACEHOLDER, "http://127.0.0.1:23457"]
     assert spec["serves"] == {"name": "gpu1", "port": 23456, "toward": ["10.0.0.2"]}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "folder"), [(["localhost"], "/torchyard/host"), (["gpu1"], "/supervisor/torchyard/host")]
+)
+def test_host_chooses_the_program_of_the_store(write: Write, tmp_path: Path, hosts: list[str], folder: str) -> None:
+    """The script that chooses the etcd is the one of the host, and preflight checks its choice there."""
+    keys = {"nodes": 1, "rendezvous": "etcd-v2", "options": {"hosts": hosts, "python": "/opt/python"}}
+    plan = command_plan_of(load(write(**keys)), tmp_path)
+    assert plan.store
+    python, flag, script = plan.store.spec["argv"][:3]
+    assert (python, flag) == ("/opt/python", "-I")
+    assert script.endswith(f"{folder}/etcd_program.py")
+    settings = {"python": "/opt/python"}
+    assert ScriptCheck(host=hosts[0], script="etcd_program.py", settings=settings) in plan.requires
 
 
 @pytest.mark.parametrize(("keys", "needed"), [({"agent": "none", "rendezvous": "env"}, False), ({}, True)])
