@@ -73,8 +73,8 @@ def _find_or_add_row(rows: Rows, last_row: Row, scores: Row) -> Row:
         return last_row
     key = ("epoch", scores["epoch"])
     row = rows.get(key)
-    if row is None:
-        row = {}
+    if row is None:  # no batch of this epoch was printed
+        row = {"epoch": scores["epoch"]}
         rows.put(key, row)
     return row
 

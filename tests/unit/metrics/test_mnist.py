@@ -76,3 +76,9 @@ def test_mnist_loss_of_nan_is_shown() -> None:
     """A nan loss is read as None, as JSON has no nan, and shown as nan."""
     row = read_mnist_line("Train Epoch: 0 [10/30]\tloss=nan")
     assert (row["loss"], describe_row(row)) == (None, "epoch 0: batch 10, batches 30, loss nan")
+
+
+def test_epoch_without_a_batch_is_a_row() -> None:
+    """The accuracy of an epoch of which no batch was printed is a row of this epoch."""
+    metrics = read_mnist(["Test Epoch: 3, acc=97.5"])
+    assert (metrics.rows, metrics.summary) == (({"epoch": 3, "acc": 97.5},), {})
