@@ -21,7 +21,7 @@ def own_step(epochs: int = 10) -> float:
     try:
         ensure_rendezvous(job)
         outcome = wait(submit(job, profile.deadlines))
-        collected = collect(job, outcome, profile.metrics)
+        collected = collect(job, outcome)
     finally:
         leftovers = teardown(job)
     if collected.failure:

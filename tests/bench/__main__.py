@@ -133,7 +133,7 @@ def run_steps(folder: Path, name: str) -> tuple[float, float]:
     plan = registry.make_plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
     outcome = wait(submit(plan, profile.deadlines))
     end_delay_s = time.time() - (outcome.ended_at or 0)
-    collect(plan, outcome, "none")
+    collect(plan, outcome)
     assert teardown(plan) == ()
     assert outcome.status.state == "succeeded"
     return time.perf_counter() - started_at, end_delay_s

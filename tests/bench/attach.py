@@ -15,13 +15,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.memory import read_memory_mib
-from tests.doubles.job_events import take_lines
+from tests.doubles.job_events import take_rows
 from tests.doubles.scripted_hosts import build_host_script
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import CommandPlan
-from torchyard.model.profile import Deadlines
-from torchyard.model.run import Handle, Run
+from torchyard.model.profile import Deadlines, MetricsPattern
+from torchyard.model.run import Handle, Row, Run
 
 MIB = 200
 LINE = "%s node-0 | [default0]:epoch 3 of 100, loss 0.1234, 512 images/s: step %d\n"
@@ -62,19 +62,20 @@ def run_child(folder: Path, mib: int) -> None:
     exit_path = folder / "over"
     (process,) = plan.processes
     process = process.model_copy(update={"script": build_host_script(folder, process.name, CODE)})
-    plan = plan.model_copy(update={"processes": (process,)})
+    metrics = MetricsPattern(pattern="step (?P<step>[0-9]+)$")
+    plan = plan.model_copy(update={"processes": (process,), "metrics": metrics})
     last_step = write_log(Path(plan.processes[0].log), mib << 20)
     rss_before = read_memory_mib("VmHWM")
     started_at = time.monotonic()
     poll_times = [time.monotonic()]
 
-    def on_poll(lines: list[str]) -> None:
+    def on_poll(rows: tuple[Row, ...]) -> None:
         poll_times.append(time.monotonic())
-        if any(f"step {last_step}" in line for line in lines[-3:]):
+        if rows and rows[-1]["step"] == last_step:
             exit_path.touch()
 
     handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age_s=4000)
-    outcome = wait(handle, take_lines(on_poll))
+    outcome = wait(handle, take_rows(on_poll))
     assert outcome.status.state == "succeeded", outcome
     slowest = max(later - earlier for earlier, later in itertools.pairwise(poll_times))
     costs = {"mib": read_memory_mib("VmHWM") - rss_before, "slowest": slowest, "seconds": time.monotonic() - started_at}

@@ -108,7 +108,7 @@ def run_child(folder: Path, files: int) -> None:
         measure_step(figures, "preflight", lambda: run_checks(plan))
         handle = measure_step(figures, "submit", lambda: submit(plan, profile.deadlines))
         outcome = wait_and_fail(figures, plan, partial(wait, handle), folder / "fail")
-        collected = measure_step(figures, "collect", lambda: collect(plan, outcome, "none"))
+        collected = measure_step(figures, "collect", lambda: collect(plan, outcome))
         assert collected.failure
         figures |= {"cause": collected.failure.cause, "sentence": collected.failure.sentence}
         figures["end"] = outcome.status.reason

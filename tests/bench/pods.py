@@ -29,7 +29,7 @@ from tests.bench.cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import build_node
 from tests.cluster.jobs import as_user, until
-from tests.doubles.job_events import take_lines
+from tests.doubles.job_events import take_rows
 from torchyard.cluster import create, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.common.project_root import ROOT
@@ -39,7 +39,7 @@ from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
-from torchyard.model.run import Handle, Run
+from torchyard.model.run import Handle, Row, Run
 from torchyard.steps.collect import collect
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
@@ -327,7 +327,7 @@ def run_child() -> None:
     wall_before = time.monotonic()
     cpu_before = time.process_time()
 
-    def on_poll(_: list[str]) -> None:
+    def on_poll(_: tuple[Row, ...]) -> None:
         if time.monotonic() < wall_before + SAMPLE_INTERVAL_S * (len(open_files) + 1):
             return
         open_files.append(len(os.listdir("/proc/self/fd")))
@@ -338,8 +338,8 @@ def run_child() -> None:
             reported.append(True)
             print_report(share=(time.process_time() - cpu_before) / (time.monotonic() - wall_before))
 
-    outcome = wait(handle, take_lines(on_poll))
-    collected = collect(handle.plan, outcome, "none")
+    outcome = wait(handle, take_rows(on_poll))
+    collected = collect(handle.plan, outcome)
     failure = collected.failure
     assert failure
     empty = sum(log.lines == 0 for log in collected.logs)

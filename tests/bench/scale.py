@@ -296,7 +296,7 @@ def run_child(action: str, path: str, format: MetricsFormat) -> None:
         with open(path) as file:
             metrics = READERS[format](line.rstrip("\n") for line in file)
     else:
-        metrics = collect(plan, outcome, format).metrics
+        metrics = collect(plan.model_copy(update={"metrics": format}), outcome).metrics
     duration_s = time.process_time() - started_at
     report_bytes = len(metrics.model_dump_json())
     print(

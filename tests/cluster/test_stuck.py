@@ -94,7 +94,7 @@ class JobFactory(NamedTuple):
 
         if strike:
             threading.Thread(target=strike_when_running, args=(strike,), daemon=True).start()
-        failure = collect(plan, wait(handle), "none").failure
+        failure = collect(plan, wait(handle)).failure
         assert failure
         return failure
 

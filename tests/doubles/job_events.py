@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from torchyard.model.event import EmitJobEvent, JobEvent, LinesRead, StatusRead
-from torchyard.model.run import Status
+from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead
+from torchyard.model.run import Row, Status
 
 
-def take_lines(take: Callable[[list[str]], object]) -> EmitJobEvent:
-    """Pass on rank 0's new lines, at every poll."""
+def take_rows(take: Callable[[tuple[Row, ...]], object]) -> EmitJobEvent:
+    """Pass on rank 0's new rows, at every poll."""
 
     def emit(event: JobEvent) -> None:
-        if isinstance(event, LinesRead):
-            take(event.lines)
+        if isinstance(event, RowsRead):
+            take(event.rows)
 
     return emit
 

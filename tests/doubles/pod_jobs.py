@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import Object
-from tests.doubles.job_events import take_lines
+from tests.doubles.job_events import take_rows
 from torchyard.cluster import create
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Handle, Outcome
+from torchyard.model.run import Handle, Outcome, Row
 from torchyard.steps.wait import wait
 
 NODES = ("worker-0", "worker-1")
@@ -71,9 +71,11 @@ class Job:
             self.set_pod(node, pod_phase, {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:01:00Z"}})
         self.set_job(job_phase)
 
-    def wait(self, age_s: float = 0.0, on_poll: Callable[[list[str]], None] | None = None, **limits: float) -> Outcome:
+    def wait(
+        self, age_s: float = 0.0, on_poll: Callable[[tuple[Row, ...]], None] | None = None, **limits: float
+    ) -> Outcome:
         handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age_s, submitted_at=1.0, age_s=age_s)
-        return wait(handle, take_lines(on_poll) if on_poll else None)
+        return wait(handle, take_rows(on_poll) if on_poll else None)
 
 
 def build_lines(count: int) -> list[bytes]:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import Write, command_plan_of, load
-from tests.doubles.job_events import take_lines
+from tests.doubles.job_events import take_rows
 from tests.doubles.scripted_hosts import build_host_script
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Handle, Outcome
+from torchyard.model.run import Handle, Outcome, Row
 from torchyard.steps.wait import wait
 
 Make = Callable[..., CommandPlan]
@@ -55,8 +55,10 @@ def scripted_job(write: Write, folder: Path) -> Make:
     return make
 
 
-def wait_briefly(plan: CommandPlan, age_s: float = 0.0, on_poll: Callable[[list[str]], None] | None = None) -> Outcome:
+def wait_briefly(
+    plan: CommandPlan, age_s: float = 0.0, on_poll: Callable[[tuple[Row, ...]], None] | None = None
+) -> Outcome:
     """Wait for a job with a start deadline and a silence deadline of one second each."""
     deadlines = Deadlines(start=1.0, silence=1.0)
     handle = Handle(plan=plan, deadlines=deadlines, created=not age_s, submitted_at=1.0, age_s=age_s)
-    return wait(handle, take_lines(on_poll) if on_poll else None)
+    return wait(handle, take_rows(on_poll) if on_poll else None)

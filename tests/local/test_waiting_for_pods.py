@@ -13,6 +13,7 @@ from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.common.event_loop import LoopThread
+from torchyard.model.run import Row
 from torchyard.steps import wait as wait_module
 
 
@@ -63,7 +64,7 @@ def test_slow_log_is_read_to_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wait_module, "LOG_SILENCE_S", 0.8)
     job.fake_api.logs[job.get_pod_name("worker-0")] = slow_log(20, 0.1)
     job.end()
-    polls: list[list[str]] = []
+    polls: list[tuple[Row, ...]] = []
     outcome = job.wait(on_poll=polls.append)
     assert (outcome.lost, len(job.read_log())) == ({}, 20)
     assert len(polls) > 10
@@ -105,7 +106,7 @@ def test_thread_that_cannot_start_is_started_later(
             raise RuntimeError("can't start new thread")
         original_start(self, coroutine)
 
-    def note_running(_: list[str]) -> None:
+    def note_running(_: tuple[Row, ...]) -> None:
         if "after" in caplog.text:  # the wait has logged that the job runs
             seen_running.set()
 

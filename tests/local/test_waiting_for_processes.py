@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Write
 from tests.doubles.scripted_jobs import Make, scripted_job, wait_briefly
 from torchyard.model.errors import FolderError
+from torchyard.model.run import Row
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_job_with_a_late_log_is_not_late_for_its_start(job: Make) -> None:
 def test_callback_that_fails_does_not_end_the_wait(job: Make, error: Exception) -> None:
     """If the callback of the wait raises an error, the wait continues to the end of the job."""
 
-    def on_poll(_: list[str]) -> None:
+    def on_poll(_: tuple[Row, ...]) -> None:
         raise error
 
     assert wait_briefly(job(tenths=3), on_poll=on_poll).status.state == "succeeded"

@@ -32,7 +32,7 @@ def run_steps(plan: CommandPlan) -> tuple[Outcome, Collected]:
     """Run the steps from the rendezvous to collect; return their results."""
     ensure_rendezvous(plan)
     outcome = wait(submit(plan, Deadlines()))
-    return outcome, collect(plan, outcome, "none")
+    return outcome, collect(plan, outcome)
 
 
 def read_log_texts(plan: CommandPlan, node: int) -> list[str]:

@@ -149,7 +149,7 @@ def render_keys() -> str:
     """docs/keys.md"""
     schema = Profile.model_json_schema()
     schema["properties"]["launcher"]["enum"] = registry.list_launchers()
-    schema["properties"]["metrics"]["enum"] = list(METRICS_FORMATS)
+    schema["properties"]["metrics"]["anyOf"][0]["enum"] = list(METRICS_FORMATS)
     parts = [KEYS_HEADER, render_keys_table(schema, ("name",))]
     parts += [render_section(get_title(name), schema["$defs"][name]) for name in PROFILE_MODELS]
     for launcher in registry.list_launchers():

@@ -53,7 +53,7 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_p
         profile=profile.name,
         hardware=profile.hardware.about if profile.hardware else "",
         line_rate=profile.hardware.line_rate if profile.hardware else None,
-        statistic=STATISTICS[profile.metrics],
+        statistic=STATISTICS[str(profile.metrics)],
         curves=tuple(curves),
     )
 

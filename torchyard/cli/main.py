@@ -212,7 +212,7 @@ def _show_schema(_: argparse.Namespace) -> int:
     usable_launchers = [launcher.name for launcher in registry.describe_launchers() if launcher.problem is None]
     schema["properties"]["launcher"]["enum"] = usable_launchers
     formats = [extension.name for extension in list_extensions("metrics")]
-    schema["properties"]["metrics"]["enum"] = [*METRICS_FORMATS, *formats]
+    schema["properties"]["metrics"]["anyOf"][0]["enum"] = [*METRICS_FORMATS, *formats]
     options = {name: registry.load_launcher(name).Options.model_json_schema() for name in usable_launchers}
     for options_schema in options.values():
         schema["$defs"] |= options_schema.pop("$defs", {})  # references are resolved from the root

@@ -94,7 +94,9 @@ def describe_launchers() -> list[ListedLauncher]:
 
 def make_plan(profile: Profile, run: Run) -> Plan:
     """Everything that an attempt of this profile will run. ProfileError if its launcher cannot plan it."""
-    return load_launcher(profile.launcher).plan(resolve(profile), run)
+    plan = load_launcher(profile.launcher).plan(resolve(profile), run)
+    # What is read from the job's output does not depend on the launcher.
+    return plan.model_copy(update={"metrics": profile.metrics, "on_nan": profile.on_nan})
 
 
 def _load_extension(extension: Extension) -> Launcher:

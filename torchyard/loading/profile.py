@@ -85,7 +85,8 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         for finding in rules.list_findings(profile, findings.wrong_keys):
             findings.add(finding)
         _check_notify_address(profile, findings)
-        _check_other_packages(profile, findings)
+        _check_metrics(profile, findings)
+        _check_trackers(profile, findings)
         profile = _check_launcher(profile, path, findings)
     if findings.listed:
         raise ProfileError(path.stem, tuple(findings.listed))
@@ -122,14 +123,19 @@ def _check_notify_address(profile: Profile, findings: Findings) -> None:
         findings.add(Finding("notify", problem), ("notify", "to"))
 
 
-def _check_other_packages(profile: Profile, findings: Findings) -> None:
-    """Add a finding for a format of metrics, or a tracker, that is not torchyard's and cannot be used."""
-    if profile.metrics not in METRICS_FORMATS and "metrics" not in findings.wrong_keys:
-        from torchyard.metrics.registry import find_unusable_format
+def _check_metrics(profile: Profile, findings: Findings) -> None:
+    """Add a finding for a format of another package that cannot be used, and for a pattern that is refused."""
+    if profile.metrics in METRICS_FORMATS or "metrics" in findings.wrong_keys:
+        return
+    from torchyard.metrics.registry import find_metrics_problem
 
-        error = find_unusable_format(profile.metrics)
-        if error:
-            findings.add(Finding("metrics", error.problem, error.remedy))
+    finding = find_metrics_problem(profile.metrics)
+    if finding:
+        findings.add(finding)
+
+
+def _check_trackers(profile: Profile, findings: Findings) -> None:
+    """Add a finding for a tracker of another package that cannot be used."""
     for name in profile.metrics_to.package_trackers:
         from torchyard.trackers.registry import find_unusable_tracker
 

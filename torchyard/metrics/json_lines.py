@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import find_row_key
+from torchyard.metrics.text import drop_non_finite, find_row_key
 from torchyard.model.run import Metrics, Row
 
 _PLAIN_TYPES = frozenset({float, int, str, bool})
@@ -32,14 +32,17 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
 
 
 def parse_object(line: str) -> Row:
-    """The numbers, strings and booleans of a JSON object; {} if the line is not an object."""
+    """The numbers, strings and booleans of a JSON object; {} if the line is not an object.
+
+    NaN and Infinity, which Python writes into JSON, become None; null is left out.
+    """
     if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    fields = {key: value for key, value in data.items() if type(value) in _PLAIN_TYPES}
+    fields = {key: drop_non_finite(value) for key, value in data.items() if type(value) in _PLAIN_TYPES}
     if "\\u" not in line:  # only an escape can make a surrogate
         return fields
     return {_repair_text(key): _repair_text(value) for key, value in fields.items()}

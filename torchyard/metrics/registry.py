@@ -2,10 +2,9 @@
 
 A new format is one module in this folder, its two readers in READERS and LINE_READERS, and its name in MetricsFormat
 (torchyard/model/profile.py). A format of another package is an entry point that names a LineReader; its rows are the
-metrics.
+metrics. A pattern in the profile is read by pattern.py.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -18,10 +17,13 @@ from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allredu
 from torchyard.metrics.json_lines import parse_object, read_json_lines
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
+from torchyard.metrics.pattern import PatternReader, find_pattern_problem, read_pattern
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import ROW_KEYS, find_row_key
-from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
+from torchyard.metrics.text import ROW_KEYS, drop_non_finite, find_row_key
+from torchyard.metrics.yolov5 import Yolov5LineReader, read_yolov5
 from torchyard.model.errors import ExtensionError
+from torchyard.model.finding import Finding
+from torchyard.model.profile import MetricsPattern, MetricsSetting
 from torchyard.model.run import Metrics, Row, RowValue
 
 __all__ = [
@@ -33,7 +35,7 @@ __all__ = [
     "Reader",
     "RowProgress",
     "describe_row",
-    "find_unusable_format",
+    "find_metrics_problem",
     "format_number",
     "get_line_reader",
     "get_progress",
@@ -66,40 +68,50 @@ READERS: dict[str, Reader] = {
 }
 # Bytes that every line of interest contains, for formats that have such a marker: other lines need not be parsed.
 LINE_MARKERS: dict[str, bytes] = {"json-lines": b"{"}
-# Readers of one line, used while the job runs.
-LINE_READERS: dict[str, LineReader] = {
-    "none": _read_no_row,
-    "json-lines": parse_object,
-    "yolov5": read_yolov5_line,
-    "mnist": read_mnist_line,
-    "allreduce-bench": read_allreduce_bench_line,
-    "nccl-tests": read_nccl_tests_line,
+# What creates the reader of one line, used while the job runs: it may remember earlier lines of the same output.
+LINE_READERS: dict[str, Callable[[], LineReader]] = {
+    "none": lambda: _read_no_row,
+    "json-lines": lambda: parse_object,
+    "yolov5": Yolov5LineReader,
+    "mnist": lambda: read_mnist_line,
+    "allreduce-bench": lambda: read_allreduce_bench_line,
+    "nccl-tests": lambda: read_nccl_tests_line,
 }
 
 
-def find_unusable_format(name: str) -> ExtensionError | None:
-    """Why the metrics of this format cannot be read, and what to do; None if they can."""
-    if name in READERS:
+def find_metrics_problem(metrics: MetricsSetting) -> Finding | None:
+    """Why metrics of this format cannot be read, and what to do; None if they can."""
+    if isinstance(metrics, MetricsPattern):
+        problem = find_pattern_problem(metrics.pattern)
+        return Finding("metrics.pattern", problem) if problem else None
+    if metrics in READERS:
         return None
     try:
-        _load_line_reader(name)
+        _load_line_reader(metrics)
     except ExtensionError as error:
-        return error
+        return Finding("metrics", error.problem, error.remedy)
     return None
 
 
-def get_reader(name: str) -> Reader:
+def get_reader(metrics: MetricsSetting) -> Reader:
     """The reader of a whole output. One that can no longer be loaded reads nothing, with a warning in the log."""
-    return READERS.get(name) or partial(_read_rows, get_line_reader(name))
+    if isinstance(metrics, MetricsPattern):
+        return partial(read_pattern, metrics.pattern)
+    return READERS.get(metrics) or partial(_read_rows, get_line_reader(metrics))
 
 
-def get_line_reader(name: str) -> LineReader:
-    """The reader of one line. One that can no longer be loaded reads nothing, with a warning in the log."""
-    own_reader = LINE_READERS.get(name)
-    if own_reader:
-        return own_reader
+def get_line_reader(metrics: MetricsSetting) -> LineReader:
+    """A new reader for the lines of one output, in order.
+
+    One that can no longer be loaded reads nothing, with a warning in the log.
+    """
+    if isinstance(metrics, MetricsPattern):
+        return PatternReader(metrics.pattern)
+    create_reader = LINE_READERS.get(metrics)
+    if create_reader:
+        return create_reader()
     try:
-        return _GuardedLineReader(name, _load_line_reader(name))
+        return _GuardedLineReader(metrics, _load_line_reader(metrics))
     except ExtensionError as error:  # the job does not depend on its metrics
         get_log().warning("metrics: %s", error)
         return _read_no_row
@@ -138,7 +150,7 @@ class _GuardedLineReader:
         if not isinstance(row, dict) or not all(_is_field(key, value) for key, value in row.items()):
             self._warn(line, f"{row!r} is not a dict of numbers, texts and booleans by name")
             return {}
-        return row
+        return {key: drop_non_finite(value) for key, value in row.items()}
 
     def _warn(self, line: str, reason: str) -> None:
         if not self._has_warned:
@@ -148,9 +160,7 @@ class _GuardedLineReader:
 
 
 def _is_field(key: object, value: object) -> bool:
-    """Whether a field of a row can be stored and shown: JSON has no nan and no infinite number."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
+    """Whether a field of a row can be stored and shown."""
     return isinstance(key, str) and isinstance(value, float | int | str | bool | None)
 
 

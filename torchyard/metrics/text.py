@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from torchyard.model.run import Row
+from torchyard.model.run import Row, RowValue
 
 ROW_KEYS = ("epoch", "step", "trial", "size")
 NUMBER_PATTERN = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[-+]?[0-9]{2,3})?|nan|inf)"
@@ -56,6 +56,11 @@ def strip_prefixes(line: str) -> str:
 
 
 def parse_finite(text: str) -> float | None:
-    """A number; None for nan and inf, which JSON cannot hold. ValueError if the text is not a number."""
+    """A number; None for nan and infinity. ValueError if the text is not a number."""
     value = float(text)
     return value if math.isfinite(value) else None
+
+
+def drop_non_finite(value: RowValue) -> RowValue:
+    """The value; None for nan and infinity, which JSON cannot hold: in a row they are always None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import split_terminal_lines
+from torchyard.metrics.text import drop_non_finite, split_terminal_lines
 from torchyard.model.run import Metrics, Row
 
 # The progress bar of an epoch, the means over all classes after it, and the final lines.
@@ -73,7 +73,7 @@ class _Columns:
         row: Row = {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3])}
         for name, value in zip(self._losses, values, strict=True):
             if name not in _COUNTS:
-                row[name] = value
+                row[name] = drop_non_finite(value)
             elif math.isfinite(value):
                 row[name] = int(value)
         if match[5]:
@@ -91,7 +91,7 @@ class _Columns:
         values = [float(text) for text in match[1].split()[2:]]
         if len(values) != len(self._scores):
             return {}
-        return dict(zip(self._scores, values, strict=True))
+        return dict(zip(self._scores, map(drop_non_finite, values), strict=True))
 
 
 def _parse_score_names(text: str) -> Iterable[str]:
@@ -221,13 +221,26 @@ def _compute_fitness(row: Row) -> float:
     return 0.1 * map50 + 0.9 * map50_95
 
 
-def read_yolov5_line(line: str) -> Row:
-    """The last state of the bar in a line, or the scores in it; {} if it has neither.
+class Yolov5LineReader:
+    """Read one log line by line, in order: the headers name the columns of the lines after them."""
 
-    Losses are left out: a single line does not contain the header that names them.
-    """
-    columns = _Columns()
-    last_row: Row = {}
-    for terminal_line in split_terminal_lines([line]):
-        last_row = columns.parse_epoch(terminal_line) or columns.parse_scores(terminal_line) or last_row
-    return {key: value for key, value in last_row.items() if key != "percent" and not key.endswith("_loss")}
+    def __init__(self) -> None:
+        self._columns = _Columns()
+        self._has_header = False
+
+    def __call__(self, line: str) -> Row:
+        """The last state of the bar in a line, or the scores in it; {} if it has neither.
+
+        Losses are left out before the first header: the versions name them differently.
+        """
+        columns = self._columns
+        last_row: Row = {}
+        for terminal_line in split_terminal_lines([line]):
+            if columns.parse_header(terminal_line):
+                self._has_header = True
+            else:
+                last_row = columns.parse_epoch(terminal_line) or columns.parse_scores(terminal_line) or last_row
+        row = {key: value for key, value in last_row.items() if key != "percent"}
+        if self._has_header:
+            return row
+        return {key: value for key, value in row.items() if not key.endswith("_loss")}

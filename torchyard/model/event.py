@@ -7,15 +7,21 @@ from torchyard.model.finding import Finding
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.run import Report, Row, Status
+from torchyard.model.run import BadLoss, Report, Row, Status
 
 # --- of a job, while the run waits for its end ---------------------------------------------------------------------
 
 
-class LinesRead(NamedTuple):
-    """The logs were read, at least every half second: rank 0's new lines, empty if there are none."""
+class RowsRead(NamedTuple):
+    """The logs were read, at least every half second: rank 0's new rows, empty if there are none."""
 
-    lines: list[str]
+    rows: tuple[Row, ...]
+
+
+class BadLossRead(NamedTuple):
+    """Rank 0 has printed the first loss that is not a finite number."""
+
+    bad_loss: BadLoss
 
 
 class StatusRead(NamedTuple):
@@ -29,7 +35,7 @@ class StatusRead(NamedTuple):
     waited_s: float
 
 
-JobEvent = LinesRead | StatusRead | HangUpdate
+JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate
 EmitJobEvent = Callable[[JobEvent], object]
 
 # --- of a run ------------------------------------------------------------------------------------------------------
@@ -59,12 +65,6 @@ class AttemptStarted(NamedTuple):
     job: str
 
 
-class RowsRead(NamedTuple):
-    """The logs were read, at least every half second: rank 0's new rows, empty if there are none."""
-
-    rows: tuple[Row, ...]
-
-
 class WaitEnded(NamedTuple):
     """The job of the attempt has ended: no more rows follow."""
 
@@ -87,6 +87,7 @@ RunEvent = (
     | ChecksMade
     | AttemptStarted
     | RowsRead
+    | BadLossRead
     | StatusRead
     | HangUpdate
     | WaitEnded

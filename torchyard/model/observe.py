@@ -6,8 +6,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Text
 
-RunEvent = Literal["failed", "regressed", "recovered", "waiting", "hanging", "succeeded"]
-_DEFAULT_EVENTS: tuple[RunEvent, ...] = ("failed", "regressed", "recovered", "waiting", "hanging")
+RunEvent = Literal["failed", "regressed", "recovered", "waiting", "hanging", "bad-loss", "succeeded"]
+_DEFAULT_EVENTS: tuple[RunEvent, ...] = ("failed", "regressed", "recovered", "waiting", "hanging", "bad-loss")
 
 
 def _read_addresses(value: object) -> object:

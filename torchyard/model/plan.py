@@ -8,7 +8,7 @@ from pydantic import Field
 from torchyard.model.base import FrozenModel
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Expect, OnFabric
-from torchyard.model.profile import Cluster
+from torchyard.model.profile import Cluster, MetricsSetting, OnNan
 from torchyard.model.requirements import ClusterRequirement, HostRequirement
 
 # How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
@@ -76,6 +76,8 @@ class CommandPlan(FrozenModel):
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
     on_hang: OnHang = Field(description="off: no rank is recorded")
+    metrics: MetricsSetting = Field("none", description="the format in which rank 0 prints its metrics")
+    on_nan: OnNan = "report"
     requires: tuple[HostRequirement, ...]
 
     @property
@@ -150,6 +152,8 @@ class ManifestPlan(FrozenModel):
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
     on_hang: OnHang = Field(description="off: no rank is recorded")
+    metrics: MetricsSetting = Field("none", description="the format in which rank 0 prints its metrics")
+    on_nan: OnNan = "report"
     requires: tuple[ClusterRequirement, ...]
 
     @property

@@ -87,9 +87,37 @@ _ELASTIC_RESTARTS = 100
 PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]  # torchyard's own
 METRICS_FORMATS: tuple[MetricsFormat, ...] = get_args(MetricsFormat)
+OnNan = Literal["report", "fail"]
 OnLauncherLost = Literal["keep", "stop"]
 OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
+
+
+class MetricsPattern(FrozenModel):
+    """A format of metrics that the profile itself defines; torchyard/metrics/pattern.py checks and reads it."""
+
+    pattern: str = Field(description="a regular expression; each named group is a value: `loss=(?P<loss>[^ ,]+)`")
+
+    def __str__(self) -> str:
+        return f"the pattern {self.pattern}"
+
+
+def _read_metrics(value: object) -> object:
+    """The name of a format; of a mapping, the pattern in it."""
+    if isinstance(value, str | MetricsPattern):
+        return value
+    if isinstance(value, dict) and value.keys() == {"pattern"} and isinstance(value["pattern"], str):
+        return MetricsPattern(pattern=value["pattern"])
+    raise ValueError("must be the name of a format, or {pattern: 'loss=(?P<loss>[^ ,]+)'}")
+
+
+_METRICS_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "object", "properties": {"pattern": {"type": "string"}}, "required": ["pattern"]},
+    ]
+}
+MetricsSetting = Annotated[str | MetricsPattern, BeforeValidator(_read_metrics), WithJsonSchema(_METRICS_SCHEMA)]
 
 
 class Profile(FrozenModel):
@@ -174,8 +202,13 @@ class Profile(FrozenModel):
         description="companion objects of a manifest that hold data, such as a PersistentVolumeClaim, at the end of an "
         "attempt",
     )
-    metrics: str = Field(
-        "none", description="the format in which rank 0 prints its metrics; another package may add formats"
+    metrics: MetricsSetting = Field(
+        "none",
+        description="the format in which rank 0 prints its metrics: its name, to which other packages may add, or "
+        "{pattern: 'loss=(?P<loss>[^ ,]+)'}",
+    )
+    on_nan: OnNan = Field(
+        "report", description="if a loss in rank 0's metrics is nan or infinite: report it, or fail the run"
     )
     trend: Trend | None = Field(None, description="the number that is compared with the last runs; all are recorded")
     metrics_to: TrackersSetting = Field(

@@ -24,6 +24,7 @@ class RunResult(FrozenModel):
     seconds: float
     attempts: int
     metrics: Row = Field({}, description="rank 0's last row, and its summary of the whole run")
+    warnings: tuple[str, ...] = Field((), description="signs that the job did not do what was intended")
     checkpoints: tuple[str, ...] = Field(
         (),
         description="the paths that rank 0 printed as `checkpoint`, then the files in the run's folder; in each the "

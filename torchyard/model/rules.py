@@ -114,6 +114,12 @@ def _check_hang(profile: Profile) -> Iterator[Finding]:
         yield Finding("on_hang", "restart requires another attempt: set attempts to 2 or more, or use report or fail")
 
 
+@_reads("on_nan", "metrics")
+def _check_nan(profile: Profile) -> Iterator[Finding]:
+    if profile.on_nan == "fail" and profile.metrics == "none":
+        yield Finding("on_nan", "fail requires metrics: name the format in which rank 0 prints its loss")
+
+
 @_reads("files", "manifest")
 def _check_files_of_manifest(profile: Profile) -> Iterator[Finding]:
     if profile.files and profile.manifest:

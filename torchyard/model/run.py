@@ -111,6 +111,19 @@ class ContainerFailure(FrozenModel):
     exit_code: int
 
 
+class BadLoss(FrozenModel):
+    """A loss of rank 0 that is not a finite number."""
+
+    name: str
+    row: str = Field(description="the row that has it, in words: `epoch 3: loss nan`")
+    count: int = Field(description="the number of such rows so far")
+
+    @property
+    def sentence(self) -> str:
+        suffix = "" if self.count == 1 else f", the first of {self.count:,}"
+        return f"{self.name} is nan or infinite in the row `{self.row}`{suffix}"
+
+
 class Outcome(FrozenModel):
     """How a job ended; `cause` is set if the launcher itself ended it."""
 
@@ -128,6 +141,7 @@ class Outcome(FrozenModel):
     straggler: Straggler | None = Field(
         None, description="the rank that the others waited for most; None if no rank was slower"
     )
+    bad_loss: BadLoss | None = Field(None, description="the first one in rank 0's metrics; None if all were finite")
 
 
 # --- results: logs, metrics, report --------------------------------------------------------------------------------
@@ -170,6 +184,9 @@ class Collected(FrozenModel):
 
     logs: tuple[LogFile, ...]
     metrics: Metrics
+    warnings: tuple[str, ...] = Field(
+        (), description="signs that the job did not do what was intended, however it ended: one sentence each"
+    )
     failure: Failure | None
     fabric: FabricVerdict | None = Field(
         None, description="None if the hardware promises nothing and no log contains NCCL lines"

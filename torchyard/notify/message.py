@@ -7,7 +7,7 @@ from torchyard.common.text import format_duration
 from torchyard.model.hang import Hang
 from torchyard.model.observe import RunEvent
 from torchyard.model.profile import Profile
-from torchyard.model.run import End, Report
+from torchyard.model.run import BadLoss, End, Report
 from torchyard.notify.delivery import Message, Tone
 
 _MAX_SENTENCE_CHARS = 1000
@@ -20,6 +20,7 @@ _TONES: dict[RunEvent, Tone] = {
     "recovered": "success",
     "waiting": "warning",
     "hanging": "warning",
+    "bad-loss": "warning",
     "succeeded": "success",
 }
 
@@ -69,6 +70,12 @@ def write_hang_message(profile: Profile, run: str, hang: Hang, link: str) -> Mes
     action = actions.get(profile.on_hang, "the job still runs: on_hang: report")
     links = [f"torchyard why {run}", *_list_links(run, link)]
     return _write(profile.name, "hanging", [single_line(hang.sentence), action], links)
+
+
+def write_bad_loss_message(profile: Profile, run: str, bad_loss: BadLoss, link: str) -> Message:
+    """The message about a loss that is nan or infinite, and torchyard's reaction to it."""
+    action = "the run ends" if profile.on_nan == "fail" else "the job still runs: on_nan: report"
+    return _write(profile.name, "bad-loss", [bad_loss.sentence, action], _list_links(run, link))
 
 
 def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str | None:

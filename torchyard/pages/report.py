@@ -150,7 +150,7 @@ def _list_attempts(report: Report) -> list[_Entry]:
 
 
 def _list_findings(report: Report) -> list[_Entry]:
-    """The cause of a failure, the network, the trend, the archive, and the messages that were not delivered."""
+    """The cause of a failure, the warnings, the network, the trend, the archive, and what was not delivered."""
     entries: list[_Entry] = []
     if report.trend:
         entries.append(_Entry("trend", f"{report.trend.verdict}: {report.trend.sentence}"))
@@ -160,10 +160,17 @@ def _list_findings(report: Report) -> list[_Entry]:
     short_entries = [_Entry(entry.label, single_line(entry.text, _MAX_DETAIL_CHARS)) for entry in entries]
     return [
         *_list_cause_entries(report),
+        *_list_warning_entries(report),
         *_list_container_failures(report),
         *_list_fabric_entries(report),
         *short_entries,
     ]
+
+
+def _list_warning_entries(report: Report) -> list[_Entry]:
+    """The warnings of the last attempt."""
+    warnings = report.collected.warnings if report.collected else ()
+    return [_Entry("warning", single_line(warning, 2 * _MAX_DETAIL_CHARS)) for warning in warnings]
 
 
 def _list_fabric_entries(report: Report) -> list[_Entry]:

@@ -10,7 +10,6 @@ from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.machines.processes import Watchdog
-from torchyard.metrics.registry import get_line_reader
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.errors import (
     DetachedError,
@@ -23,8 +22,8 @@ from torchyard.model.errors import (
 )
 from torchyard.model.event import (
     AttemptStarted,
+    BadLossRead,
     JobEvent,
-    LinesRead,
     ReportWritten,
     RowsRead,
     RunStarted,
@@ -213,20 +212,21 @@ class Runner:
     def wait(self, attempt: OpenAttempt, handle: Handle) -> Outcome:
         """Wait for the end of the job; its rows, states and hangs are emitted meanwhile; a cancel ends the wait."""
         self.sinks.emit(AttemptStarted(attempt.number, attempt.plan.job))
-        parse_row = get_line_reader(self.profile.metrics)
         has_started = False
 
         def take(event: JobEvent) -> None:
             nonlocal has_started
             match event:
-                case LinesRead():
+                case RowsRead():
                     self.control.check_cancelled()
-                    self.sinks.emit(RowsRead(tuple(filter(None, map(parse_row, event.lines)))))
+                    self.sinks.emit(event)
                 case StatusRead():
                     if event.status.state == "running" and not has_started:
                         has_started = True
                         self.folder.record_event("running", attempt=attempt.number, waited_s=round(event.waited_s, 1))
                     self.sinks.emit(event)
+                case BadLossRead():
+                    self.sinks.emit(BadLossRead(secrets.mask_model(event.bad_loss)))
                 case HangUpdate():
                     self.sinks.emit(secrets.mask_model(event))
                 case _:
@@ -244,7 +244,7 @@ class Runner:
         """Read the logs of the ended job; return the attempt as the report shows it."""
 
         def collect_attempt() -> Attempt:
-            collected = self._step_functions.collect(attempt.plan, outcome, self.profile.metrics)
+            collected = self._step_functions.collect(attempt.plan, outcome)
             return secrets.mask_model(Attempt(number=attempt.number, outcome=outcome, collected=collected))
 
         ended = self._run_step("collect", collect_attempt, describe_logs)

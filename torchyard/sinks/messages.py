@@ -1,4 +1,4 @@
-"""The messages of a run (`notify`): when its job waits for long, when a rank hangs, and how the run ended."""
+"""The messages of a run (`notify`): its job waits for long, a rank hangs, a loss is nan, and how the run ended."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchyard.common.log import get_log
 from torchyard.common.outbox import Outbox, OutboxSettings
 from torchyard.model.errors import FolderError
-from torchyard.model.event import AttemptStarted, EndReached, RunEvent, StatusRead
+from torchyard.model.event import AttemptStarted, BadLossRead, EndReached, RunEvent, StatusRead
 from torchyard.model.finding import Finding
 from torchyard.model.hang import HangUpdate
 from torchyard.model.observe import Notify
@@ -16,7 +16,13 @@ from torchyard.model.observe import RunEvent as NotifyEvent
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.notify.delivery import Message, send_message
-from torchyard.notify.message import list_end_events, write_end_message, write_hang_message, write_waiting_message
+from torchyard.notify.message import (
+    list_end_events,
+    write_bad_loss_message,
+    write_end_message,
+    write_hang_message,
+    write_waiting_message,
+)
 from torchyard.notify.targets import check_addresses, describe_address, remember_addresses
 from torchyard.run import journal
 from torchyard.run.folder import RunFolder
@@ -71,6 +77,9 @@ class MessageSink(Sink):
                 if event.hang and event.is_certain:
                     message = write_hang_message(self._profile, self._folder.name, event.hang, self._link)
                     self._send_once("hanging", f"hanging {self._attempt}", message)
+            case BadLossRead():
+                message = write_bad_loss_message(self._profile, self._folder.name, event.bad_loss, self._link)
+                self._send_once("bad-loss", f"bad-loss {self._attempt}", message)
             case EndReached():
                 self._send_end(event.report)
             case _:

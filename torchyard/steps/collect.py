@@ -24,13 +24,16 @@ from torchyard.steps.log_tail import LogTails
 
 
 @retry_step(COLLECT_TIMEOUT_S)
-def collect(plan: Plan, outcome: Outcome, metrics: str) -> Collected:
-    """The logs, the metrics, the network and the failure of one attempt.
+def collect(plan: Plan, outcome: Outcome) -> Collected:
+    """The logs, the metrics, the network, the warnings and the failure of one attempt.
 
     Each log is read forward once (LogScan); a failure's last lines and those with a failure word are read again.
     """
     scan = _create_scan(plan, outcome)
-    read_metrics = _read_metrics(plan, metrics, outcome, scan)
+    metrics = _read_metrics(plan, scan)
+    warnings = _list_warnings(plan, outcome, metrics)
+    for warning in warnings:
+        get_log().warning("%s", warning)
     logs = tuple(
         LogFile(node=name, path=path, lines=scan.line_counts[name], lost=outcome.lost.get(name, ""))
         for name, path in plan.logs.items()
@@ -45,7 +48,8 @@ def collect(plan: Plan, outcome: Outcome, metrics: str) -> Collected:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
     return Collected(
         logs=logs,
-        metrics=read_metrics,
+        metrics=metrics,
+        warnings=warnings,
         failure=failure,
         fabric=_evaluate_fabric(plan, outcome, scan.nccl.build_reading()),
     )
@@ -58,31 +62,45 @@ def _create_scan(plan: Plan, outcome: Outcome) -> LogScan:
     return LogScan(plan, with_failures=is_diagnosed, with_records=with_records)
 
 
-def _read_metrics(plan: Plan, format: str, outcome: Outcome, scan: LogScan) -> Metrics:
-    """Read the logs; return the metrics of rank 0.
-
-    A warning is logged and added to the summary if they look wrong, or if there are none.
-    """
-    if format == "none":
+def _read_metrics(plan: Plan, scan: LogScan) -> Metrics:
+    """Read the logs; return the metrics of rank 0."""
+    if plan.metrics == "none":
         scan.read()
         return Metrics()
-    metrics = get_reader(format)(scan.read_rank_zero(LINE_MARKERS.get(format, b"")))
-    warning = None
-    if not metrics.rows and not metrics.summary:
-        # A job that failed may have ended before its first row; its cause is reported anyway.
-        if outcome.status.state == "succeeded":
-            warning = f"metrics: {format} found no row in the output of rank 0: does the program print this format?"
-    else:
-        values: Row = metrics.rows[-1] | metrics.summary if metrics.rows else metrics.summary
-        if values.get("world_size", values.get("ranks")) == 1 and len(plan.nodes) > 1:
-            warning = (
-                f"the program reports 1 rank on {len(plan.nodes)} nodes, so each may have run alone: does it call "
-                "init_process_group, and read RANK and WORLD_SIZE?"
-            )
-    if warning is None:
-        return metrics
-    get_log().warning("%s", warning)
-    return metrics.model_copy(update={"summary": metrics.summary | {"warning": warning}})
+    marker = LINE_MARKERS.get(plan.metrics, b"") if isinstance(plan.metrics, str) else b""
+    return get_reader(plan.metrics)(scan.read_rank_zero(marker))
+
+
+def _list_warnings(plan: Plan, outcome: Outcome, metrics: Metrics) -> tuple[str, ...]:
+    """The signs that the job did not do what was intended, one sentence each."""
+    warnings = [_find_missing_metrics(plan, outcome, metrics), _find_single_rank(plan, metrics)]
+    if outcome.bad_loss:
+        warnings.append(outcome.bad_loss.sentence)
+    return tuple(warning for warning in warnings if warning)
+
+
+def _find_missing_metrics(plan: Plan, outcome: Outcome, metrics: Metrics) -> str | None:
+    """The warning that no line of rank 0 had the format of the metrics; None if one had.
+
+    None also for a job that failed: it may have ended before its first row, and its cause is reported.
+    """
+    if plan.metrics == "none" or metrics.rows or metrics.summary or outcome.status.state != "succeeded":
+        return None
+    return (
+        f"metrics: {plan.metrics} has read nothing, because no line of rank 0 has this format: does the program print "
+        "it, and on rank 0?"
+    )
+
+
+def _find_single_rank(plan: Plan, metrics: Metrics) -> str | None:
+    """The warning that the program on several nodes reports a single rank; None if it does not."""
+    values: Row = metrics.rows[-1] | metrics.summary if metrics.rows else metrics.summary
+    if values.get("world_size", values.get("ranks")) != 1 or len(plan.nodes) == 1:
+        return None
+    return (
+        f"the program reports 1 rank on {len(plan.nodes)} nodes, so each may have run alone: does it call "
+        "init_process_group, and read RANK and WORLD_SIZE?"
+    )
 
 
 def _evaluate_fabric(plan: Plan, outcome: Outcome, reading: FabricReading) -> FabricVerdict | None:

@@ -14,15 +14,17 @@ from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.no_progress import Diagnosis, describe_progress
 from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry
+from torchyard.metrics.registry import get_line_reader
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.errors import ClusterError
-from torchyard.model.event import EmitJobEvent, JobEvent, LinesRead, StatusRead
+from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead
 from torchyard.model.plan import Plan
-from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Status
+from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Row, Status
 from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
+from torchyard.steps.loss_monitor import LossMonitor
 
 _STATUS_INTERVAL_S = 2.0  # between two reads of the status of a job that does not change
 _MAX_POLL_SHARE = 0.05  # of a processor, for polls while changes come without a pause
@@ -37,9 +39,9 @@ LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is giv
 def wait(handle: Handle, emit: EmitJobEvent | None = None) -> Outcome:
     """Wait until the job has ended and its logs are read; return its outcome.
 
-    `emit`: called on this thread with each event (torchyard/model/event.py): rank 0's new lines at least every
-    half second, each status, and the hang and the straggler that the ranks' records show, whenever they change. An
-    Exception of it is logged and ends nothing.
+    `emit`: called on this thread with each event (torchyard/model/event.py): rank 0's new rows at least every half
+    second, a loss that is nan, each status, and the hang and the straggler that the ranks' records show, whenever they
+    change. An Exception of it is logged and ends nothing.
 
     An expired deadline ends the job too: the outcome has its cause, and nothing is raised. Errors of this process are
     logged and retried, and end nothing. RunInUseError if another process has taken the run over.
@@ -89,6 +91,8 @@ class _JobPoller:
         self._deadlines = DeadlineMonitor(handle.deadlines, job_age_s=handle.age_s, now=now)
         self._fabric = FabricMonitor(handle.plan)
         self._hangs = HangMonitor(handle.plan, emit)
+        self._parse_row = get_line_reader(handle.plan.metrics)
+        self._losses = LossMonitor(handle.plan, emit)
         self._wait_reporter = _WaitReporter()
         self._lost_line_reporter = _LostLineReporter()
         self._lost_worker_reporter = _LostWorkerReporter()
@@ -142,24 +146,29 @@ class _JobPoller:
             self._next_status_at = now + _STATUS_INTERVAL_S
 
     def _find_outcome(self, status: Status, *, are_logs_current: bool) -> Outcome | None:
-        """The outcome of a job that has ended, or that its network, a hang or a deadline ends; else None."""
+        """The outcome of a job that has ended, or that its network, a loss, a hang or a deadline ends; else None."""
         if status.state in ENDED_STATES:
             return Outcome(status=status, exit_codes=self._watch.exit_codes())
-        failed_status = self._fabric.check(self._logs) or self._check_hang()
+        failed_status = self._fabric.check(self._logs) or self._losses.check() or self._check_hang()
         if failed_status:
             return Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
         expired = self._deadlines.check(self._take_snapshot(status, are_logs_current=are_logs_current))
         return _build_deadline_outcome(expired, status, self._watch) if expired else None
 
     def _read_logs(self) -> bool:
-        """Emit rank 0's new lines; return whether all logs are read to their current end."""
+        """Emit rank 0's new rows; return whether all logs are read to their current end."""
         lines: list[str] = []
+        rows: tuple[Row, ...] = ()
         is_current = False
         with self._local_errors.tolerate("read the logs"):
             lines = self._logs.read()
             is_current = not self._logs.is_behind
+        with self._local_errors.tolerate("read the metrics", ignore_errors=True):
+            rows = tuple(filter(None, map(self._parse_row, lines)))
         with self._local_errors.tolerate("report the progress", ignore_errors=True):
-            self._emit(LinesRead(lines))
+            self._emit(RowsRead(rows))
+        with self._local_errors.tolerate("check the losses", ignore_errors=True):
+            self._losses.add_rows(rows)
         return is_current
 
     def _publish_status(self, status: Status, diagnosis: Diagnosis | None) -> None:
@@ -218,7 +227,7 @@ class _JobPoller:
             started_at = _find_start_time(self._logs, self._watch)
             started_after = started_at - self._handle.submitted_at if started_at else None
             update = {"started_after": started_after} | self._hangs.get_findings(outcome.status)
-            outcome = outcome.model_copy(update=update)
+            outcome = self._losses.complete(outcome.model_copy(update=update))
         self._local_errors.pause()
         return outcome
 

@@ -18,7 +18,7 @@ from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Observation, Outcome
+from torchyard.model.run import Observation, Outcome, Row
 from torchyard.pods import lease_record, seal
 from torchyard.steps import wait
 
@@ -58,7 +58,7 @@ def test_cancel_interrupts_the_reading_of_logs(job: Job) -> None:
     job.end()
     started_at = time.monotonic()
 
-    def on_poll(_: list[str]) -> None:
+    def on_poll(_: tuple[Row, ...]) -> None:
         if time.monotonic() - started_at > 1:
             raise KeyboardInterrupt
 
@@ -82,7 +82,7 @@ def end_before_its_pods(job: Job, release_after_s: float) -> Outcome:
     """The outcome of a job whose end is reported before the ends of its pods, which are watched separately."""
     has_ended = threading.Event()
 
-    def on_poll(_: list[str]) -> None:
+    def on_poll(_: tuple[Row, ...]) -> None:
         watches = [request for request in job.fake_api.find_requests("GET", ".") if request.query.get("watch")]
         if not has_ended.is_set() and len(watches) >= len(job.plan.watch):
             has_ended.set()

@@ -32,6 +32,7 @@ def test_form_of_every_profile_accepts_no_changes_and_its_own_values(name: str) 
         {"args": ["--lr", 0.1], "env": {"A": "1"}, "pod": {"priority_class": None}},
         {"notify": ["$HOOK"], "metrics_to": ["tensorboard", {"mlflow": {"uri": "http://mlflow:5000"}}]},
         {"notify": {"to": ["$HOOK"], "events": ["failed"]}, "metrics_to": {"wandb": {}}},
+        {"metrics": {"pattern": "loss=(?P<loss>[^ ,]+)"}, "on_nan": "fail"},
         {"fabric": "no-rdma", "trend": {"value": "map"}, "hardware": None},
     ],
 )

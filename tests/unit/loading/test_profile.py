@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from tests.doubles.installed_packages import InstalledPackages
 from tests.inputs.user_files import FILES, PROFILE, get_refusal, list_findings
 from tests.inputs.user_manifests import JOB
 from torchyard.common.project_root import ROOT
+from torchyard.launchers import registry
 from torchyard.loading.profile import list_hardware, list_profiles, load_hardware, load_profile
 from torchyard.model.errors import ProfileError
+from torchyard.model.profile import MetricsPattern
+from torchyard.model.run import TRIAL_RUN
 
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
@@ -372,3 +376,29 @@ def test_package_that_is_broken_affects_only_its_users(packages: InstalledPackag
     assert load(write()).metrics == "none"
     lines = get_refusal(write(launcher="l", metrics="m", metrics_to=["t"])).splitlines()
     assert [line.count("ty-broken 1.0") for line in lines[1:]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"pattern": "loss=("}, "metrics.pattern: is not a regular expression of Python"),
+        ({"pattern": "loss=(.+)"}, "metrics.pattern: needs a named group"),
+        ({"pattern": 1}, "metrics: must be the name of a format, or {pattern: "),
+        ({"patern": "x"}, "metrics: must be the name of a format, or {pattern: "),
+        (["json-lines"], "metrics: must be the name of a format, or {pattern: "),
+    ],
+)
+def test_metrics_that_cannot_be_read_are_refused(write: Write, metrics: object, message: str) -> None:
+    """A pattern that is invalid, and a value that is neither a name nor a pattern, is an error with its line."""
+    assert re.search(rf":\d+: {re.escape(message)}", get_refusal(write(metrics=metrics)))
+
+
+def test_pattern_is_in_the_plan(write: Write) -> None:
+    """A profile's pattern, also one of `--set`, and `on_nan` reach the plan, by which the job's output is read."""
+    pattern = "loss=(?P<loss>[^ ,]+)"
+    for profile in (
+        load_profile(str(write(metrics={"pattern": pattern}, on_nan="fail"))),
+        load_profile(str(write(on_nan="fail")), {"metrics.pattern": pattern}),
+    ):
+        plan = registry.make_plan(profile, TRIAL_RUN)
+        assert (plan.metrics, plan.on_nan) == (MetricsPattern(pattern=pattern), "fail")

@@ -45,3 +45,9 @@ def test_pairs_and_slow_nodes_are_rows() -> None:
     node = {"step": 2, "node": "b", "busbw": 0.3, "ratio": 0.3, "slow": True}
     metrics = read_json_lines(map(json.dumps, (pair, node, {"verdict": "1 of 8 nodes is slow", "rounds": 2})))
     assert (metrics.rows, metrics.summary) == ((pair, node), {"verdict": "1 of 8 nodes is slow", "rounds": 2})
+
+
+def test_numbers_that_json_cannot_hold_are_none() -> None:
+    """NaN and Infinity, which Python writes, are None in a row; null is left out."""
+    row = parse_object('{"epoch": 1, "loss": NaN, "lr": -Infinity, "scale": 1e999, "accuracy": null}')
+    assert row == {"epoch": 1, "loss": None, "lr": None, "scale": None}

@@ -16,7 +16,7 @@ from torchyard.metrics.registry import (
     LINE_READERS,
     READERS,
     describe_row,
-    find_unusable_format,
+    find_metrics_problem,
     format_number,
     get_line_reader,
     get_progress,
@@ -34,7 +34,7 @@ def test_check_of_the_fabric_is_not_a_metric(name: MetricsFormat) -> None:
     """The output of the check before a program is not read as the program's, in any format."""
     metrics = READERS[name]([CHECKED])
     assert (metrics.rows, metrics.summary) == ((), {})
-    assert LINE_READERS[name](CHECKED) == {}
+    assert LINE_READERS[name]()(CHECKED) == {}
 
 
 # Pieces of lines of the formats, which are combined at random.
@@ -99,7 +99,7 @@ def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
     dumped = READERS[name](lines).model_dump_json()
     json.loads(dumped, parse_constant=pytest.fail)
     for line in lines:
-        row = LINE_READERS[name](line)
+        row = LINE_READERS[name]()(line)
         assert isinstance(describe_row(row), str)
         progress = get_progress(row)
         assert progress is None or 0 <= progress.share <= 1
@@ -171,14 +171,20 @@ def read_line(line):
 def test_format_of_another_package_is_read(packages: InstalledPackages) -> None:
     """The rows of another package's line reader are the metrics; a row without a step belongs to the summary."""
     packages.install("ty-loss", LOSS, ty_loss=READ_LOSS)
-    assert find_unusable_format("loss") is None
+    assert find_metrics_problem("loss") is None
     assert get_line_reader("loss")("step 1 0.5") == {"step": 1, "loss": 0.5}
     metrics = get_reader("loss")(["", "tiny", "step 1 0.5", "step 2 0.25", "step 2 0.2"])
     assert metrics.rows == ({"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.2})
     assert metrics.summary == {"model": "tiny"}
 
 
-@pytest.mark.parametrize("line", ["step one 0.5", "step", "bad row", "infinite"])
+def test_infinite_value_of_another_package_is_none(packages: InstalledPackages) -> None:
+    """A reader of another package may return nan and infinity, which are None in a row."""
+    packages.install("ty-loss", LOSS, ty_loss=READ_LOSS)
+    assert get_line_reader("loss")("infinite") == {"loss": None}
+
+
+@pytest.mark.parametrize("line", ["step one 0.5", "step", "bad row"])
 def test_reader_that_fails_loses_only_its_line(
     packages: InstalledPackages, caplog: pytest.LogCaptureFixture, line: str
 ) -> None:
@@ -198,9 +204,9 @@ def test_format_that_is_gone_reads_nothing(caplog: pytest.LogCaptureFixture) -> 
 def test_unusable_format_is_an_error_that_lists_the_choices(packages: InstalledPackages) -> None:
     """The error for an unknown format lists torchyard's formats and those of packages."""
     packages.install("ty-loss", LOSS, ty_loss="")
-    error = find_unusable_format("los")
-    assert str(error) == (
-        "must be one of none, json-lines, yolov5, mnist, allreduce-bench, nccl-tests, loss, not los; or install the "
-        "package that has it"
+    finding = find_metrics_problem("los")
+    assert str(finding) == (
+        "metrics: must be one of none, json-lines, yolov5, mnist, allreduce-bench, nccl-tests, loss, not los; or "
+        "install the package that has it"
     )
-    assert "ty-loss 1.0" in str(find_unusable_format("loss"))
+    assert "ty-loss 1.0" in str(find_metrics_problem("loss"))

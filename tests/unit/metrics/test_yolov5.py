@@ -4,7 +4,7 @@ import pytest
 
 from tests.inputs.printed_metrics import load_posted_log
 from torchyard.metrics.registry import describe_row, get_progress
-from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
+from torchyard.metrics.yolov5 import Yolov5LineReader, read_yolov5
 
 # A bar is redrawn after each carriage return, so newlines must not be translated.
 YOLOV5 = load_posted_log("yolov5")
@@ -43,10 +43,10 @@ def test_yolov5_summary() -> None:
 
 
 def test_yolov5_epoch_may_lack_scores() -> None:
-    """An epoch in which the run was stopped has losses but no scores, and a nan loss is read as nan."""
+    """An epoch in which the run was stopped has losses but no scores, and a nan loss is None."""
     rows = read_yolov5([BAR, VALIDATED, BAR.replace("3/9", "4/9").replace("0.05", "nan")]).rows
     assert [row.get("mAP50") for row in rows] == [0.7, None]
-    assert str(rows[1]["box_loss"]) == "nan"
+    assert rows[1]["box_loss"] is None
 
 
 def test_yolov5_scores_without_an_epoch_are_final() -> None:
@@ -90,15 +90,15 @@ def test_yolov5_prefix_of_a_launcher_does_not_hide_a_line(before: str) -> None:
 @pytest.mark.parametrize("text", ["3/9  2.1G  0.05  0.04  0.0", "all 128 929 0.7 0.6 0.7", "overall 1 2 3 4 5 6"])
 def test_yolov5_torn_line_is_not_a_row(text: str) -> None:
     """Half of a bar or of the scores gives no row."""
-    assert read_yolov5_line(text) == {}
+    assert Yolov5LineReader()(text) == {}
 
 
 def test_yolov5_progress() -> None:
     """Epochs are counted from 0: the last of ten is 9, at which progress is complete."""
-    row = read_yolov5_line(BAR + BAR.replace("3/9", "9/9"))
+    row = Yolov5LineReader()(BAR + BAR.replace("3/9", "9/9"))
     assert get_progress(row) == ("epoch", 9, 9, 1.0)
     assert describe_row(row)[:20] == "epoch 9: GPU_mem 2.1"
-    assert read_yolov5_line(VALIDATED) == {"P": 0.7, "R": 0.6, "mAP50": 0.7, "mAP50_95": 0.45}
+    assert Yolov5LineReader()(VALIDATED) == {"P": 0.7, "R": 0.6, "mAP50": 0.7, "mAP50_95": 0.45}
 
 
 # --- the columns that the headers name
@@ -160,5 +160,13 @@ def test_first_validation_is_not_the_final_one() -> None:
 
 
 def test_progress_has_no_losses_by_wrong_names() -> None:
-    """While a job runs only single lines are seen, without the header that names the losses."""
-    assert read_yolov5_line(V8[1]) == {"epoch": 1, "last_epoch": 100, "GPU_mem": 2.27, "instances": 64, "size": 640}
+    """Before the first header the losses, which it names, are left out."""
+    assert Yolov5LineReader()(V8[1]) == {"epoch": 1, "last_epoch": 100, "GPU_mem": 2.27, "instances": 64, "size": 640}
+
+
+def test_progress_has_the_losses_that_the_header_names() -> None:
+    """The lines after a header have the losses by its names, and nan as None, while the job runs."""
+    read_line = Yolov5LineReader()
+    assert read_line(V8[0]) == {}
+    row = read_line(V8[1].replace("1.623", "  nan"))
+    assert [row[name] for name in ("box_loss", "cls_loss", "dfl_loss")] == [1.171, None, 1.207]

@@ -41,6 +41,7 @@ from torchyard.model.rules import get_first_key, list_findings
         ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: input should be greater than 0"),
         ({"check_fabric": "soon", "nodes": 2}, "check_fabric: a duration is a number with a unit"),
         ({"on_hang": "restart"}, "on_hang: restart requires another attempt: set attempts to 2 or more"),
+        ({"on_nan": "fail"}, "on_nan: fail requires metrics"),
         ({"on_hang": True}, "on_hang: .*'off', 'report', 'restart' or 'fail'"),
         ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: must be one number with rendezvous: env"),
     ],

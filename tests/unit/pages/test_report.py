@@ -216,3 +216,12 @@ def test_message_that_did_not_arrive_is_a_row() -> None:
     lost = short_report().model_copy(update={"unsent": ("json://… has not got 'x: failed': refused",)})
     assert "  unsent       json://… has not got 'x: failed': refused\n" in render_text(lost)
     assert "| unsent | json" in render_markdown(lost)
+
+
+@pytest.mark.parametrize("form", [render_text, render_markdown])
+def test_warnings_are_findings(form: Form) -> None:
+    """The warnings of the last attempt are in the report of a run that succeeded."""
+    ended = attempt(1, "")
+    collected = ended.collected.model_copy(update={"warnings": ("loss is nan", "no rank called a collective")})
+    text = form(report_of(ended.model_copy(update={"collected": collected})))
+    assert ("loss is nan" in text, "no rank called a collective" in text, text.count("warning")) == (True, True, 2)

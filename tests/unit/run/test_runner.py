@@ -26,7 +26,7 @@ from torchyard.machines.job import MachinesJob
 from torchyard.machines.owner import MachinesOwner
 from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
-from torchyard.model.event import EmitJobEvent, LinesRead
+from torchyard.model.event import EmitJobEvent, RowsRead
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import (
@@ -191,9 +191,9 @@ def test_cancel_without_a_signal_ends_the_wait(write: Write) -> None:
     control = CancelledControl()
 
     def wait_for_cancel(handle: Handle, emit: EmitJobEvent) -> Outcome:
-        emit(LinesRead([]))
+        emit(RowsRead(()))
         control.cancelled = True
-        emit(LinesRead([]))
+        emit(RowsRead(()))
         raise AssertionError("the wait goes on")
 
     steps = StepFunctions()._replace(wait=wait_for_cancel)

@@ -12,9 +12,9 @@ from tests.builders.reports import short_report
 from tests.conftest import Write, load
 from tests.processes.receiver import Receiver
 from tests.support.waiting import wait_until
-from torchyard.model.event import AttemptStarted, EndReached, StatusRead
+from torchyard.model.event import AttemptStarted, BadLossRead, EndReached, StatusRead
 from torchyard.model.hang import HangUpdate
-from torchyard.model.run import Report, Status
+from torchyard.model.run import BadLoss, Report, Status
 from torchyard.run.folder import RunFolder
 from torchyard.sinks.messages import MessageSink
 from torchyard.trend.records import store_record
@@ -145,6 +145,17 @@ def test_certain_hang_is_sent_once(write: Write, folder: RunFolder, receiver: Re
     assert receiver.titles == ["sample: hanging"]
     text = receiver.received[0]["message"]
     assert (HANG.sentence in text, "on_hang: report" in text, "torchyard why " in text) == (True, True, True)
+
+
+def test_loss_that_is_nan_is_sent_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
+    """A loss that is nan is sent once, with its row and what `on_nan` does about it."""
+    sink = create_sink(write, folder, receiver)
+    for _ in range(2):
+        sink.take(BadLossRead(BadLoss(name="loss", row="epoch 2: loss nan", count=1)))
+    sink.finish(10)
+    assert receiver.titles == ["sample: bad-loss"]
+    text = receiver.received[0]["message"]
+    assert ("epoch 2: loss nan" in text, "on_nan: report" in text) == (True, True)
 
 
 def test_unreadable_history_and_journal_do_not_end_the_run(

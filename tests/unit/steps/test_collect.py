@@ -9,12 +9,14 @@ from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.common.private_files import make_private_folder
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Failure, LogFile, Outcome, Status
+from torchyard.model.profile import MetricsPattern, MetricsSetting
+from torchyard.model.run import BadLoss, Failure, LogFile, Outcome, State, Status
 from torchyard.steps import log_scan
 from torchyard.steps.collect import blame_disk, collect, find_failure
 from torchyard.steps.log_reader import read_blocks
 from torchyard.steps.log_scan import LogScan
 
+ENDED = Outcome(status=Status(state="succeeded", reason=""), exit_codes={})
 DISK_FULL_LOSS = "9 lines: No space left on device"
 
 
@@ -61,9 +63,36 @@ def test_program_with_one_rank_on_two_nodes_is_a_warning(
         make_private_folder(Path(path).parent)
         prefix = f"2026-11-21T08:00:47.123Z worker-{number} | "
         Path(path).write_text(f"{prefix}INFO group_rank={number}\n{prefix}[default0]:{row}\n")
-    collected = collect(plan, Outcome(status=Status(state="succeeded", reason=""), exit_codes={}), "json-lines")
+    collected = collect(plan.model_copy(update={"metrics": "json-lines"}), ENDED)
     assert collected.metrics.rows or collected.metrics.summary
-    assert ("warning" in collected.metrics.summary, "each may have run alone" in caplog.text) == (is_warned, is_warned)
+    assert (bool(collected.warnings), "each may have run alone" in caplog.text) == (is_warned, is_warned)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "state", "is_warned"),
+    [
+        ("json-lines", "succeeded", True),
+        (MetricsPattern(pattern="loss=(?P<loss>.+)"), "succeeded", True),
+        ("json-lines", "failed", False),
+        ("none", "succeeded", False),
+    ],
+)
+def test_metrics_that_nothing_was_read_from_are_a_warning(
+    plan: ManifestPlan, metrics: MetricsSetting, state: State, is_warned: bool
+) -> None:
+    """If no line of rank 0 of a job that succeeded has the format of the metrics, the report warns with its name."""
+    plan = plan.model_copy(update={"metrics": metrics})
+    write_logs(plan, [["epoch 1, 0.5", ""], ['{"epoch": 1}', ""]])
+    outcome = ENDED.model_copy(update={"status": Status(state=state, reason="")})
+    warnings = collect(plan, outcome).warnings
+    assert [warning.startswith(f"metrics: {metrics} has read nothing") for warning in warnings] == [True] * is_warned
+
+
+def test_loss_that_is_nan_is_a_warning(plan: ManifestPlan) -> None:
+    """A loss that the wait has found to be nan is a warning of the report, also if the job succeeded."""
+    bad_loss = BadLoss(name="loss", row="epoch 3: loss nan", count=7)
+    warnings = collect(plan, ENDED.model_copy(update={"bad_loss": bad_loss})).warnings
+    assert warnings == ("loss is nan or infinite in the row `epoch 3: loss nan`, the first of 7",)
 
 
 def write_logs(plan: ManifestPlan, lines_by_node: list[list[str]]) -> None:
@@ -73,14 +102,11 @@ def write_logs(plan: ManifestPlan, lines_by_node: list[list[str]]) -> None:
         Path(path).write_text("\n".join(f"2026-11-21T08:00:47.123Z {node} | [default0]:{line}" for line in lines))
 
 
-ENDED = Outcome(status=Status(state="succeeded", reason=""), exit_codes={})
-
-
 def test_network_is_evaluated_by_the_logs_of_all_nodes(plan: ManifestPlan) -> None:
     """One node with TCP makes the network unexpected, and the sentence contains that node's name."""
     plan = plan.model_copy(update={"expect": Expect(transport="roce", gdr=True)})
     write_logs(plan, [list_rdma_lines("gpu-1"), list_socket_lines("gpu-2", 8)])
-    fabric = collect(plan, ENDED, "none").fabric
+    fabric = collect(plan, ENDED).fabric
     assert fabric
     assert (fabric.verdict, fabric.sentence.partition(":")[0]) == ("not-rdma", "TCP over eth0 on worker-1, not roce")
 
@@ -88,9 +114,9 @@ def test_network_is_evaluated_by_the_logs_of_all_nodes(plan: ManifestPlan) -> No
 def test_network_without_expectation_and_lines_has_no_verdict(plan: ManifestPlan) -> None:
     """Without a line of NCCL the verdict is None, or `unknown` if the plan expects a network."""
     write_logs(plan, [["epoch 1"], ["epoch 1"]])
-    assert collect(plan, ENDED, "none").fabric is None
+    assert collect(plan, ENDED).fabric is None
     plan = plan.model_copy(update={"expect": Expect(transport="roce")})
-    fabric = collect(plan, ENDED, "none").fabric
+    fabric = collect(plan, ENDED).fabric
     assert fabric
     assert fabric.verdict == "unknown"
 
@@ -100,7 +126,7 @@ FAILED = Outcome(status=Status(state="failed", reason="it failed"), exit_codes={
 
 def test_each_log_is_read_forward_once(plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collection of a failed job reads each log once; after that it reads only the end of a log."""
-    plan = plan.model_copy(update={"ranks": "placed"})
+    plan = plan.model_copy(update={"ranks": "placed", "metrics": "json-lines"})
     write_logs(plan, [["start", '{"epoch": 1}', "RuntimeError: boom", ""], ["epoch 1", ""]])
     read_paths: list[str] = []
 
@@ -109,7 +135,7 @@ def test_each_log_is_read_forward_once(plan: ManifestPlan, monkeypatch: pytest.M
         return read_blocks(path)
 
     monkeypatch.setattr(log_scan, "read_blocks", read_and_record)
-    collected = collect(plan, FAILED, "json-lines")
+    collected = collect(plan, FAILED)
     assert read_paths == list(plan.logs.values())
     assert [log.lines for log in collected.logs] == [3, 1]
     assert (collected.metrics.rows, collected.failure and collected.failure.cause) == (({"epoch": 1},), "program-error")
@@ -121,6 +147,6 @@ def test_failure_before_many_lines_is_the_cause(plan: ManifestPlan) -> None:
     peer_lost = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
     steps = [f"step {number}" for number in range(12_000)]
     write_logs(plan, [[*traceback, *steps, ""], [*steps, peer_lost, ""]])
-    failure = collect(plan, FAILED, "none").failure
+    failure = collect(plan, FAILED).failure
     assert failure
     assert (failure.cause, failure.node) == ("program-error", "worker-0")

@@ -55,6 +55,19 @@ def test_job_that_never_starts_expires_its_start_deadline(job: Make) -> None:
     assert wait_briefly(job(tenths=100, log="text")).cause == "start-deadline"
 
 
+@pytest.mark.parametrize("tenths", [100, 0])
+def test_loss_that_is_nan_ends_the_job(job: Make, tenths: int) -> None:
+    """With `on_nan: fail` a job whose loss is nan has failed: one that runs ends, and one that has ended as well."""
+    plan = job(tenths=tenths).model_copy(update={"metrics": "json-lines", "on_nan": "fail"})
+    lines = (f"{JOINED_TEXT} group_rank=0", '[default0]:{"epoch": 1, "loss": NaN}')
+    Path(plan.processes[0].log).write_text("".join(OLD_LINE % line for line in lines))
+    outcome = wait_briefly(plan)
+    assert outcome.status.failure
+    assert (outcome.status.state, outcome.status.failure.cause) == ("failed", "loss-nan")
+    assert outcome.bad_loss
+    assert outcome.bad_loss.row == "epoch 1: loss nan"
+
+
 def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> None:
     """The callback gets the seconds since the submit by an earlier process, and its errors do not end the wait."""
     statuses: list[tuple[str, float]] = []

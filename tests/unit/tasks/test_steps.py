@@ -48,7 +48,7 @@ def test_task_returns_how_the_job_ended(plan: CommandPlan) -> None:
 def test_task_returns_the_logs(plan: CommandPlan) -> None:
     """The task `collect` returns each log with its lines and its missing lines, and no cause after a success."""
     assert collect.name == "collect"
-    collected = collect.fn(plan, wait.fn(submit.fn(plan, Deadlines())), "none")
+    collected = collect.fn(plan, wait.fn(submit.fn(plan, Deadlines())))
     assert [(log.node, log.lines, log.lost) for log in collected.logs] == [("node-0", 1, "")]
     assert collected.failure is None
 

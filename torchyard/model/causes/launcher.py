@@ -16,3 +16,6 @@ class LauncherCause(Cause):
     HOST_REBOOTED = CauseFacts("host-rebooted", retry=True)
     HOST_SILENT = CauseFacts("host-silent", retry=True)
     RANK_HANGS = CauseFacts("rank-hangs", retry=True)
+    LOSS_NAN = CauseFacts(
+        "loss-nan", advice="check the data, the learning rate and the precision", points_at_node=False
+    )

@@ -41,9 +41,14 @@ def build_result(report: Report) -> RunResult:
         seconds=round(report.seconds, 3),
         attempts=len(report.attempts),
         metrics={key: _shorten(value) for key, value in islice(row.items(), _MAX_VALUES)},
+        warnings=tuple(shorten_text(warning, _MAX_TEXT_CHARS) for warning in _list_warnings(report)),
         checkpoints=_find_checkpoints(report, metrics),
         report=f"{report.folder}/report.json",
     )
+
+
+def _list_warnings(report: Report) -> tuple[str, ...]:
+    return report.collected.warnings if report.collected else ()
 
 
 def _shorten(value: RowValue) -> RowValue:
