@@ -1,29 +1,13 @@
 """A rank that hangs in a real training: it is reported, and the attempt is ended or restarted as `on_hang` defines."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Write
 from tests.processes.hanging_program import LINE, NAME, PROGRAM, check_hang
-from torchyard.common.project_root import ROOT
-from torchyard.model.run import Report
-from torchyard.run.folder import list_run_folders
-
-
-def run_training(path: Path) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-c", "from torchyard.cli.console import main; main()", "run", str(path)]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-
-
-def read_report() -> Report:
-    (folder,) = list_run_folders()
-    report = folder.report()
-    assert report
-    return report
+from tests.processes.local_runs import read_report, run_training
 
 
 @pytest.mark.parametrize(("on_hang", "end", "attempts"), [("fail", "failed", 1), ("restart", "succeeded", 2)])

@@ -99,6 +99,12 @@ class RankRecord(FrozenModel):
     wchan: str = Field(
         "", description="kernel function in which the main thread sleeps; empty if the kernel does not report it"
     )
+    collectives: int | None = Field(
+        None, ge=0, description="collectives that the rank has called, in a record of its end; None if it is not known"
+    )
+    program_world: int | None = Field(
+        None, ge=0, description="the ranks of its default process group, in a record of its end; None if it had none"
+    )
     links: tuple[Link, ...] = ()
     full_mount: str = Field(
         "", description="mount point of a file system of the node that has recently become full; empty if none"

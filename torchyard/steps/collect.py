@@ -9,6 +9,7 @@ from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
+from torchyard.diagnosis.separate_ranks import describe_separate_ranks
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import LINE_MARKERS, get_reader
 from torchyard.model.causes.cause import Distance
@@ -31,7 +32,7 @@ def collect(plan: Plan, outcome: Outcome) -> Collected:
     """
     scan = _create_scan(plan, outcome)
     metrics = _read_metrics(plan, scan)
-    warnings = _list_warnings(plan, outcome, metrics)
+    warnings = _list_warnings(plan, outcome, metrics, scan)
     for warning in warnings:
         get_log().warning("%s", warning)
     logs = tuple(
@@ -59,7 +60,8 @@ def _create_scan(plan: Plan, outcome: Outcome) -> LogScan:
     """The pass over the logs that this outcome needs."""
     is_diagnosed = _is_diagnosed_by_logs(outcome)
     with_records = is_diagnosed and not outcome.hang and plan.on_hang != "off"
-    return LogScan(plan, with_failures=is_diagnosed, with_records=with_records)
+    with_ends = outcome.status.state == "succeeded" and plan.on_hang != "off"
+    return LogScan(plan, with_failures=is_diagnosed, with_records=with_records, with_ends=with_ends)
 
 
 def _read_metrics(plan: Plan, scan: LogScan) -> Metrics:
@@ -71,9 +73,12 @@ def _read_metrics(plan: Plan, scan: LogScan) -> Metrics:
     return get_reader(plan.metrics)(scan.read_rank_zero(marker))
 
 
-def _list_warnings(plan: Plan, outcome: Outcome, metrics: Metrics) -> tuple[str, ...]:
-    """The signs that the job did not do what was intended, one sentence each."""
-    warnings = [_find_missing_metrics(plan, outcome, metrics), _find_single_rank(plan, metrics)]
+def _list_warnings(plan: Plan, outcome: Outcome, metrics: Metrics, scan: LogScan) -> tuple[str, ...]:
+    """The signs that the job did not do what was intended, one sentence each. `scan`: it has read the logs."""
+    warnings = [
+        _find_missing_metrics(plan, outcome, metrics),
+        _find_single_rank(plan, metrics) or describe_separate_ranks(scan.ends),
+    ]
     if outcome.bad_loss:
         warnings.append(outcome.bad_loss.sentence)
     return tuple(warning for warning in warnings if warning)

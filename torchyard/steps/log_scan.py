@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from torchyard.common.log_lines import parse_log_line_text
-from torchyard.diagnosis.hang.records import BlackBox
+from torchyard.diagnosis.hang.records import BlackBox, parse_line
 from torchyard.diagnosis.nccl_log import NcclLogReader
+from torchyard.model.hang import RankRecord
 from torchyard.model.plan import Plan
 from torchyard.steps.log_reader import RECORD_MARKER, create_filters, find_lines, read_blocks
 from torchyard.steps.log_tail import DEFAULT_TAIL_LIMITS, FailureLineIndex
+
+_END_MARKER = b'"kind":"end"'  # as the recorder prints it
 
 
 class LogScan:
@@ -23,6 +26,7 @@ class LogScan:
     line_counts: the complete lines of each log.
     nccl: the network that NCCL reports.
     records: the last record of each rank; empty without `with_records`.
+    ends: the last record of each rank's end, by rank; empty without `with_ends`.
     failure_lines: where each log has lines with a failure word; empty without `with_failures`.
 
     Memory: one block (`read_blocks`) and the results, of which only the line offsets grow with the number of logs
@@ -30,15 +34,19 @@ class LogScan:
     failure needs from the offsets.
     """
 
-    def __init__(self, plan: Plan, *, with_failures: bool = False, with_records: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, *, with_failures: bool = False, with_records: bool = False, with_ends: bool = False
+    ) -> None:
         self.line_counts = dict.fromkeys(plan.logs, 0)
         self.nccl = NcclLogReader()
         self.records = BlackBox()
+        self.ends: dict[int, RankRecord] = {}
         self.failure_lines: dict[str, FailureLineIndex] = {}
         if with_failures:
             self.failure_lines = {name: DEFAULT_TAIL_LIMITS.create_index(len(plan.logs)) for name in plan.logs}
         self._plan = plan
         self._with_records = with_records
+        self._with_ends = with_ends
 
     def read_rank_zero(self, marker: bytes = b"") -> Iterator[str]:
         """Read every log; yield the lines that global rank 0 printed and that contain `marker`."""
@@ -65,3 +73,15 @@ class LogScan:
         if self._with_records:
             for raw in find_lines(block, RECORD_MARKER):
                 self.records.process_text(name, f"{parse_log_line_text(raw, name)}\n")
+        if self._with_ends:
+            for raw in find_lines(block, _END_MARKER):
+                self._add_end(raw.decode(errors="replace"))
+
+    def _add_end(self, text: str) -> None:
+        """Store the record of a rank's end, unless a later one is known: the ranks may have been started again."""
+        record = parse_line(text)
+        if record is None or record.kind != "end":
+            return
+        previous = self.ends.get(record.rank)
+        if previous is None or record.timestamp >= previous.timestamp:
+            self.ends[record.rank] = record

@@ -224,5 +224,5 @@ def test_schema_has_the_launchers_of_packages(packages: InstalledPackages, capsy
     main(["schema"])
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"]["launcher"]["enum"] == [*registry.list_launchers(), "nothing"]
-    assert schema["properties"]["metrics"]["enum"][-1] == "m"
+    assert schema["properties"]["metrics"]["anyOf"][0]["enum"][-1] == "m"
     assert schema["allOf"][-1]["then"]["properties"]["options"]["properties"]["queue"]["default"] == "default"

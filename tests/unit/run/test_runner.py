@@ -220,7 +220,7 @@ def fail_with(error: Exception | None) -> StepFunctions:
         preflight=lambda plan, **_: (),
         submit=submit_nothing,
         wait=wait_for_failure,
-        collect=lambda plan, outcome, metrics: collected,
+        collect=lambda plan, outcome: collected,
         teardown=lambda plan, **_: (),
     )
 

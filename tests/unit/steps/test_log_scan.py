@@ -64,3 +64,18 @@ def test_pass_without_rank_zero_reads_the_same(logs: ManifestPlan) -> None:
     assert scan.line_counts == parsed.line_counts
     assert scan.nccl.build_reading() == parsed.nccl.build_reading()
     assert (scan.records.latest, scan.failure_lines) == ({}, {})
+
+
+def test_last_end_of_each_rank_is_read(plan: ManifestPlan) -> None:
+    """Of ranks that were started again the later end counts, and a program's own line is not an end."""
+    path = Path(plan.nodes["worker-0"])
+    make_private_folder(path.parent)
+    ends = [
+        build_record(0, kind="end", timestamp=timestamp, collectives=count)
+        for timestamp, count in ((2000.0, 7), (1000.0, 3))
+    ]
+    texts = [f"{RECORD_PREFIX}{end.model_dump_json()}" for end in ends]
+    path.write_text("".join(f"{PREFIX}{text}\n" for text in [*texts, '{"kind":"end"}']))
+    scan = LogScan(plan, with_ends=True)
+    scan.read()
+    assert {rank: end.collectives for rank, end in scan.ends.items()} == {0: 7}

@@ -88,6 +88,12 @@ class NodeRecorder:
         if self._log_identity and _identify_file(self._output) == self._log_identity:
             os.write(self._output, line)
 
+    def print_last(self) -> None:
+        """Print the ends of the ranks that have ended since the last poll, because this process ends."""
+        with contextlib.suppress(Exception):
+            for line in self.poll(time.monotonic()):
+                self.print_line(line)
+
     def poll(self, now: float) -> list[bytes]:
         """The lines that are due at `now`, at most one for each rank."""
         lines = []
@@ -149,6 +155,8 @@ class NodeRecorder:
             "waiting_share": round(record["waiting_share"], 3),
             "groups": record["groups"],
         }
+        if kind == "end":
+            details.update(collectives=record.get("collectives"), program_world=record.get("program_world"))
         if kind != "stall":
             return details
         details.update(

@@ -47,6 +47,8 @@ class RankRecorder:
         self._pauses: Dict[stacks.Place, Deque[float]] = {}  # in seconds, by the place where the program stood
         self._training_thread = stacks.TrainingThread()
         self._waiting_ticks: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
+        self._call_count: int | None = None  # collectives, as far as a tick has seen them; None: it has seen none
+        self._program_world: int | None = None
 
     def run(self) -> None:
         """Write a record every `TICK_S`, for as long as the process runs."""
@@ -56,6 +58,18 @@ class RankRecorder:
                 self._slot.write(self.tick(time.monotonic()))
             time.sleep(TICK_S)
 
+    def write_last(self) -> None:
+        """Write the record of a program that ends by itself, which also reports if it has called no collective.
+
+        Ticks alone cannot show that: a short program calls its collectives between two of them.
+        """
+        if os.getpid() != self._identity["pid"]:
+            return  # a fork of the rank
+        with contextlib.suppress(Exception):
+            if self._call_count is None:
+                self._call_count = torch_facts.count_calls()
+            self._slot.write(self.tick(time.monotonic()))
+
     def tick(self, now: float) -> Json:
         """The record at the time `now`. Without an answer from torch it has no groups, but the rank is not blind."""
         try:
@@ -64,6 +78,10 @@ class RankRecorder:
         except Exception:
             counts = self._counts
             groups = {}
+        with contextlib.suppress(Exception):
+            self._program_world = torch_facts.read_world_size() or self._program_world
+        if any(enqueued for enqueued, _ in counts.values()):
+            self._call_count = sum(enqueued for enqueued, _ in counts.values())
         position = self._training_thread.locate()
         if counts != self._counts:
             if self._counts:
@@ -82,6 +100,8 @@ class RankRecorder:
             moved=self._last_progress_at,
             typical_pause_s=self._find_typical_pause(),
             groups=groups,
+            collectives=self._call_count,
+            program_world=self._program_world,
             waiting_share=sum(self._waiting_ticks) / len(self._waiting_ticks),
         )
         if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["typical_pause_s"]):

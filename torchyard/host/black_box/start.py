@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -20,7 +21,9 @@ def start_recorders() -> None:
     folder = os.environ[FOLDER_VARIABLE]
     if is_agent(_read_command_line()):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        _start_thread(node_recorder.NodeRecorder(folder).run)
+        node = node_recorder.NodeRecorder(folder)
+        _start_thread(node.run)
+        atexit.register(node.print_last)
         return
     rank = os.environ.get("RANK", "")
     world = os.environ.get("WORLD_SIZE", "")
@@ -31,7 +34,9 @@ def start_recorders() -> None:
     if slot is None:
         return  # a helper of the rank that has the slot
     torch_facts.enable_flight_recorder()
-    _start_thread(rank_recorder.RankRecorder(slot, int(rank), int(world)).run)
+    recorder = rank_recorder.RankRecorder(slot, int(rank), int(world))
+    _start_thread(recorder.run)
+    atexit.register(recorder.write_last)
     if "LOCAL_RANK" not in os.environ:
         _start_thread(node_recorder.NodeRecorder(folder).run)
 

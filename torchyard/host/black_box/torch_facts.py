@@ -16,7 +16,8 @@ import sys
 from typing import Any, Iterable
 
 Json = Any
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_COMPLETE_DUMP = "_dump_fr_trace_json"  # where torch has it, the two dumps contain the collectives of every backend
+_DUMPS = (_COMPLETE_DUMP, "_dump_nccl_trace_json")
 _BUFFER_SIZE = "2000"  # calls that torch keeps, as its newer versions do by default: reading 2,000 takes 60 ms
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
 _RENAMED_IN = (2, 9)  # from then on torch warns about the older name
@@ -64,6 +65,31 @@ def count_collectives() -> dict[str, tuple[int, int]]:
             if enqueued >= 0:
                 counts[number] = (enqueued, max(completed, 0))
     return counts or _count_sequence_numbers(c10d)
+
+
+def count_calls() -> int | None:
+    """Collectives that this process has called in all, also in groups that no longer exist.
+
+    None if this torch does not record those of every backend, or the user has disabled its recorder.
+    """
+    core = sys.modules.get("torch._C._distributed_c10d")
+    size = os.environ.get("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", ""))
+    if not hasattr(core, _COMPLETE_DUMP) or size == "0":
+        return None
+    counts = [
+        int(status["last_enqueued_collective"])
+        for dump in _find_dumps()
+        for status in (json.loads(dump(False, False)).get("pg_status") or {}).values()
+    ]
+    return sum(count for count in counts if count > 0)
+
+
+def read_world_size() -> int | None:
+    """The number of ranks in the program's default process group; None if there is none."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not getattr(c10d, "is_initialized", bool)():
+        return None
+    return int(getattr(c10d, "get_world_size")())  # noqa: B009
 
 
 class GroupNames:

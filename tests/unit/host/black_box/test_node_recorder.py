@@ -141,8 +141,20 @@ def test_end_of_a_rank_is_printed_once(node: Node) -> None:
     node.poll(0)
     node.rank.kill()
     node.rank.wait()
-    assert [record.kind for record in node.poll(1)] == ["end"]
+    (record,) = node.poll(1, collectives=0, program_world=1)
+    assert (record.kind, record.collectives, record.program_world) == ("end", 0, 1)
     assert node.poll(2) == []
+
+
+def test_end_is_printed_when_the_agent_ends(tmp_path: Path, node: Node) -> None:
+    """An agent that ends before its next poll prints the end of its rank first."""
+    node.poll(0)
+    node.rank.kill()
+    node.rank.wait()
+    with (tmp_path / "log").open("wb") as log:
+        recorder = NodeRecorder(str(tmp_path), log.fileno())
+        recorder.print_last()
+    assert '"kind":"end"' in (tmp_path / "log").read_text()
 
 
 def test_line_fits_into_a_pipe(node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from torchyard.host.black_box import torch_facts
 from torchyard.host.black_box.rank_recorder import TICK_S, RankRecorder
-from torchyard.host.black_box.slot import RecordSlot
+from torchyard.host.black_box.slot import RecordSlot, read_slots
 from torchyard.host.black_box.stacks import Position, TrainingThread
 
 Counts = dict[str, tuple[int, int]]
@@ -39,6 +39,45 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedRank:
     rank = ScriptedRank(tmp_path)
     monkeypatch.setattr(torch_facts, "count_collectives", lambda: dict(rank.counts))
     return rank
+
+
+def read_record(folder: Path) -> Any:
+    return read_slots(str(folder))[1]
+
+
+def test_only_the_last_record_proves_that_there_was_no_collective(
+    rank: ScriptedRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick does not know the collectives between two ticks: only the record at the program's end has their number."""
+    monkeypatch.setattr(torch_facts, "count_calls", lambda: 0)
+    rank.counts.clear()
+    assert rank.recorder.tick(1000.0)["collectives"] is None
+    rank.recorder.write_last()
+    assert read_record(tmp_path)["collectives"] == 0
+
+
+def test_collectives_of_a_destroyed_group_are_remembered(
+    rank: ScriptedRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collectives that a tick has seen, and the program's number of ranks, are in the record of its end."""
+    monkeypatch.setattr(torch_facts, "count_calls", lambda: None)
+    monkeypatch.setattr(torch_facts, "read_world_size", lambda: 4 if rank.counts else None)
+    rank.tick(1, 7, 7)
+    rank.counts.clear()
+    rank.recorder.write_last()
+    record = read_record(tmp_path)
+    assert (record["collectives"], record["program_world"], record["groups"]) == (7, 4, {})
+
+
+def test_fork_does_not_write_the_last_record(
+    rank: ScriptedRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork of the rank, which runs the same functions at its exit, leaves the record as it is."""
+    rank.recorder.write_last()
+    record = read_record(tmp_path)
+    monkeypatch.setattr("os.getpid", lambda: record["pid"] + 1)
+    rank.recorder.write_last()
+    assert read_record(tmp_path) == record
 
 
 def test_typical_pause_is_the_longest_between_collectives(rank: ScriptedRank) -> None:

@@ -20,6 +20,8 @@ from torchyard.host.black_box import torch_facts
 before = torch_facts.count_collectives()
 torch_facts.enable_flight_recorder()
 import torch, torch.distributed as dist
+calls = [torch_facts.count_calls()]
+worlds = [torch_facts.read_world_size()]
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 other = dist.new_group([0])
 for _ in range(3):
@@ -33,8 +35,14 @@ while (wait := torch_facts.find_oldest_wait(torch_facts.list_entries(), {})) and
     time.sleep(0.01)  # gloo's threads retire a call after its waiter has gone on
 for name in torch_facts.list_settled_groups(torch_facts.list_entries(), groups):
     groups[name]["completed"] = groups[name]["enqueued"]
-print(json.dumps({"before": before, "groups": groups, "wait": wait}), flush=True)
+worlds.append(torch_facts.read_world_size())
 dist.destroy_process_group()  # without it, torch can abort at exit on a loaded machine
+calls.append(torch_facts.count_calls())
+worlds.append(torch_facts.read_world_size())
+os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
+calls.append(torch_facts.count_calls())
+results = {"before": before, "groups": groups, "wait": wait, "calls": calls, "worlds": worlds}
+print(json.dumps(results), flush=True)
 """
 
 
@@ -55,6 +63,23 @@ def test_collectives_are_counted_by_group(results: Any) -> None:
     """Each group has its own counts, under the name that is the same in all ranks."""
     counts = {name: (group["enqueued"], group["completed"]) for name, group in results["groups"].items()}
     assert counts == {"0": (3, 3), "1": (1, 1)}
+
+
+def test_calls_are_counted_after_the_groups_are_gone(results: Any) -> None:
+    """All calls are known also after the groups are destroyed, and none are if the user has disabled the recorder."""
+    assert results["calls"] == [0, 4, None]
+
+
+def test_world_of_the_program_is_its_default_group(results: Any) -> None:
+    """The program's number of ranks is known while it has a default group."""
+    assert results["worlds"] == [None, 1, None]
+
+
+def test_calls_of_an_old_torch_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that does not record the collectives of every backend, or none at all, proves nothing."""
+    for core in (SimpleNamespace(_dump_nccl_trace_json=lambda *_: "{}"), None):
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", core)
+        assert torch_facts.count_calls() is None
 
 
 def test_members_are_listed_unless_they_are_all(results: Any) -> None:
