@@ -1,5 +1,7 @@
 """Fixtures of the tests that execute whole runs on this machine."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,19 @@ from flows.sweep import sweep
 from tests.conftest import Write
 from tests.doubles.runai_jobs import cli, runai_planned
 from tests.processes.flow_processes import TICK_PROGRAM, FlowRunProcesses
+from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 
 __all__ = ["cli", "runai_planned"]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", str(folder)]
+    subprocess.run([*build, str(ROOT)], check=True)
+    return next(folder.glob("*.whl"))
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ print(json.dumps([tasks.__file__, flows.__file__, torchyard.__file__, collect.na
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", str(folder)]
-    subprocess.run([*build, str(ROOT)], check=True)
-    return next(folder.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
 def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with its own packages `tasks` and `flows`, and the unpacked wheel in `site`."""
     folder = tmp_path_factory.mktemp("project")

@@ -10,14 +10,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchyard.common import secrets
+from torchyard.common.packages import need
 from torchyard.common.private_files import make_private_folder
-from torchyard.model.errors import ArchiveError, NoArchiveError
+from torchyard.model.errors import ArchiveError, MissingPackageError, NoArchiveError
 
 ARCHIVE_VARIABLE = "TORCHYARD_ARCHIVE"
 HISTORY = "history"  # the folder of all runs' numbers, beside the runs
 MARKER = "torchyard-archive"  # the object at the archive's root that proves that it is there
 _MARKER_TEXT = b"The root of a torchyard archive. Without this object torchyard does not use the archive.\n"
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+# The package of each protocol; fsspec itself names those of others.
+_MODULES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+}
 _LOCAL_PROTOCOLS = ("file", "local")
 _MARKER_REMEDY = (
     f"mount its share, or correct {ARCHIVE_VARIABLE}; a new archive is created once, with `torchyard archive init`"
@@ -188,14 +198,20 @@ def _open_files(url: str) -> tuple[Any, str]:
     masked_url = secrets.mask_text(url)
     if not separator or not rest.strip("/"):
         raise ArchiveError(masked_url, "this is not a URL such as s3://BUCKET/PREFIX or file:///FOLDER", _SET_REMEDY)
+    modules = ["fsspec"]
+    if protocol in _MODULES:
+        modules.append(_MODULES[protocol])
+    try:
+        need(f"an archive at {protocol}://", *modules)
+    except MissingPackageError as error:
+        raise ArchiveError(masked_url, error.problem, error.remedy) from error
     from fsspec.core import url_to_fs
 
     options = {"auto_mkdir": True} if protocol in _LOCAL_PROTOCOLS else {}
     try:
         files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        remedy = f"pip install 'torchyard[{extra}]'" if extra else f"install that package, or {_SET_REMEDY}"
+        remedy = f"install that package, or {_SET_REMEDY}"
         raise ArchiveError(masked_url, f"the package for {protocol}:// is missing: {error}", remedy) from error
     except ValueError as error:
         raise ArchiveError(masked_url, str(error), _SET_REMEDY) from error

@@ -3,21 +3,21 @@
 It requires only this package and, for the training, torch: no server, no checkout, no cluster.
 """
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 
 from torchyard.cli.run import run_new
+from torchyard.common.packages import need
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import FolderError, TorchyardError
+from torchyard.model.errors import FolderError
 
 _FOLDER = Path("torchyard-demo")
 PROGRAMS = {"digits": "digits.py", "pi": "plain_pi.py", "fails": "plain_pi.py"}
-_TRAINING_PACKAGES = {"torch": "torch", "scikit-learn": "sklearn"}  # the name of the package, and of the module
-_INSTALL = "pip install 'torchyard[local]'"
-_CPU_INSTALL = "pip install torch scikit-learn --extra-index-url https://download.pytorch.org/whl/cpu"
+_INSTALL_TORCH = """
+  pip install torch scikit-learn    with CUDA, a download of about 2.6 GB
+  or without CUDA, much smaller: pip install torch scikit-learn --extra-index-url https://download.pytorch.org/whl/cpu
+Or see a run without torch: torchyard demo --without-torch"""
 
 _NEXT = """
 next:
@@ -37,28 +37,10 @@ _NEXT_WITHOUT_FAILURE = """
 The run succeeded, because {data} exists: remove it to see the failure."""
 
 
-class MissingPackagesError(TorchyardError):
-    """The training of the demo needs packages that this interpreter lacks."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__(names)
-        self.names = names
-
-    def __str__(self) -> str:
-        verb = "are" if len(self.names) > 1 else "is"
-        return (
-            f"{' and '.join(self.names)} {verb} not installed in {sys.executable}, and the demo trains with torch. "
-            "Install it:\n"
-            f"  {_INSTALL}    with CUDA, a download of about 2.6 GB\n"
-            f"  or without CUDA, much smaller: {_CPU_INSTALL}\n"
-            "Or see a run without torch: torchyard demo --without-torch"
-        )
-
-
 def run_demo(*, fail: bool, without_torch: bool) -> int:
     """Run the demo and print the next steps if it ended as intended. Returns 0 then, else 1.
 
-    `fail` runs the demo of a failure, which needs no torch. Raises MissingPackagesError if a package of the training is
+    `fail` runs the demo of a failure, which needs no torch. Raises MissingPackageError if a package of the training is
     missing.
     """
     if fail:
@@ -67,9 +49,7 @@ def run_demo(*, fail: bool, without_torch: bool) -> int:
         name = "pi"
     else:
         name = "digits"
-        missing = _list_missing_packages()
-        if missing:
-            raise MissingPackagesError(missing)
+        need("the training of the demo", "torch", "sklearn", remedy=_INSTALL_TORCH)
     path = copy_files(name)
     profile = load_profile(str(path))
     print(f"{path}: {profile.about}", flush=True)
@@ -81,10 +61,6 @@ def run_demo(*, fail: bool, without_torch: bool) -> int:
         text = _NEXT
     print(text.format(logs=f"torchyard logs {run_name}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
     return int(exit_code == 0) if fail else exit_code
-
-
-def _list_missing_packages() -> tuple[str, ...]:
-    return tuple(name for name, module in _TRAINING_PACKAGES.items() if importlib.util.find_spec(module) is None)
 
 
 def copy_files(name: str) -> Path:

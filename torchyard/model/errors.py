@@ -19,6 +19,7 @@ TorchyardError
       NoReportError      the run over one fabric has no report
     SettingError       an environment variable has an invalid value
     ExtensionError     a launcher, reader, tracker or hardware file of another package cannot be used
+    MissingPackageError  a feature needs a package that is not installed
     TrainingError      a training that a flow started did not succeed; holds its result
     ResultError        this process cannot read the result of a run
     EndpointError      metrics cannot be served
@@ -258,3 +259,18 @@ class ExtensionError(TorchyardError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.remedy}"
+
+
+class MissingPackageError(TorchyardError, ImportError):
+    """A feature needs packages that are not installed.
+
+    It is an ImportError as well, because the import of a folder that needs them raises it.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.remedy}"

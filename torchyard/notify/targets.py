@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torchyard.common.packages import need
 from torchyard.common.secrets import remember_values
+from torchyard.model.errors import MissingPackageError
 from torchyard.model.finding import Finding, failed_check, warning_check
 from torchyard.model.observe import Notify
 
@@ -48,13 +50,16 @@ def list_variables(address: str) -> list[str]:
 
 
 def describe_invalid_address(notify: Notify) -> str | None:
-    """The error of the first invalid address; None if all are valid.
+    """The error of the first invalid address, or that apprise, which knows them, is missing; None if all are valid.
 
     An address that names a variable is valid here: its value is known only where the launcher runs.
     """
-    for address in notify.to:
-        if not list_variables(address) and not _is_supported(address):
-            return f"{describe_address(address)} is not an address that apprise supports: {_ALLOWED}"
+    try:
+        for address in notify.to:
+            if not list_variables(address) and not _is_supported(address):
+                return f"{describe_address(address)} is not an address that apprise supports: {_ALLOWED}"
+    except MissingPackageError as error:
+        return str(error)
     return None
 
 
@@ -109,7 +114,8 @@ def _split_url(url: str) -> list[str]:
 
 
 def create_receiver(address: str) -> Any:
-    """apprise's object for an address; None if apprise does not support it."""
+    """apprise's object for an address; None if apprise does not support it. MissingPackageError without apprise."""
+    need("notify", "apprise")
     import apprise  # takes half a second; few profiles need it
 
     return apprise.Apprise.instantiate(address)

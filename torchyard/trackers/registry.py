@@ -6,11 +6,11 @@ another package is an entry point that names a TrackerFactory.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from torchyard.common.extensions import Extension, find_extension, list_extensions, load_function
-from torchyard.model.errors import ExtensionError
+from torchyard.common.packages import need
+from torchyard.model.errors import ExtensionError, MissingPackageError
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.observe import TRACKER_NAMES, Trackers
 from torchyard.trackers.mlflow import URI_VARIABLE, MlflowRun
@@ -41,9 +41,10 @@ def check_trackers(settings: Trackers) -> Iterator[Finding]:
     for name in TRACKER_NAMES:
         if getattr(settings, name) is None:
             continue
-        if find_spec(name) is None:
-            remedy = f"pip install 'torchyard[{name}]' where the launcher runs, or remove it from metrics_to"
-            yield failed_check(f"metrics_to {name}", f"the package {name} is not installed", remedy)
+        try:
+            need("metrics_to", name)
+        except MissingPackageError as error:
+            yield failed_check(f"metrics_to {name}", error.problem, f"{error.remedy}, or remove it from metrics_to")
         else:
             yield passed_check(f"metrics_to {name}", f"the package {name} is installed")
     if settings.mlflow and not (settings.mlflow.uri or os.environ.get(URI_VARIABLE)):

@@ -90,12 +90,14 @@ def test_folders_are_private(store: Store, root: Path) -> None:
         ("s3:/bucket", r"not a URL such as s3://BUCKET/PREFIX"),
         ("s3://", r"not a URL such as s3://BUCKET/PREFIX"),
         ("nowhere://bucket", r"nowhere.*set TORCHYARD_ARCHIVE to another URL, or unset it"),
-        ("gs://bucket", r"package for gs:// is missing.*pip install 'torchyard\[gcs\]'"),
+        ("gs://bucket", r"an archive at gs:// needs gcsfs, which is not installed in .*pip install gcsfs$"),
+        ("sftp://host/folder", r"package for sftp:// is missing: .*paramiko.*; install that package"),
     ],
 )
 def test_wrong_url_is_an_error_with_a_remedy(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error contains the URL, what is wrong with it, and what to do."""
-    monkeypatch.setitem(sys.modules, "gcsfs", None)  # as if it were not installed
+    for module in ("gcsfs", "paramiko"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     os.environ[ARCHIVE_VARIABLE] = url
     with pytest.raises(ArchiveError, match=message) as caught:
         open_store()

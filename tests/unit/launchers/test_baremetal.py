@@ -145,6 +145,7 @@ def test_host_chooses_the_program_of_the_store(write: Write, tmp_path: Path, hos
     keys = {"nodes": 1, "rendezvous": "etcd-v2", "options": {"hosts": hosts, "python": "/opt/python"}}
     plan = command_plan_of(load(write(**keys)), tmp_path)
     assert plan.store
+    assert plan.store.spec
     python, flag, script = plan.store.spec["argv"][:3]
     assert (python, flag) == ("/opt/python", "-I")
     assert script.endswith(f"{folder}/etcd_program.py")

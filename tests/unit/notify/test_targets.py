@@ -1,5 +1,7 @@
 """The addresses of messages are checked before the run, and never shown."""
 
+import sys
+
 import pytest
 
 from tests.conftest import Write, load
@@ -31,6 +33,13 @@ def test_wrong_address_is_refused_and_not_quoted(write: Write, address: str) -> 
         load(path)
     assert str(error.value).startswith(f"profile sample: {path}:")
     assert "secretsecret" not in str(error.value)
+
+
+def test_missing_apprise_is_an_error_of_the_profile(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without apprise no address can be checked: the error has the key's line and the command that installs it."""
+    monkeypatch.setitem(sys.modules, "apprise", None)  # as if it were not installed
+    with pytest.raises(ProfileError, match=r"notify needs apprise, which is not installed in .*pip install apprise"):
+        load(write(notify=["json://127.0.0.1/x"]))
 
 
 @pytest.mark.parametrize(
