@@ -79,7 +79,7 @@ class RankRecord(FrozenModel):
     pending: Collective | None = Field(None, description="the oldest collective that is called and not complete")
     stack: tuple[Frame, ...] = Field((), description="the main thread's, innermost frame first")
     stack_id: int = Field(
-        0, description="identifies the stack, which is left out if the rank's previous record has the same; 0: none"
+        0, description="identifies the stack, which is left out if it is that of the rank's previous record; 0: none"
     )
     is_exiting: bool = Field(False, description="the program has ended or failed, and waits for its other threads")
     state: str = Field(

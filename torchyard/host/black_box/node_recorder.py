@@ -35,6 +35,7 @@ _ACTIVE_INTERVAL_S = 10.0  # between the lines of a rank that is active, and the
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _FROZEN_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
+_MOVING_STACK_INTERVAL_S = 10.0  # between two stacks of a rank that runs through its program
 _STACK_INTERVAL_S = 60.0  # after which a stack is printed again, for readers of the log's end
 _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
 
@@ -44,6 +45,7 @@ class _RankWatch:
 
     meter: of its current stall.
     printed_at, pulse_at: when its last line, and its last pulse, was printed.
+    polled_stack_id: of its stack at the last poll.
     stack_id, stack_printed_at: of the last stack that was printed, and when; 0 if its last line had none.
     """
 
@@ -51,11 +53,19 @@ class _RankWatch:
         self.pid = pid
         self.meter = ActivityMeter(pid)
         self.printed_at = 0.0
+        self.polled_stack_id = 0
         self.stack_id = 0
         self.stack_printed_at = 0.0
         self.pulse_at = 0.0
         self.is_stalled = False
         self.has_ended = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the last two samples show activity; False also without two samples."""
+        if self.previous_sample is None or self.latest_sample is None:
+            return False
+        return processes.is_active(self.previous_sample, self.latest_sample)
 
 
 class NodeRecorder:
@@ -106,7 +116,9 @@ class NodeRecorder:
             if kind:
                 watch.printed_at = now
                 details = self._complete_record(kind, watch, record, now)
-                lines.append(_format_line(_omit_known_stack(watch, details, now)))
+                is_settled = _identify_stack(record) == watch.polled_stack_id
+                lines.append(_format_line(_omit_known_stack(watch, details, now, is_settled=is_settled)))
+            watch.polled_stack_id = _identify_stack(record)
         return lines
 
     def _choose_kind(self, watch: _RankWatch, record: Json, now: float) -> str | None:
@@ -178,15 +190,27 @@ class NodeRecorder:
         return details
 
 
-def _omit_known_stack(watch: _RankWatch, details: Json, now: float) -> Json:
-    """The record without a stack that the rank's last lines contain; its `stack_id` then refers to that one."""
-    stack = details.get("stack")
-    if not stack:
+def _identify_stack(record: Json) -> int:
+    """A number for the record's stack, the same for equal stacks; 0 if it has none."""
+    stack = record.get("stack")
+    return zlib.crc32(json.dumps(stack).encode()) if stack else 0
+
+
+def _omit_known_stack(watch: _RankWatch, details: Json, now: float, *, is_settled: bool) -> Json:
+    """The record without its stack, if one of the rank's last lines has it, or nearly has it.
+
+    A stack is printed when it is another one and `is_settled`: the rank was in it at two polls. While the rank runs
+    through its program, its stack is printed every `_MOVING_STACK_INTERVAL_S`, and lines in between refer to that one.
+    """
+    stack_id = _identify_stack(details)
+    if not stack_id:
         watch.stack_id = 0
         return details
-    stack_id = zlib.crc32(json.dumps(stack).encode())
-    if stack_id == watch.stack_id and now - watch.stack_printed_at < _STACK_INTERVAL_S:
-        return dict(details, stack=[], stack_id=stack_id)
+    age_s = now - watch.stack_printed_at
+    is_known = stack_id == watch.stack_id and age_s < _STACK_INTERVAL_S
+    is_moving = watch.stack_id and not is_settled and age_s < _MOVING_STACK_INTERVAL_S
+    if is_known or is_moving:
+        return dict(details, stack=[], stack_id=watch.stack_id)
     watch.stack_id = stack_id
     watch.stack_printed_at = now
     return dict(details, stack_id=stack_id)

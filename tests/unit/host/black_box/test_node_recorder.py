@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import wait_until
-from torchyard.host.black_box import node_recorder
+from torchyard.host.black_box import node_recorder, processes
 from torchyard.host.black_box.node_recorder import NodeRecorder
 from torchyard.host.black_box.processes import read_state
 from torchyard.host.black_box.slot import RecordSlot
@@ -87,10 +87,18 @@ def test_stalled_rank_is_printed_every_half_second(node: Node) -> None:
 def test_stack_is_printed_again_only_if_it_is_another(node: Node) -> None:
     """A rank that stays at one line has its stack in the first line only; later lines refer to it, for a minute."""
     other = FRAME | {"line": 89}
-    polls = [(2.0, FRAME), (2.5, FRAME), (3.0, other), (3.5, other), (50.0, other), (64.0, other)]
+    polls = [(2.0, FRAME), (2.5, FRAME), (3.0, other), (3.5, other), (4.0, other), (50.0, other), (64.0, other)]
     records = [node.poll(elapsed_s, moved=node.start, stack=[frame])[0] for elapsed_s, frame in polls]
-    assert [[frame.line for frame in record.stack] for record in records] == [[88], [], [89], [], [], [89]]
-    assert records[0].stack_id == records[1].stack_id != records[2].stack_id == records[3].stack_id
+    assert [[frame.line for frame in record.stack] for record in records] == [[88], [], [], [89], [], [], [89]]
+    assert records[0].stack_id == records[2].stack_id != records[3].stack_id == records[5].stack_id
+
+
+def test_stack_that_changes_all_the_time_is_printed_every_ten_seconds(node: Node) -> None:
+    """A rank that imports or compiles is at another line at every poll."""
+    polls = [(2.0 + poll / 2, FRAME | {"line": poll}) for poll in range(40)]
+    records = [node.poll(elapsed_s, moved=node.start, stack=[frame]) for elapsed_s, frame in polls]
+    stacks = [printed[0].stack[0].line for printed in records if printed and printed[0].stack]
+    assert stacks == [0, 20]
 
 
 def test_stack_is_printed_in_each_stall(node: Node) -> None:
@@ -98,6 +106,15 @@ def test_stack_is_printed_in_each_stall(node: Node) -> None:
     polls = [(2.0, 0.0), (3.0, 3.0), (6.0, 3.0)]
     records = [node.poll(now, moved=node.start + moved, stack=[FRAME])[0] for now, moved in polls]
     assert [(record.kind, len(record.stack)) for record in records] == [("stall", 1), ("resume", 0), ("stall", 1)]
+
+
+def test_active_rank_is_printed_every_half_minute(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that computes for long, and therefore does not hang, has its first line at once and then few."""
+    monkeypatch.setattr(processes, "is_active", lambda *_: True)
+    times = [elapsed_s for elapsed_s in range(2, 70) if node.poll(elapsed_s, moved=node.start)]
+    assert times == [2, 32, 62]
+    monkeypatch.setattr(processes, "is_active", lambda *_: False)
+    assert [record.is_active for record in node.poll(75, moved=node.start)] == [False]
 
 
 def test_long_stall_is_printed_less_often(node: Node) -> None:
