@@ -73,10 +73,15 @@ def format_code_block(lines: Sequence[str], max_chars: int = 0) -> list[str]:
 
 
 def fold_lines(summary: str, lines: Sequence[str]) -> str:
-    """A folded section of a page: a reader sees `summary`, and the lines unchanged after a click."""
-    safe_lines = [html.escape(single_line(line)) or " " for line in lines]  # an empty line would end the HTML block
+    """A folded section of a page: a reader sees `summary`, and the lines unchanged after a click.
+
+    `<pre>` begins its own line: Markdown then takes everything as text up to `</pre>`, which no escaped line contains.
+    In any other HTML block a blank line would end the block, and what follows it would be markup.
+    """
+    safe_lines = [html.escape(single_line(line)) for line in lines]
+    safe_summary = html.escape(single_line(summary))
     return "\n".join(
-        [f"<details><summary>{html.escape(single_line(summary))}</summary><pre>", *safe_lines, "</pre></details>"]
+        [f"<details><summary>{safe_summary}</summary>", "", "<pre>", *safe_lines, "</pre>", "", "</details>"]
     )
 
 

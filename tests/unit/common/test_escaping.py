@@ -1,5 +1,7 @@
 """Text of programs and hosts, escaped for a terminal and for Markdown."""
 
+import html
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +10,11 @@ from tests.support.markdown import render_html
 from torchyard.common.escaping import (
     escape_markdown,
     escape_paragraph,
+    fold_lines,
     format_code,
     format_code_block,
     shorten_text,
+    single_line,
     strip_control_codes,
 )
 
@@ -42,8 +46,6 @@ from torchyard.common.escaping import (
 )
 def test_a_quoted_line_is_shown_as_it_was_written(text: str) -> None:
     """Escaped text is rendered by Markdown exactly as it was written."""
-    import html
-
     assert html.unescape(render_html(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
 
 
@@ -52,6 +54,19 @@ def test_a_quoted_line_is_shown_as_it_was_written(text: str) -> None:
 def test_a_fence_shows_any_text(text: str) -> None:
     """A code block's fence is longer than any run of backticks inside."""
     assert render_html("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
+
+
+@given(
+    st.lists(
+        st.text(max_size=30) | st.sampled_from(["", " ", "\t", "</pre>", "[a](https://x.org)", "# head"]), max_size=6
+    )
+)
+@settings(max_examples=200)
+def test_folded_lines_stay_text(lines: list[str]) -> None:
+    """Folded lines are shown as they were written, also after a blank line, which ends other HTML blocks."""
+    shown = "".join(html.escape(single_line(line)) + "\n" for line in lines)
+    expected = f"<details><summary>log</summary>\n<pre>\n{shown}</pre>\n</details>"
+    assert render_html(fold_lines("log", lines)).strip() == expected
 
 
 def test_code_holds_backticks_and_bars() -> None:

@@ -21,7 +21,7 @@ def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
     table, _, folded = page.partition("<details>")
     assert "run 43200 s" in table
     assert "kind: manifests" in folded
-    assert "\n\n" not in folded  # an empty line would end the block that is folded
+    assert folded.rstrip().endswith("</pre>\n\n</details>")
     assert "hunter2" not in page
 
 
