@@ -118,7 +118,7 @@ def _parse_event(line: bytes) -> dict[str, Any]:
     """Parse a line; empty if it is not an event."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     is_event = (
         isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)

@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from torchyard.model.errors import FolderError, TorchyardError
+from torchyard.model.errors import FolderError
 from torchyard.run.folder import RunFolder, runs_folder
-from torchyard.run.record import RunRecord
+from torchyard.run.record import JournalEvent, RunRecord
 
 _JOURNAL = "journal"
+_MAX_NUMBER = 1e12  # of GPUs, or of seconds
 _RECOVERIES = ("attach", "finish")  # entries of a process that resumes a run which another process has left
 
 
@@ -65,7 +66,7 @@ class RunsReader:
         for path in _list_folders():
             try:
                 summary = self._read_folder(path)
-            except (OSError, TorchyardError):
+            except Exception:  # whatever a journal contains, the other runs are reported
                 unreadable.append(path.name)
                 continue
             if summary:
@@ -91,27 +92,42 @@ class RunsReader:
 
 
 def read_run(folder: RunFolder, now: float) -> RunSummary:
-    """The summary of one run at the time `now`. FolderError if its journal has no readable line."""
+    """The summary of one run at the time `now`. FolderError if its journal has no readable line, or a wrong number."""
     record = folder.read_record()
     if not record.events:
         raise FolderError(str(folder.path), "no line of its journal can be read")
     start = record.last_start
     job = record.job
     summary = RunSummary(
-        run=folder.name,
-        profile=str(start.get("profile") or folder.name.rpartition("-")[0]),
-        launcher=str(start.get("launcher") or ""),
-        state=record.end or _find_state(folder, record),
+        run=_make_encodable(folder.name),
+        profile=_make_encodable(start.get("profile") or folder.name.rpartition("-")[0]),
+        launcher=_make_encodable(start.get("launcher") or ""),
+        state=_make_encodable(record.end or _find_state(folder, record)),
         attempts=len(folder.attempts()),
         recoveries=sum(map(record.count_starts, _RECOVERIES)),
-        start_delay_s=record.find_last("running").get("waited_s"),
+        start_delay_s=_parse_number(folder, record.find_last("running"), "waited_s"),
         is_open=not record.end or job is not None,
     )
     if job is None:
         return summary
     if not job.has_started and summary.state == "waiting":
         return summary._replace(waiting_s=max(now - job.submitting_since, 0.0))
-    return summary._replace(gpus=int(start.get("gpus") or 0))
+    return summary._replace(gpus=int(_parse_number(folder, start, "gpus") or 0))
+
+
+def _parse_number(folder: RunFolder, event: JournalEvent, field: str) -> float | None:
+    """A number of an event; None if it has none. FolderError if it is not a finite number that is 0 or more."""
+    value = event.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not 0 <= value < _MAX_NUMBER:
+        raise FolderError(str(folder.path), f"{field} in its journal is not a number")
+    return float(value)
+
+
+def _make_encodable(value: object) -> str:
+    """A text that can be sent: a lone surrogate, of a folder's name or of JSON, becomes `?`."""
+    return str(value).encode(errors="replace").decode()
 
 
 def _list_folders() -> list[Path]:

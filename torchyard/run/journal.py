@@ -42,7 +42,7 @@ def _parse_event(line: bytes) -> dict[str, Any] | None:
     """Parse one line of a journal; None if it is torn."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for a line with thousands of brackets
         return None
     is_event = (
         isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)

@@ -1,5 +1,6 @@
 """The summaries that a scraper gets from run folders: every state, and folders that cannot be read."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -96,6 +97,38 @@ def test_folder_that_cannot_be_read_is_counted() -> None:
     assert all_runs.unreadable == ("bad-a1b2c3d4", "torn-a1b2c3d4")
     with pytest.raises(FolderError):
         read_run(RunFolder(runs_folder() / "torn-a1b2c3d4"), time.time())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "start", "gpus": "many"},
+        {"event": "start", "gpus": float("nan")},
+        {"event": "start", "gpus": 10**40},
+        {"event": "start", "gpus": [8]},
+        {"event": "running", "waited_s": {}},
+        {"event": "running", "waited_s": -1},
+        {"event": "step", "name": "submit", "at": 10**400},
+    ],
+    ids=str,
+)
+def test_journal_with_a_wrong_value_is_counted(line: dict[str, Any]) -> None:
+    """A journal with a value that is not a number takes nothing but its own run from the metrics."""
+    folder_of(*RUNNING, name="good-a1b2c3d4")
+    folder = folder_of(("start", START), ("step", {"name": "submit"}), ("running", {}), name="wrong-a1b2c3d4")
+    with (folder.path / "journal").open("a") as journal:
+        journal.write(json.dumps({"at": 1.0} | line) + "\n")
+    if line["event"] == "step":
+        (folder.path / "journal").write_text(json.dumps(line) + "\n")
+    all_runs = RunsReader().read()
+    assert ([summary.run for summary in all_runs.runs], all_runs.unreadable) == (["good-a1b2c3d4"], ("wrong-a1b2c3d4",))
+
+
+def test_text_that_cannot_be_encoded_is_replaced() -> None:
+    """A lone surrogate in a folder's name or in a journal is sent as a question mark."""
+    folder = folder_of(("start", START | {"profile": "m\ud800"}), name="na\udcffme-a1b2c3d4")
+    summary = read_run(folder, time.time())
+    assert (summary.run, summary.profile) == ("na?me-a1b2c3d4", "m?")
 
 
 def test_runs_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:

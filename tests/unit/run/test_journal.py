@@ -20,7 +20,7 @@ TORN = [
 ]
 
 
-@pytest.mark.parametrize("line", TORN)
+@pytest.mark.parametrize("line", [*TORN, pytest.param(b"[" * 100_000, id="many brackets")])
 def test_torn_line_is_reported_and_skipped(folder: RunFolder, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """A line of the journal that is not an event is reported, and the others are read."""
     folder.record_event("start", run="r")
