@@ -4,15 +4,20 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torchyard.launchers.baremetal import SUPERVISOR_PATH
 
 
-def call_supervisor(verb: str, folder: Path, **fields: Any) -> Any:
-    """Call the supervisor once for one process; return its response."""
-    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb]
+def build_argv(verb: str) -> list[str]:
+    return [sys.executable, "-I", "-S", SUPERVISOR_PATH, verb]
+
+
+def call_supervisor(verb: str, folder: Path, prefix: Sequence[str] = (), **fields: Any) -> Any:
+    """Call the supervisor once for one process; return its response. `prefix`: of the command line."""
+    argv = [*prefix, *build_argv(verb)]
     requests = {"node-0": {"folder": str(folder)} | fields}
     completed = subprocess.run(argv, input=json.dumps(requests), capture_output=True, text=True, check=True, timeout=30)
     return json.loads(completed.stdout)["node-0"]
@@ -20,8 +25,7 @@ def call_supervisor(verb: str, folder: Path, **fields: Any) -> Any:
 
 def start_watch(folder: Path, offset: int | None = None) -> subprocess.Popen[bytes]:
     """Watch one process; `offset`: the byte from which its log is wanted. The caller ends it."""
-    argv = [sys.executable, "-I", "-S", SUPERVISOR_PATH, "watch"]
-    watch = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    watch = subprocess.Popen(build_argv("watch"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     send_line(watch, {"processes": {"node-0": str(folder)}, "logs": {"node-0": offset} if offset is not None else {}})
     return watch
 
@@ -53,9 +57,13 @@ def watch_to_the_end(folder: Path, offset: int | None = None) -> tuple[int, list
                 states.append(line["state"])
 
 
+def build_spec(folder: Path, script: str) -> dict[str, Any]:
+    argv = ["bash", "-c", script]
+    return {"name": "node-0", "argv": argv, "env": {}, "cwd": "/", "label": str(folder), "ports": []}
+
+
 def start_script(folder: Path, script: str, **spec_changes: Any) -> Any:
-    spec = {"name": "node-0", "argv": ["bash", "-c", script], "env": {}, "cwd": "/", "label": str(folder), "ports": []}
-    return call_supervisor("submit", folder, spec=spec | spec_changes)
+    return call_supervisor("submit", folder, spec=build_spec(folder, script) | spec_changes)
 
 
 def wait_for_exit(folder: Path) -> Any:

@@ -2,23 +2,28 @@
 
 import fcntl
 import functools
+import itertools
 import os
 import socket
 import uuid
 from pathlib import Path
+from typing import NamedTuple
+
+from torchyard.host.identity import identify_host
+
+_MAX_ID_BYTES = 256
 
 
-@functools.cache
 def identify_holder(path: str) -> str:
     """The holder of the run in the folder `path`: `host:folder#id`.
 
-    Two containers may have the same host name and path, but not the same id. The id is stored beside the runs, so that
-    it is the same in every process that uses them, and after a restart. If it cannot be stored, `host:folder` is
-    returned.
+    Two containers may have the same host name and path, and even the same volume, but not the same id. The id is stored
+    beside the runs, so that it is the same in every process that uses them, and after a restart. If it cannot be
+    stored, `host:folder` is returned.
     """
     address = f"{socket.gethostname()}:{path}"
     try:
-        return f"{address}#{_get_or_create_id(Path(path).parent / '.id')}"
+        return f"{address}#{claim_id(Path(path).parent)}"
     except OSError:  # no such folder, or a full disk
         return address
 
@@ -28,16 +33,54 @@ def identify_machine(runs: Path) -> str:
     return identify_holder(str(runs / "any")).replace("/any#", "#")
 
 
-def _get_or_create_id(file: Path) -> str:
-    """The id in the file; the first process creates it, under the file's lock. OSError."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        stored_id = os.pread(fd, 64, 0).decode(errors="replace").strip("\0 \n")
-        if not stored_id:
-            stored_id = uuid.uuid4().hex[:12]
-            os.pwrite(fd, f"{stored_id}\n".encode(), 0)
-            os.fsync(fd)
-        return stored_id
-    finally:
+class _StoredId(NamedTuple):
+    """The content of an id file: the id, and the PID namespace of the processes that use it."""
+
+    value: str
+    namespace: str
+
+
+@functools.cache
+def claim_id(folder: Path) -> str:
+    """The id of this machine or container among those that use a folder. OSError.
+
+    Each process that uses an id file holds a shared lock (flock) on it until it exits. A file that no process holds has
+    lost its container, or was written before a restart: the next one takes its id over. A file that processes of
+    another PID namespace hold is passed over for the next one.
+    """
+    host = identify_host()
+    namespace = f"{host['boot']}/{host['pid_namespace']}"
+    for number in itertools.count(1):
+        path = folder / (".id" if number == 1 else f".id-{number}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # stays open, and with it the lock
+        try:
+            stored = _share_id(fd, namespace)
+        except OSError:
+            os.close(fd)
+            raise
+        if stored.namespace == namespace:
+            return stored.value
         os.close(fd)
+    raise AssertionError("unreachable")
+
+
+def _share_id(fd: int, namespace: str) -> _StoredId:
+    """Take a shared lock on an id file and read it; if no process uses the file, it is this namespace's from now on."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass
+    else:
+        value = _read_id(fd).value or uuid.uuid4().hex[:12]
+        content = f"{value} {namespace}\n".encode()
+        os.pwrite(fd, content, 0)
+        os.ftruncate(fd, len(content))
+        os.fsync(fd)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # waits for a process that writes it; another one may have been faster
+    return _read_id(fd)
+
+
+def _read_id(fd: int) -> _StoredId:
+    """The content of an id file; empty if it is new, or a power cut has emptied it."""
+    value, _, namespace = os.pread(fd, _MAX_ID_BYTES, 0).decode(errors="replace").strip("\0 \n").partition(" ")
+    return _StoredId(value, namespace)

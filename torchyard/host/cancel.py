@@ -1,4 +1,9 @@
-"""Cancel a supervised process and report what is left of it. Standard library only, Python 3.8 or newer."""
+"""Cancel a supervised process and report what is left of it. Standard library only, Python 3.8 or newer.
+
+A signal goes only to a process that is the job's beyond doubt: to one that has its label, or whose number and start
+time are in a state that was written in this PID namespace of this boot, and to their descendants. A process that runs
+elsewhere, on another host or in another container that shares the folder, is not touched and is reported as left over.
+"""
 
 from __future__ import annotations
 
@@ -6,56 +11,71 @@ import os
 import signal
 import time
 
+from torchyard.host.identity import HERE, locate_host
 from torchyard.host.log import recover_unsupervised
-from torchyard.host.processes import end_processes, find_labelled, parse_label, send_signal
+from torchyard.host.processes import NO_PROCESS, JobProcesses, ProcessId, end_processes, parse_label, send_signal
 from torchyard.host.state import Json, list_listening_ports, read_spec, read_state, view_state
 
 _KILL_TIMEOUT_S = 5.0  # after SIGKILL, for the supervisor to record the end
+_POLL_INTERVAL_S = 0.05  # each poll reads all of /proc
 
 
 def cancel_process(folder: str, grace_s: float) -> Json:
     """End a process and its supervisor; the last state and what is left (`left`).
 
     The process gets SIGTERM, and SIGKILL after `grace_s` seconds. Without the process's folder, its processes are found
-    by the label that the folder's path stands for.
+    by the label that the folder's path stands for. Nothing is done to a process that runs elsewhere.
     """
     spec = read_spec(folder)
     if spec is None:
         return {"phase": "absent", "left": end_processes(parse_label(folder), grace_s=grace_s)}
+    if "elsewhere" in view_state(folder):
+        return _report_end(folder, spec, [])
     state = read_state(folder) or {}
+    is_here = locate_host(state, folder) == HERE
+    supervisor = _get_process(state, "supervisor") if is_here else NO_PROCESS
+    agent = _get_process(state, "agent") if is_here else NO_PROCESS
+    unended = [ProcessId(*fields) for fields in state.get("unended", [])] if is_here else []
+    job = JobProcesses(spec["label"], [supervisor], [agent, *unended])
     if state.get("phase") == "running":
-        # The process may have ended and its id may be another's by now: only its label proves that it is this one.
-        if state["agent"] in find_labelled(spec["label"]):
-            send_signal([state["agent"]], signal.SIGTERM)
-        _wait_for_end(folder, spec["label"], timeout_s=grace_s)
-    send_signal(find_labelled(spec["label"]), signal.SIGKILL)
-    if not _wait_for_end(folder, spec["label"], timeout_s=_KILL_TIMEOUT_S):
-        _kill_supervisor(folder)
+        if agent.is_alive:
+            send_signal([agent.pid], signal.SIGTERM)
+        _wait_for_end(folder, job, timeout_s=grace_s)
+    job.send_signal(signal.SIGKILL)
+    if not _wait_for_end(folder, job, timeout_s=_KILL_TIMEOUT_S) and supervisor.is_alive and not job.find():
+        send_signal([supervisor.pid], signal.SIGKILL)  # it does not exit, and nothing is left for it to do
+        _wait_for_end(folder, job, timeout_s=_KILL_TIMEOUT_S)
     if view_state(folder)["phase"] == "unsupervised":
         recover_unsupervised(folder)
     if os.path.exists(spec.get("meeting", "")):
         os.unlink(spec["meeting"])
-    return dict(view_state(folder), left=_list_leftovers(spec))
+    return _report_end(folder, spec, job.find())
 
 
-def _kill_supervisor(folder: str) -> None:
-    """Kill a supervisor that does not exit by itself. Its lock proves that the process id is still its own."""
-    state = view_state(folder)
-    if state["phase"] == "running" and "supervisor" in state:
-        send_signal([state["supervisor"]], signal.SIGKILL)
+def _get_process(state: Json, role: str) -> ProcessId:
+    """The `supervisor` or the `agent` of a state that was written on this host."""
+    return ProcessId(state.get(role, 0), state.get(role + "_start", 0))
 
 
-def _wait_for_end(folder: str, label: str, *, timeout_s: float) -> bool:
-    """Wait until the supervisor has recorded the end and no process has the label; False after `timeout_s`."""
+def _wait_for_end(folder: str, job: JobProcesses, *, timeout_s: float) -> bool:
+    """Wait until the supervisor has recorded the end and no process of the job lives; False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if view_state(folder)["phase"] != "running" and not find_labelled(label):
+    while True:
+        if view_state(folder)["phase"] != "running" and not job.find():
             return True
-        time.sleep(0.02)
-    return False
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def _list_leftovers(spec: Json) -> list[str]:
-    """The processes with the spec's label and the ports of the spec that are still in use, as text for the report."""
-    leftovers = ["process %d" % pid for pid in find_labelled(spec["label"])]
-    return leftovers + ["port %d" % port for port in spec["ports"] if port in list_listening_ports()]
+def _report_end(folder: str, spec: Json, living: list[ProcessId]) -> Json:
+    """The state, and what is left: the living processes, those that cannot be looked at, and the ports in use."""
+    state = view_state(folder)
+    leftovers = [str(process) for process in living]
+    if "elsewhere" in state:
+        leftovers.append("the process of %s runs %s: end it there" % (spec["name"], state["elsewhere"]))
+    elif state["phase"] == "running":
+        leftovers.append("process %d, the supervisor of %s" % (state.get("supervisor", 0), spec["name"]))
+    listening_ports = list_listening_ports()
+    leftovers += ["port %d" % port for port in spec["ports"] if port in listening_ports]
+    return dict(state, left=leftovers)

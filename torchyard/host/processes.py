@@ -5,18 +5,20 @@ A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for al
 has none of our files gets the text of this one with the call, as `python3 -c TEXT end LABEL GRACE`: it sends SIGTERM to
 the processes with the label, SIGKILL after the grace (seconds), and prints what is left.
 
-Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label.
+Only /proc is read. A process that ends meanwhile, or belongs to another user, counts as one without the label. A
+program may overwrite its environment (setproctitle), and has no label then: its supervisor's descendants are the job's.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import signal
 import sys
 import time
-from typing import Any, Iterable
+from typing import Any, Iterable, NamedTuple
 
 Json = Any
 JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
@@ -56,27 +58,102 @@ def _read_proc_file(pid: object, name: str) -> bytes:
         return b""
 
 
-def _read_parent_pid(pid: int) -> int:
-    """The id of a process's parent; 0 if the process has ended."""
+class _Stat(NamedTuple):
+    """Fields of /proc/PID/stat; zeros if the process has ended or is a zombie.
+
+    start_time: in clock ticks since the host's boot.
+    """
+
+    parent_pid: int
+    start_time: int
+
+
+def _read_stat(pid: int) -> _Stat:
     fields = _read_proc_file(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return _Stat(0, 0)
+    return _Stat(int(fields[1]), int(fields[19]))
 
 
-def list_descendants(pid: int) -> list[int]:
-    """The living descendants of a process, whatever their label: a program may overwrite its environment."""
+class ProcessId(NamedTuple):
+    """A process of this host beyond doubt: after its end its number may be another's, with another start time.
+
+    start_time: in clock ticks since the host's boot; 0 if the process had ended when it was identified.
+    """
+
+    pid: int
+    start_time: int
+
+    @property
+    def is_alive(self) -> bool:
+        return self.start_time > 0 and _read_stat(self.pid).start_time == self.start_time
+
+    def __str__(self) -> str:
+        """`process 123`, with its user if that is another one, who alone may end it."""
+        uid = _read_owner_uid(self.pid)
+        if uid in (-1, os.geteuid()):
+            return "process %d" % self.pid
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            user = str(uid)
+        return "process %d of another user (%s)" % (self.pid, user)
+
+
+NO_PROCESS = ProcessId(0, 0)
+
+
+def identify_process(pid: int) -> ProcessId:
+    """The process that has the number now."""
+    return ProcessId(pid, _read_stat(pid).start_time)
+
+
+def list_descendants(ancestors: Iterable[int]) -> list[int]:
+    """The living descendants of processes, whatever their label."""
+    children: dict[int, list[int]] = {}
+    for pid in _list_pids():
+        parent_pid = _read_stat(pid).parent_pid
+        if parent_pid:
+            children.setdefault(parent_pid, []).append(pid)
     descendants: list[int] = []
-    for child in _read_proc_file(pid, "task/%d/children" % pid).split():
-        descendants.append(int(child))
-        descendants += list_descendants(int(child))
+    parents = list(ancestors)
+    while parents:
+        pids = children.pop(parents.pop(), [])
+        descendants += pids
+        parents += pids
     return descendants
 
 
+class JobProcesses:
+    """The processes of a job on this host: those with its label, and the descendants of its supervisors.
+
+    A process stays known once it was found: if its parent ends and it has no label, a later search does not find it.
+    """
+
+    def __init__(self, label: str, supervisors: Iterable[ProcessId], known: Iterable[ProcessId] = ()) -> None:
+        """`known`: processes of the job; the supervisors are none of them."""
+        self._label = label
+        self._supervisors = list(supervisors)
+        self._known = set(known)
+
+    def find(self) -> list[ProcessId]:
+        """The living ones."""
+        ancestors = [process.pid for process in {*self._supervisors, *self._known} if process.is_alive]
+        pids = list_descendants(ancestors) + find_labelled(self._label)
+        self._known.update(map(identify_process, pids))
+        return sorted(process for process in self._known if process.is_alive)
+
+    def send_signal(self, signal_number: int) -> None:
+        """Send a signal to all of them."""
+        send_signal([process.pid for process in self.find()], signal_number)
+
+
 def send_signal(pids: Iterable[int], signal_number: int) -> None:
-    """Send a signal to each process that still exists. Raises PermissionError if one belongs to another user."""
+    """Send a signal to each process that exists. One of another user is passed over: it is reported as left over."""
     for pid in pids:
         try:
             os.kill(pid, signal_number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             pass
 
 
@@ -89,27 +166,64 @@ def _is_supervisor(pid: int) -> bool:
     return len(argv) >= 2 and os.path.basename(argv[-2]) == "supervisor.py" and argv[-1] == "submit"
 
 
-def _find_supervisors(pids: Iterable[int]) -> list[int]:
-    """The supervisors of processes. A supervisor has no label, but its process is its child."""
-    parents = {_read_parent_pid(pid) for pid in pids}
-    return sorted(filter(_is_supervisor, parents))
+def _find_supervisors(label: str) -> list[int]:
+    """The supervisors of the processes with the label. A supervisor has no label: its lock and its child show it."""
+    supervisors = {_read_stat(pid).parent_pid for pid in find_labelled(label)}
+    for pid, folder in _list_supervisor_folders().items():
+        folder_label = parse_label(folder)
+        if folder_label == label or (label.endswith("/") and folder_label.startswith(label)):
+            supervisors.add(pid)
+    return sorted(filter(_is_supervisor, supervisors))
+
+
+def _list_supervisor_folders() -> dict[int, str]:
+    """The folder of each supervisor, which has its lock open, also after the folder was removed."""
+    folders: dict[int, str] = {}
+    for pid in filter(_is_supervisor, _list_pids()):
+        try:
+            for fd in os.listdir("/proc/%d/fd" % pid):
+                folder, name = os.path.split(os.readlink("/proc/%d/fd/%s" % (pid, fd)))
+                if name in ("lock", "lock (deleted)"):
+                    folders[pid] = folder
+        except OSError:  # it has ended, or is another user's
+            continue
+    return folders
 
 
 def list_local_jobs() -> dict[str, Json]:
-    """This user's labelled processes on this host, by label: the `folder`, the `pids` and the `supervisors`."""
+    """This user's jobs in this PID namespace, by label: the `folder`, the `pids` and the `supervisors`.
+
+    The processes of a container are passed over: the paths in their environment are those of its own filesystem.
+    """
     jobs: dict[str, Json] = {}
-    own_uid = os.stat("/proc/self").st_uid
+
+    def get_job(label: str, folder: str) -> Json:
+        job = jobs.setdefault(label, {"folder": "", "pids": [], "supervisors": []})
+        job["folder"] = job["folder"] or folder
+        return job
+
+    supervisor_folders = _list_supervisor_folders()
     for pid in _list_pids():
-        environment = _read_environment(pid)
-        label = environment.get(JOB_VARIABLE)
-        if not label or _read_owner_uid(pid) != own_uid:
+        if _read_owner_uid(pid) != os.geteuid() or not _is_in_own_namespace(pid):
             continue
-        job = jobs.setdefault(label, {"folder": "", "pids": []})
-        job["folder"] = job["folder"] or environment.get(FOLDER_VARIABLE, "")
-        job["pids"].append(pid)
-    for job in jobs.values():
-        job["supervisors"] = _find_supervisors(job["pids"])
+        environment = _read_environment(pid)
+        folder = supervisor_folders.get(pid, "")
+        if parse_label(folder):
+            job = get_job(parse_label(folder), folder)
+            job["supervisors"].append(pid)
+            job["pids"] += [child for child in list_descendants([pid]) if child not in job["pids"]]
+        elif environment.get(JOB_VARIABLE):
+            job = get_job(environment[JOB_VARIABLE], environment.get(FOLDER_VARIABLE, ""))
+            if pid not in job["pids"]:
+                job["pids"].append(pid)
     return jobs
+
+
+def _is_in_own_namespace(pid: int) -> bool:
+    try:
+        return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
 
 
 def _read_environment(pid: int) -> dict[str, str]:
@@ -137,22 +251,22 @@ def end_processes(label: str, *, grace_s: float) -> list[str]:
 
     Returns what is left, as `process 123`. Signals go to the topmost processes: an agent stops its own workers.
     """
-    pids = find_labelled(label)
-    supervisors = _find_supervisors(pids)
-    send_signal([pid for pid in pids if _read_parent_pid(pid) not in pids], signal.SIGTERM)
-    if pids and not _wait_until_gone(label, supervisors, timeout_s=grace_s):
-        send_signal(find_labelled(label), signal.SIGKILL)
-        if not _wait_until_gone(label, supervisors, timeout_s=_KILL_TIMEOUT_S):
-            send_signal(filter(_is_supervisor, supervisors), signal.SIGKILL)
-            _wait_until_gone(label, supervisors, timeout_s=_KILL_TIMEOUT_S)
-    remaining = find_labelled(label) + list(filter(_is_supervisor, supervisors))
-    return ["process %d" % pid for pid in remaining]
+    supervisors = [identify_process(pid) for pid in _find_supervisors(label)]
+    job = JobProcesses(label, supervisors)
+    pids = [process.pid for process in job.find()]
+    send_signal([pid for pid in pids if _read_stat(pid).parent_pid not in pids], signal.SIGTERM)
+    if (pids or supervisors) and not _wait_until_gone(job, supervisors, timeout_s=grace_s):
+        job.send_signal(signal.SIGKILL)
+        if not _wait_until_gone(job, supervisors, timeout_s=_KILL_TIMEOUT_S) and not job.find():
+            send_signal([supervisor.pid for supervisor in supervisors if supervisor.is_alive], signal.SIGKILL)
+            _wait_until_gone(job, supervisors, timeout_s=_KILL_TIMEOUT_S)
+    return [str(process) for process in job.find() + supervisors if process.is_alive]
 
 
-def _wait_until_gone(label: str, supervisors: list[int], *, timeout_s: float) -> bool:
-    """Wait until no process has the label and the supervisors have exited; False after `timeout_s`."""
+def _wait_until_gone(job: JobProcesses, supervisors: list[ProcessId], *, timeout_s: float) -> bool:
+    """Wait until the job's processes and its supervisors have exited; False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while find_labelled(label) or any(map(_is_supervisor, supervisors)):
+    while any(supervisor.is_alive for supervisor in supervisors) or job.find():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

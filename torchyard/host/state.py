@@ -2,7 +2,7 @@
 
 The supervisor holds the lock (flock on `lock`) while it lives, and only the holder of the lock writes `state`. Every
 other process is an observer: it reads the state and tests the lock, because a killed supervisor leaves `running` in
-the state.
+the state. An observer may be on another host that shares the folder: the state names the host of its processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import time
 from typing import Any, Callable
 
+from torchyard.host.identity import EARLIER_BOOT, HERE, OTHER_MACHINE, describe_location, locate_host
 from torchyard.host.processes import find_labelled, parse_label
 
 STATE_BYTES = 4096  # of the state's file, always: one block, which is overwritten in place
@@ -21,7 +22,7 @@ _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock show
 _LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 _READ_ATTEMPTS = 20  # a read may overlap the one write of a writer
 _LOCK_ATTEMPTS = 50  # 0.02 s apart
-_FOLDER_REMOVED = "its folder was removed; it keeps running"
+FOLDER_REMOVED = "its folder was removed; it keeps running"
 Json = Any
 
 
@@ -117,27 +118,35 @@ def take_lock(folder: str, should_wait: Callable[[], bool] | None = None) -> int
 
 
 def view_state(folder: str) -> Json:
-    """The state, with phases that only an observer sees: `absent`, or `unsupervised` if the supervisor was killed."""
+    """The state, with what only an observer sees.
+
+    Phases: `absent`; `unsupervised` if the supervisor was killed, with `rebooted`: because the host restarted.
+    `elsewhere`: where the processes are, if signals from here cannot reach them. `detail`: why the state may be an old
+    one. A lock that is not held shows the death of a supervisor of this kernel only: machines that share a disk do not
+    always share its locks.
+    """
     state = read_state(folder)
-    if state and state["phase"] == "running" and _is_unlocked(folder):
+    if not state:
+        return _infer_state(folder)
+    if state["phase"] != "running":
+        return state
+    location = locate_host(state, folder)
+    is_unlocked = _is_unlocked(folder)
+    if is_unlocked:
         state = read_state(folder)  # the supervisor may have recorded the end just before it released the lock
-        if state and state["phase"] == "running":
-            return _build_unsupervised_state(state)
-    return state or _infer_state(folder)
-
-
-def _build_unsupervised_state(state: Json) -> Json:
-    """The state of a process whose supervisor is gone; `rebooted` if that is because the host restarted."""
-    return dict(state, phase="unsupervised", rebooted=state.get("boot", "") not in ("", read_boot_id()))
-
-
-def read_boot_id() -> str:
-    """The kernel's id of this boot; empty if it cannot be read."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+        if not state:
+            return _infer_state(folder)
+        if state["phase"] != "running":
+            return state
+    view = dict(state)
+    if location not in (HERE, EARLIER_BOOT):
+        view["elsewhere"] = describe_location(state, location)
+    if is_unlocked and location == OTHER_MACHINE:
+        view["detail"] = "its processes are %s" % view["elsewhere"]
+    elif is_unlocked:
+        view["phase"] = "unsupervised"
+        view["rebooted"] = location == EARLIER_BOOT
+    return view
 
 
 class StateCache:
@@ -185,7 +194,7 @@ def _is_unlocked(folder: str) -> bool:
 def _infer_state(folder: str) -> Json:
     """The state of a process without a state file: removing the folder does not end its process."""
     if not os.path.exists(file_path(folder, "spec.json")) and find_labelled(parse_label(folder)):
-        return {"phase": "running", "detail": _FOLDER_REMOVED}
+        return {"phase": "running", "detail": FOLDER_REMOVED}
     return {"phase": "starting" if os.path.isdir(folder) else "absent"}
 
 

@@ -49,6 +49,7 @@ from typing import Iterable, NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from torchyard.host.cancel import cancel_process
+from torchyard.host.identity import identify_host
 from torchyard.host.lease import ProcessLease, heartbeat_path
 from torchyard.host.log import (
     ENDED_PHASES,
@@ -57,14 +58,14 @@ from torchyard.host.log import (
     recover_unsupervised,
 )
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER, choose_interface_env, find_listen_urls
-from torchyard.host.processes import FOLDER_VARIABLE, JOB_VARIABLE, find_labelled, list_descendants, send_signal
+from torchyard.host.processes import FOLDER_VARIABLE, JOB_VARIABLE, JobProcesses, ProcessId, identify_process
 from torchyard.host.staging import record_heartbeat
 from torchyard.host.state import (
+    FOLDER_REMOVED,
     Json,
     StateCache,
     add_recorder,
     file_path,
-    read_boot_id,
     read_state,
     take_lock,
     try_write_state,
@@ -75,6 +76,7 @@ from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_p
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 5.0
+_MAX_UNENDED = 50  # processes; the state has a fixed size
 _FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  # secrets; overrides of torchrun's flags
 
 
@@ -149,10 +151,12 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     process_fields: dict[str, Json] = {
         "name": spec["name"],
         "supervisor": os.getpid(),
+        "supervisor_start": identify_process(os.getpid()).start_time,
         "agent": agent.pid,
+        "agent_start": identify_process(agent.pid).start_time,
         "started": time.time(),
-        "boot": read_boot_id(),
     }
+    process_fields.update(identify_host())
     state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **process_fields)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed meanwhile
         os.write(result_fd, json.dumps(state).encode())
@@ -162,7 +166,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> No
     lease = ProcessLease(folder, spec)
     exit_code = _log_until_exit(log, agent, wakeup_read_fd, lease)
     ended_at = time.time()
-    _kill_leftovers(spec["label"])
+    process_fields["unended"] = _kill_leftovers(spec["label"])[:_MAX_UNENDED]
     _drain_output(log, agent.output_fd)
     log.close()
     with contextlib.suppress(OSError):
@@ -278,16 +282,20 @@ def _reap_children(agent_pid: int) -> int | None:
             exit_code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _kill_leftovers(label: str) -> None:
-    """Kill what the agent left behind, for up to 5 s: workers have their own sessions and survive a killed agent."""
+def _kill_leftovers(label: str) -> list[ProcessId]:
+    """Kill what the agent left behind: workers have their own sessions and survive a killed agent.
+
+    Returns what still lives after 5 s: processes of other users (sudo), or ones that a disk or a driver holds.
+    """
+    job = JobProcesses(label, [identify_process(os.getpid())])
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while time.monotonic() < deadline:
-        pids = list_descendants(os.getpid()) + find_labelled(label)
-        if not pids:
-            return
-        send_signal(pids, signal.SIGKILL)
+    leftovers = job.find()
+    while leftovers and time.monotonic() < deadline:
+        job.send_signal(signal.SIGKILL)
         time.sleep(0.01)
         _reap_children(0)
+        leftovers = job.find()
+    return leftovers
 
 
 def _drain_output(log: ProcessLog, output_fd: int) -> None:
@@ -332,7 +340,7 @@ class _StateReader:
             self._has_recovered = True
             recover_unsupervised(self.folder)
             state = self._cache.view()
-        self.is_folder_removed = "detail" in state
+        self.is_folder_removed = state.get("detail") == FOLDER_REMOVED
         return dict(state, log_size=self._log_size)
 
 

@@ -16,6 +16,7 @@ from torchyard.machines.staging import (
     stage_in,
     stage_out_and_remove,
 )
+from torchyard.model.errors import HostError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
@@ -62,7 +63,12 @@ class MachinesJob:
         return ProcessWatch(self._plan.processes, self._plan.store)
 
     def stop(self) -> None:
-        _stop_processes(self._plan.processes)
+        responses = _stop_processes(self._plan.processes)
+        for process in self._plan.processes:
+            response = responses.get(process.name)
+            if isinstance(response, dict) and response.get("phase") == "running":
+                leftovers = "; ".join(read_leftovers(process.host, response))
+                raise HostError(process.host, f"stop {process.name}", leftovers)
 
     def stop_unwatched(self) -> dict[str, str]:
         """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""

@@ -275,11 +275,14 @@ def end_unstaged(plan: CommandPlan, unstaged: Sequence[Process]) -> dict[str, li
 def read_leftovers(host: str, response: Any) -> list[str]:
     """What a host reports as left over, as `host: process 123`.
 
-    A host that cannot be queried (`response` is its HostError), or does not report its leftovers, counts as left over.
+    A host that cannot be queried (`response` is its HostError), or does not report its leftovers, counts as left over,
+    and so does a process whose supervisor still reports that it runs, whatever its leftovers are.
     """
     if isinstance(response, HostError):
         return [str(response)]
     leftovers = response.get("left") if isinstance(response, dict) else None
     if not isinstance(leftovers, list):
         return [f"{host}: did not report what is left"]
+    if response.get("phase") == "running" and not leftovers:
+        return [f"{host}: its supervisor still reports a running process"]
     return [f"{host}: {leftover}" for leftover in leftovers]

@@ -18,7 +18,7 @@ from torchyard.metrics.registry import get_line_reader
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.errors import ClusterError
+from torchyard.model.errors import ClusterError, HostError
 from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Row, Status
@@ -378,14 +378,14 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callab
 
 
 def _stop_job(plan: Plan) -> bool:
-    """Stop the job, whose outcome is decided; return False if the API server does not stop it.
+    """Stop the job, whose outcome is decided; return False if the API server or a host does not stop it.
 
     That is only logged: the teardown that follows deletes the job or reports its leftovers. Raises ClusterError if this
     machine is the cause, such as a full disk.
     """
     try:
         job_of(plan).stop()
-    except ClusterError as error:
+    except (ClusterError, HostError) as error:
         if is_local_error(error):
             raise
         get_log().warning("%s", error)

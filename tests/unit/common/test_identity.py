@@ -1,5 +1,6 @@
 """The holder of a run: the identity of a machine and folder, and when two of them are the same."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.identity import identify_holder, identify_machine
+from tests.processes import containers
+from tests.processes.containers import Container, run_container
+from torchyard.common.identity import claim_id, identify_holder, identify_machine
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, runs_folder
 
@@ -33,8 +36,32 @@ def test_containers_with_one_name_are_two_holders(folder: RunFolder) -> None:
     """Two containers with the same name and path but separate disks have different identities."""
     identity = identify_holder(str(folder.path))
     (folder.path.parent / ".id").unlink()
-    identify_holder.cache_clear()  # as in a process of the other container
+    claim_id.cache_clear()  # as in a process of the other container
     assert identify_holder(str(folder.path)) != identity
+
+
+@pytest.mark.skipif(bool(containers.find_obstacle()), reason=containers.find_obstacle())
+def test_containers_with_one_name_and_one_volume_are_two_holders(folder: RunFolder) -> None:
+    """Living containers that share name, path and volume have different ids; one that is restarted keeps its id."""
+    with run_container("worker") as first, run_container("worker") as second:
+        first_identity = start_holder(first, folder)
+        second_identity = start_holder(second, folder)
+        assert first_identity.partition("#")[0] == second_identity.partition("#")[0]
+        assert first_identity != second_identity
+    with run_container("worker") as restarted:
+        assert start_holder(restarted, folder) == first_identity
+
+
+def start_holder(container: Container, folder: RunFolder) -> str:
+    """Start a process in a container that holds runs until the container ends; return its identity."""
+    code = (
+        "import sys, time; from torchyard.common.identity import identify_holder; "
+        "print(identify_holder(sys.argv[1]), flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = container.start(sys.executable, "-c", code, str(folder.path), stdout=subprocess.PIPE, env=environment)
+    assert process.stdout
+    return process.stdout.readline().decode().strip()
 
 
 def test_holder_without_a_disk_is_host_and_folder() -> None:

@@ -1,12 +1,30 @@
 """Cancelling a supervised process: SIGTERM, SIGKILL after the grace, and what is reported as left over."""
 
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from tests.processes.supervised import call_supervisor, read_log_texts, start_script
-from torchyard.host.processes import find_labelled
+import pytest
+
+from tests.processes import containers
+from tests.processes.containers import Container, run_container
+from tests.processes.supervised import (
+    build_spec,
+    call_supervisor,
+    read_log_texts,
+    start_script,
+)
+from tests.support.waiting import wait_until
+from torchyard.host.processes import find_labelled, identify_process
+from torchyard.host.state import view_state, write_state
+
+SKIP_REASON = containers.find_obstacle()
+needs_containers = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 
 
 def test_cancel_sends_sigterm_first(folder: Path) -> None:
@@ -45,3 +63,131 @@ def test_rendezvous_file_is_removed_with_its_process(folder: Path, tmp_path: Pat
         time.sleep(0.01)
     assert call_supervisor("cancel", folder, grace=1)["left"] == []
     assert not (tmp_path / "meet").exists()
+
+
+# --- a program that hides its label, as setproctitle does
+
+
+def start_hidden(folder: Path, script: str) -> Any:
+    """Start a process that has no environment; return its state once it runs."""
+    state = start_script(folder, f"exec env -i bash -c {script!r}")
+    wait_until(lambda: not find_labelled(str(folder)))
+    return state
+
+
+def test_process_without_its_environment_gets_sigterm(folder: Path, tmp_path: Path) -> None:
+    """A program that has overwritten its environment is ended like any other, and its end is recorded."""
+    start_hidden(folder, f'trap "exit 5" TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done')
+    wait_until((tmp_path / "ready").exists)
+    result = call_supervisor("cancel", folder, grace=10)
+    assert (result["phase"], result["exit"], result["left"]) == ("exited", 5, [])
+
+
+def test_process_without_environment_and_supervisor_is_ended(folder: Path) -> None:
+    """Its number and its start time show the process of a killed supervisor that has overwritten its environment."""
+    state = start_hidden(folder, "sleep 60")
+    agent = identify_process(state["agent"])
+    os.kill(state["supervisor"], signal.SIGKILL)
+    wait_until(lambda: view_state(str(folder))["phase"] == "unsupervised")
+    assert (call_supervisor("cancel", folder, grace=5)["left"], agent.is_alive) == ([], False)
+
+
+def test_descendant_without_environment_is_found_before_the_supervisor_dies(folder: Path, tmp_path: Path) -> None:
+    """A hung supervisor is killed only after its descendants, also those that show no label."""
+    state = start_script(folder, f"env -i setsid sleep 60 & echo $! > {tmp_path}/child; sleep 60")
+    wait_until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
+    child = identify_process(int((tmp_path / "child").read_text()))
+    os.kill(state["supervisor"], signal.SIGSTOP)
+    result = call_supervisor("cancel", folder, grace=0.2)
+    assert (result["left"], child.is_alive) == ([], False)
+
+
+def test_reused_process_number_gets_no_signal(folder: Path) -> None:
+    """A process that has the number of an agent that has ended is not touched."""
+    state = start_script(folder, "sleep 60")
+    os.kill(state["supervisor"], signal.SIGKILL)
+    os.kill(state["agent"], signal.SIGKILL)
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        write_state(str(folder), agent=stranger.pid, supervisor=stranger.pid)
+        assert call_supervisor("cancel", folder, grace=0.2)["left"] == []
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+# --- processes of another user
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes as two users")
+def test_leftover_of_another_user_does_not_change_the_exit_code() -> None:
+    """A child that cannot be signalled (sudo) is reported as left over, and the exit code is the program's own."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        sudo = Path(name, "sudo")
+        shutil.copy(str(shutil.which("setpriv")), sudo)
+        sudo.chmod(0o4755)
+        folder = Path(name, "kept")
+        script = f"setsid {sudo} --reuid=0 sleep 60 & echo $! > {name}/child; sleep 0.5; exit 0"
+        call_as_nobody("submit", folder, spec=build_spec(folder, script))
+        state = wait_until(lambda: find_end(folder))
+        child = int(Path(name, "child").read_text())
+        try:
+            result = call_as_nobody("cancel", folder, grace=0.1)
+            assert (state["exit"], result["left"]) == (0, [f"process {child} of another user (root)"])
+        finally:
+            os.kill(child, signal.SIGKILL)
+        wait_until(lambda: call_as_nobody("cancel", folder, grace=0.1)["left"] == [])
+
+
+def find_end(folder: Path) -> Any:
+    """The state of a process that has ended; None while it runs."""
+    state = view_state(str(folder))
+    return state if state["phase"] == "exited" else None
+
+
+def call_as_nobody(verb: str, folder: Path, **fields: Any) -> Any:
+    """Call the supervisor as a user without rights."""
+    prefix = [str(shutil.which("setpriv")), "--reuid=65534", "--regid=65534", "--clear-groups"]
+    return call_supervisor(verb, folder, prefix, **fields)
+
+
+# --- containers that share a folder
+
+
+@needs_containers
+def test_process_of_another_container_is_not_touched(folder: Path) -> None:
+    """The process numbers of another container are strangers here: none is killed, and its process is left over."""
+    with run_container("c1") as first, run_container("c2") as second:
+        state = start_in(first, folder, "sleep 60")
+        fill_process_numbers(second, state["agent"])
+        pids = [str(state[role]) for role in ("supervisor", "agent")]
+        assert second.is_running(*pids)
+        result = call_supervisor("cancel", folder, second.prefix, grace=0.1)
+        location = "in another PID namespace (a container) of this machine, whose host name is c1"
+        assert result["left"] == [f"the process of node-0 runs {location}: end it there"]
+        assert second.is_running(*pids)
+        assert call_supervisor("status", folder, first.prefix)["phase"] == "running"
+        assert call_supervisor("cancel", folder, first.prefix, grace=5)["left"] == []
+
+
+@needs_containers
+def test_container_with_the_same_host_name_is_another_one(folder: Path) -> None:
+    """The PID namespace distinguishes containers, not their host name, also if the supervisor there was killed."""
+    with run_container("worker") as first, run_container("worker") as second:
+        state = start_in(first, folder, "sleep 60")
+        first.run("kill", "-9", str(state["supervisor"]))
+        wait_until(lambda: call_supervisor("status", folder, second.prefix)["phase"] == "unsupervised")
+        (leftover,) = call_supervisor("cancel", folder, second.prefix, grace=0.1)["left"]
+        assert "in another PID namespace (a container) of this machine" in leftover
+        assert call_supervisor("cancel", folder, first.prefix, grace=5)["left"] == []
+
+
+def fill_process_numbers(container: Container, last_pid: int) -> None:
+    """Start processes in a new container until one has this number."""
+    script = "sleep 60 & " * last_pid + "echo started; wait"
+    process = container.start("sh", "-c", script, stdout=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline() == b"started\n"
+
+
+def start_in(container: Container, folder: Path, script: str) -> Any:
+    return call_supervisor("submit", folder, container.prefix, spec=build_spec(folder, script))

@@ -1,12 +1,15 @@
-"""The state of a process without its supervisor: the host was restarted, or the supervisor was killed."""
+"""The state of a process for an observer: its supervisor was killed, its host was restarted, or it is elsewhere."""
 
 import json
 import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.processes.supervised import call_supervisor, start_script
-from torchyard.host.state import STATE_BYTES, read_boot_id, view_state, write_state
+from torchyard.host import identity
+from torchyard.host.state import STATE_BYTES, view_state, write_state
 
 
 def kill_supervisor(folder: Path) -> None:
@@ -29,9 +32,32 @@ def test_reboot_of_the_host_is_detected(folder: Path) -> None:
     assert view_state(str(folder))["rebooted"]
 
 
-def test_state_without_a_boot_id_is_not_a_reboot(folder: Path) -> None:
-    """A state without a boot id does not prove a restart."""
+def test_state_without_a_boot_id_is_not_judged(folder: Path) -> None:
+    """A state that does not name its host proves neither a restart nor the death of its supervisor."""
     kill_supervisor(folder)
     state = {key: value for key, value in json.loads((folder / "state").read_text()).items() if key != "boot"}
     (folder / "state").write_text(json.dumps(state).ljust(STATE_BYTES))
-    assert (read_boot_id() != "", view_state(str(folder))["rebooted"]) == (True, False)
+    view = view_state(str(folder))
+    assert (view["phase"], "on another machine" in view["detail"]) == ("running", True)
+
+
+def test_free_lock_of_another_machine_proves_nothing(folder: Path) -> None:
+    """Machines that share a disk do not always share its locks: the supervisor there may be alive."""
+    kill_supervisor(folder)
+    write_state(str(folder), boot="0190c7f0-before", hostname="gpu2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "is_on_local_filesystem", lambda _: False)
+        view = view_state(str(folder))
+    assert (view["phase"], view["elsewhere"]) == ("running", "on another machine, whose host name is gpu2")
+
+
+def test_free_lock_of_another_container_shows_a_killed_supervisor(folder: Path) -> None:
+    """A lock of this kernel is free only if its supervisor is dead; its process may still run in that container."""
+    kill_supervisor(folder)
+    write_state(str(folder), pid_namespace="pid:[4026530000]")
+    view = view_state(str(folder))
+    assert (view["phase"], view["rebooted"], "in another PID namespace" in view["elsewhere"]) == (
+        "unsupervised",
+        False,
+        True,
+    )

@@ -66,3 +66,15 @@ def test_unreachable_host_counts_as_leftover(write: Write, tmp_path: Path) -> No
         "gpu1: reach it by ssh",
         "gpu2: reach it by ssh",
     ]
+
+
+def test_process_that_still_runs_is_left_over(plan: CommandPlan) -> None:
+    """A supervisor that reports a running process after a cancel has left it over, whatever its `left` is."""
+    response = {process.name: {"phase": "running", "left": []} for process in plan.processes}
+    script = HostScript(host="localhost", argv=(sys.executable, "-I", "-S", "-c", f"print({json.dumps(response)!r})"))
+    processes = tuple(process.model_copy(update={"script": script}) for process in plan.processes)
+    stubborn = plan.model_copy(update={"processes": processes})
+    message = "localhost: its supervisor still reports a running process"
+    assert set(MachinesJob(stubborn).remove()) == {message}
+    with pytest.raises(HostError, match="^localhost: stop node-0: " + message):
+        MachinesJob(stubborn).stop()

@@ -22,7 +22,7 @@ from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_
 from torchyard.common.identity import identify_machine
 from torchyard.common.log import get_log
 from torchyard.common.private_files import make_private_folder
-from torchyard.host.state import read_boot_id
+from torchyard.host.identity import read_boot_id
 from torchyard.launchers import registry
 from torchyard.model.errors import DetachedError, HolderGoneError
 from torchyard.model.plan import CommandPlan

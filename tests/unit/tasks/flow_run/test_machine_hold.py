@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import RUN_ID, Write, load
 from tests.doubles.fake_prefect import STATE, FakePrefect
 from torchyard.common.identity import identify_machine
-from torchyard.host.state import read_boot_id
+from torchyard.host.identity import read_boot_id
 from torchyard.model.errors import HolderGoneError
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.flow_run import machine_hold
