@@ -28,6 +28,7 @@ class JobWatch(Protocol):
     await_exit_codes: wait until `states` has the exit codes that the job's end follows from, at most `timeout_s`.
     exit_codes: by process or node; negative is a signal, None is unknown.
     ended_at, started_at: seconds since the epoch by the clock of the node or host; None and 0 if that has not happened.
+    job_age_s: seconds since the job was started, by the clock of its host; None if only the handle has that.
     losing_logs, lost_logs: what a log lacks, by process or node; so far, and permanently.
     diagnose: why the job makes no progress; None if it does. `is_last`: query again before the job is given up.
     machines: the cluster node or host of each process.
@@ -49,6 +50,7 @@ class JobWatch(Protocol):
     def exit_codes(self) -> dict[str, int | None]: ...
     def ended_at(self) -> float | None: ...
     def started_at(self) -> float: ...
+    def job_age_s(self) -> float | None: ...
     def losing_logs(self) -> dict[str, str]: ...
     def lost_logs(self) -> dict[str, str]: ...
     def diagnose(self, *, is_last: bool = False) -> Diagnosis | None: ...
@@ -119,8 +121,21 @@ class Job(Protocol):
     def stop_unwatched(self) -> dict[str, str]:
         """Stop a job that no process waits for, and read its logs to their end; return what they lack, by node."""
 
+    def list_live_processes(self, *, is_lease_over: bool) -> list[str]:
+        """Stop the processes on hosts again, and describe those that may still run; empty if none can.
+
+        `is_lease_over`: no launcher has renewed their lease since it would have ended. Until then a host that does not
+        answer may still run its processes.
+        """
+
     def remove(self) -> list[str]:
         """Remove all objects or processes of the plan, the store last; return a description of each leftover."""
+
+
+class BuildPlan(Protocol):
+    """Returns the plan of an attempt, by its number and by how many of its ports were held (Run.port_try)."""
+
+    def __call__(self, number: int, port_try: int = 0) -> Plan: ...
 
 
 class Owner:
@@ -133,7 +148,7 @@ class Owner:
     Example: `owner_of(plan).release()`
     """
 
-    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
+    def take_over(self, build_plan: BuildPlan, started_attempts: Sequence[int]) -> RemoteAttempt | None:
         """Take the run over from another machine, and return the attempt of that machine.
 
         None if this machine has the latest attempt, or no machine has started one. `build_plan` returns the plan of an

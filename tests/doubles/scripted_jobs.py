@@ -15,6 +15,7 @@ Make = Callable[..., CommandPlan]
 OLD_LINE = "2026-01-01T00:00:00.000Z node-0 | %s\n"
 JOINED_TEXT = "Rendezvous complete for workers."
 _CODE = """
+import select
 sizes = {"log_size": LOG_SIZE} if LOG_SIZE else {}
 state(started=1, **sizes)
 for tenth in range(TENTHS):
@@ -22,6 +23,8 @@ for tenth in range(TENTHS):
         break
     if tenth == LOG_AFTER:
         tail()
+    if select.select([0], [], [], 0)[0] and os.read(0, 65536):  # a heartbeat
+        send(ages={})
     time.sleep(0.1)
 state("exited", exit=0, ended=1, **sizes)
 end()

@@ -133,6 +133,7 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
         python=options.supervisor_python,
         work=source.path if source else None,
         files=f"{run.folder}/attempt-{run.attempt}/node-{first_node}/files",
+        port_try=run.port_try,
         previous_folders=_list_previous_folders(run),
     )
     program = str(PurePosixPath(site.folder, "work", source.program)) if source else str(profile.program)

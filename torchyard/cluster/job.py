@@ -78,6 +78,10 @@ class ClusterJob:
             get_log().warning("the last lines of %s may be missing: %s", self._plan.job, error)
             return {node: f"possibly the last lines: {error}" for node in self._plan.nodes}
 
+    def list_live_processes(self, *, is_lease_over: bool) -> list[str]:
+        """None: a cluster's job has no processes on hosts."""
+        return []
+
     def remove(self) -> list[str]:
         leftovers = delete.delete_all_objects(self._plan)
         LOG_READERS.get(get_cluster_client(self._plan.cluster)).stop(Path(self._plan.folder))

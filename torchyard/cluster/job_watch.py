@@ -181,6 +181,10 @@ class ClusterWatch:
         """Whether a pod of the job exists; the store's does not count."""
         return bool(self.list_pods())
 
+    def job_age_s(self) -> float | None:
+        """None: the handle has the age by the API server's clock."""
+        return None
+
     def is_fully_observed(self) -> bool:
         """Whether `states` is the job's current state."""
         return self._find_error() is None

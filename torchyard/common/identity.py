@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torchyard.host.identity import identify_host
 
 _MAX_ID_BYTES = 256
+_MAX_FOLDERS = 16  # of runs that one process uses; each costs a descriptor
 
 
 def identify_holder(path: str) -> str:
@@ -23,7 +24,7 @@ def identify_holder(path: str) -> str:
     """
     address = f"{socket.gethostname()}:{path}"
     try:
-        return f"{address}#{claim_id(Path(path).parent)}"
+        return f"{address}#{claim_id(Path(path).parent).value}"
     except OSError:  # no such folder, or a full disk
         return address
 
@@ -40,8 +41,19 @@ class _StoredId(NamedTuple):
     namespace: str
 
 
-@functools.cache
-def claim_id(folder: Path) -> str:
+class ClaimedId:
+    """An id that this process uses: the shared lock on its file is held as long as the object exists."""
+
+    def __init__(self, value: str, fd: int) -> None:
+        self.value = value
+        self._fd = fd
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+@functools.lru_cache(maxsize=_MAX_FOLDERS)
+def claim_id(folder: Path) -> ClaimedId:
     """The id of this machine or container among those that use a folder. OSError.
 
     Each process that uses an id file holds a shared lock (flock) on it until it exits. A file that no process holds has
@@ -52,14 +64,14 @@ def claim_id(folder: Path) -> str:
     namespace = f"{host['boot']}/{host['pid_namespace']}"
     for number in itertools.count(1):
         path = folder / (".id" if number == 1 else f".id-{number}")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # stays open, and with it the lock
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             stored = _share_id(fd, namespace)
         except OSError:
             os.close(fd)
             raise
         if stored.namespace == namespace:
-            return stored.value
+            return ClaimedId(stored.value, fd)
         os.close(fd)
     raise AssertionError("unreachable")
 

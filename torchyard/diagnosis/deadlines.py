@@ -23,6 +23,7 @@ class JobSnapshot(NamedTuple):
     logs_current: every log is read to its current end.
     started: the job is running, or has been.
     line_count: log lines read so far, of all logs.
+    job_age_s: seconds since the job was submitted, as its host has measured them; None if it has not reported them.
     """
 
     time: float
@@ -30,6 +31,7 @@ class JobSnapshot(NamedTuple):
     logs_current: bool
     started: bool
     line_count: int
+    job_age_s: float | None = None
 
 
 class ExpiredDeadline(NamedTuple):
@@ -54,7 +56,7 @@ class DeadlineMonitor:
     """
 
     def __init__(self, deadlines: Deadlines, *, job_age_s: float, now: float) -> None:
-        """`job_age_s`: seconds since the job was submitted, at the time `now`."""
+        """`job_age_s`: seconds since the job was submitted, at the time `now`; 0 if that is not known yet."""
         self._deadlines = deadlines
         self._submitted_at = now - job_age_s
         self._last_poll_at = now
@@ -86,6 +88,8 @@ class DeadlineMonitor:
 
     def _update(self, snapshot: JobSnapshot) -> None:
         """Add the time since the last poll to the silence, unless it was a gap; reset the silence on a new line."""
+        if snapshot.job_age_s is not None:
+            self._submitted_at = snapshot.time - snapshot.job_age_s
         elapsed_s = snapshot.time - self._last_poll_at
         if elapsed_s > _SUSPENDED_AFTER_S:
             self._last_suspension_at = snapshot.time

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import Any
 
 Json = Any
 # The other filesystems may be mounted by several machines at once.
 _LOCAL_FILESYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
+
+NEVER = ("", 0.0)  # the moment of what has not happened yet
 
 HERE = "here"  # this PID namespace of this boot
 OTHER_NAMESPACE = "other-namespace"  # a container of this machine, which may have ended
@@ -32,6 +35,21 @@ def read_boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def read_boot_clock() -> tuple[str, float]:
+    """The moment now, for `measure_time_since`: this boot, and the seconds since it."""
+    return read_boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def measure_time_since(moment: Json) -> float:
+    """Seconds since a moment of `read_boot_clock`, by the kernel's clock since boot, which is never set.
+
+    A moment before the last boot has an unknown age: the seconds since this boot, which have passed at least.
+    """
+    boot_id, seconds = read_boot_clock()
+    is_this_boot = bool(boot_id) and moment[0] == boot_id
+    return seconds - float(moment[1]) if is_this_boot else seconds
 
 
 def _read_pid_namespace() -> str:

@@ -23,6 +23,8 @@ from typing import Any, Iterable, NamedTuple
 Json = Any
 JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
 FOLDER_VARIABLE = "TORCHYARD_SUPERVISED"  # the folder that its supervisor writes
+FLOW_RUN_VARIABLE = "TORCHYARD_FLOW_RUN"  # the id of the flow run that has started it; absent without an orchestrator
+FLOW_RUN_SOURCE = "PREFECT__FLOW_RUN_ID"  # the same in the flow's process and in supervisors, set by Prefect's worker
 _KILL_TIMEOUT_S = 5.0
 _PROCESS_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
 
@@ -130,18 +132,18 @@ class JobProcesses:
     A process stays known once it was found: if its parent ends and it has no label, a later search does not find it.
     """
 
-    def __init__(self, label: str, supervisors: Iterable[ProcessId], known: Iterable[ProcessId] = ()) -> None:
-        """`known`: processes of the job; the supervisors are none of them."""
+    def __init__(self, label: str, supervisors: Iterable[ProcessId], processes: Iterable[ProcessId] = ()) -> None:
+        """`processes`: those that are known already. The supervisors are not processes of the job."""
         self._label = label
         self._supervisors = list(supervisors)
-        self._known = set(known)
+        self._processes = set(processes)
 
     def find(self) -> list[ProcessId]:
         """The living ones."""
-        ancestors = [process.pid for process in {*self._supervisors, *self._known} if process.is_alive]
+        ancestors = [process.pid for process in {*self._supervisors, *self._processes} if process.is_alive]
         pids = list_descendants(ancestors) + find_labelled(self._label)
-        self._known.update(map(identify_process, pids))
-        return sorted(process for process in self._known if process.is_alive)
+        self._processes.update(map(identify_process, pids))
+        return sorted(process for process in self._processes if process.is_alive)
 
     def send_signal(self, signal_number: int) -> None:
         """Send a signal to all of them."""
@@ -191,14 +193,14 @@ def _list_supervisor_folders() -> dict[int, str]:
 
 
 def list_local_jobs() -> dict[str, Json]:
-    """This user's jobs in this PID namespace, by label: the `folder`, the `pids` and the `supervisors`.
+    """This user's jobs in this PID namespace, by label: the `folder`, the `flow_run`, the `pids` and the `supervisors`.
 
     The processes of a container are passed over: the paths in their environment are those of its own filesystem.
     """
     jobs: dict[str, Json] = {}
 
     def get_job(label: str, folder: str) -> Json:
-        job = jobs.setdefault(label, {"folder": "", "pids": [], "supervisors": []})
+        job = jobs.setdefault(label, {"folder": "", "flow_run": "", "pids": [], "supervisors": []})
         job["folder"] = job["folder"] or folder
         return job
 
@@ -211,9 +213,11 @@ def list_local_jobs() -> dict[str, Json]:
         if parse_label(folder):
             job = get_job(parse_label(folder), folder)
             job["supervisors"].append(pid)
+            job["flow_run"] = environment.get(FLOW_RUN_SOURCE, "")
             job["pids"] += [child for child in list_descendants([pid]) if child not in job["pids"]]
         elif environment.get(JOB_VARIABLE):
             job = get_job(environment[JOB_VARIABLE], environment.get(FOLDER_VARIABLE, ""))
+            job["flow_run"] = job["flow_run"] or environment.get(FLOW_RUN_VARIABLE, "")
             if pid not in job["pids"]:
                 job["pids"].append(pid)
     return jobs

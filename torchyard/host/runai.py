@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from torchyard.host.identity import NEVER, measure_time_since, read_boot_clock
 from torchyard.host.runai_cli import (
     JobResponse,
     RunaiJob,
@@ -57,7 +58,7 @@ def _refresh_state(job: RunaiJob) -> Json:
     """The state of the job, queried again if it is old."""
     with hold_lock(file_path(job.folder, "state.lock")):
         state = _load_state(job)
-        if time.time() - state["queried_at"] >= _QUERY_INTERVAL_S:
+        if measure_time_since(state["queried_at"]) >= _QUERY_INTERVAL_S:
             state = update_state(state, query_job(job))
             _save_state(job, state)
         return state
@@ -69,13 +70,13 @@ def update_state(state: Json, response: JobResponse) -> Json:
     An error ends nothing: logins expire and networks break. A job is gone after two consecutive responses without it;
     a new one may need a minute until it can be described.
     """
-    state = dict(state, queried_at=time.time(), reason=response.reason if response.exists is None else "")
+    state = dict(state, queried_at=read_boot_clock(), reason=response.reason if response.exists is None else "")
     if response.exists:
         return record_statuses(state, response.statuses)
     if response.exists is None:
         return state
     state["missing"] += 1
-    is_new = not state["has_appeared"] and time.time() - state["submitted"] < _APPEARANCE_TIMEOUT_S
+    is_new = not state["has_appeared"] and measure_time_since(state["submitted_at"]) < _APPEARANCE_TIMEOUT_S
     if state["missing"] >= _ABSENT_AFTER_RESPONSES and not is_new:
         state["is_deleted"] = True
     return state
@@ -84,17 +85,19 @@ def update_state(state: Json, response: JobResponse) -> Json:
 def _load_state(job: RunaiJob) -> Json:
     """The job's stored state; an empty one if the job is new or the folder was lost.
 
-    Keys: `queried_at`, when the CLI was last queried, and `submitted`, in seconds since the epoch; `reason`, why the
-    last query failed, or empty; `missing`, consecutive responses without the job; `has_appeared`, it was in a response;
-    `is_deleted`. By pod name (the job itself has an empty one): its status (`statuses`), and since when it has that
-    status (`since`), when it started to run (`started`) and when it ended (`ended`).
+    Keys: `queried_at`, when the CLI was last queried, and `submitted_at`, both by the clock since boot; `submitted`, in
+    seconds since the epoch; `reason`, why the last query failed, or empty; `missing`, consecutive responses without the
+    job; `has_appeared`, it was in a response; `is_deleted`. By pod name (the job itself has an empty one): its status
+    (`statuses`), and since when it has that status (`since`), when it started to run (`started`) and when it ended
+    (`ended`).
     """
     try:
         with open(file_path(job.folder, "state"), encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
         state = {
-            "queried_at": 0,
+            "queried_at": NEVER,
+            "submitted_at": NEVER,
             "submitted": 0,
             "reason": "",
             "missing": 0,
@@ -136,7 +139,9 @@ def _submit_job(job: RunaiJob, spec: Json) -> Json:
         return {"phase": "failed", "created": False, "error": message}
     with hold_lock(file_path(job.folder, "state.lock")):
         state = _load_state(job)
-        state["submitted"] = state["submitted"] or time.time()
+        if not state["submitted"]:
+            state["submitted"] = time.time()
+            state["submitted_at"] = read_boot_clock()
         _save_state(job, state)
     return {"phase": "running", "created": created, "started": state["submitted"]}
 
@@ -153,7 +158,7 @@ def _watch_job(job: RunaiJob) -> bool:
         if pod.node in nodes:
             reader = _PodReader(pod, state_reader, pool)
             processes[pod.node] = WatchedProcess(
-                pod.copy_path, reader.read_state, reader.is_complete_after, offsets.get(pod.node)
+                pod.copy_path, reader.read_state, reader.is_complete_after, reader.measure_age, offsets.get(pod.node)
             )
     return watch_processes(launcher, processes, lambda _: "", _POLL_INTERVAL_S)
 
@@ -200,6 +205,11 @@ class _PodReader:
         """Whether the pod has ended, and its log is copied to its end."""
         return self._is_complete
 
+    def measure_age(self, _: Json) -> float | None:
+        """Seconds since the job was submitted; None if this machine has not submitted it."""
+        state = self._state_reader.read()
+        return measure_time_since(state["submitted_at"]) if state["submitted"] else None
+
     def _continue_copying(self, status: Json, *, is_deleted: bool) -> None:
         """Take over the result of the last copy, and start the next one if it is time."""
         has_ended = status["phase"] in ("exited", "absent")
@@ -220,13 +230,13 @@ def _cancel_job(job: RunaiJob) -> Json:
     os.makedirs(job.folder, exist_ok=True)
     response = query_job(job)
     reason = response.reason
-    deadline = time.time() + _DELETE_TIMEOUT_S
+    deadline = time.monotonic() + _DELETE_TIMEOUT_S
     if response.exists:
         _copy_all_logs(job)
         exit_code, output = query_cli(job.build_argv("delete"), timeout_s=_DELETE_COMMAND_TIMEOUT_S)
         reason = find_error_line(output) if exit_code else "it still exists"
         response = query_job(job)
-        while response.exists and time.time() < deadline:
+        while response.exists and time.monotonic() < deadline:
             _copy_all_logs(job)
             time.sleep(0.5)
             response = query_job(job)
@@ -234,7 +244,7 @@ def _cancel_job(job: RunaiJob) -> Json:
     if response.exists is not False:
         leftovers.append("job %s of project %s: %s" % (job.name, job.project, reason))
     with hold_lock(file_path(job.folder, "state.lock")):
-        state = dict(_load_state(job), is_deleted=not leftovers, queried_at=time.time())
+        state = dict(_load_state(job), is_deleted=not leftovers, queried_at=read_boot_clock())
         _save_state(job, state)
     return {"phase": "running" if leftovers else "absent", "left": leftovers}
 

@@ -8,7 +8,7 @@ The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so 
               caller
     bring     prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
     clear     removes FOLDER; prints the leftovers
-    attempts  prints the numbers of the run's attempts that have a folder here
+    attempts  prints the run's attempts that have a folder here, each as [number, how many of its ports were held]
 
 A tar is complete if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
 FOLDER/owner names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
@@ -30,9 +30,11 @@ from typing import Any, Iterator, NamedTuple
 Json = Any
 HEARTBEAT_FILE = "owner"
 _END_MEMBER = "whole"
+_PORT_TRY_FILE = "port-try.json"
 _SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
 _OWNER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
+_CONFIRM_S = 5.0  # more than two heartbeats of a launcher, which sends one every two seconds
 
 
 def _stage_in_folder(folder: str, request: str) -> Json:
@@ -41,12 +43,14 @@ def _stage_in_folder(folder: str, request: str) -> Json:
     Prints whether a tar is wanted, and the other owner, if any. Returns whether the folder was created. Raises OSError
     or TarError if the tar is incomplete or cannot be unpacked; nothing is left then.
     """
-    owner = json.loads(request)["owner"]
+    fields = json.loads(request)
+    owner = fields["owner"]
     other_owner = _find_other_owner(folder, owner)
     is_wanted = not other_owner and not os.path.isdir(folder)
     print(json.dumps({"wanted": is_wanted, "other_owner": other_owner}), flush=True)
     if not is_wanted:
-        other_owner = other_owner or record_heartbeat(os.path.join(folder, HEARTBEAT_FILE), owner)
+        owner_file = OwnerFile(os.path.join(folder, HEARTBEAT_FILE))
+        other_owner = other_owner or owner_file.record_heartbeat(owner, is_confirmed=True)
         return {"created": False, "other_owner": other_owner}
     temp_folder = "%s.part-%d" % (folder, os.getpid())
     os.makedirs(temp_folder)
@@ -56,11 +60,11 @@ def _stage_in_folder(folder: str, request: str) -> Json:
             archive.extractall(temp_folder)
         os.unlink(os.path.join(temp_folder, _END_MEMBER))  # raises if the tar broke off before its end
         os.makedirs(os.path.join(temp_folder, "checkpoints"), exist_ok=True)
-        record_heartbeat(os.path.join(temp_folder, HEARTBEAT_FILE), owner)
+        OwnerFile(os.path.join(temp_folder, HEARTBEAT_FILE)).record_heartbeat(owner)
+        _write_json(os.path.join(temp_folder, _PORT_TRY_FILE), fields["port_try"])
         names = _list_files(temp_folder, "work")
         fingerprints = {name: _fingerprint_file(os.path.join(temp_folder, name)) for name in names}
-        with open(os.path.join(temp_folder, _SENT_FILE), "w", encoding="utf-8") as file:
-            json.dump(fingerprints, file)
+        _write_json(os.path.join(temp_folder, _SENT_FILE), fingerprints)
         os.rename(temp_folder, folder)
     except OSError:
         if not os.path.isdir(folder):  # else another host that shares the disk was first
@@ -68,6 +72,11 @@ def _stage_in_folder(folder: str, request: str) -> Json:
     finally:
         shutil.rmtree(temp_folder, ignore_errors=True)
     return {"created": True}
+
+
+def _write_json(path: str, value: Json) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
 
 
 def _trust_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
@@ -78,26 +87,49 @@ def _trust_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
 # --- who owns the run
 
 
-def record_heartbeat(path: str, owner: str) -> str:
-    """Record a heartbeat of `owner` in the file; returns an empty text.
+class OwnerFile:
+    """The file that records the owner of a run and its last heartbeat.
 
-    If another owner has sent a heartbeat in the last `_OWNER_DEAD_AFTER_S` seconds, nothing is recorded and that
-    owner's name is returned. An empty `owner` renews the lease without taking the run over. Raises OSError if the file
-    cannot be opened.
+    Another owner is dead once its heartbeat is a minute old by the clock, and none has come for `_CONFIRM_S` seconds
+    while this process looked: a clock that was set, or that of another machine that shares the disk, ends no ownership.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        recorded_owner, heartbeat_at = _read_heartbeat(fd)
-        if owner and recorded_owner not in ("", owner) and _is_recent(heartbeat_at):
-            return recorded_owner
-        if owner != recorded_owner or not os.fstat(fd).st_size:
-            with contextlib.suppress(OSError):  # a full disk: the mtime is the heartbeat
-                os.pwrite(fd, (owner or recorded_owner).ljust(_HEARTBEAT_BYTES - 1).encode() + b"\n", 0)
-        os.utime(fd)
-    finally:
-        os.close(fd)
-    return ""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seen_heartbeat: float | None = None  # of another owner, at the first look
+        self._seen_at = 0.0  # monotonic seconds, of the first look
+
+    def record_heartbeat(self, owner: str, *, is_confirmed: bool = False) -> str:
+        """Record a heartbeat of `owner`; returns the name of another owner that is alive, and records nothing then.
+
+        Otherwise returns an empty text; while another owner's death is not confirmed, nothing is recorded either.
+        `is_confirmed`: the caller has seen that. An empty `owner` renews the lease without taking the run over. Raises
+        OSError if the file cannot be opened.
+        """
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            recorded_owner, heartbeat_at = _read_heartbeat(fd)
+            if owner and recorded_owner not in ("", owner):
+                if _is_recent(heartbeat_at) or self._has_changed(heartbeat_at):
+                    return recorded_owner
+                if not is_confirmed and time.monotonic() - self._seen_at < _CONFIRM_S:
+                    return ""
+            self._seen_heartbeat = None
+            if owner != recorded_owner or not os.fstat(fd).st_size:
+                with contextlib.suppress(OSError):  # a full disk: the mtime is the heartbeat
+                    os.pwrite(fd, (owner or recorded_owner).ljust(_HEARTBEAT_BYTES - 1).encode() + b"\n", 0)
+            os.utime(fd)
+        finally:
+            os.close(fd)
+        return ""
+
+    def _has_changed(self, heartbeat_at: float) -> bool:
+        """Whether another owner has sent a heartbeat since the first look."""
+        if self._seen_heartbeat is None:
+            self._seen_heartbeat = heartbeat_at
+            self._seen_at = time.monotonic()
+        return heartbeat_at != self._seen_heartbeat
 
 
 def _read_heartbeat(fd: int) -> tuple[str, float]:
@@ -114,19 +146,18 @@ def _is_recent(heartbeat_at: float) -> bool:
 def _find_other_owner(folder: str, owner: str) -> str:
     """Another owner of any attempt of the run, once it sends a new heartbeat; empty once all others count as dead.
 
-    Waits for up to a minute: a recent heartbeat may be the last one of a launcher that was killed since.
+    Waits for up to a minute: a recent heartbeat may be the last one of a launcher that was killed since. If all are old
+    it waits for a moment, because the clock may be wrong.
     """
     first_heartbeats: dict[str, float] = {}
+    confirmed_at = time.monotonic() + _CONFIRM_S
     while True:
-        other_heartbeats = [
-            heartbeat
-            for heartbeat in _list_heartbeats(folder)
-            if heartbeat.owner not in ("", owner) and _is_recent(heartbeat.sent_at)
-        ]
-        for heartbeat in other_heartbeats:
+        others = [heartbeat for heartbeat in _list_heartbeats(folder) if heartbeat.owner not in ("", owner)]
+        for heartbeat in others:
             if first_heartbeats.setdefault(heartbeat.path, heartbeat.sent_at) != heartbeat.sent_at:
                 return heartbeat.owner
-        if not other_heartbeats:
+        may_be_alive = time.monotonic() < confirmed_at or any(_is_recent(heartbeat.sent_at) for heartbeat in others)
+        if not others or not may_be_alive:
             return ""
         time.sleep(0.5)
 
@@ -194,10 +225,26 @@ def _remove_folder(folder: str) -> Json:
 
 
 def _list_attempts(folder: str) -> Json:
-    """The numbers of the run's attempts that have a folder here. `folder` is any attempt's."""
+    """The run's attempts that have a folder here, with the number of their ports that were held before they started.
+
+    `folder` is any attempt's.
+    """
     run_prefix = folder.rpartition("-")[0] + "-"
-    suffixes = [path[len(run_prefix) :] for path in glob.glob(glob.escape(run_prefix) + "*")]
-    return {"attempts": [int(suffix) for suffix in suffixes if suffix.isdigit()]}
+    attempts: list[Json] = []
+    for path in glob.glob(glob.escape(run_prefix) + "*"):
+        number = path[len(run_prefix) :]
+        if number.isdigit():
+            attempts.append([int(number), _read_port_try(path)])
+    return {"attempts": attempts}
+
+
+def _read_port_try(folder: str) -> int:
+    """How many of an attempt's ports were held; 0 if its folder was partly removed."""
+    try:
+        with open(os.path.join(folder, _PORT_TRY_FILE), encoding="utf-8") as file:
+            return int(json.load(file))
+    except (OSError, ValueError, TypeError):
+        return 0
 
 
 VERBS: dict[str, Any] = {"place": _stage_in_folder, "clear": _remove_folder, "attempts": _list_attempts}

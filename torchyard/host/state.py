@@ -14,7 +14,7 @@ import os
 import time
 from typing import Any, Callable
 
-from torchyard.host.identity import EARLIER_BOOT, HERE, OTHER_MACHINE, describe_location, locate_host
+from torchyard.host.identity import EARLIER_BOOT, HERE, OTHER_MACHINE, describe_location, locate_host, read_boot_id
 from torchyard.host.processes import find_labelled, parse_label
 
 STATE_BYTES = 4096  # of the state's file, always: one block, which is overwritten in place
@@ -147,6 +147,17 @@ def view_state(folder: str) -> Json:
         view["phase"] = "unsupervised"
         view["rebooted"] = location == EARLIER_BOOT
     return view
+
+
+def measure_age(state: Json) -> float | None:
+    """Seconds since the process of a state was started; None if it has not been, or not on this kernel.
+
+    Measured by the kernel's clock since boot: setting the host's clock does not change it.
+    """
+    if not state.get("agent_start") or state.get("boot") != read_boot_id():
+        return None
+    started_at = float(state["agent_start"]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
 
 
 class StateCache:

@@ -58,14 +58,23 @@ from torchyard.host.log import (
     recover_unsupervised,
 )
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER, choose_interface_env, find_listen_urls
-from torchyard.host.processes import FOLDER_VARIABLE, JOB_VARIABLE, JobProcesses, ProcessId, identify_process
-from torchyard.host.staging import record_heartbeat
+from torchyard.host.processes import (
+    FLOW_RUN_SOURCE,
+    FLOW_RUN_VARIABLE,
+    FOLDER_VARIABLE,
+    JOB_VARIABLE,
+    JobProcesses,
+    ProcessId,
+    identify_process,
+)
+from torchyard.host.staging import OwnerFile
 from torchyard.host.state import (
     FOLDER_REMOVED,
     Json,
     StateCache,
     add_recorder,
     file_path,
+    measure_age,
     read_state,
     take_lock,
     try_write_state,
@@ -81,16 +90,19 @@ _FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  #
 
 
 def _submit_process(folder: str, spec: Json) -> Json:
-    """Start a supervisor for a spec, unless the process exists; its state, and whether it is new (`created`)."""
+    """Start a supervisor for a spec, unless the process exists.
+
+    Returns its state, whether it is new (`created`), and the age in seconds of one that is not (`age_s`).
+    """
     if view_state(folder).get("detail"):
-        return dict(view_state(folder), created=False)
+        return _adopt_process(folder)
     os.makedirs(folder, exist_ok=True)
-    _renew_leases([folder], "")
+    _renew_leases([OwnerFile(heartbeat_path(folder))], "")
     lock = take_lock(folder, lambda: not read_state(folder))  # locked without a state: a supervisor may be starting
     if lock is None or read_state(folder):
         if lock is not None:
             os.close(lock)
-        return dict(view_state(folder), created=False)
+        return _adopt_process(folder)
     with open(file_path(folder, "spec.json"), "w", encoding="utf-8") as file:
         json.dump(spec, file)
         file.flush()
@@ -104,6 +116,11 @@ def _submit_process(folder: str, spec: Json) -> Json:
     with os.fdopen(ours) as result_pipe:
         result = json.loads(result_pipe.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
     return dict(result, created=True)
+
+
+def _adopt_process(folder: str) -> Json:
+    state = view_state(folder)
+    return dict(state, created=False, age_s=measure_age(state) or 0.0)
 
 
 def _make_absolute(spec: Json) -> Json:
@@ -239,6 +256,8 @@ def _build_environment(spec: Json) -> dict[str, str]:
     environment.update(spec["env"])
     environment[JOB_VARIABLE] = spec["label"]
     environment[FOLDER_VARIABLE] = spec["folder"]
+    if FLOW_RUN_SOURCE in os.environ:
+        environment[FLOW_RUN_VARIABLE] = os.environ[FLOW_RUN_SOURCE]
     return add_recorder(environment, spec)
 
 
@@ -310,16 +329,18 @@ def _drain_output(log: ProcessLog, output_fd: int) -> None:
 def _watch(request_processes: dict[str, str], offsets: dict[str, int], launcher: Launcher) -> bool:
     """Send the states and logs of the processes with these folders; see host/watch.py."""
     readers = {name: _StateReader(folder) for name, folder in request_processes.items()}
+    owner_files = [OwnerFile(path) for path in sorted(set(map(heartbeat_path, request_processes.values())))]
     processes: dict[str, WatchedProcess] = {}
     for name, reader in readers.items():
-        processes[name] = WatchedProcess(file_path(reader.folder, "log"), reader.read, _has_ended, offsets.get(name))
+        log_path = file_path(reader.folder, "log")
+        processes[name] = WatchedProcess(log_path, reader.read, _has_ended, measure_age, offsets.get(name))
 
     def renew_leases(owner: str) -> str:
         for reader in readers.values():
             if reader.is_folder_removed:  # and possibly the heartbeat file's with it
                 with contextlib.suppress(OSError):
                     os.makedirs(os.path.dirname(heartbeat_path(reader.folder)), exist_ok=True)
-        return _renew_leases(request_processes.values(), owner)
+        return _renew_leases(owner_files, owner)
 
     return watch_processes(launcher, processes, renew_leases)
 
@@ -356,12 +377,12 @@ def _read_log_size(folder: str) -> int:
         return 0
 
 
-def _renew_leases(folders: Iterable[str], owner: str) -> str:
+def _renew_leases(owner_files: Iterable[OwnerFile], owner: str) -> str:
     """Record a heartbeat of an owner; returns the run's owner if that is another one, else an empty text."""
     other_owner = ""
-    for path in {heartbeat_path(folder) for folder in folders}:
+    for owner_file in owner_files:
         try:
-            other_owner = record_heartbeat(path, owner) or other_owner
+            other_owner = owner_file.record_heartbeat(owner) or other_owner
         except OSError:  # the folder is being removed, or the disk cannot be written
             continue
     return other_owner

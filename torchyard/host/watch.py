@@ -6,12 +6,14 @@ Both directions are lines of JSON, except the bytes of a log, which follow their
     to the launcher    {"process": NAME, "state": {...}}          at every change
                        {"process": NAME, "log": OFFSET, "size": SIZE}, then SIZE bytes of its log from OFFSET on
                        {"process": NAME, "log_end": OFFSET}       the log ends at that byte, and is complete
+                       {"ages": {NAME: SECONDS}}                  the response to a heartbeat: since when processes run
                        {"other_owner": OWNER}                     another launcher owns the run
     from the launcher  {"processes": {NAME: FOLDER}, "logs": {NAME: OFFSET}}    the first line
                        {"owner": OWNER}                           a heartbeat, which renews the lease
                        {"logs": {NAME: OFFSET}}                   send this log again from there; null: send none of it
 
-The size of the launcher's copy is the offset: a log continues there after any break.
+The size of the launcher's copy is the offset: a log continues there after any break. Without responses to its
+heartbeats the launcher does not observe the job, even if its connection looks open.
 """
 
 from __future__ import annotations
@@ -96,15 +98,22 @@ class WatchedProcess:
 
     read_state: its state; the log is complete at the size that it has after a call that returns an ended state.
     is_ended: whether nothing more is written to the log after this state.
+    measure_age: seconds since it was started, by a clock of this host that is never set; None if that is not known.
     log_path: the log's file, which may not exist.
     """
 
     def __init__(
-        self, log_path: str, read_state: Callable[[], Json], is_ended: Callable[[Json], bool], offset: int | None
+        self,
+        log_path: str,
+        read_state: Callable[[], Json],
+        is_ended: Callable[[Json], bool],
+        measure_age: Callable[[Json], float | None],
+        offset: int | None,
     ) -> None:
         self.log_path = log_path
         self.read_state = read_state
         self.is_ended = is_ended
+        self.measure_age = measure_age
         self._sent_state: Json = None
         self._has_ended = False
         self._has_sent_end = False
@@ -115,6 +124,11 @@ class WatchedProcess:
     def is_finished(self) -> bool:
         """Whether its end and, if the launcher copies it, the end of its log have been sent."""
         return self._has_ended and (self._has_sent_end or not self._is_log_wanted)
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since it was started; None if that is not known, or no state was read yet."""
+        return self.measure_age(self._sent_state) if self._sent_state else None
 
     def request_log(self, offset: int | None) -> None:
         """Send the log from a byte on; None sends nothing until the next request."""
@@ -188,5 +202,7 @@ def watch_processes(
                 other_owner = renew_lease(line["owner"])
                 if other_owner:
                     launcher.send({"other_owner": other_owner})
+                ages = {name: process.age_s for name, process in processes.items()}
+                launcher.send({"ages": {name: age_s for name, age_s in ages.items() if age_s is not None}})
         if launcher.has_left:
             return False

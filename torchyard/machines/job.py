@@ -1,7 +1,7 @@
 """Carries out a plan of processes, on this machine and on hosts behind ssh."""
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchyard.common.log import get_log
 from torchyard.interfaces import PollCallback
@@ -49,15 +49,9 @@ class MachinesJob:
     def submit(self, deadlines: Deadlines, submitted_at: float | None) -> Handle:
         if submitted_at is None:
             return _start_agents(self._plan, deadlines)
-        # The watch queries the hosts later: one that is away now does not hold up the others.
+        # The watch queries the hosts later, also for the job's age: one that is away now does not hold up the others.
         get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.processes))
-        return Handle(
-            plan=self._plan,
-            deadlines=deadlines,
-            created=False,
-            submitted_at=submitted_at,
-            age_s=_seconds_since(submitted_at),
-        )
+        return Handle(plan=self._plan, deadlines=deadlines, created=False, submitted_at=submitted_at)
 
     def watch(self, on_poll: PollCallback) -> ProcessWatch:
         return ProcessWatch(self._plan.processes, self._plan.store)
@@ -74,6 +68,15 @@ class MachinesJob:
         """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""
         return {}
 
+    def list_live_processes(self, *, is_lease_over: bool) -> list[str]:
+        stopped = _stop_job(self._plan)
+        live: list[str] = []
+        for name, leftovers in stopped.leftovers.items():
+            # A supervisor that no launcher could reach for the whole lease has ended its process by itself.
+            if name not in stopped.unreached or not is_lease_over:
+                live += leftovers
+        return live
+
     def remove(self) -> list[str]:
         return _remove_job(self._plan)
 
@@ -85,16 +88,25 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     created = all(response["created"] for response in responses)
     submitted_at = min((response["started"] for response in responses if "started" in response), default=time.time())
     get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.processes))
-    age_s = 0.0 if created else _seconds_since(submitted_at)
+    age_s = max(float(response.get("age_s", 0.0)) for response in responses)
     return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age_s=age_s)
 
 
-def _remove_job(plan: CommandPlan) -> list[str]:
-    """Stop everything, the store last, and remove what was staged in. Returns what is left.
+class _StoppedJob(NamedTuple):
+    """What is known after every process was stopped.
 
-    A host that cannot be queried counts as left over, and a process that cannot be stopped keeps its folder. The folder
-    of a host without the supervisor is removed without copying logs: only a supervisor can print them.
+    leftovers: what remains of each process, and why; empty for one that is proven to have ended.
+    unstaged: the processes whose host has no supervisor of the run (any more).
+    unreached: the names of those whose host does not answer.
     """
+
+    leftovers: dict[str, list[str]]
+    unstaged: list[Process]
+    unreached: set[str]
+
+
+def _stop_job(plan: CommandPlan) -> _StoppedJob:
+    """Stop everything, the store last. A host that cannot be queried counts as left over."""
     responses = _stop_processes(plan.processes)
     if plan.store:
         responses |= _stop_processes((plan.store,))
@@ -105,7 +117,17 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     }
     unstaged = [process for process in plan.all_processes if _is_unstaged(responses.get(process.name))]
     leftovers |= end_unstaged(plan, unstaged)
+    unreached = {name for name, response in responses.items() if isinstance(response, HostError)}
+    return _StoppedJob(leftovers, unstaged, unreached)
 
+
+def _remove_job(plan: CommandPlan) -> list[str]:
+    """Stop everything, and remove what was staged in. Returns what is left.
+
+    A process that cannot be stopped keeps its folder. The folder of a host without the supervisor is removed without
+    copying logs: only a supervisor can print them.
+    """
+    leftovers, unstaged, _ = _stop_job(plan)
     busy_hosts = {process.host for process in plan.all_processes if leftovers.get(process.name)}
     incomplete_hosts = {process.host for process in unstaged} - busy_hosts
     complete_hosts = {process.host for process in plan.all_processes if process.site} - incomplete_hosts - busy_hosts
@@ -129,7 +151,3 @@ def _stop_processes(job_processes: tuple[Process, ...]) -> dict[str, Any]:
 def _is_unstaged(response: Any) -> bool:
     """Whether a host reports that it has no supervisor of the run: its folder is absent, or partly removed."""
     return isinstance(response, dict) and response.get("site") is False
-
-
-def _seconds_since(timestamp: float) -> float:
-    return max(time.time() - timestamp, 0.0)

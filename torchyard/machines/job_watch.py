@@ -53,7 +53,6 @@ class ProcessWatch:
         for script, members in group_by_script(watched_processes).items():
             self._streams.append(HostStream(script, members, self.states, renews_leases=not logs_only))
         self._last_heartbeat_at: float | None = None
-        self._received_bytes = 0
         for stream in self._streams:
             self._open_stream(stream)
 
@@ -66,7 +65,7 @@ class ProcessWatch:
         self._selector.close()
 
     def poll(self, *, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for output of any stream, and read it; True if there was some.
+        """Wait up to `timeout_s` seconds for output of any stream, and read it; True if a state or a log has changed.
 
         Raises RunInUseError if another launcher has taken the run over.
         """
@@ -80,21 +79,27 @@ class ProcessWatch:
         if not self._selector.get_map():
             time.sleep(timeout_s)
             return False
-        has_output = False
+        received_bytes = self._count_received_bytes()
         for key, _ in self._selector.select(timeout_s):
-            if self._read_stream(key.data):
-                has_output = True
-        return has_output
+            readable: HostStream = key.data
+            if key.fileobj is readable.stderr.stream:
+                self._read_stderr(readable)
+            else:
+                self._read_stream(readable)
+        return self._count_received_bytes() != received_bytes
+
+    def _count_received_bytes(self) -> int:
+        """The bytes of states and logs that have come from all hosts so far."""
+        return sum(stream.received_bytes for stream in self._streams)
 
     def _send_heartbeats(self) -> None:
-        """Send each host a heartbeat, if one is due, and read what the commands print on stderr."""
+        """Send each host a heartbeat, if one is due."""
         now = time.monotonic()
         if self._last_heartbeat_at is not None and now - self._last_heartbeat_at <= _HEARTBEAT_INTERVAL_S:
             return
         self._last_heartbeat_at = now
         for stream in self._list_open_streams():
             stream.send_heartbeat()
-            stream.read_stderr()
 
     def exit_codes(self) -> dict[str, int | None]:
         """Exit code by process; negative is a signal, None is unknown."""
@@ -117,7 +122,8 @@ class ProcessWatch:
         losses: dict[str, str] = {}
         for stream in self._streams:
             for name in self._list_incomplete_logs(stream):
-                losses[name] = f"{INCOMPLETE_COPY}: {stream.log_copies[name].reason or stream.reason}"
+                reason = stream.log_copies[name].reason or stream.reason or "no output received"
+                losses[name] = f"{INCOMPLETE_COPY}: {reason}"
         return losses | self._describe_lost_lines()
 
     def losing_logs(self) -> dict[str, str]:
@@ -129,7 +135,7 @@ class ProcessWatch:
         """Why the job waits: the hosts that cannot be queried, else what Run:ai reports; None if neither is known."""
         silent_hosts = []
         for stream in self._streams:
-            if stream.broken_at is not None and stream.unended_names:
+            if stream.is_lost and stream.unended_names:
                 silent_hosts.append(SilentHost(stream.unended_names, stream.reason))
         return explain_waiting_processes(self.states, silent_hosts)
 
@@ -141,13 +147,17 @@ class ProcessWatch:
         """None: no process on machines is started again within an attempt."""
         return ()
 
+    def job_age_s(self) -> float | None:
+        """The age of the oldest process, by its host's clock; None until a host has reported one."""
+        return max((age_s for stream in self._streams for age_s in stream.list_ages()), default=None)
+
     def is_fully_observed(self) -> bool:
         """Whether every process has reported its state, except those whose host has been away for long."""
         return all(stream.is_observed(_MAX_SILENCE_S) for stream in self._streams)
 
     def is_disconnected(self) -> bool:
         """Whether a log may grow unseen: a process cannot be queried, or its output is still being copied."""
-        if any(stream.broken_at is not None for stream in self._streams):
+        if not all(stream.is_connected for stream in self._streams):
             return True
         for stream in self._streams:
             if any(copy.is_behind(self.states[name].get("log_size")) for name, copy in stream.log_copies.items()):
@@ -163,7 +173,7 @@ class ProcessWatch:
     def drain_logs(self, on_poll: Callable[[], object] | None = None, *, idle_timeout_s: float) -> bool:
         """Read what still arrives, until nothing has come for `idle_timeout_s`; True if the logs are complete."""
         arrival = ArrivalTimer(idle_timeout_s, time.monotonic())
-        while self._is_unfinished() and not arrival.is_expired(time.monotonic(), self._received_bytes):
+        while self._is_unfinished() and not arrival.is_expired(time.monotonic(), self._count_received_bytes()):
             self.poll(timeout_s=_DRAIN_POLL_INTERVAL_S)
             if on_poll is not None:
                 on_poll()
@@ -199,14 +209,14 @@ class ProcessWatch:
         """Start a stream; one that cannot be started now, for want of descriptors or processes, is retried."""
         try:
             self._selector.register(stream.open(), selectors.EVENT_READ, stream)
+            self._selector.register(stream.stderr.stream, selectors.EVENT_READ, stream)
         except (OSError, HostError) as error:
             stream.close()
             stream.fail(str(error))
 
-    def _read_stream(self, stream: HostStream) -> bool:
-        """Read what one stream has sent; True if it was anything."""
+    def _read_stream(self, stream: HostStream) -> None:
+        """Read what one stream has sent; without any output it has ended."""
         data = processes.read_output(stream.child)
-        self._received_bytes += len(data)
         error: OSError | None = None
         try:
             stream.handle_output(data)
@@ -215,5 +225,13 @@ class ProcessWatch:
             error = os_error
         if error is not None or not data:
             self._selector.unregister(stream.stdout)
+            if stream.stderr.is_open:
+                self._selector.unregister(stream.stderr.stream)
             stream.end(error)
-        return bool(data) and error is None
+
+    def _read_stderr(self, stream: HostStream) -> None:
+        """Read what one stream's command has printed on stderr, such as the messages of `ssh -v`."""
+        if not stream.stderr.stream.closed:  # its stdout, which ends with it, may have been read just before
+            stream.stderr.read()
+            if not stream.stderr.is_open:
+                self._selector.unregister(stream.stderr.stream)

@@ -1,10 +1,11 @@
 """Finds the attempts of a run that another machine has started on hosts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from torchyard.interfaces import Owner, RemoteAttempt
+from torchyard.interfaces import BuildPlan, Owner, RemoteAttempt
 from torchyard.machines.staging import find_last_attempt
-from torchyard.model.plan import CommandPlan, Plan
+from torchyard.model.errors import DetachedError, HostError
+from torchyard.model.plan import CommandPlan
 
 
 class MachinesOwner(Owner):
@@ -17,10 +18,19 @@ class MachinesOwner(Owner):
     def __init__(self, plan: CommandPlan) -> None:
         self._plan = plan
 
-    def take_over(self, build_plan: Callable[[int], Plan], started_attempts: Sequence[int]) -> RemoteAttempt | None:
+    def take_over(self, build_plan: BuildPlan, started_attempts: Sequence[int]) -> RemoteAttempt | None:
         """The latest attempt that has a folder on a host, if no attempt is known here; None if there is none.
 
-        Nothing is taken over yet: staging in, and then each heartbeat, is refused while another owner is alive.
+        Nothing is taken over yet: staging in, and then each heartbeat, is refused while another owner is alive. Raises
+        DetachedError if a host does not answer: an attempt that it alone has must not be started a second time.
         """
-        number = find_last_attempt(self._plan) if self._plan.sites and not started_attempts else 0
-        return RemoteAttempt(number, build_plan(number), {}) if number else None
+        if not self._plan.sites or started_attempts:
+            return None
+        try:
+            last_attempt = find_last_attempt(self._plan)
+        except HostError as error:
+            raise DetachedError(f"cannot find out whether this run has been started before ({error})") from error
+        if last_attempt is None:
+            return None
+        plan = build_plan(last_attempt.number, last_attempt.port_try)
+        return RemoteAttempt(last_attempt.number, plan, {})

@@ -114,15 +114,25 @@ def read_output(process: ChildProcess) -> bytes:
     return b""
 
 
-def read_stderr(process: ChildProcess) -> bytes:
-    """The last of what a stream has printed on stderr since the last call; empty if nothing.
+class StderrTail:
+    """The last bytes of a stream's stderr. It must be read whenever it is readable: a command blocks at 64 KiB.
 
-    It must be called from time to time, as the command would block at 64 KiB.
+    is_open: False once every process that had it open has exited.
     """
-    assert process.stderr
-    with contextlib.suppress(BlockingIOError):
-        return os.read(process.stderr.fileno(), 1 << 16)[-_MAX_STDERR_BYTES:]
-    return b""
+
+    def __init__(self, process: ChildProcess) -> None:
+        assert process.stderr
+        self.stream = process.stderr
+        self.is_open = True
+        self.text = b""
+
+    def read(self) -> None:
+        """Read all that has arrived, without waiting for more."""
+        with contextlib.suppress(BlockingIOError):
+            while self.is_open:
+                data = os.read(self.stream.fileno(), 1 << 16)
+                self.is_open = bool(data)
+                self.text = (self.text + data)[-_MAX_STDERR_BYTES:]
 
 
 def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
@@ -316,8 +326,8 @@ class _StderrReader(threading.Thread):
         return self._stderr
 
 
-def close_stream(process: ChildProcess, *, timeout_s: float) -> bytes:
-    """End a stream, by a kill if the command does not exit within `timeout_s`. Returns its last stderr output, if any.
+def close_stream(process: ChildProcess, stderr: StderrTail, *, timeout_s: float) -> None:
+    """End a stream, by a kill if the command does not exit within `timeout_s`, and read what its stderr has by then.
 
     Its pipes are not read to their end: other processes may hold them open.
     """
@@ -325,11 +335,10 @@ def close_stream(process: ChildProcess, *, timeout_s: float) -> bytes:
         process.wait(timeout_s)
     process.kill()
     process.wait()
-    stderr = read_stderr(process)
+    stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream:
             stream.close()
-    return stderr
 
 
 class Watchdog:

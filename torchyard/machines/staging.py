@@ -75,31 +75,48 @@ def stage_in(sites: Sequence[Site]) -> None:
 
 
 def _stage_in_site(site: Site, checkpoints: Sequence[SentFile]) -> None:
-    request = json.dumps({"owner": node_holder_identity(site.files)})
+    request = json.dumps({"owner": node_holder_identity(site.files), "port_try": site.port_try})
     command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
     processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
 
 
-def find_last_attempt(plan: CommandPlan) -> int:
-    """The number of the run's last attempt on any host, 0 if there is none: another machine may have started it.
+class LastAttempt(NamedTuple):
+    """The last attempt that has a folder on a host: its number, and how many of its ports were held (Run.port_try)."""
 
-    A host that does not answer is passed over here; preflight reports it.
+    number: int
+    port_try: int
+
+
+def find_last_attempt(plan: CommandPlan) -> LastAttempt | None:
+    """The run's last attempt on any host; None if there is none. Another machine may have started it.
+
+    Raises HostError if a host does not answer: only that one may have the last attempt.
     """
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "attempts", site.folder))
         for site in plan.sites
     ]
-    last_attempt = 0
-    for response in processes.run_commands(commands):
-        if _has_attempt_numbers(response):
-            last_attempt = max([last_attempt, *response["attempts"]])
-    return last_attempt
+    attempts: list[LastAttempt] = []
+    for (host, _), response in zip(commands, processes.run_commands(commands), strict=True):
+        if isinstance(response, HostError):
+            raise response
+        attempts += _parse_attempts(host, response)
+    return max(attempts, default=None)
 
 
-def _has_attempt_numbers(response: Any) -> bool:
-    """Whether a host has reported the attempts that have a folder there."""
-    attempts = response.get("attempts") if isinstance(response, dict) else None
-    return isinstance(attempts, list) and all(isinstance(attempt, int) for attempt in attempts)
+def _parse_attempts(host: str, response: Any) -> list[LastAttempt]:
+    """The attempts that have a folder on a host. HostError if its response is malformed."""
+    pairs = response.get("attempts") if isinstance(response, dict) else None
+    if not isinstance(pairs, list):
+        raise HostError(host, "list the run's attempts", "its response does not have them")
+    attempts: list[LastAttempt] = []
+    for pair in pairs:
+        match pair:
+            case [int(number), int(port_try)]:
+                attempts.append(LastAttempt(number, port_try))
+            case _:
+                raise HostError(host, "list the run's attempts", f"{pair!r} is not an attempt")
+    return attempts
 
 
 def _list_site_files(site: Site) -> Iterator[SentFile]:

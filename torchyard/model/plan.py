@@ -28,6 +28,7 @@ class Site(FrozenModel):
     python: str = Field(description="the interpreter that runs the supervisor on the host")
     work: str | None = Field(description="the program's file, or its folder, to copy; None: the host already has it")
     files: str = Field(description="the folder for the files that the job leaves behind")
+    port_try: int = Field(0, description="of the run, for a machine that continues the run without its plan")
     previous_folders: tuple[str, ...] = Field(
         (), description="folders, or patterns of them, fetched from the previous attempt: its checkpoints are put back"
     )

@@ -24,6 +24,7 @@ class Run(FrozenModel):
 
     id: str = Field(description="the flow run's id, stable over its retries")
     attempt: int = Field(ge=1)
+    port_try: int = Field(0, ge=0, description="how many of the attempt's ports were held by other processes")
     folder: str = Field(description="the run's folder on the launcher's machine")
 
     @property
@@ -56,7 +57,7 @@ class Handle(FrozenModel):
     deadlines: Deadlines
     created: bool = Field(description="False: the job already existed and was adopted")
     submitted_at: float = Field(description="by the clock of the host or of the API server")
-    age_s: float = Field(0.0, description="seconds since `submitted_at`, by the same clock, if the job was adopted")
+    age_s: float = Field(0.0, description="seconds since then, by the same clock; 0 if its watch reports them later")
 
 
 class Observation(NamedTuple):

@@ -1,7 +1,8 @@
 """A run's folder: who owns the run, its lease, its journal and its attempts. It outlives every process.
 
 lock           held (flock) by the process that owns the run
-lease          touched while a process watches the run; its content is how long it lasts, in seconds
+lease          renewed while a process watches the run: how long it lasts, in seconds, and when it was renewed, as the
+               kernel's boot id and the seconds since that boot
 journal        one JSON line per event: start, step, end
 attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process,
                and hang/ if a rank hung: hang.txt, stacks.txt, rank-N.json
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from torchyard.common.private_files import FILE_MODE, make_private_folder, open_private_file, sync_folder
 from torchyard.common.project_root import default_runs_folder
+from torchyard.host.identity import measure_time_since, read_boot_clock
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.plan import Plan
@@ -35,6 +37,8 @@ from torchyard.run.record import RunRecord
 
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
+_LEASE_FIELDS = 3  # of its file: its seconds, the boot id and the seconds since boot
+_LEASE_BYTES = 128  # always, so that it can be renewed on a full disk
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
 _LOG = logging.getLogger("torchyard")
 _UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
@@ -133,28 +137,44 @@ class RunFolder:
         lease = self.path / "lease"
         with self._usable():
             if not lease.exists():
-                _write_synced_file(lease, f"{lease_s:g}\n")
-            os.utime(lease)
+                _write_synced_file(lease, _format_lease(lease_s))
+            self._restart_lease(lease_s)
 
     def extend(self) -> None:
         """Restart the lease, if there is one, because the run is about to be resumed."""
         with self._usable(), contextlib.suppress(FileNotFoundError):
-            os.utime(self.path / "lease")
+            self._restart_lease(self._lease_s() or 0.0)
+
+    def _restart_lease(self, lease_s: float) -> None:
+        """Write the time of the renewal over the last one, and as the file's mtime."""
+        with open(self.path / "lease", "r+b", buffering=0) as file:
+            with contextlib.suppress(OSError):  # a full disk: the mtime is enough
+                file.write(_format_lease(lease_s).encode())
+            os.utime(file.fileno())
 
     def remaining_lease_s(self) -> float:
-        """Seconds until the lease ends; negative if it has ended or was never renewed."""
+        """Seconds until the lease ends; negative if it has ended or was never renewed.
+
+        Measured by the kernel's clock since boot: a machine whose clock is a day ahead must not end what it has just
+        renewed. After a restart of the machine, a lease is at least as old as the boot.
+        """
         lease = self.path / "lease"
         with self._usable():
             try:
-                return lease.stat().st_mtime + (self._lease_s() or 0.0) - time.time()
+                ages = [time.time() - lease.stat().st_mtime]
+                fields = lease.read_text(encoding="utf-8", errors="replace").split()
             except FileNotFoundError:
                 return -1.0
+            if len(fields) == _LEASE_FIELDS:
+                ages.append(measure_time_since((fields[1], float(fields[2]))))
+            age_s = min((age_s for age_s in ages if age_s >= 0), default=0.0)
+            return (self._lease_s() or 0.0) - age_s
 
     def _lease_s(self) -> float | None:
         """How long the lease lasts, from its file or, if that is torn, from the attempt's plan; None without a plan."""
         try:
-            return float((self.path / "lease").read_text(encoding="utf-8"))
-        except ValueError:
+            return float((self.path / "lease").read_text(encoding="utf-8").split()[0])
+        except (ValueError, IndexError):
             attempt_plan = self.attempt_plan(self.attempts()[-1]) if self.attempts() else None
             return attempt_plan.deadlines.lease if attempt_plan else None
 
@@ -268,6 +288,13 @@ def _try_lock(lock: int) -> bool:
             raise
         return False
     return True
+
+
+def _format_lease(lease_s: float) -> str:
+    """The content of a lease's file that is renewed now."""
+    boot_id, seconds = read_boot_clock()
+    text = f"{lease_s:g} {boot_id} {seconds:.3f}" if boot_id else f"{lease_s:g}"
+    return text.ljust(_LEASE_BYTES - 1) + "\n"
 
 
 def _write_synced_file(path: Path, text: str) -> None:

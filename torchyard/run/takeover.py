@@ -29,8 +29,8 @@ def fetch_past(folder: RunFolder, profile: Profile, run_id: str, archive: Archiv
 def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
     """Record the attempt of another machine, if there is one. RunInUseError if a living process there owns the run."""
 
-    def build_plan(number: int) -> Plan:
-        run = Run(id=run_id, attempt=number, folder=str(folder.path))
+    def build_plan(number: int, port_try: int = 0) -> Plan:
+        run = Run(id=run_id, attempt=number, port_try=port_try, folder=str(folder.path))
         return registry.make_plan(profile, run)
 
     remote_attempt = owner_of(build_plan(1)).take_over(build_plan, folder.attempts())

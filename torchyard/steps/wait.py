@@ -200,7 +200,12 @@ class _JobPoller:
         """
         has_started = status.state == "running" or bool(self._started_reason) or bool(self._watch.losing_logs())
         return JobSnapshot(
-            time.monotonic(), self._watch.is_fully_observed(), are_logs_current, has_started, self._logs.line_count
+            time=time.monotonic(),
+            states_known=self._watch.is_fully_observed(),
+            logs_current=are_logs_current,
+            started=has_started,
+            line_count=self._logs.line_count,
+            job_age_s=self._watch.job_age_s(),
         )
 
     def _check_hang(self) -> Status | None:

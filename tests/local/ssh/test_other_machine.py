@@ -41,7 +41,7 @@ def test_run_continues_from_another_machine(
     submit(first, Deadlines())
     wait_until(lambda: "is held by this run" in describe_checks(second), 30)
     hosts.age_renewals()
-    assert (describe_failed_checks(second), find_last_attempt(second)) == ("", 1)
+    assert (describe_failed_checks(second), find_last_attempt(second)) == ("", (1, 0))
     handle = submit(second, Deadlines())
     (tmp_path / "enough").touch()
     assert (handle.created, wait(handle).status.state, read_log_texts(second, 0)) == (False, "succeeded", ["serves"])

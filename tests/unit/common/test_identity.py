@@ -58,7 +58,7 @@ def start_holder(container: Container, folder: RunFolder) -> str:
         "import sys, time; from torchyard.common.identity import identify_holder; "
         "print(identify_holder(sys.argv[1]), flush=True); time.sleep(60)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = container.start(sys.executable, "-c", code, str(folder.path), stdout=subprocess.PIPE, env=environment)
     assert process.stdout
     return process.stdout.readline().decode().strip()

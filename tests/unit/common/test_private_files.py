@@ -10,7 +10,7 @@ import pytest
 from tests.support.private_modes import list_accessible_to_others
 from torchyard.cluster.log_file import LogWriter
 from torchyard.common.private_files import make_private_folder, open_private_file, write_private_text
-from torchyard.host.staging import record_heartbeat
+from torchyard.host.staging import OwnerFile
 from torchyard.host.state import write_state
 from torchyard.machines.log_copy import append_bytes
 from torchyard.run.folder import RunFolder
@@ -63,7 +63,7 @@ def test_every_file_of_a_run_is_private(tmp_path: Path) -> None:
         append_bytes(folder.attempt(1) / "node-0" / "log", b"x\n")
         LogWriter(folder.attempt(1) / "worker-0" / "log", "worker-0").record_gap("something")
         write_state(str(folder.attempt(1) / "node-0"), phase="running")
-        record_heartbeat(str(folder.attempt(1) / "owner"), "me")
+        OwnerFile(str(folder.attempt(1) / "owner")).record_heartbeat("me")
     assert list_accessible_to_others(tmp_path / "runs") == []
 
 

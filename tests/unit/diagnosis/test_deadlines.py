@@ -50,6 +50,15 @@ def test_silence_before_the_attach_does_not_count() -> None:
     assert poll(attach(900.0), RUNNING, 99) is None
 
 
+@pytest.mark.parametrize(("age_s", "cause"), [(10.0, None), (1001.0, "run-deadline")])
+def test_age_that_the_host_reports_replaces_the_first_one(age_s: float, cause: str | None) -> None:
+    """An age that was computed from another clock, or was not known, is corrected by the first report of the host."""
+    for first_age_s in (0.0, 86400.0):
+        snapshot = RUNNING._replace(time=1.0, job_age_s=age_s)
+        expired = attach(first_age_s).check(snapshot)
+        assert (expired.cause if expired else None) == cause
+
+
 @pytest.mark.parametrize("gap", [{"states_known": False}, {"logs_current": False}], ids=["state", "log"])
 def test_start_is_not_checked_while_the_job_is_not_fully_observed(gap: dict[str, bool]) -> None:
     """A job that was submitted 600 s ago may have started long ago: the missing state or log would show it."""

@@ -32,7 +32,7 @@ def test_host_of_a_state_is_located(
 ) -> None:
     """A state of another boot is of this machine if no other machine can have written it, or if the names are equal."""
     monkeypatch.setattr(identity, "is_on_local_filesystem", lambda _: is_local)
-    assert locate_host({**identify_host(), **changes}, str(tmp_path)) == location
+    assert locate_host(identify_host() | changes, str(tmp_path)) == location
 
 
 def test_state_without_a_host_is_located_elsewhere(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """A Run:ai job: submitted once, never adopted from another run, and gone only after two responses without it."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.doubles.runai_jobs import Planned, start_agents
+from torchyard.host.identity import read_boot_clock
 from torchyard.host.runai import update_state
 from torchyard.host.runai_cli import JobResponse
 from torchyard.machines.job import MachinesJob
@@ -71,7 +71,8 @@ def test_job_is_absent_after_two_responses_without_it(
 ) -> None:
     """No response ends nothing, one without the job may be an error, and a new job takes a minute to appear."""
     state: dict[str, Any] = {"statuses": {}, "since": {}, "started": {}, "ended": {}}
-    state |= {"submitted": time.time() - age_s, "missing": 0, "has_appeared": False, "is_deleted": False}
+    boot_id, seconds = read_boot_clock()
+    state |= {"submitted_at": [boot_id, seconds - age_s], "missing": 0, "has_appeared": False, "is_deleted": False}
     for response in responses:
         state = update_state(state, response)
     assert state["is_deleted"] is is_gone

@@ -6,16 +6,20 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.inputs.archives import build_member, build_tar
-from torchyard.host.staging import record_heartbeat
+from torchyard.host import staging
+from torchyard.host.staging import OwnerFile
 from torchyard.machines.staging import SCRIPTS_FOLDER
 
 SCRIPT_PATH = str(SCRIPTS_FOLDER / "staging.py")
-OWNER = '{"owner": "here:/runs/a"}'
+OWNER = '{"owner": "here:/runs/a", "port_try": 2}'
 
 
 def run_script(verb: str, folder: Path, *args: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
@@ -30,7 +34,7 @@ def query_script(verb: str, folder: Path) -> Any:
 def test_incomplete_tar_creates_no_folder(tmp_path: Path) -> None:
     """A run's folder on a host is created completely or not at all."""
     stream = build_tar(build_member("work/x.py"), with_regular_file=False).read()
-    argv = [sys.executable, SCRIPT_PATH, "place", str(tmp_path / "site-1"), '{"owner": "here:/runs/a"}']
+    argv = [sys.executable, SCRIPT_PATH, "place", str(tmp_path / "site-1"), OWNER]
     completed = subprocess.run(argv, input=stream, capture_output=True, check=False)
     assert (completed.returncode, list(tmp_path.iterdir())) == (1, [])
 
@@ -59,10 +63,11 @@ def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:
 
 
 def test_attempts_of_a_run_are_listed(tmp_path: Path) -> None:
-    """Each attempt with a folder here is reported by its number; partial folders and those of another run are not."""
-    for name in ("sample-1", "sample-3", "sample-4.part-77", "other-5"):
+    """Each attempt with a folder here is reported with its port; partial folders and those of another run are not."""
+    run_script("place", tmp_path / "sample-1", OWNER, stream=build_tar(build_member("work/x.py")).read())
+    for name in ("sample-3", "sample-4.part-77", "other-5"):
         (tmp_path / name).mkdir()
-    assert sorted(query_script("attempts", tmp_path / "sample-1")["attempts"]) == [1, 3]
+    assert sorted(query_script("attempts", tmp_path / "sample-1")["attempts"]) == [[1, 2], [3, 0]]
 
 
 def test_removal_includes_partial_folders(tmp_path: Path) -> None:
@@ -74,9 +79,49 @@ def test_removal_includes_partial_folders(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_owner_is_replaced_once_it_is_dead(tmp_path: Path) -> None:
-    """A second owner is refused with the first one's name until that one has sent no heartbeat for a minute."""
-    file = str(tmp_path / "owner")
-    assert (record_heartbeat(file, "here:/a"), record_heartbeat(file, "there:/a")) == ("", "here:/a")
-    os.utime(file, (time.time() - 61,) * 2)
-    assert (record_heartbeat(file, "there:/a"), record_heartbeat(file, "here:/a")) == ("", "there:/a")
+class Clock:
+    """A monotonic clock that the test sets."""
+
+    now_s = 100.0
+
+
+def test_owner_is_replaced_once_it_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second owner is refused until the first one has sent no heartbeat for a minute, and none while it looked."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
+    path = tmp_path / "owner"
+    first, second = OwnerFile(str(path)), OwnerFile(str(path))
+    assert (first.record_heartbeat("here:/a"), second.record_heartbeat("there:/a")) == ("", "here:/a")
+    os.utime(path, (time.time() - 61,) * 2)
+    assert (second.record_heartbeat("there:/a"), path.read_text().strip()) == ("", "here:/a")
+    clock.now_s += 6.0
+    assert (second.record_heartbeat("there:/a"), path.read_text().strip()) == ("", "there:/a")
+    assert first.record_heartbeat("here:/a") == "there:/a"
+
+
+def test_clock_that_is_ahead_replaces_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose clock is a day ahead sees old heartbeats, and that they keep coming."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
+    path = tmp_path / "owner"
+    first, second = OwnerFile(str(path)), OwnerFile(str(path))
+    first.record_heartbeat("here:/a")
+    responses = []
+    for number in range(5):
+        os.utime(path, (time.time() - 86400 + 2 * number,) * 2)
+        responses.append(second.record_heartbeat("there:/a"))
+        clock.now_s += 2.0
+    assert responses == ["", *["here:/a"] * 4]
+    assert path.read_text().strip() == "here:/a"
+
+
+def test_staging_waits_for_a_heartbeat_that_looks_old(tmp_path: Path) -> None:
+    """A second machine whose clock is ahead does not take a run over whose owner still sends heartbeats."""
+    path = tmp_path / "sample-1" / "owner"
+    path.parent.mkdir()
+    OwnerFile(str(path)).record_heartbeat("here:/a")
+    os.utime(path, (time.time() - 86400,) * 2)
+    timer = threading.Timer(0.3, os.utime, (path, (time.time() - 86398,) * 2))
+    timer.start()
+    assert staging._find_other_owner(str(tmp_path / "sample-1"), "there:/a") == "here:/a"
+    timer.join()

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.processes.supervised import call_supervisor, start_script
 from torchyard.host import identity
-from torchyard.host.state import STATE_BYTES, view_state, write_state
+from torchyard.host.state import STATE_BYTES, measure_age, read_state, view_state, write_state
 
 
 def kill_supervisor(folder: Path) -> None:
@@ -61,3 +62,22 @@ def test_free_lock_of_another_container_shows_a_killed_supervisor(folder: Path) 
         False,
         True,
     )
+
+
+# --- the age of a process
+
+
+def test_age_does_not_depend_on_the_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The age of a process is measured by the kernel's clock, so that a clock a day ahead makes no job old."""
+    start_script(folder, "sleep 60")
+    real_time = time.time
+    monkeypatch.setattr(time, "time", lambda: real_time() + 86400)
+    age_s = measure_age(read_state(str(folder)))
+    assert age_s is not None
+    assert 0 <= age_s < 60
+
+
+def test_age_on_another_kernel_is_unknown(folder: Path) -> None:
+    """A start time of another boot or machine cannot be compared with this kernel's clock."""
+    start_script(folder, "exit 0")
+    assert measure_age(read_state(str(folder)) | {"boot": "0190c7f0-before"}) is None

@@ -58,8 +58,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield launcher_end, host_end
 
 
-def make_watched(path: Path, state: dict[str, object]) -> WatchedProcess:
-    return WatchedProcess(str(path), lambda: state, lambda read: read["phase"] == "exited", 0)
+def make_watched(path: Path, state: dict[str, object], age_s: float | None = None) -> WatchedProcess:
+    return WatchedProcess(str(path), lambda: state, lambda read: read["phase"] == "exited", lambda _: age_s, 0)
 
 
 def test_large_log_does_not_hold_up_a_state(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
@@ -105,3 +105,16 @@ def test_other_owner_is_reported(ends: tuple[socket.socket, socket.socket], tmp_
     process = make_watched(tmp_path / "none", {"phase": "running"})
     assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), {"a": process}, lambda _: "another")
     assert b'{"other_owner": "another"}\n' in launcher_end.recv(1 << 16)
+
+
+def test_each_heartbeat_is_answered_with_the_ages(ends: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+    """The launcher learns from each response that it observes the job, and how old the processes are."""
+    launcher_end, host_end = ends
+    launcher_end.sendall(b'{"owner": "me"}\n')
+    launcher_end.shutdown(socket.SHUT_WR)
+    processes = {
+        "a": make_watched(tmp_path / "none", {"phase": "running"}, age_s=12.5),
+        "b": make_watched(tmp_path / "none", {"phase": "starting"}),
+    }
+    assert not watch_processes(Launcher(host_end.fileno(), host_end.fileno()), processes, lambda _: "")
+    assert b'{"ages": {"a": 12.5}}\n' in launcher_end.recv(1 << 16)

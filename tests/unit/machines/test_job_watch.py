@@ -10,6 +10,7 @@ import pytest
 
 from tests.doubles.scripted_hosts import MakeProcess
 from tests.support.waiting import wait_until
+from torchyard.machines import host_stream, job_watch
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED, ProcessWatch
 from torchyard.model.plan import Process
 
@@ -205,3 +206,67 @@ def test_broken_connection_is_disconnected(make_process: MakeProcess, code: str,
             poll_until(watch, watch.is_disconnected)
         else:
             poll_until(watch, lambda: not watch.is_disconnected())
+
+
+# --- what is observed
+
+ANSWERS = """
+for line in sys.stdin:
+    if "owner" in line:
+        send(ages={name: 3600})
+"""
+
+
+def test_command_that_connects_is_disconnected(make_process: MakeProcess, tmp_path: Path) -> None:
+    """After a cut, a process does not count as silent while the new command has not reached its host."""
+    (tmp_path / "reachable").touch()
+    code = "if not os.path.exists('reachable'): time.sleep(60)\n" + RUNS + "tail()\n"
+    code += "while os.path.exists('reachable'): time.sleep(0.01)\nsys.exit(255)\n"
+    with ProcessWatch([make_process(code)]) as watch:
+        poll_until(watch, lambda: not watch.is_disconnected())
+        (tmp_path / "reachable").unlink()
+        poll_until(watch, watch.is_disconnected)
+        first_pid = watch._streams[0].child.pid
+        poll_until(watch, lambda: watch._streams[0].child.pid != first_pid)
+        for _ in range(6):
+            watch.poll(timeout_s=0.1)
+            assert watch.is_disconnected()
+            assert watch.diagnose()
+
+
+def test_open_connection_without_responses_is_disconnected(
+    make_process: MakeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a host does not respond to heartbeats, its process does not count as silent, although ssh sees no error."""
+    monkeypatch.setattr(host_stream, "_MAX_UNHEARD_S", 0.2)
+    with ProcessWatch([make_process(f"{RUNS}tail()\n{STAYS}")]) as watch:
+        poll_until(watch, lambda: not watch.is_disconnected())
+        poll_until(watch, watch.is_disconnected)
+
+
+def test_responses_to_heartbeats_keep_a_silent_process_connected(
+    make_process: MakeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that responds is observed, even if its process prints nothing, and reports the age of its process."""
+    monkeypatch.setattr(job_watch, "_HEARTBEAT_INTERVAL_S", 0.01)
+    with ProcessWatch([make_process(f"{RUNS}tail()\n{ANSWERS}")]) as watch:
+        poll_until(watch, lambda: watch.job_age_s() is not None)
+        assert 3600 <= (watch.job_age_s() or 0.0) < 3660
+        heard_at = time.monotonic()
+        poll_until(watch, lambda: (watch._streams[0]._heard_at or 0.0) > heard_at)
+        assert not watch.is_disconnected()
+
+
+def test_responses_to_heartbeats_are_no_progress(make_process: MakeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log whose end does not come is given up although its host responds."""
+    monkeypatch.setattr(job_watch, "_HEARTBEAT_INTERVAL_S", 0.01)
+    with ProcessWatch([make_process(ENDED + ANSWERS)]) as watch:
+        assert not watch.drain_logs(idle_timeout_s=0.5)
+        poll_until(watch, lambda: watch.job_age_s() is not None)
+
+
+def test_talkative_command_does_not_block(make_process: MakeProcess) -> None:
+    """A command that prints megabytes on stderr, as `ssh -vvv` does, is read as fast as it prints."""
+    code = "sys.stderr.write('debug1: a message of ssh\\n' * 400_000)\n" + RUNS + STAYS
+    with ProcessWatch([make_process(code)]) as watch:
+        poll_until(watch, lambda: bool(watch.states["a"]))

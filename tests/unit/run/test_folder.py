@@ -5,10 +5,12 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.conftest import Write, load, plan_of
+from torchyard.host.identity import read_boot_clock
 from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.profile import Deadlines
 from torchyard.run.folder import AttemptPlan, RunFolder
@@ -45,6 +47,37 @@ def test_extending_a_missing_lease_does_nothing(folder: RunFolder) -> None:
     """Extending the lease of a run that has none does nothing and does not fail."""
     folder.extend()
     assert folder.remaining_lease_s() < 0
+
+
+@pytest.mark.parametrize("jump_s", [86400.0, -86400.0])
+def test_changed_clock_does_not_end_a_lease(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    """A lease that has just been renewed does not end because this machine's clock is set."""
+    folder.renew(600.0)
+    real_time = time.time
+    monkeypatch.setattr(time, "time", lambda: real_time() + jump_s)
+    assert 590 < folder.remaining_lease_s() <= 600
+
+
+@pytest.mark.parametrize(("uptime_s", "has_ended"), [(300.0, False), (900.0, True)])
+def test_lease_is_at_least_as_old_as_the_boot(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, uptime_s: float, has_ended: bool
+) -> None:
+    """After a restart of the machine, a clock alone does not end a lease that may have been renewed just before."""
+    (folder.path / "lease").write_text("600 0190c7f0-before 1000000.000")
+    os.utime(folder.path / "lease", (1, 1))
+    monkeypatch.setattr(time, "clock_gettime", lambda _: uptime_s)
+    assert (folder.remaining_lease_s() < 0) == has_ended
+
+
+def test_lease_is_renewed_on_a_full_disk(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the time of a renewal cannot be written, the file's own time counts."""
+    boot_id, seconds = read_boot_clock()
+    (folder.path / "lease").write_text(f"600 {boot_id} {seconds - 900:.3f}")
+    os.utime(folder.path / "lease", (1, 1))
+    monkeypatch.setattr("torchyard.run.folder._format_lease", lambda _: "")
+    assert folder.remaining_lease_s() < 0
+    folder.renew(600.0)
+    assert folder.remaining_lease_s() > 590
 
 
 # --- which process owns the run
