@@ -50,8 +50,23 @@ class JobNode(NamedTuple):
 
 
 def first_port(run: Run) -> int:
-    """The first of three ports of a run, below Kubernetes' node ports and the ephemeral range."""
-    return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 3300 * 3
+    """The first of three ports of a run."""
+    return _FIRST_PORTS[zlib.crc32(f"{run.id}/{run.attempt}/{run.port_try}".encode()) % len(_FIRST_PORTS)]
+
+
+def _list_first_ports() -> tuple[int, ...]:
+    """Every port that is followed by two more of `_PORT_RANGES`, without `_RESERVED_PORTS`."""
+    ports = {port for port_range in _PORT_RANGES for port in port_range} - _RESERVED_PORTS
+    return tuple(sorted(port for port in ports if {port + 1, port + 2} <= ports))
+
+
+# Without the ephemeral ports of Linux (32768-60999), the node ports of Kubernetes (30000-32767), and torch's own ports.
+_PORT_RANGES = (range(10300, 29400), range(61000, 65536))
+# Istio's sidecar, memcached, Ollama, RabbitMQ, Jaeger, Spark, NFS, GlusterFS, CockroachDB, MongoDB
+_RESERVED_PORTS = frozenset(
+    {*range(15000, 15100), 11211, 11434, 15672, 16686, 18080, 20048, 24007, 25672, 26257, *range(27017, 27020)}
+)
+_FIRST_PORTS = _list_first_ports()
 
 
 def agent_options(profile: Profile, run: Run, job_node: JobNode) -> tuple[str, ...]:
@@ -83,6 +98,7 @@ def _rendezvous_options(profile: Profile, run: Run, job_node: JobNode) -> tuple[
             f"--node_rank={job_node.rank}",
             f"--master_addr={endpoint.address}",
             f"--master_port={endpoint.port}",
+            f"--rdzv_id={rendezvous_id(profile, run)}{job_node.suffix}",
             f"--rdzv_conf=timeout={join_timeout_s}",
         )
     options = (
@@ -99,7 +115,10 @@ def _rendezvous_options(profile: Profile, run: Run, job_node: JobNode) -> tuple[
 
 
 def rendezvous_id(profile: Profile, run: Run) -> str:
-    """The rendezvous id, new for each attempt: a store refuses an id that has been closed."""
+    """The rendezvous id, new for each attempt.
+
+    A store refuses an id that has been closed, and an agent of an earlier attempt that comes back meets nobody.
+    """
     return run.job(profile)
 
 

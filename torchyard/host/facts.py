@@ -133,9 +133,9 @@ def probe_port(requirement: Json) -> Json:
             holder, is_ours = _find_port_holder(port, requirement["label"])
             if is_ours:
                 return passed(subject, "is held by this run")
-            option = requirement["option"]
-            remedy = "stop it, or choose another port with %s; a new run chooses another one by itself" % option
-            return failed(subject, "is held by %s" % holder, remedy)
+            remedy = "stop it, or choose another port with %s" % requirement["option"]
+            finding = failed(subject, "is held by %s" % holder, remedy)
+            return dict(finding, takes_other_port=requirement["is_derived"])
     return passed(subject, "is free")
 
 

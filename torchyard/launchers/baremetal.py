@@ -331,7 +331,15 @@ def _list_host_requirements(job: _Job) -> tuple[HostRequirement, ...]:
             host_requirements.append(Gpus(host=host, count=agents * gpus))
     label = f"{job.run.name(profile)}/{job.run.attempt}/"
     for port in _list_ports(job):
-        host_requirements.append(FreePort(host=first.host.host, port=port, option="options.port", label=label))
+        host_requirements.append(
+            FreePort(
+                host=first.host.host,
+                port=port,
+                option="options.port",
+                is_derived=job.options.port is None,
+                label=label,
+            )
+        )
     unique_requirements = list(dict.fromkeys(host_requirements))
     if job.has_own_store:  # added last, because its settings have no hash
         settings = {"python": first.python}

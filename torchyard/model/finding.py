@@ -15,12 +15,14 @@ class Finding:
     what: what is the case there, as a clause.
     remedy: what to do; empty if there is nothing to do, or if `what` says it.
     verdict: whether it prevents the run.
+    takes_other_port: whether the run can take another port instead of the one that is held.
     """
 
     where: str
     what: str
     remedy: str = ""
     verdict: Verdict = "failed"
+    takes_other_port: bool = False
 
     def __str__(self) -> str:
         """`where: what; remedy`, without the parts that are empty."""

@@ -58,6 +58,9 @@ class FreePort(_OnHost):
     kind: Literal["port"] = "port"
     port: int
     option: str = Field(description="the key that sets another port")
+    is_derived: bool = Field(
+        False, description="whether it is from the run's id: if another process holds it, the run takes another one"
+    )
     label: str = Field("", description="label of the processes that may hold the port: those of the attempt itself")
 
 

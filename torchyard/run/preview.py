@@ -1,5 +1,7 @@
 """Plans a run and checks it, before anything is started. A dry run ends there."""
 
+from collections.abc import Callable
+
 from torchyard.backends import job_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
@@ -16,6 +18,8 @@ from torchyard.run.services import Sink, Sinks
 from torchyard.steps.details import describe_checks
 from torchyard.steps.preflight import report_warnings
 from torchyard.steps.step_functions import StepFunctions
+
+_MAX_PORT_TRIES = 8  # a machine on which so many ports in a row are held has another problem
 
 
 def make_plan(profile: Profile, run: Run, sinks: Sinks) -> Plan:
@@ -40,6 +44,24 @@ def check_plan(plan: Plan, steps: StepFunctions, sinks: Sinks, *, is_first_attem
     return checks
 
 
+def choose_port(run: Run, check: Callable[[Run], Plan]) -> Plan:
+    """The plan that `check` returns for the run, with another port as long as another process holds the run's.
+
+    Raises the PreflightError of `check` if anything else prevents the run, and after `_MAX_PORT_TRIES` ports.
+    """
+    while True:
+        try:
+            return check(run)
+        except PreflightError as error:
+            failures = [finding for finding in error.checks if finding.verdict == "failed"]
+            is_last = run.port_try + 1 >= _MAX_PORT_TRIES
+            if is_last or not all(finding.takes_other_port for finding in failures):
+                raise
+            for finding in failures:
+                get_log().info("%s %s: the run takes another port", finding.where, finding.what)
+            run = run.model_copy(update={"port_try": run.port_try + 1})
+
+
 def preview_run(
     profile: Profile, run_id: str, control: RunControl, run_sinks: tuple[Sink, ...], steps: StepFunctions
 ) -> str:
@@ -50,9 +72,15 @@ def preview_run(
     sinks = Sinks(run_sinks)
     with control:
         sinks.emit(RunStarted())
-        run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
-        plan = make_plan(profile, run, sinks)
-        checks = check_plan(plan, steps, sinks)
+        checks: tuple[Finding, ...] = ()
+
+        def check_run(run: Run) -> Plan:
+            nonlocal checks
+            plan = make_plan(profile, run, sinks)
+            checks = check_plan(plan, steps, sinks)
+            return plan
+
+        plan = choose_port(Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path)), check_run)
         for check in checks:
             get_log().info("%s: %s", check.where, check.what)
     return f"dry run: {plan.job}, {len(plan.nodes)} nodes, {describe_checks(checks)}; nothing was started"

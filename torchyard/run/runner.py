@@ -50,7 +50,7 @@ from torchyard.run.control import RunControl
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
 from torchyard.run.next_attempt import avoid_failed_machines
-from torchyard.run.preview import check_plan, make_plan
+from torchyard.run.preview import check_plan, choose_port, make_plan
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
@@ -67,6 +67,8 @@ from torchyard.steps.rendezvous import describe_dead_store
 from torchyard.steps.step_functions import StepFunctions
 
 T = TypeVar("T")
+_LIVE_QUERY_INTERVAL_S = 10.0  # between two queries whether an attempt's processes have ended
+_CANCEL_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 
 
 class OpenAttempt(NamedTuple):
@@ -148,9 +150,12 @@ class Runner:
                 except RendezvousError as error:
                     outcome = describe_dead_store(error)
             ended = self.collect(attempt, outcome)
-            self.teardown(attempt)
+            leftovers = self.teardown(attempt)
             if number == numbers[-1] or not _is_worth_another(ended):
                 return _describe_end(ended)
+            live_processes = self._await_processes(attempt, leftovers)
+            if live_processes:
+                return _describe_blocked_end(ended, live_processes)
         raise AssertionError("no attempt is left")
 
     def preflight(self, number: int) -> OpenAttempt:
@@ -185,13 +190,17 @@ class Runner:
 
     def _check_plan(self, profile: Profile, run: Run) -> Plan:
         """The plan of a profile after its preflight. PreflightError if a check failed."""
-        plan = make_plan(profile, run, self.sinks)
-        self._run_step(
-            "preflight",
-            lambda: check_plan(plan, self._step_functions, self.sinks, is_first_attempt=run.attempt == 1),
-            describe_checks,
-        )
-        return plan
+
+        def check_run(run: Run) -> Plan:
+            plan = make_plan(profile, run, self.sinks)
+            self._run_step(
+                "preflight",
+                lambda: check_plan(plan, self._step_functions, self.sinks, is_first_attempt=run.attempt == 1),
+                describe_checks,
+            )
+            return plan
+
+        return choose_port(run, check_run)
 
     def ensure_rendezvous(self, attempt: OpenAttempt) -> None:
         """Start or probe the rendezvous store of a job that is not submitted yet, if it has one. RendezvousError."""
@@ -254,11 +263,41 @@ class Runner:
         self.may_run = False
         return ended
 
-    def teardown(self, attempt: OpenAttempt) -> None:
-        """Remove everything of the attempt, which is then no longer open; what remains is a leftover of the run."""
+    def teardown(self, attempt: OpenAttempt) -> tuple[str, ...]:
+        """Remove everything of the attempt, which is then no longer open; return its leftovers, empty if none."""
         leftovers = self._run_step("teardown", lambda: self.remove(attempt.plan), describe_leftovers)
         self.leftovers += leftovers
         self.open_attempt = None
+        return leftovers
+
+    def _await_processes(self, attempt: OpenAttempt, leftovers: tuple[str, ...]) -> list[str]:
+        """Wait until no process of a removed attempt can run: the next one shares its hosts, files and checkpoints.
+
+        `leftovers`: of its teardown. A host that does not answer is queried until its processes have ended with their
+        lease. Returns the processes that may run even then; empty if the next attempt may start.
+        """
+        if not leftovers:
+            return []
+        job = job_of(attempt.plan)
+        wait_s = attempt.deadlines.lease + attempt.deadlines.grace
+        deadline = time.monotonic() + wait_s
+        is_lease_over = False
+        live_processes = job.list_live_processes(is_lease_over=is_lease_over)
+        if live_processes:
+            message = "the next attempt starts once the processes of this one have ended, in %.0f s at the latest: %s"
+            get_log().warning(message, wait_s, "; ".join(live_processes))
+        while live_processes and not is_lease_over:
+            self._check_owner()
+            pause_end = min(time.monotonic() + _LIVE_QUERY_INTERVAL_S, deadline)
+            while time.monotonic() < pause_end:
+                self.control.check_cancelled()
+                time.sleep(_CANCEL_POLL_INTERVAL_S)
+            is_lease_over = time.monotonic() >= deadline
+            live_processes = job.list_live_processes(is_lease_over=is_lease_over)
+        if not live_processes:  # what its hosts still have can be fetched now, if they answer
+            self.leftovers = [leftover for leftover in self.leftovers if leftover not in leftovers]
+            self.leftovers += self.remove(attempt.plan)
+        return live_processes
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
         """Tear an attempt down; return its leftovers, empty if there are none.
@@ -516,6 +555,13 @@ def _describe_end(attempt: Attempt) -> RunEnd:
         return RunEnd("succeeded", describe_success(attempt))
     assert attempt.collected.failure is not None
     return RunEnd("failed", attempt.collected.failure.sentence)
+
+
+def _describe_blocked_end(attempt: Attempt, live_processes: list[str]) -> RunEnd:
+    """The end of a run whose next attempt would share hosts or files with processes of this one."""
+    end, sentence = _describe_end(attempt)
+    blocked = "another attempt is not started, because processes of this one may still run"
+    return RunEnd(end, f"{sentence}; {blocked}: {'; '.join(live_processes)}")
 
 
 def build_short_report(profile: Profile, folder: RunFolder, end: End, sentence: str) -> Report:

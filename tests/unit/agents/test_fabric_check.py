@@ -108,11 +108,11 @@ RENDEZVOUS_OPTIONS = [
 
 @pytest.mark.parametrize(("rendezvous", "option"), RENDEZVOUS_OPTIONS)
 def test_check_meets_beside_the_job(planned: Planned, rendezvous: str, option: str) -> None:
-    """The check's agents never meet those of the job: they have another port or, in a store, another id."""
+    """The check's agents never meet those of the job: they have another id and, without a store, another port."""
     script_lines = get_command(planned(**CHECK, rendezvous=rendezvous))[2].splitlines()
     (check,) = (line for line in script_lines if line.startswith("torchrun "))
     assert option in check
-    assert ("--rdzv_id=sample-a1b2c3d4-1-check " in check) == (rendezvous != "static")
+    assert "--rdzv_id=sample-a1b2c3d4-1-check " in check
 
 
 def test_cli_of_runai_needs_no_port_of_its_own(write: Write) -> None:

@@ -15,6 +15,7 @@ from tests.builders.plan_parts import get_local_address, get_torchrun_option
 from tests.cluster.images import old_torchrun
 from tests.conftest import Planned, Write, command_plan_of, load, plan_of
 from tests.tools.record_torchrun import FOLDER, UnknownArgumentsError, build_parser
+from torchyard.agents.torchrun import first_port
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Profile
@@ -44,7 +45,7 @@ def test_nodes_meet_at_the_first_pod(planned: Planned, launcher: str) -> None:
     plan = planned(launcher=launcher, nodes=2)
     address, _, port = get_torchrun_option(plan, "rdzv_endpoint").partition(":")
     assert get_local_address(plan).replace("$(TORCHYARD_NODE)", "0") == address
-    assert 20000 <= int(port) < 30000
+    assert int(port) in range(10300, 29400) or int(port) > 60999
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_static_ranks_by_the_index_of_the_pod(planned: Planned, launcher: str, r
     plan = planned(launcher=launcher, nodes=2, rendezvous="static")
     assert get_torchrun_option(plan, "node_rank") == rank
     assert get_torchrun_option(plan, "master_addr") == f"sample-a1b2c3d4-1-{first_pod}"
-    assert (get_torchrun_option(plan, "rdzv_id"), plan.probe) == ("", None)
+    assert (get_torchrun_option(plan, "rdzv_id"), plan.probe) == (plan.job, None)
 
 
 @BOTH
@@ -85,18 +86,40 @@ def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
 
 
 def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
-    """With static the node rank is fixed, and there is no rendezvous id."""
+    """With static the node rank is fixed, and the id keeps an agent of an earlier attempt apart."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
     assert ["--node_rank=1" in str(process.spec) for process in plan.processes] == [False, True]
-    assert "rdzv-id" not in str(plan)
+    assert all(f"--rdzv_id={plan.job}" in str(process.spec) for process in plan.processes)
 
 
-def test_ports_of_runs_are_below_the_ephemeral_ones(write: Write, tmp_path: Path) -> None:
-    """Ports of runs are below the ephemeral range, so no client socket can occupy one by chance."""
+def test_run_has_ports_for_its_store(write: Write, tmp_path: Path) -> None:
+    """A run with its own etcd has two ports, which must be free and may be replaced."""
     plan = plan_of(load(write(rendezvous="etcd-v2")), tmp_path)
-    ports = [requirement.port for requirement in plan.requires if isinstance(requirement, FreePort)]
-    assert len(set(ports)) == 2
-    assert all(20000 <= port < 32768 for port in ports)
+    ports = [requirement for requirement in plan.requires if isinstance(requirement, FreePort)]
+    assert len({requirement.port for requirement in ports}) == 2
+    assert all(requirement.is_derived for requirement in ports)
+
+
+def test_ports_of_runs_are_neither_ephemeral_nor_well_known() -> None:
+    """No client socket can occupy a run's port by chance, and no service of a host or a cluster listens on one."""
+    for number in range(2000):
+        first = first_port(Run(id=str(number), attempt=1, folder=""))
+        for port in range(first, first + 3):
+            assert port in range(10300, 29400) or port in range(61000, 65536)
+            assert port not in (11211, 11434, 15001, 15021, 27017)
+
+
+def test_fifty_runs_rarely_share_a_port() -> None:
+    """Of 50 runs on one host, two have the same port in less than one case of ten."""
+    groups = [[first_port(Run(id=f"{group}-{run}", attempt=1, folder="")) for run in range(50)] for group in range(400)]
+    assert sum(len(set(ports)) < 50 for ports in groups) < 40
+
+
+def test_next_try_has_another_port() -> None:
+    """A port that is held is replaced by one that follows from the run's id too."""
+    run = Run(id="0190c7f0", attempt=1, folder="")
+    ports = [first_port(run.model_copy(update={"port_try": number})) for number in (0, 1, 1)]
+    assert ports[0] != ports[1] == ports[2]
 
 
 @given(PROFILES, RUNS)

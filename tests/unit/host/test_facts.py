@@ -84,6 +84,15 @@ def test_taken_port_names_its_holder() -> None:
     assert "options.port" in check.remedy
 
 
+@pytest.mark.parametrize("is_derived", [True, False])
+def test_only_a_derived_port_is_replaced(is_derived: bool) -> None:
+    """A held port that the run has derived from its id can be replaced, one that a user has chosen cannot."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check = run_check(FreePort(host="gpu1", port=port, option="options.port", is_derived=is_derived))
+    assert (check.verdict, check.takes_other_port) == ("failed", is_derived)
+
+
 def test_port_of_another_user_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder of a port is unknown if /proc shows none, and the port is taken nevertheless."""
     monkeypatch.setattr(facts, "_list_listening_sockets", lambda _: set())

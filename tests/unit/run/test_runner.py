@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.conftest import RUN_ID, Planned, Write, load
 from tests.doubles.fake_api import FakeApi
 from tests.processes.lone_processes import build_lone_plan, build_lone_profile
 from tests.support.waiting import wait_until
+from torchyard.agents.torchrun import first_port
 from torchyard.assembly import create_runner
 from torchyard.backends import owner_of
 from torchyard.cluster import lease, lease_renewal
@@ -29,6 +31,7 @@ from torchyard.model.errors import DetachedError, FolderError, HandedOverError, 
 from torchyard.model.event import EmitJobEvent, RowsRead
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import Deadlines
+from torchyard.model.requirements import FreePort
 from torchyard.model.run import (
     Collected,
     End,
@@ -37,6 +40,7 @@ from torchyard.model.run import (
     Metrics,
     Outcome,
     Report,
+    Run,
     RunEnd,
     Status,
 )
@@ -234,6 +238,68 @@ def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Writ
         assert runner.run().end == "failed"
         numbers.append([ended.number for ended in runner.attempts])
     assert numbers == [[1, 2], [3, 4]]
+
+
+def leave_processes(
+    monkeypatch: pytest.MonkeyPatch, write: Write, responses: list[list[str]], lease_s: float
+) -> tuple[Runner, list[bool]]:
+    """A run of two attempts whose first teardown leaves processes, as each query in `responses` reports them.
+
+    Returns also the argument of each query.
+    """
+    queries: list[bool] = []
+
+    def list_live_processes(_: MachinesJob, *, is_lease_over: bool) -> list[str]:
+        queries.append(is_lease_over)
+        return responses[min(len(queries), len(responses)) - 1]
+
+    monkeypatch.setattr(MachinesJob, "list_live_processes", list_live_processes)
+    monkeypatch.setattr(runner_module, "_LIVE_QUERY_INTERVAL_S", 0.0)
+    deadlines = Deadlines(lease=lease_s, grace=0.01)
+    profile = build_lone_profile(write).model_copy(update={"attempts": 2, "deadlines": deadlines})
+    steps = fail_with(None)._replace(teardown=lambda plan, **_: ("gpu1: reach it by ssh",) if not queries else ())
+    return create_runner(profile, RUN_ID, LocalControl(), steps), queries
+
+
+def test_next_attempt_waits_for_the_processes_of_the_last_one(monkeypatch: pytest.MonkeyPatch, write: Write) -> None:
+    """While a host does not answer, its processes may run, and share the checkpoints of the next attempt."""
+    runner, queries = leave_processes(monkeypatch, write, [["gpu1: reach it by ssh"]] * 2 + [[]], lease_s=600.0)
+    runner.run()
+    assert (queries, len(runner.attempts), runner.leftovers) == ([False, False, False], 2, [])
+
+
+@pytest.mark.parametrize(("last_response", "attempts"), [([], 2), (["gpu1: process 7"], 1)])
+def test_lease_ends_the_wait_for_a_lost_host(
+    monkeypatch: pytest.MonkeyPatch, write: Write, last_response: list[str], attempts: int
+) -> None:
+    """After the lease a host that does not answer runs nothing; a process that is known to run ends the run instead."""
+    runner, queries = leave_processes(monkeypatch, write, [["gpu1: process 7"], last_response], lease_s=0.01)
+    ended = runner.run()
+    assert len(runner.attempts) == attempts
+    assert queries[-1] or last_response == []
+    assert ("may still run: gpu1: process 7" in ended.sentence) == (attempts == 1)
+
+
+def test_held_port_is_replaced_by_the_run_itself(write: Write) -> None:
+    """A run whose port another process holds takes the next one that follows from its id."""
+    profile = build_lone_profile(write, "print('done')")
+    taken_port = first_port(Run(id=RUN_ID, attempt=1, folder=""))
+    with socket.create_server(("127.0.0.1", taken_port)):
+        runner = create_runner(profile, RUN_ID, LocalControl())
+        assert runner.run().end == "succeeded"
+    attempt_plan = runner.folder.attempt_plan(1)
+    assert attempt_plan
+    ports = [item.port for item in attempt_plan.plan.requires if isinstance(item, FreePort)]
+    assert ports == [first_port(Run(id=RUN_ID, attempt=1, port_try=1, folder=""))]
+
+
+def test_held_port_that_a_user_has_chosen_is_an_error(write: Write) -> None:
+    """A port that the profile sets is not replaced."""
+    profile = build_lone_profile(write)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        chosen = profile.model_copy(update={"options": {"port": port}})
+        assert f"port {port} on localhost" in create_runner(chosen, RUN_ID, LocalControl()).run().sentence
 
 
 def test_resumed_run_keeps_its_budget(write: Write) -> None:
