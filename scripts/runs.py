@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
@@ -91,7 +89,7 @@ def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str |
     """Tear down one run if the worker has taken it; return the outcome for the user, None if it had ended before."""
     if not is_run_open(folder):
         return None
-    if not _is_worker_folder(client, folder):
+    if not _has_worker_taken(client, folder.read_record().flow_run_id):
         return "has not ended, and this folder's worker did not take it: left"
     leftovers = _tear_down_run(folder)
     if leftovers is None:
@@ -111,13 +109,8 @@ def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
 
 def _end_orphan_processes(client: "SyncPrefectClient") -> None:
     """End the processes of the worker's runs whose folder has been removed; print and leave those of other runs."""
-    orphan_processes = find_orphan_processes(runs_folder())
-    if not orphan_processes:
-        return
-    train_filter = FlowFilter(name=FlowFilterName(any_=["train"]))
-    worker_run_suffixes = {run.id.hex[-8:] for run in _list_worker_runs(client, flow_filter=train_filter)}
-    for orphan_process in orphan_processes:
-        if orphan_process.run[-8:] in worker_run_suffixes:
+    for orphan_process in find_orphan_processes(runs_folder()):
+        if _has_worker_taken(client, orphan_process.flow_run):
             outcome = "; ".join(end_orphan_process(orphan_process)) or "ended"
         else:
             outcome = "left"
@@ -134,9 +127,9 @@ def print_open_runs() -> None:
             )
 
 
-def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:
-    """Whether the folder's run was taken by the worker; False if the server has no such run."""
+def _has_worker_taken(client: "SyncPrefectClient", flow_run_id: str) -> bool:
+    """Whether the worker has taken this flow run; False if the server has no such flow run."""
     try:
-        return is_worker_run(client.read_flow_run(UUID(folder.read_record().flow_run_id)))
+        return is_worker_run(client.read_flow_run(UUID(flow_run_id)))
     except (ObjectNotFound, ValueError):
         return False

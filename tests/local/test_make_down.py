@@ -5,7 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow, get_client
@@ -71,8 +71,9 @@ def test_down_ends_processes_whose_folder_was_removed(prefect_api: dict[str, str
 
 
 def start_stray_process(flow_run: str) -> subprocess.Popen[bytes]:
-    """Start a process that belongs to a run without a folder."""
-    name = f"sample-{UUID(flow_run).hex[-8:]}"
+    """Start a process of a training in this flow run; the training has an id of its own, and no folder."""
+    name = f"sample-{uuid4().hex[-8:]}"
     process_folder = Path(os.environ["TORCHYARD_RUNS"]) / name / "attempt-1" / "node-0"
-    label = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(process_folder)}
-    return subprocess.Popen(["sleep", "300"], env=os.environ | label)
+    variables = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(process_folder)}
+    variables[host.FLOW_RUN_VARIABLE] = flow_run
+    return subprocess.Popen(["sleep", "300"], env=os.environ | variables)

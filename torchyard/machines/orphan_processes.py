@@ -13,12 +13,14 @@ class OrphanProcess(NamedTuple):
 
     pids: as they were found; they may have ended since.
     is_supervised: they end with their lease. Without a supervisor nothing ends them.
+    flow_run: the id of the flow run that started them; empty without an orchestrator.
     """
 
     run: str
     label: str
     pids: tuple[int, ...]
     is_supervised: bool
+    flow_run: str
 
     def __str__(self) -> str:
         pids = ", ".join(map(str, self.pids))
@@ -35,7 +37,8 @@ def find_orphan_processes(runs: Path) -> list[OrphanProcess]:
         if processes.parse_label(str(folder)) != label or run_folder.parent.resolve() != runs.resolve():
             continue
         if attempt_folder.name.startswith("attempt-") and not (attempt_folder / "plan.json").exists():
-            orphans.append(OrphanProcess(run_folder.name, label, tuple(job["pids"]), bool(job["supervisors"])))
+            pids = tuple(job["pids"])
+            orphans.append(OrphanProcess(run_folder.name, label, pids, bool(job["supervisors"]), job["flow_run"]))
     return orphans
 
 
