@@ -9,14 +9,14 @@ import pytest
 
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
-from tests.doubles.job_events import take_lines, take_status
+from tests.doubles.job_events import take_rows, take_status
 from tests.doubles.pod_jobs import Job, run_later
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
 from tests.inputs.nccl_lines import list_socket_lines
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Deadlines
-from torchyard.model.run import Handle, Status
+from torchyard.model.run import Handle, Row, Status
 from torchyard.steps.log_reader import JobLogReader
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
@@ -42,13 +42,13 @@ def test_age_of_an_attached_job_comes_from_its_host(process: CommandPlan) -> Non
     handle = submit(process, Deadlines(run=3600.0), submitted_at=1.0)
     polls = 0
 
-    def count_polls(_: list[str]) -> None:
+    def count_polls(_: tuple[Row, ...]) -> None:
         nonlocal polls
         polls += 1
         if polls == 10:
             teardown(process)
 
-    assert wait(handle, take_lines(count_polls)).cause != "run-deadline"
+    assert wait(handle, take_rows(count_polls)).cause != "run-deadline"
 
 
 def test_node_whose_clock_is_behind_is_not_silent(job: Make) -> None:

@@ -60,13 +60,6 @@ class _RankWatch:
         self.is_stalled = False
         self.has_ended = False
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the last two samples show activity; False also without two samples."""
-        if self.previous_sample is None or self.latest_sample is None:
-            return False
-        return processes.is_active(self.previous_sample, self.latest_sample)
-
 
 class NodeRecorder:
     """Print the records of a folder's ranks to the log, which has the file descriptor `output` at the start.
