@@ -10,7 +10,7 @@ from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.cause import Cause, LogRule, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.pods import POD_RULES
-from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, UNKNOWN_CAUSE
+from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import CAUSES, LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
 
@@ -22,9 +22,12 @@ The report of a failed run names one cause: a slug that stays the same between v
 line that proves it, and whether another attempt may succeed. With `attempts` above 1, a new attempt starts only if the
 cause is worth one. This page is generated from the code by `python -m tests.tools.causes_page`.
 
-A cause is named only if a line, a status or an event proves it. Warnings, and exceptions that the program caught, are
-not proofs; without a proof the cause is `unknown`. If several processes failed, the first one counts, unless it only
-lost a peer or waited for one: then the failure of the peer counts.
+A cause is named only if a line, a status or an event proves it; without a proof the cause is `unknown`. A line proves a
+cause only if something failed there. Warnings are not proofs, nor are lines and exceptions after which the process made
+progress. A signal or a timeout is its own cause: the report quotes another error of that process as `seen before it`.
+
+If several processes failed, the first one counts, unless it only lost a peer or waited for one: then the failure of the
+peer counts, also if the peer left without a traceback, or ended with 0 before the others.
 
 ## All causes
 `avoid_failed` lets the next attempt avoid the node of a failure if its cause points at a node. Where a line, a status
@@ -83,7 +86,7 @@ def render() -> str:
     ]
     logs = [
         (format_code(rule.cause), rule.description, format_code(find_example(rule)), format_flag(rule.retry))
-        for rule in (*LOG_RULES, PROGRAM_ERROR, PROGRAM_EXIT, STORE_ENDED, UNKNOWN_CAUSE)
+        for rule in (*LOG_RULES, PROGRAM_ERROR, PROGRAM_EXIT, RANKS_ENDED_EARLY, STORE_ENDED, UNKNOWN_CAUSE)
     ]
     pods = []
     for rule, entries in groupby(sorted(POD_RULES.items(), key=lambda item: item[1].cause), lambda item: item[1]):
@@ -113,7 +116,7 @@ def render() -> str:
 def list_sources(cause: Cause) -> str:
     """Where the rules of a cause look: `logs, pods`; `torchyard` if it has no rule."""
     sources = []
-    if any(rule.cause is cause for rule in (*LOG_RULES, PROGRAM_ERROR, UNKNOWN_CAUSE)):
+    if any(rule.cause is cause for rule in (*LOG_RULES, PROGRAM_ERROR, RANKS_ENDED_EARLY, UNKNOWN_CAUSE)):
         sources.append("logs")
     if any(rule.cause is cause for rule in POD_RULES.values()):
         sources.append("pods")

@@ -7,59 +7,51 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
-from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line, parse_lost_worker
+from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
+from torchyard.diagnosis.symptoms import RULES_BY_DISTANCE, ProcessSymptoms, Symptom
+from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
-from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, UNKNOWN_CAUSE
+from torchyard.model.causes.platform import PlatformCause
+from torchyard.model.causes.program import PROGRAM_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
 TAIL_LINES = 50  # of the failing process, for the report
-_SIGTERM_CODE = -15
 _CLOCK_SKEW_S = 5.0  # clocks differ between nodes, and torchrun's tee delays lines
 # These decide the cause alone: a process that was killed could not log why.
 _DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})
-_RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
-_SIGNAL_RULES = tuple(rule for rule in _RULES_BY_DISTANCE if rule.explains_signal)
-_OWN_RULES = tuple(rule for rule in _RULES_BY_DISTANCE if rule.distance == Distance.OWN)
+_SIGTERM_CODE = -15
+_STOP_CODES = frozenset({_SIGTERM_CODE, -2, -1, -3})  # the process was stopped: what it logged before was not its end
 _SIGNAL_NAMES: dict[int | None, str] = {-number: number.name for number in signal.Signals}
+_MAX_NAMED_RANKS = 8
 
 _RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
-
-# torchrun's own report on its workers, unchanged since torch 1.9
-_GLOBAL_RANKS = re.compile(r"global_ranks=\[([\d, ]{1,2000})\]")
-_REPORT_FIELD = re.compile(r"\s{0,8}(time|host|rank|exitcode|error_file|traceback|msg)\s{0,8}: ?(.{0,400})")
-_REPORT_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
-_REPORT_EXIT_CODE = re.compile(r"-?\d{1,5}")
-
-
-class _WorkerReport(NamedTuple):
-    """What torchrun reports of one failed worker.
-
-    failed_at: as torchrun prints it, in whole seconds of its own clock; it sorts as text. Empty if it is not known.
-    exit_line: the line with the exit code.
-    traceback: the lines that @record has added; empty if it is not used.
-    """
-
-    rank: int | None
-    local_rank: int
-    exit_code: int
-    failed_at: str
-    exit_line: LogLinePart
-    traceback: list[LogLinePart]
+_ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
+_NCCL_LINE = re.compile("NCCL WARN")
+_NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError")
+# An exception that only reports the failure of something else, which has logged its own before.
+_REPORTING_EXCEPTION = re.compile(
+    r"(?i)\b(?:see|check)\b.{0,60}\b(?:above|root cause|logs?)\b|\b(?:workers?|engine(?: ?core)?|child(?:ren)?|actors?"
+    r"|subprocess|training|launch|job)\b[^:]{0,60}\b(?:failed|died|exited|crashed|dead|aborted)"
+)
 
 
 class _Suspect(NamedTuple):
     """A process that may have failed first: a rank, or else an agent.
 
-    last_line_at: when it logged its last line, in seconds since the epoch; 0 if it logged none. This is used, and not
-        torchrun's report, which comes up to 30 s after the failure, when torchrun has stopped the other workers.
+    last_line_at: when it logged its last line, in seconds since the epoch; 0 if it logged none.
     report: torchrun's; None for an agent, and for a worker that torchrun does not report as failed.
+    is_stopped: its agent stopped it, because something else had failed.
     has_own_lines: `lines` are of this process alone, not of all of its node.
+    has_workers: an agent whose workers failed.
+    is_shared: several processes have printed `lines`.
+    started_at: lines before this moment are of an earlier start; in seconds since the epoch.
     """
 
     node: str
@@ -67,17 +59,30 @@ class _Suspect(NamedTuple):
     exit_code: int | None
     last_line_at: float
     lines: Sequence[LogLinePart]
-    report: _WorkerReport | None = None
+    report: WorkerReport | None = None
+    is_stopped: bool = False
     has_own_lines: bool = False
+    has_workers: bool = False
+    is_shared: bool = False
+    started_at: float = 0.0
 
 
 class _Finding(NamedTuple):
-    """A rule that shows a cause, the process, and the line that proves it; None if only an exit code does."""
+    """A rule that shows a cause, the process, and the line that proves it; None if only an exit code does.
+
+    distance: that of the rule, unless the process is known to be nearer to the origin.
+    earlier: a line that the process logged before and that is not the cause.
+    ranks: all ranks with this finding, if there are several on one node.
+    """
 
     rule: LogRule
     suspect: _Suspect
     timestamp: float
     evidence: LogLinePart | None
+    distance: Distance
+    has_traceback: bool = False
+    earlier: LogLinePart | None = None
+    ranks: tuple[int, ...] = ()
 
 
 def diagnose_failure(
@@ -99,16 +104,20 @@ def diagnose_failure(
         return None
     nodes = [*agents, _STORE_NAME] if has_store_ended else list(agents)
     parts_by_node = {node: _parse_lines(logs.get(node, ())) for node in nodes}
+    reports = {node: read_agent_report(parts_by_node[node]) for node in agents}
 
     suspects: list[_Suspect] = []
     for node, exit_code in agents.items():
         if exit_code != 0:
-            suspects += _list_suspects(node, exit_code, parts_by_node[node], is_single_node=len(agents) == 1)
+            suspects += _list_suspects(
+                node, exit_code, parts_by_node[node], reports[node], is_single_node=len(agents) == 1
+            )
     store_finding = None
     if has_store_ended:
         store_finding = _diagnose_store(parts_by_node[_STORE_NAME], exit_codes[_STORE_NAME])
     finding = _find_root_cause(suspects, store_finding)
-    if longer_logs is not None and finding.rule.distance >= Distance.PEER:
+    finding = _find_early_end(finding, agents, parts_by_node, reports) or finding
+    if longer_logs is not None and finding.distance >= Distance.PEER:
         return diagnose_failure(longer_logs, exit_codes)
     return _build_failure(finding, parts_by_node)
 
@@ -131,42 +140,74 @@ def _normalize_exit_code(exit_code: int | None) -> int | None:
 
 
 def _list_suspects(
-    node: str, exit_code: int | None, lines: Sequence[LogLinePart], *, is_single_node: bool
+    node: str, exit_code: int | None, lines: Sequence[LogLinePart], report: AgentReport, *, is_single_node: bool
 ) -> Iterator[_Suspect]:
     """The ranks of a node that logged something or were lost, and last its agent, whose exit code is `exit_code`."""
-    global_ranks = _parse_global_ranks(lines)
-    if not global_ranks and is_single_node:
+    global_ranks = report.global_ranks
+    # Without any report of torchrun: one that is cut off may be that of several nodes.
+    if not global_ranks and is_single_node and (report.is_complete or not report.workers):
         global_ranks = {rank: rank for rank in range(64)}
-    reports = _parse_worker_reports(lines, global_ranks)
+    workers = report.workers
     streams: dict[tuple[int | None, int | None], list[LogLinePart]] = defaultdict(list)
     for line in lines:
         streams[line.local_rank, None if line.local_rank is not None else line.rank].append(line)
     agent_lines = streams.pop((None, None), [])
+    is_shared = not streams and (len(global_ranks) > 1 or len(workers) > 1)
 
     for (local_rank, rank), stream in streams.items():
-        report = _find_report(reports, local_rank, rank, is_single_stream=len(streams) == 1)
-        reports = [other for other in reports if other is not report]
+        worker = _find_worker(workers, local_rank, rank, is_single_stream=len(streams) == 1)
+        workers = [other for other in workers if other is not worker]
         global_rank = _find_global_rank(stream)
         if global_rank is None:
-            global_rank = report.rank if report else global_ranks.get(local_rank)
-        worker_exit_code = report.exit_code if report else None
-        yield _Suspect(node, global_rank, worker_exit_code, stream[-1].timestamp, stream, report, has_own_lines=True)
-    for report in reports:  # of workers without a line of their own
-        yield _Suspect(node, report.rank, report.exit_code, 0.0, [] if streams else lines, report)
-    yield _Suspect(node, None, exit_code, agent_lines[-1].timestamp if agent_lines else 0.0, agent_lines)
+            global_rank = worker.rank if worker else global_ranks.get(local_rank)
+        yield _Suspect(
+            node=node,
+            rank=global_rank,
+            exit_code=worker.exit_code if worker else None,
+            last_line_at=stream[-1].timestamp,
+            lines=stream,
+            report=worker,
+            is_stopped=worker is not None and report.is_stopped(worker),
+            has_own_lines=True,
+            started_at=report.started_at,
+        )
+    for worker in workers:  # without a line of their own
+        yield _Suspect(
+            node=node,
+            rank=worker.rank,
+            exit_code=worker.exit_code,
+            last_line_at=0.0,
+            lines=[] if streams else lines,
+            report=worker,
+            is_stopped=report.is_stopped(worker),
+            is_shared=is_shared,
+            started_at=report.started_at,
+        )
+    yield _Suspect(
+        node=node,
+        rank=None,
+        exit_code=exit_code,
+        last_line_at=agent_lines[-1].timestamp if agent_lines else 0.0,
+        lines=agent_lines,
+        has_workers=bool(report.workers),
+        is_shared=is_shared,
+        started_at=report.started_at,
+    )
 
 
-def _find_report(
-    reports: Sequence[_WorkerReport], local_rank: int | None, rank: int | None, *, is_single_stream: bool
-) -> _WorkerReport | None:
+def _find_worker(
+    workers: Sequence[WorkerReport], local_rank: int | None, rank: int | None, *, is_single_stream: bool
+) -> WorkerReport | None:
     """torchrun's report on the worker of a stream, found by its local rank or else its rank; None if it has none.
 
-    The only report belongs to the only stream, whatever its ranks are.
+    The only report belongs to the only stream if it does not name another rank.
     """
-    for report in reports:
-        if report.local_rank == local_rank or (local_rank is None and report.rank == rank):
-            return report
-    return reports[0] if is_single_stream and len(reports) == 1 else None
+    for worker in workers:
+        if worker.local_rank == local_rank or (local_rank is None and worker.rank == rank):
+            return worker
+    if is_single_stream and len(workers) == 1 and workers[0].rank in (None, rank):
+        return workers[0]
+    return None
 
 
 def _find_global_rank(stream: Iterable[LogLinePart]) -> int | None:
@@ -175,61 +216,6 @@ def _find_global_rank(stream: Iterable[LogLinePart]) -> int | None:
         if line.rank is not None:
             return line.rank
     return None
-
-
-def _parse_global_ranks(lines: Iterable[LogLinePart]) -> dict[int | None, int]:
-    """Global rank by local rank, as the last rendezvous assigned them; empty if no line shows it."""
-    last_assignment = None
-    for line in lines:
-        if match := _GLOBAL_RANKS.search(line.text):
-            last_assignment = match[1]
-    if last_assignment is None:
-        return {}
-    return dict(enumerate(int(rank) for rank in re.findall(r"\d{1,6}", last_assignment)))
-
-
-def _parse_worker_reports(lines: Sequence[LogLinePart], global_ranks: Mapping[int | None, int]) -> list[_WorkerReport]:
-    """Every worker in torchrun's final report, the root cause first; if it is cut off, those it logged as lost."""
-    agent_lines = [line for line in lines if line.local_rank is None]
-    reports = list(_parse_report_items(agent_lines))
-    if reports:
-        return reports[::-1]  # torchrun prints its root cause last
-    for line in agent_lines:
-        worker = parse_lost_worker(line.text)
-        if worker:
-            rank = global_ranks.get(worker.local_rank)
-            reports.append(_WorkerReport(rank, worker.local_rank, worker.exit_code, "", line, []))
-    return reports
-
-
-def _parse_report_items(lines: Iterable[LogLinePart]) -> Iterator[_WorkerReport]:
-    """The items of `Failures:` and `Root Cause`; a traceback that @record wrote is indented by two.
-
-    The traceback follows the exit code: its lines are added to the list of the report that was yielded last.
-    """
-    fields: dict[str, str] = {}
-    traceback: list[LogLinePart] = []
-    for line in lines:
-        field = _REPORT_FIELD.match(line.text)
-        if field is None:
-            if not line.text.startswith("  "):
-                fields = {}
-            elif "traceback" in fields:
-                traceback.append(line._replace(text=line.text[2:]))
-            continue
-        key = field[1]
-        if key == "time":  # the first field of an item
-            fields = {}
-        fields[key] = field[2]
-        if key == "exitcode":
-            rank = _REPORT_RANK.match(fields.get("rank", ""))
-            exit_code = _REPORT_EXIT_CODE.match(fields["exitcode"])
-            if rank and exit_code:
-                traceback = []
-                failed_at = fields.get("time", "")
-                yield _WorkerReport(int(rank[1]), int(rank[2]), int(exit_code[0]), failed_at, line, traceback)
-        elif key in ("traceback", "msg"):
-            traceback.append(line)
 
 
 # --- the cause of one process
@@ -242,24 +228,109 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     """
     report = suspect.report
     lines = [*report.traceback, *suspect.lines] if report else list(suspect.lines)
+    symptoms = ProcessSymptoms(lines, started_at=suspect.started_at, is_shared=suspect.is_shared)
     exit_code = _normalize_exit_code(suspect.exit_code)
-    exit_finding = None
     exit_rule = _find_exit_rule(exit_code, is_worker=report is not None)
+    exit_finding = None
     if exit_rule:
         exit_line = _find_exit_evidence(exit_rule, suspect, lines)
-        exit_finding = _Finding(exit_rule, suspect, suspect.last_line_at, exit_line)
-        if exit_code in _DECISIVE_EXIT_CODES:
-            return _find_cause_in_lines(suspect, lines, _SIGNAL_RULES) or exit_finding
+        is_own_end = exit_code in _STOP_CODES and report is not None and not suspect.is_stopped
+        distance = Distance.EXIT if is_own_end else exit_rule.distance
+        exit_finding = _Finding(exit_rule, suspect, suspect.last_line_at, exit_line, distance)
+    elif report and (exit_code or 0) > 0 and not suspect.is_stopped:
+        exit_finding = _Finding(PROGRAM_EXIT, suspect, suspect.last_line_at, report.exit_line, Distance.EXIT)
+    elif report:
+        exit_finding = _Finding(PROGRAM_EXIT, suspect, suspect.last_line_at, report.exit_line, Distance.STOPPED)
 
-    finding = _find_nearest_exception(suspect, lines)
+    exceptions = symptoms.exceptions
+    bare_lines = symptoms.lines
+    was_stopped = exit_code in _STOP_CODES or symptoms.was_stopped()
+    if exit_code in _DECISIVE_EXIT_CODES:
+        exceptions = []
+        bare_lines = [symptom for symptom in bare_lines if symptom.rule.explains_signal]
+    elif was_stopped or suspect.has_workers:
+        # It did not end by itself: only what made it wait, or a traceback after which it did nothing, is a cause.
+        bare_lines = [
+            symptom for symptom in bare_lines if symptom.rule.explains_signal or symptom.rule.distance > Distance.OWN
+        ]
+        exceptions = [symptom for symptom in exceptions if symptom.has_traceback]
+    if was_stopped:
+        exceptions = [symptom for symptom in exceptions if symptoms.is_last_word(symptom)]
+    finding = _choose_symptom(suspect, exceptions, bare_lines, symptoms.warnings) or exit_finding
     if finding is None:
-        finding = _find_cause_in_lines(suspect, lines, _RULES_BY_DISTANCE)
-    elif finding.rule.distance > Distance.OWN:
-        rules = [rule for rule in _RULES_BY_DISTANCE if rule.distance <= finding.rule.distance]
-        finding = _find_cause_in_lines(suspect, lines, rules) or finding
-    if finding or exit_finding:
-        return finding or exit_finding
-    return _Finding(PROGRAM_EXIT, suspect, report.exit_line.timestamp, report.exit_line) if report else None
+        return None
+    return finding._replace(earlier=_find_earlier_line(finding, symptoms))
+
+
+def _choose_symptom(
+    suspect: _Suspect, exceptions: Sequence[Symptom], bare_lines: Sequence[Symptom], warnings: Sequence[Symptom]
+) -> _Finding | None:
+    """The finding of the last exception of a process, or the nearest one of a whole node's; None if there is neither.
+
+    A line that is nearer to the origin precedes it. So does NCCL's own line an exception that reports NCCL's error, and
+    a warning about the endpoint to which a connection failed.
+    """
+    exception: Symptom | None = None
+    if exceptions:
+        exception = exceptions[-1] if suspect.has_own_lines else min(exceptions, key=_symptom_distance)
+        if _REPORTING_EXCEPTION.search(exception.evidence.text):
+            exception = min(exceptions, key=_symptom_priority)
+    if exception is None:
+        best_line = min(bare_lines, key=_symptom_priority, default=None)
+        return _build_finding(suspect, best_line) if best_line else None
+    candidates = []
+    if exception.rule.distance > Distance.OWN:
+        candidates = [line for line in bare_lines if line.rule.distance <= exception.rule.distance]
+        endpoint = _ENDPOINT.search(exception.evidence.text)
+        if endpoint:
+            candidates += [line for line in warnings if _is_about(line, endpoint[0], exception)]
+    if _NCCL_EXCEPTION.search(exception.evidence.text):
+        candidates += [line for line in bare_lines if _NCCL_LINE.search(line.evidence.text)]
+    return _build_finding(suspect, min([exception, *candidates], key=_symptom_priority))
+
+
+def _is_about(warning: Symptom, endpoint: str, exception: Symptom) -> bool:
+    """Whether a warning explains why the connection to an endpoint failed with an exception."""
+    return endpoint in warning.evidence.text and warning.rule.distance == exception.rule.distance
+
+
+def _build_finding(suspect: _Suspect, symptom: Symptom) -> _Finding:
+    return _Finding(
+        symptom.rule,
+        suspect,
+        symptom.evidence.timestamp,
+        symptom.evidence,
+        symptom.rule.distance,
+        has_traceback=symptom.has_traceback,
+    )
+
+
+def _symptom_distance(symptom: Symptom) -> Distance:
+    return symptom.rule.distance
+
+
+def _symptom_priority(symptom: Symptom) -> int:
+    """The order of the rules: the nearest first, and the more specific one of two; any rule before an exception's."""
+    for index, rule in enumerate(RULES_BY_DISTANCE):
+        if rule is symptom.rule:
+            return index
+    return sum(rule.distance == Distance.OWN for rule in RULES_BY_DISTANCE)
+
+
+def _find_earlier_line(finding: _Finding, symptoms: ProcessSymptoms) -> LogLinePart | None:
+    """The last line of a process that shows another cause, if the finding is a signal, a timeout or an exit code.
+
+    None if there is none.
+    """
+    is_by_exit = finding.distance > Distance.OWN or bool(finding.rule.worker_codes)
+    if not is_by_exit:
+        return None
+    candidates = [*symptoms.exceptions, *symptoms.lines, *symptoms.survived]
+    own = [symptom for symptom in candidates if symptom.rule.distance == Distance.OWN]
+    last = max(own, key=lambda symptom: symptom.end, default=None)
+    if last is None or last.evidence is finding.evidence or last.rule.cause is finding.rule.cause:
+        return None
+    return last.evidence
 
 
 def _find_exit_rule(exit_code: int | None, *, is_worker: bool) -> LogRule | None:
@@ -276,7 +347,7 @@ def _find_exit_evidence(rule: LogRule, suspect: _Suspect, lines: Sequence[LogLin
     None if there is none of them, as after a signal without a report.
     """
     if rule.pattern:
-        for line in lines:
+        for line in reversed(lines):
             if rule.pattern.search(line.text):
                 return line
     if suspect.report:
@@ -288,38 +359,14 @@ def _find_exit_evidence(rule: LogRule, suspect: _Suspect, lines: Sequence[LogLin
     return None
 
 
-def _find_nearest_exception(suspect: _Suspect, lines: Sequence[LogLinePart]) -> _Finding | None:
-    """The cause of the last exception of a process, or the nearest one of a whole node's; None if there is none."""
-    exceptions = find_exceptions(lines)
-    if suspect.has_own_lines:
-        exceptions = exceptions[-1:]
-    nearest: _Finding | None = None
-    for exception in exceptions:
-        finding = _find_cause_in_lines(suspect, exception, _RULES_BY_DISTANCE)
-        if finding is None:
-            finding = _Finding(PROGRAM_ERROR, suspect, exception[-1].timestamp, exception[-1])
-        if nearest is None or finding.rule.distance < nearest.rule.distance:
-            nearest = finding
-    return nearest
-
-
-def _find_cause_in_lines(suspect: _Suspect, lines: Iterable[LogLinePart], rules: Sequence[LogRule]) -> _Finding | None:
-    """The first of these rules that a line matches, with the first line that does; None if no line matches any."""
-    finding: _Finding | None = None
-    for line in drop_noise(lines):
-        for index, rule in enumerate(rules):
-            if rule.pattern and rule.pattern.search(line.text):
-                finding = _Finding(rule, suspect, line.timestamp, line)
-                rules = rules[:index]  # later lines only count for rules before this one
-                break
-    return finding
-
-
 def _diagnose_store(lines: Sequence[LogLinePart], exit_code: int | None) -> _Finding:
     """Why the rendezvous store ended before the job: its own reason, or only that it did."""
     suspect = _Suspect(_STORE_NAME, None, exit_code, lines[-1].timestamp if lines else 0.0, lines)
-    finding = _find_cause_in_lines(suspect, lines, _OWN_RULES)
-    return finding or _Finding(STORE_ENDED, suspect, suspect.last_line_at, None)
+    symptoms = ProcessSymptoms(lines, started_at=0.0, is_shared=False)
+    own = [symptom for symptom in symptoms.lines if symptom.rule.distance == Distance.OWN]
+    if own:
+        return _build_finding(suspect, min(own, key=_symptom_priority))
+    return _Finding(STORE_ENDED, suspect, suspect.last_line_at, None, STORE_ENDED.distance)
 
 
 # --- the first failure of the job
@@ -335,9 +382,9 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
         return store_finding
     first_suspects = _select_first_lost(suspects) or _select_first_silent(suspects)
     last_line_at = max(suspect.last_line_at for suspect in first_suspects) or math.inf
-    unknown = _Finding(UNKNOWN_CAUSE, first_suspects[-1], last_line_at, None)
+    unknown = _Finding(UNKNOWN_CAUSE, first_suspects[-1], last_line_at, None, UNKNOWN_CAUSE.distance)
     finding = min((_diagnose_suspect(suspect) or unknown for suspect in first_suspects), key=_finding_priority)
-    if finding.rule.distance == Distance.OWN:
+    if finding.distance == Distance.OWN:
         return finding
 
     candidates: list[_Finding] = []
@@ -350,34 +397,91 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
 
 def _finding_priority(finding: _Finding) -> tuple[Distance, float]:
     """The nearest cause first, then the earliest."""
-    return finding.rule.distance, finding.timestamp
+    return finding.distance, finding.timestamp
 
 
 def _can_explain(other: _Finding, finding: _Finding) -> bool:
     """Whether another finding is nearer to the origin, and early enough to be the reason for this one."""
-    if other.rule.distance >= finding.rule.distance:
+    if not _has_failed(other):
         return False
-    tolerance_s = _CLOCK_SKEW_S
-    if finding.rule is PROGRAM_EXIT and other.rule.distance >= Distance.PEER:
-        tolerance_s = 0.0  # a connection that was lost after an exit was lost because of it
-    return other.timestamp <= finding.timestamp + tolerance_s
+    if finding.distance == Distance.EXIT:
+        # It exited by itself, before torchrun saw that: an own error elsewhere is the reason only if it came first.
+        report = finding.suspect.report
+        exited_at = report.get_failure_time() if report else finding.timestamp
+        return other.distance == Distance.OWN and other.timestamp <= exited_at
+    if other.rule.cause is PlatformCause.TERMINATED and finding.distance in (Distance.PEER, Distance.WAIT):
+        # A node that is drained takes its ranks away; torchyard itself ends the other nodes only after a failure.
+        return other.timestamp <= finding.timestamp
+    return other.distance < finding.distance and other.timestamp <= finding.timestamp + _CLOCK_SKEW_S
+
+
+def _has_failed(finding: _Finding) -> bool:
+    """Whether something failed at a finding's place: a line alone does not show it where the process went on."""
+    suspect = finding.suspect
+    if finding.distance > Distance.OWN or finding.has_traceback or finding.rule.explains_signal:
+        return True
+    if suspect.node == _STORE_NAME:
+        return True  # it is suspected only if it has ended
+    return suspect.exit_code not in (None, 0) and not suspect.is_stopped
+
+
+def _find_early_end(
+    finding: _Finding,
+    exit_codes: Mapping[str, int | None],
+    parts_by_node: Mapping[str, Sequence[LogLinePart]],
+    reports: Mapping[str, AgentReport],
+) -> _Finding | None:
+    """The ranks of a node that ended with 0 before the others lost them, or waited for them; None if there are none."""
+    if finding.distance not in (Distance.PEER, Distance.WAIT):
+        return None
+    early_ends = []
+    for node, report in reports.items():
+        lines = parts_by_node[node]
+        if exit_codes[node] == 0 or report.success:
+            ranks = set(report.global_ranks.values())
+            evidence = report.success
+        elif report.is_complete:
+            ranks = set(report.global_ranks.values()) - {worker.rank for worker in report.workers}
+            evidence = None
+        else:
+            continue
+        own_lines = [line for line in lines if _get_rank(line, report) in ranks]
+        ended_at = evidence.timestamp if evidence else max((line.timestamp for line in own_lines), default=0.0)
+        if not (ranks or exit_codes[node] == 0) or ended_at > finding.timestamp + _CLOCK_SKEW_S:
+            continue
+        suspect = _Suspect(node, min(ranks, default=None), 0, ended_at, own_lines, has_own_lines=bool(own_lines))
+        early_ends.append(
+            _Finding(
+                RANKS_ENDED_EARLY,
+                suspect,
+                ended_at,
+                evidence or finding.evidence,
+                Distance.EXIT,
+                ranks=tuple(sorted(ranks)),
+            )
+        )
+    return min(early_ends, key=_finding_priority, default=None)
+
+
+def _get_rank(line: LogLinePart, report: AgentReport) -> int | None:
+    """The global rank that printed a line; None if it is not known."""
+    return line.rank if line.local_rank is None else report.global_ranks.get(line.local_rank)
 
 
 def _select_first_lost(suspects: Iterable[_Suspect]) -> list[_Suspect]:
     """The worker that torchrun saw fail before all others, as a list; empty if it reports none.
 
-    A worker that received SIGTERM does not count.
+    Those that their agent stopped do not count.
     """
-    first: _Suspect | None = None
-    first_key = ("", 0.0)
-    for suspect in suspects:
-        if suspect.report is None or _normalize_exit_code(suspect.exit_code) == _SIGTERM_CODE:
-            continue
-        key = (suspect.report.failed_at or "9", suspect.last_line_at)  # "9": after every time
-        if first is None or key < first_key:
-            first = suspect
-            first_key = key
-    return [first] if first else []
+    lost = [suspect for suspect in suspects if suspect.report and not suspect.is_stopped]
+    return sorted(lost, key=_loss_priority)[:1]
+
+
+def _loss_priority(suspect: _Suspect) -> tuple[str, bool, float]:
+    """The order of workers that were lost: by torchrun's time, then those it names as a first failure."""
+    assert suspect.report
+    failed_at = suspect.report.failed_at or "9"  # after every time
+    return failed_at, not suspect.report.is_first, suspect.last_line_at
 
 
 def _select_first_silent(suspects: Iterable[_Suspect]) -> list[_Suspect]:
@@ -423,7 +527,11 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
             description = explanation.description
             retry = explanation.retry
 
+    if finding.earlier:
+        description = f"{description}; seen before it: {quote_match(finding.earlier.text, (0, 0))}"
     subject = suspect.node if rank is None else f"Rank {rank} on {suspect.node}"
+    if len(finding.ranks) > 1:
+        subject = f"Ranks {format_ranks(finding.ranks, _MAX_NAMED_RANKS)} on {suspect.node}"
     tail = suspect.lines if suspect.has_own_lines else parts_by_node[suspect.node]
     return Failure(
         cause=rule.cause,

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.inputs.failure_logs import build_summary_entry, build_traceback, diagnose_lines
-from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line
+from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line
 from torchyard.model.run import LogLine
 
 
@@ -104,50 +104,30 @@ def test_progress_bar_keeps_its_last_states() -> None:
     assert (len(parts), parts[0].text, parts[1].text, parts[-1].text) == (21, "step 0", "step 4980", "step 4999")
 
 
-def test_noise_proves_nothing() -> None:
-    """Traceback frames with their source, warnings and information are dropped; the error itself stays."""
-    frame = ['  File "/srv/app/train.py", line 3, in <module>', '    raise Full("CUDA out of memory")', "    ^^^^^"]
-    rows = ["I1121 api.py:553] it was killed", "a.py:1: UserWarning: oom", *frame, "KeyError: 'x'"]
-    assert [line.text for line in drop_noise(parse(*rows))] == ["KeyError: 'x'"]
-
-
-def test_exceptions_are_found_with_what_caused_them() -> None:
-    """Each traceback is one exception; a chain is one as well, and wrappers that only report a child are left out."""
-    link = "The above exception was the direct cause of the following exception:"
-    chain = [*build_traceback(0, "OSError: full"), f"[default0]:{link}", *build_traceback(0, "RuntimeError: not saved")]
-    rows = [
-        *build_traceback(0, "KeyError: 'x'"),
-        *chain,
-        *build_traceback(0, "torch.distributed.ChildFailedError: train.py"),
-    ]
-    exceptions = [[line.text for line in exception] for exception in find_exceptions(parse(*rows))]
-    assert exceptions == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
-
-
-def test_exception_without_a_traceback_counts_if_there_is_none_with_one() -> None:
-    """A line that looks like an exception is one only where no traceback was printed."""
-    bare = "ValueError: bad batch"
-    assert [[line.text for line in exception] for exception in find_exceptions(parse(bare, "done"))] == [[bare]]
-    exceptions = find_exceptions(parse(bare, *build_traceback(0, "KeyError: 'x'")))
-    assert [[line.text for line in exception] for exception in exceptions] == [["KeyError: 'x'"]]
-
-
-@pytest.mark.parametrize("indent", ["    ", "  | ", "\t"])
-def test_indented_traceback_is_one(indent: str) -> None:
-    """A traceback that a logger or an exception group indents is read like any other."""
-    rows = [
-        f"{indent}{line.partition(':')[2]}"
-        for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")
-    ]
-    assert diagnose_lines({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
-    assert [[line.text for line in exception] for exception in find_exceptions(parse(*rows))] == [
-        ["torch.OutOfMemoryError: CUDA out of memory."]
-    ]
-
-
 def test_returns_at_line_ends_hide_nothing() -> None:
     """A log with CR LF line ends gives torchrun's report: each line has one part."""
     rows = [f"{row}\r" for row in build_summary_entry(3, 1, -9, 10)]
     assert [line.text for line in parse("a\r", "", "\r")] == ["a", "", ""]
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[W1121 10:00:00.123 socket.cpp:697] [c10d] The client socket has failed to connect", True),
+        ("I1121 api.py:553] it was killed", True),
+        ("a.py:1: UserWarning: CUDA out of memory", True),
+        ("2026-11-21 10:00:00.123 | WARNING  | train:step:12 - CUDA out of memory", True),
+        ("[NeMo W 2026-11-21 10:00:00 nemo_logging:405] Permission denied", True),
+        ("No module named flash_attn; using sdpa", True),
+        ("Exception ignored in: <function Socket.__del__ at 0x7f2c>", True),
+        ("n1:42:43 [1] NCCL WARN NET/IB : Got completion with error 12", False),
+        ("WARN node-problem-detector: NVRM: Xid (PCI:0000:3b:00): 79", False),
+        ("E1121 api.py:553] it was killed", False),
+        ("RuntimeError: Caught OutOfMemoryError in replica 0 on device 0.", False),
+    ],
+)
+def test_line_below_the_level_of_an_error_is_harmless(text: str, expected: bool) -> None:
+    """Information, warnings and what a program does without are harmless; NCCL's warnings and a GPU's Xid are not."""
+    assert is_harmless(text) is expected

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.inputs.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
+from tests.inputs.noisy_logs import EARLY_LINES, ENDINGS, TAGS, build_noisy_log
 from tests.tools import causes_page
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.registry import LOG_RULES
@@ -41,7 +42,10 @@ RETRIED = {
     "storage-error",
     "driver-broken",
     "gpu-busy",
+    "pod-network",
+    "device-lost",
 }
+PARTLY_RETRIED = {"rdma-connect", "image-pull", "pod-refused"}  # their lines show more than the cause
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +63,7 @@ def test_line_gives_its_cause(cause: str, line: str) -> None:
     failure = diagnose_lines({"node_0": 1}, node_0=[line])
     assert failure.cause == cause
     assert failure.line == (None if cause == "unknown" else line)
-    assert failure.retry == (cause in RETRIED) or cause == "rdma-connect"
+    assert failure.retry == (cause in RETRIED) or cause in PARTLY_RETRIED
 
 
 @pytest.mark.parametrize("line", HARMLESS)
@@ -127,3 +131,27 @@ def test_sentence_is_one_sentence() -> None:
     assert failure.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 joined in time: check")
     descriptions = [rule.description for rule in LOG_RULES]
     assert not [text for text in descriptions if ". " in text or text.endswith(".")]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("name", ENDINGS)
+def test_early_line_changes_no_verdict(name: str, tag: str) -> None:
+    """A line after which the job made progress is not why it ended: cause, rank and retry stay as without it."""
+    ending = ENDINGS[name]
+    flips = []
+    for early_line in ("", *EARLY_LINES):
+        lines, exit_codes = build_noisy_log(ending, early_line, TAGS[tag])
+        failure = diagnose_failure({"node-0": lines}, exit_codes)
+        assert failure
+        if (failure.cause, failure.rank, failure.retry) != (ending.cause, ending.rank, ending.retry):
+            flips.append((early_line, failure.cause, failure.rank))
+    assert flips == []
+
+
+def test_line_before_a_signal_is_reported_as_seen_before_it() -> None:
+    """A signal keeps its own cause; what the process had printed is quoted."""
+    early_line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    lines, exit_codes = build_noisy_log(ENDINGS["SIGKILL"], early_line, TAGS["tee"])
+    failure = diagnose_failure({"node-0": lines}, exit_codes)
+    assert failure
+    assert failure.sentence.endswith(f"; seen before it: {early_line}.")

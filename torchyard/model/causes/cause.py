@@ -48,11 +48,12 @@ class Distance(IntEnum):
     """How far a symptom usually is from the origin of the failure: a nearer symptom explains a farther one."""
 
     OWN = 0  # the process itself failed
-    FABRIC = 1  # its network failed, or the peer behind it
-    PEER = 2  # it lost a peer
-    WAIT = 3  # it waited for others in vain
-    STOPPED = 4  # it was stopped, or exited
-    UNKNOWN = 5
+    EXIT = 1  # it ended by itself, without a word
+    FABRIC = 2  # its network failed, or the peer behind it
+    PEER = 3  # it lost a peer
+    WAIT = 4  # it waited for others in vain
+    STOPPED = 5  # it was stopped, or exited
+    UNKNOWN = 6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

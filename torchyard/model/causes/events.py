@@ -2,7 +2,7 @@
 
 import math
 
-from torchyard.model.causes.cause import Cause, CauseFacts, EventRule, PodRule
+from torchyard.model.causes.cause import Cause, CauseFacts, EventRule, LogRule, PodRule
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.pods import PodCause
 
@@ -78,5 +78,48 @@ EVENT_RULES = (
         r"FailedCreate\w*",
         "",
         PodRule(cause=PodCause.POD_REFUSED, description="its pods cannot be created", patience_s=60),
+    ),
+)
+
+# Events as text: a log that contains what kubectl prints about a pod.
+EVENT_LOG_RULES = (
+    LogRule(
+        cause=EventCause.POD_NETWORK,
+        symptom="could not be connected to its network ({evidence})",
+        patterns=(
+            r"FailedCreatePodSandBox.{0,400}(?:[Nn]etwork|\bcni\b|\bCNI\b)",
+            r"(?:failed to set ?up|failed to setup) network for sandbox",
+            "cni plugin not initialized",
+            r"plugin type=\"[\w-]{1,60}\".{0,60} failed",
+        ),
+        own_advice="look at the CNI pods of its node",
+        own_retry=True,
+    ),
+    LogRule(
+        cause=PodCause.DEVICE_LOST,
+        symptom="got no device from its node ({evidence})",
+        patterns=(
+            "UnexpectedAdmissionError",
+            r"Allocate failed due to",
+            "no healthy devices present",
+            "cannot allocate unhealthy devices",
+        ),
+        own_advice="look at the device plugin of its node",
+    ),
+    LogRule(
+        cause=PodCause.POD_REFUSED,
+        symptom="was not created: the cluster's webhook does not respond ({evidence})",
+        patterns=("failed calling webhook",),
+        own_advice="look at the webhook's pods",
+        own_retry=True,
+    ),
+    LogRule(
+        cause=PodCause.POD_REFUSED,
+        symptom="was refused by the cluster's admission rules ({evidence})",
+        patterns=(
+            r"admission webhook .{1,200} denied",
+            "violates PodSecurity",
+            r"ValidatingAdmissionPolicy .{1,200} denied",
+        ),
     ),
 )

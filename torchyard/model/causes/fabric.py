@@ -33,6 +33,9 @@ class FabricCause(Cause):
     RDMA_ERROR = CauseFacts(
         "rdma-error", advice="check the fabric, and look for the first error of its peer", retry=True
     )
+    NVLS_EXHAUSTED = CauseFacts(
+        "nvls-exhausted", advice="set NCCL_NVLS_ENABLE=0, or check the fabric manager and what else uses NVLS"
+    )
     NCCL_NO_INTERFACE = CauseFacts("nccl-no-interface", advice="correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME")
     COLLECTIVE_MISMATCH = CauseFacts("collective-mismatch", advice="make every rank take the same steps")
     GPU_SHARED = CauseFacts("gpu-shared", advice="start at most one process per GPU and let each use its local rank")
@@ -120,7 +123,7 @@ FABRIC_RULES = (
         symptom="cannot lock memory for RDMA",
         patterns=(
             r"ibv_(?:reg|create|alloc)\w{0,30}.{0,60}(?:Cannot allocate memory|Resource temporarily)",
-            "max locked memory",
+            r"(?:[Ss]et|[Cc]heck|[Ii]ncrease|[Rr]aise) (?:the )?max locked memory",
             "NET/OFI Couldn't .{0,100}Cannot allocate memory",
         ),
     ),
@@ -153,6 +156,32 @@ FABRIC_RULES = (
         distance=Distance.FABRIC,
         explains_signal=True,
     ),
+    # NCCL calls the switches' multicast slots memory.
+    LogRule(
+        cause=FabricCause.NVLS_EXHAUSTED,
+        symptom="could not get NVLink SHARP (NVLS) resources of the NVSwitches ({evidence})",
+        patterns=(
+            r"nvls\.cc:.{0,200}(?:out of memory|[Ff]ail|CUDA error)",
+            r"NVLS\b.{0,200}(?:out of memory|CUDA error|Cuda failure)",
+            r"NCCL_NVLS_ENABLE=0",
+        ),
+    ),
+    # Debian maps the host's own name to this address, and gloo publishes it.
+    LogRule(
+        cause=FabricCause.NCCL_NO_INTERFACE,
+        symptom="tried to reach a peer at 127.0.1.1, which every host is to itself ({evidence})",
+        patterns=(
+            r"(?i:gloo|connect|SO_ERROR|refused|pair\.cc).{0,200}\b127\.0\.1\.1\b",
+            r"\b127\.0\.1\.1\b.{0,80}refused",
+        ),
+        own_advice="set GLOO_SOCKET_IFNAME, or remove the host's name from the line of 127.0.1.1 in /etc/hosts",
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_NO_INTERFACE,
+        symptom="found no network plugin that works, not even NCCL's own",
+        patterns=("Failed to initialize any NET plugin",),
+        own_advice="correct NCCL_NET, NCCL_NET_PLUGIN, NCCL_SOCKET_IFNAME and NCCL_IB_HCA",
+    ),
     LogRule(
         cause=FabricCause.NCCL_NO_INTERFACE,
         symptom="found no network interface for its collectives",
@@ -165,7 +194,11 @@ FABRIC_RULES = (
     LogRule(
         cause=FabricCause.COLLECTIVE_MISMATCH,
         symptom="called other collectives than its peers",
-        patterns=("mismatch between collective",),
+        patterns=(
+            "mismatch between collective",
+            "collective mismatch in your code",
+            r"enforce fail at .{0,200}gloo.{0,80}op\.preamble\.length <= op\.nbytes",
+        ),
     ),
     LogRule(
         cause=FabricCause.GPU_SHARED,
@@ -185,6 +218,7 @@ FABRIC_RULES = (
             r"[Cc]onnect to [^ ]{1,120} (?:failed|returned)(?!.{0,200}retrying)",
             "exceeded error retry count",
             "No route to host",
+            "connectFullMesh failed",
         ),
         distance=Distance.PEER,
     ),

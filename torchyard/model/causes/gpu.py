@@ -41,8 +41,8 @@ GPU_RULES = (
         symptom="has a broken GPU ({evidence})",
         patterns=(
             _XID + r"(?:46|48|6[1-4]|79|9[2-5]|109|119|120|121|140|143)\b",
-            "[Uu]ncorrectable ECC",
-            "ECC error",
+            r"[Uu]ncorrectable ECC(?! [Ee]rrors?\W{0,40}(?:0|N/A)\b)(?! [Cc]ount)",
+            r"ECC error(?!s?\W{0,40}(?:0|N/A)\b)",
             "fallen off the bus",
             "GPU is lost",
             "GPU requires reset",

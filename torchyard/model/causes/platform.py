@@ -2,6 +2,7 @@
 
 from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 
+_PULL_FAILED = "(?:ErrImagePull|ImagePullBackOff|[Ff]ailed to pull|pulling image)"
 _STOP_CODES = (-15, -2, -1, -3)
 
 
@@ -45,6 +46,15 @@ PLATFORM_RULES = (
         cause=PlatformCause.VOLUME_MOUNT,
         symptom="could not mount its volume ({evidence})",
         patterns=("FailedMount", "FailedAttachVolume", r"MountVolume\.\w{1,20} failed", "Unable to attach or mount"),
+    ),
+    LogRule(
+        cause=PlatformCause.IMAGE_PULL,
+        symptom="was refused its image, or its registry has none of this name ({evidence})",
+        patterns=(
+            _PULL_FAILED + r".{0,400}(?:denied|[Uu]nauthorized|authentication required|no basic auth|\b40[134]\b)",
+            _PULL_FAILED + ".{0,400}(?:not found|manifest unknown)",
+        ),
+        failure_words=("ErrImagePull", "ImagePullBackOff", "ailed to pull", "pulling image"),
     ),
     LogRule(
         cause=PlatformCause.IMAGE_PULL,

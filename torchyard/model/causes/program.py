@@ -17,6 +17,7 @@ class ProgramCause(Cause):
     DATA_WORKER_LOST = CauseFacts("data-worker-lost", advice="its own error is above, or num_workers is too high")
     ABORT = CauseFacts("abort", advice="read the lines before")
     PROGRAM_ERROR = CauseFacts("program-error")
+    ENDED_EARLY = CauseFacts("ended-early", advice="give every rank the same number of steps", points_at_node=False)
     UNKNOWN = CauseFacts("unknown", advice="read its last lines")
 
 
@@ -39,6 +40,11 @@ PROGRAM_RULES = (
         cause=MemoryCause.OOM_HOST,
         symptom="could not allocate host memory ({evidence})",
         patterns=("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"),
+    ),
+    LogRule(
+        cause=ProgramCause.DATA_WORKER_LOST,
+        symptom="lost a DataLoader worker",
+        patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)",),
     ),
     LogRule(
         cause=ProgramCause.KILLED,
@@ -70,25 +76,29 @@ PROGRAM_RULES = (
     ),
     LogRule(
         cause=ProgramCause.AGENT_KILLED,
-        symptom="lost its agent to {signal}: the OOM killer, a lost node, or a user's kill -9",
-        agent_codes=(-9, -11, -6, -4, -8),
+        symptom="lost its agent to SIGKILL: the OOM killer, a lost node, or a user's kill -9",
+        agent_codes=(-9,),
     ),
     LogRule(
         cause=ProgramCause.SEGFAULT,
         symptom="crashed in native code (SIGSEGV)",
         patterns=("[Ss]egmentation fault", "SIGSEGV", "return code = -11"),
         worker_codes=(-11,),
+        agent_codes=(-11,),
+    ),
+    LogRule(
+        cause=ProgramCause.SEGFAULT,
+        symptom="crashed in native code (SIGFPE)",
+        patterns=("Floating point exception", "SIGFPE"),
+        worker_codes=(-8,),
+        agent_codes=(-8,),
     ),
     LogRule(
         cause=ProgramCause.ILLEGAL_INSTRUCTION,
         symptom="executed an instruction that this CPU does not support",
         patterns=("Illegal instruction", "SIGILL"),
         worker_codes=(-4,),
-    ),
-    LogRule(
-        cause=ProgramCause.DATA_WORKER_LOST,
-        symptom="lost a DataLoader worker",
-        patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)",),
+        agent_codes=(-4,),
     ),
     LogRule(
         cause=ProgramCause.ABORT,
@@ -105,6 +115,7 @@ PROGRAM_RULES = (
         ),
         distance=Distance.STOPPED,
         worker_codes=(-6,),
+        agent_codes=(-6,),
     ),
 )
 
@@ -118,7 +129,12 @@ PROGRAM_EXIT = LogRule(
     cause=ProgramCause.PROGRAM_ERROR,
     symptom="exited with code {code} and without a traceback",
     own_advice="read its last lines",
-    distance=Distance.STOPPED,
+    distance=Distance.EXIT,
+)
+RANKS_ENDED_EARLY = LogRule(
+    cause=ProgramCause.ENDED_EARLY,
+    symptom="ended with 0 while others still needed it",
+    distance=Distance.EXIT,
 )
 UNKNOWN_CAUSE = LogRule(
     cause=ProgramCause.UNKNOWN, symptom="failed, and its log does not show why", distance=Distance.UNKNOWN

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from torchyard.model.causes.cause import Cause, LogRule
-from torchyard.model.causes.events import EventCause
+from torchyard.model.causes.events import EVENT_LOG_RULES, EventCause
 from torchyard.model.causes.fabric import FABRIC_RULES, FabricCause
 from torchyard.model.causes.gpu import GPU_RULES, GpuCause
 from torchyard.model.causes.launcher import LauncherCause
@@ -40,6 +40,7 @@ LOG_RULES: tuple[LogRule, ...] = (
     *MEMORY_RULES,
     *GPU_RULES,
     *START_RULES,
+    *EVENT_LOG_RULES,
     *PLATFORM_RULES,
     *PROGRAM_RULES,
     *RENDEZVOUS_RULES,

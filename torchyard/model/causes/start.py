@@ -64,7 +64,7 @@ START_RULES = (
     LogRule(
         cause=StartCause.MODULE_MISSING,
         symptom="lacks the Python module {name}",
-        patterns=(r"No module named '?(?P<name>[\w.]{1,100})",),
+        patterns=(r"(?:^|Error: |python[\d.]{0,5}: |; )No module named '?(?P<name>[\w.]{1,100})'?(?:\W{0,3}$|;)",),
     ),
     LogRule(
         cause=StartCause.LIBRARY_MISSING,
@@ -79,7 +79,16 @@ START_RULES = (
     LogRule(
         cause=StartCause.FILE_MISSING,
         symptom="did not find a file ({evidence})",
-        patterns=("FileNotFoundError", r"sh: .{0,200}: No such file or directory"),
+        patterns=(
+            "FileNotFoundError",
+            r"sh: .{0,200}: No such file or directory",
+            "Dataset not found",
+            "is not a local folder",
+            "Incorrect path_or_model_id",
+            "Repo id must (?:be in the form|use alphanumeric)",
+            "no file named .{1,200} found in directory",
+            "does not appear to have a file named",
+        ),
     ),
     LogRule(
         cause=StartCause.PERMISSION_DENIED,
@@ -101,6 +110,8 @@ START_RULES = (
             r"^urllib\.error\.",
             r"^requests\.exceptions\.",
             "couldn't connect to 'https",
+            "Error downloading ",
+            "[Dd]ownload failure",
         ),
     ),
     LogRule(

@@ -1,0 +1,79 @@
+"""Which lines of a process may be the cause of its end, and which it has survived."""
+
+from tests.inputs.failure_logs import build_traceback
+from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
+from torchyard.diagnosis.symptoms import ProcessSymptoms
+from torchyard.model.run import LogLine
+
+NO_MODULE = "No module named 'apex'"
+RETRY_EXCEEDED = "n1:42:43 [1] NCCL WARN NET/IB : Got completion from peer 10.0.0.5<44> with status=12 opcode=0 len=0"
+OUT_OF_MEMORY = [line.partition(":")[2] for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")]
+
+
+def read(
+    *texts: str, interval_s: float = 1.0, started_at: float = 0.0, is_shared: bool = False
+) -> tuple[list[str], list[str]]:
+    """The slugs of what may be the cause, and of what was survived; a line each `interval_s` seconds."""
+    parts: list[LogLinePart] = []
+    for index, text in enumerate(texts):
+        parts += parse_line(LogLine(100.0 + index * interval_s, "node-0", text))
+    symptoms = ProcessSymptoms(parts, started_at=started_at, is_shared=is_shared)
+    standing = [*symptoms.exceptions, *symptoms.lines]
+    return [symptom.rule.cause.value for symptom in standing], [
+        str(symptom.rule.cause) for symptom in symptoms.survived
+    ]
+
+
+def test_last_words_may_be_the_cause() -> None:
+    """A line stands if only a few other lines follow it."""
+    assert read("start", NO_MODULE, "cleaning up") == (["module-missing"], [])
+
+
+def test_progress_acquits() -> None:
+    """A process that prints a loss after a line has survived it, whatever the format; an exception too."""
+    progress = ["step 5 loss 0.1", '{"step": 5, "loss": 0.1}', " 12%|#2   | 12/100", "Epoch: [0][5/99]"]
+    for line in progress:
+        assert read(NO_MODULE, "start", line) == ([], ["module-missing"])
+        assert read(*OUT_OF_MEMORY, "start", line) == ([], ["oom-gpu"])
+
+
+def test_other_output_acquits_a_line() -> None:
+    """A process that goes on to print other things has survived a line; several processes may share a log."""
+    output = ["building the model", "reading the data", "connecting", "compiling", "warming up"]
+    assert read(NO_MODULE, *output) == ([], ["module-missing"])
+    assert read(NO_MODULE, *output, is_shared=True) == (["module-missing"], [])
+
+
+def test_time_acquits_a_line() -> None:
+    """A process that ends ten minutes after a line did not end because of it."""
+    assert read(NO_MODULE, "waiting", interval_s=600.0) == ([], ["module-missing"])
+
+
+def test_line_long_before_a_wait_is_survived() -> None:
+    """A process that waited until a timeout had survived what it printed before."""
+    timeout = "RuntimeError: Socket Timeout"
+    assert read(NO_MODULE, "waiting", timeout, interval_s=60.0) == (["peer-timeout"] * 2, ["module-missing"])
+
+
+def test_one_more_step_does_not_acquit_the_network() -> None:
+    """A line of NCCL stands although the step before it is printed after it."""
+    assert read("start", RETRY_EXCEEDED, "step 5 loss 0.1") == (["rdma-retry-exceeded"], [])
+    assert read("start", RETRY_EXCEEDED, "step 5 loss 0.1", "step 6 loss 0.1") == ([], ["rdma-retry-exceeded"])
+
+
+def test_progress_of_others_does_not_acquit_an_exception_at_once() -> None:
+    """Where processes share a log, the others go on for a moment after one has failed."""
+    assert read(*OUT_OF_MEMORY, "step 5 loss 0.1", is_shared=True) == (["oom-gpu"], [])
+    assert read(*OUT_OF_MEMORY, *["step 5 loss 0.1"] * 3, is_shared=True) == ([], ["oom-gpu"])
+
+
+def test_output_that_was_buffered_does_not_acquit() -> None:
+    """torchrun's tee may log a process's output shortly after the error that the process printed later."""
+    rows = ["start", *OUT_OF_MEMORY, "step 5 loss 0.1"]
+    assert read(*rows, interval_s=0.05)[0] == ["oom-gpu"]
+
+
+def test_earlier_start_does_not_count() -> None:
+    """What a process printed before its agent started it again is not why it ended."""
+    assert read(*OUT_OF_MEMORY, "start", started_at=200.0) == ([], ["oom-gpu"])
+    assert read(*OUT_OF_MEMORY, "start", started_at=50.0) == (["oom-gpu"], [])

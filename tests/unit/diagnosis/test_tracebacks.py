@@ -1,0 +1,121 @@
+"""The exceptions of a process: chains, prefixes of loggers, and what only looks like one."""
+
+import pytest
+
+from tests.inputs.failure_logs import build_traceback, diagnose_lines
+from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
+from torchyard.diagnosis.tracebacks import split_lines
+from torchyard.model.run import LogLine
+
+LINK = "The above exception was the direct cause of the following exception:"
+TRACEBACK = [line.partition(":")[2] for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")]
+
+
+def parse(*texts: str) -> list[LogLinePart]:
+    return [part for text in texts for part in parse_line(LogLine(1.0, "node-0", text))]
+
+
+def list_exceptions(*texts: str) -> list[list[str]]:
+    """The lines of each exception that counts."""
+    exceptions = split_lines(parse(*texts)).exceptions
+    return [[line.text for line in exception.lines] for exception in exceptions if not exception.is_harmless]
+
+
+def test_exceptions_are_found_with_what_caused_them() -> None:
+    """Each traceback is one exception; a chain is one as well, and wrappers that only report a child are left out."""
+    chain = [*build_traceback(0, "OSError: full"), f"[default0]:{LINK}", *build_traceback(0, "RuntimeError: not saved")]
+    rows = [
+        *build_traceback(0, "KeyError: 'x'"),
+        *chain,
+        *build_traceback(0, "torch.distributed.ChildFailedError: train.py"),
+    ]
+    assert list_exceptions(*rows) == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
+
+
+def test_exception_without_a_traceback_counts_if_there_is_none_with_one() -> None:
+    """A line that looks like an exception is one only where no traceback was printed."""
+    bare = "ValueError: bad batch"
+    assert list_exceptions(bare, "done") == [[bare]]
+    assert list_exceptions(bare, *build_traceback(0, "KeyError: 'x'")) == [["KeyError: 'x'"]]
+
+
+@pytest.mark.parametrize("indent", ["    ", "  | ", "\t"])
+def test_indented_traceback_is_one(indent: str) -> None:
+    """A traceback that a logger or an exception group indents is read like any other."""
+    rows = [f"{indent}{line}" for line in TRACEBACK]
+    assert diagnose_lines({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+
+
+PREFIXES = {
+    "vLLM": "(EngineCore_0 pid=123) ERROR 11-21 10:00:0{index} [core.py:58{index}] ",
+    "vLLM worker": "(VllmWorker rank=1 pid=220) ERROR 11-21 10:00:0{index} [multiproc_executor.py:487] ",
+    "glog": "E1121 10:00:00.12345{index} 42 train.py:12] ",
+    "loguru": "2026-11-21 10:00:00.12{index} | ERROR    | train:step:12 - ",
+    "NeMo": "[NeMo E 2026-11-21 10:00:0{index} exp_manager:12] ",
+    "journal": "Nov 21 10:00:0{index} gpu-7 python[4242]: ",
+    "docker compose": "trainer-1  | ",
+    "logging": "2026-11-21 10:00:00,12{index} - train - ERROR - ",
+    "hydra": "[2026-11-21 10:00:00,12{index}][__main__][ERROR] - ",
+    "DeepSpeed": "[2026-11-21 10:00:00,12{index}] [ERROR] [launch.py:32{index}:sigkill_handler] ",
+    "rich": "[11/21/26 10:00:0{index}] ERROR    ",
+    "SkyPilot": "(worker1, rank=1, pid=2345, ip=10.0.0.7) ",
+    "stern": "sample-worker-0 trainer ",
+    "logrus": 'time="2026-11-21T10:00:0{index}Z" level=error msg=',
+    "kubectl": "2026-11-21T10:00:00.12345{index}Z ",
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_traceback_behind_the_prefix_of_a_logger_is_one(name: str) -> None:
+    """A logger's prefix on each line, with times and numbers that change, does not hide a traceback."""
+    rows = [PREFIXES[name].format(index=index) + line for index, line in enumerate(TRACEBACK)]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+    failure = diagnose_lines({"node_0": 1}, node_0=["start", *rows])
+    assert (failure.cause, failure.retry) == ("oom-gpu", False)
+
+
+def test_traceback_that_is_logged_as_a_warning_is_harmless() -> None:
+    """A logger's level applies to the traceback that it prints."""
+    rows = [f"WARNING 11-21 10:00:00 [cache.py:12] {line}" for line in TRACEBACK]
+    assert list_exceptions(*rows) == []
+
+
+def test_exception_that_python_ignores_is_harmless() -> None:
+    """A destructor's exception is not the failure; an uncaught one is, even if another thread's line precedes it."""
+    frames = ['  File "/srv/app/io.py", line 3, in __del__', "    self.close()", "ConnectionResetError: reset by peer"]
+    rows = ["Exception ignored in: <function Socket.__del__ at 0x7f2c>", "Traceback (most recent call last):", *frames]
+    assert list_exceptions(*rows) == []
+    assert list_exceptions(rows[0], *TRACEBACK) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+
+
+def test_error_of_logging_is_not_an_exception_of_the_program() -> None:
+    """What Python's logging prints when it cannot write a message ends no program."""
+    rows = [
+        "--- Logging error ---",
+        "Traceback (most recent call last):",
+        '  File "/opt/python/logging/__init__.py", line 1103, in emit',
+        "OSError: [Errno 28] No space left on device",
+        "Call stack:",
+        '  File "/opt/venv/bin/torchrun", line 8, in <module>',
+        "    sys.exit(main())",
+        "Message: 'Error waiting on exit barrier. Elapsed: %s seconds'",
+        "Arguments: (0.1,)",
+    ]
+    assert list_exceptions(*rows) == []
+    assert diagnose_lines({"node_0": 143}, node_0=["hello", *rows]).cause == "terminated"
+
+
+def test_message_of_several_lines_is_read() -> None:
+    """If the first line of an exception shows nothing, the rest of its message may."""
+    frames = TRACEBACK[:-1]
+    rows = [*frames, "TrainerError: the step failed:", "CUDA error: an illegal memory access was encountered", ""]
+    assert diagnose_lines({"node_0": 1}, node_0=["start"]).cause == "unknown"
+    (exception,) = split_lines(parse(*rows)).exceptions
+    assert [line.text for line in exception.message] == ["CUDA error: an illegal memory access was encountered"]
+
+
+def test_lines_of_other_processes_stay_visible_in_a_traceback() -> None:
+    """Two processes share a log: a line between the frames of one is still read."""
+    parts = split_lines(parse(TRACEBACK[0], TRACEBACK[1], "step 5 loss 0.1", *TRACEBACK[2:]))
+    assert parts.other == [2]

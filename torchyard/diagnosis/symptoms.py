@@ -1,0 +1,168 @@
+"""What the log of a process shows about its failure: exceptions and lines after which the process did not go on.
+
+A line proves a cause only if something failed there. A process that makes progress after it has survived it, and so has
+one that goes on to print other things, or that ends much later.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from torchyard.diagnosis.failure_words import DIGITS, has_failure_word
+from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
+from torchyard.diagnosis.tracebacks import RaisedException, split_lines
+from torchyard.model.causes.cause import Distance, LogRule
+from torchyard.model.causes.platform import PlatformCause
+from torchyard.model.causes.program import PROGRAM_ERROR
+from torchyard.model.causes.registry import LOG_RULES
+
+# Metrics and progress bars: a number after the name of one.
+_PROGRESS = re.compile(
+    r"(?i:\b(?:loss|epochs?|iter(?:ation)?s?|(?:global_)?steps?|batch(?:es)?|samples|tokens|accuracy|acc|perplexity|ppl"
+    r"|lr|throughput|elapsed|eval\w{0,20}|validation|train\w{0,20}_\w{1,20})\b[^.;]{0,40}?\d)|\d{1,3}%\||\b(?:it/s|s/it)\b"
+)
+# What programs print while they fail, and what prints it for them: neither progress nor ordinary output.
+_DIAGNOSTIC = re.compile(
+    r"^[DIWEF]\d{4} |^\[[DIWEF]\d{0,4} | NCCL (?:INFO|WARN)|^frame #|^[=*-]{4}|^\s+at |what\(\):|^<omitting python"
+    r"|(?i:error|exception|fail|fatal|abort|traceback|terminat|kill|signal|cancel|warn|core dumped|backtrace|died|crash"
+    r"|\bsrun\b|slurm|raylet|\bUCX\b|NET/OFI|mpirun|\bexit)"
+)
+RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
+_RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
+_MIN_DELAY_S = 0.5  # torchrun tees a process's two streams independently: what was printed first may be logged later
+_PROGRESS_PERIOD_S = 60.0  # after so much progress, the process has survived anything
+_MAX_OTHER_LINES = 4  # after the last words of a process, printed while it ends
+_MAX_LAST_WORDS_S = 300.0  # between the last words of a process and its end
+_MAX_WORDS_BEFORE_WAIT_S = 30.0  # the same for a process that then waited until it timed out
+_SHARED_PROGRESS_LINES = 3  # of other processes, before they notice that one failed
+
+
+class Symptom(NamedTuple):
+    """An exception or a line that shows a cause.
+
+    rule: what it shows.
+    evidence: the line that a rule matches, or the last line of the exception.
+    end: the index of its last line in the process's log.
+    has_traceback: it is an exception that was printed with its traceback.
+    """
+
+    rule: LogRule
+    evidence: LogLinePart
+    end: int
+    has_traceback: bool = False
+
+
+class ProcessSymptoms:
+    """The symptoms in the lines of one process, or of several that share a log.
+
+    `exceptions` and `lines` are those that may be the cause of its end, in order; `survived` are the others.
+
+    `warnings` are those below the level of an error: they prove nothing, and may explain an error.
+
+    started_at: symptoms before this moment are of an earlier start of the process, in seconds since the epoch.
+    is_shared: other processes have printed some of the lines.
+    """
+
+    def __init__(self, lines: Sequence[LogLinePart], *, started_at: float, is_shared: bool) -> None:
+        self._lines = lines
+        self._is_shared = is_shared
+        self._has_times = bool(lines) and lines[0].timestamp != lines[-1].timestamp
+        self._progress: list[int] = []
+        self._ordinary: list[int] = []
+        self.exceptions: list[Symptom] = []
+        self.lines: list[Symptom] = []
+        self.survived: list[Symptom] = []
+        self.warnings: list[Symptom] = []
+
+        parts = split_lines(lines)
+        line_symptoms = self._read_lines(parts.other)
+        waits = [symptom.evidence.timestamp for symptom in line_symptoms if symptom.rule.distance == Distance.WAIT]
+        self._waited_until = min(waits, default=None)
+        for exception in parts.exceptions:
+            symptom = self._match_exception(exception)
+            is_over = exception.is_harmless or symptom.evidence.timestamp < started_at or self._has_survived(symptom)
+            (self.survived if is_over else self.exceptions).append(symptom)
+        for symptom in line_symptoms:
+            is_over = symptom.evidence.timestamp < started_at or self._has_survived(symptom)
+            (self.survived if is_over else self.lines).append(symptom)
+
+    def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
+        """The symptoms in the lines outside of tracebacks; warnings, progress and other output are set apart."""
+        symptoms = []
+        for index in indices:
+            line = self._lines[index]
+            rule = find_rule(line.text)
+            if rule and is_harmless(line.text):
+                self.warnings.append(Symptom(rule, line, index))
+            elif rule:
+                symptoms.append(Symptom(rule, line, index))
+            elif line.text.strip() and not _DIAGNOSTIC.search(line.text):
+                is_progress = bool(_PROGRESS.search(line.text))
+                (self._progress if is_progress else self._ordinary).append(index)
+        return symptoms
+
+    def was_stopped(self) -> bool:
+        """Whether the process logged that it was told to end, as its last symptom."""
+        last = max((*self.exceptions, *self.lines), key=_get_end, default=None)
+        return last is not None and last.rule.cause is PlatformCause.TERMINATED
+
+    def is_last_word(self, symptom: Symptom) -> bool:
+        """Whether no ordinary output follows a symptom."""
+        return not any(indices and indices[-1] > symptom.end for indices in (self._ordinary, self._progress))
+
+    def _match_exception(self, exception: RaisedException) -> Symptom:
+        """What an exception shows: the nearest of its chain, or else the rest of its message."""
+        best: Symptom | None = None
+        for line in exception.lines:
+            rule = None if is_harmless(line.text) else find_rule(line.text)
+            if rule and (best is None or _RULE_ORDER[rule] < _RULE_ORDER[best.rule]):
+                best = Symptom(rule, line, exception.end, exception.has_traceback)
+        if best:
+            return best
+        for line in exception.message:
+            rule = None if is_harmless(line.text) else find_rule(line.text)
+            if rule:
+                return Symptom(rule, line, exception.end, exception.has_traceback)
+        return Symptom(PROGRAM_ERROR, exception.lines[-1], exception.end, exception.has_traceback)
+
+    def _has_survived(self, symptom: Symptom) -> bool:
+        """Whether the process went on after a symptom."""
+        if symptom.has_traceback:
+            return self._has_progress_after(symptom, _SHARED_PROGRESS_LINES if self._is_shared else 1)
+        if symptom.rule.distance != Distance.OWN:
+            return self._has_progress_after(symptom, 2)  # what was computed before may still be printed
+        if self._has_progress_after(symptom, 1):
+            return True
+        later_lines = len(self._ordinary) - bisect_right(self._ordinary, symptom.end)
+        if not self._is_shared and later_lines > _MAX_OTHER_LINES:
+            return True
+        shown_at = symptom.evidence.timestamp
+        if self._waited_until is not None and shown_at + _MAX_WORDS_BEFORE_WAIT_S < self._waited_until:
+            return True
+        return self._lines[-1].timestamp - shown_at > _MAX_LAST_WORDS_S
+
+    def _has_progress_after(self, symptom: Symptom, minimum: int) -> bool:
+        """Whether at least `minimum` lines of progress follow, or progress for a minute."""
+        later = self._progress[bisect_right(self._progress, symptom.end) :]
+        if not later:
+            return False
+        duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
+        is_later = duration_s > _MIN_DELAY_S or not self._has_times
+        return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
+
+
+def _get_end(symptom: Symptom) -> int:
+    return symptom.end
+
+
+@lru_cache(maxsize=8192)  # the processes of a job print the same lines
+def find_rule(text: str) -> LogRule | None:
+    """The first of RULES_BY_DISTANCE that a line matches; None if it matches none."""
+    if not has_failure_word(text.encode(errors="replace").translate(None, DIGITS)):
+        return None
+    for rule in RULES_BY_DISTANCE:
+        if rule.pattern and rule.pattern.search(text):
+            return rule
+    return None

@@ -1,0 +1,191 @@
+"""The exceptions in the lines of a process: Python's tracebacks, also behind the prefix of a logger."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
+
+_HEADER = "Traceback (most recent call last)"
+_INDENT_CHARS = ("", " ", "\t", "|", "+", "\u2502", "\u2570")  # of the lines of a traceback, also of one in a box
+_MAX_FOREIGN_LINES = 50
+_MAX_PREFIX_CHARS = 300  # of a logger
+_FRAME = re.compile(r'[\s|]{1,200}File "')
+_MODULE_FRAME = ", in <module>"
+_CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
+_EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]{0,200}"
+_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:\(\w{1,80}\))?(?::(?!\d)|\s*$)")
+_BARE_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:Error|Exception|Interrupt)(?:\(\w{1,80}\))?(?::|\s*$)")
+# These only report that a child has failed.
+_WRAPPER_EXCEPTION = re.compile(
+    r"\S{0,200}(?:ChildFailedError|ProcessRaisedException|ProcessExitedException|SystemExit)\b"
+)
+# Python's logging could not write a message: it prints a traceback and the call's stack, and the program goes on.
+_LOGGING_ERROR = "--- Logging error ---"
+_LOGGING_ERROR_END = "Arguments: "
+# The lines after an exception's first one that belong to its message, and what ends them.
+_MAX_MESSAGE_LINES = 6
+_MAX_MESSAGE_DELAY_S = 0.5
+_MESSAGE_END = re.compile(r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception ignored")
+
+
+class RaisedException(NamedTuple):
+    """An exception with those that caused it.
+
+    lines: the last line of each traceback of the chain, without a logger's prefix, in the printed order.
+    message: the further lines of the last one's message.
+    end: the index of its last line in the log.
+    is_harmless: Python ignored it, or a logger reported it below the level of an error.
+    has_traceback: False for a line that only looks like an exception.
+    """
+
+    lines: list[LogLinePart]
+    message: list[LogLinePart]
+    end: int
+    is_harmless: bool
+    has_traceback: bool
+
+
+class ProcessLines(NamedTuple):
+    """The lines of a process, apart.
+
+    exceptions: those with a traceback or, if there are none, the lines that look like an exception.
+    other: the index of each line that is not part of a traceback.
+    """
+
+    exceptions: list[RaisedException]
+    other: list[int]
+
+
+class _Chain:
+    """The tracebacks of one exception, while they are read."""
+
+    def __init__(self, *, is_harmless: bool, is_ignored: bool) -> None:
+        self.lines: list[LogLinePart] = []
+        self.message: list[LogLinePart] = []
+        self.end = 0
+        self.is_harmless = is_harmless
+        self.is_ignored = is_ignored
+        self.has_frame = False
+        self.has_module_frame = False
+
+    @property
+    def may_be_ignored(self) -> bool:
+        """Whether another process may have printed that Python ignores an exception: this one reached the program.
+
+        Python ignores exceptions of destructors and callbacks, whose tracebacks do not reach the main module.
+        """
+        return self.is_ignored and (self.has_module_frame or not self.has_frame)
+
+    def build(self, *, is_only_one: bool) -> RaisedException | None:
+        """The exception; None if it only reports that a child has failed, or if its last line is missing.
+
+        `is_only_one`: no other exception can be the failure.
+        """
+        lines = [line for line in self.lines if not _WRAPPER_EXCEPTION.match(line.text)]
+        if not lines:
+            return None
+        is_harmless = self.is_harmless or (self.is_ignored and not (self.may_be_ignored and is_only_one))
+        return RaisedException(lines, self.message, self.end, is_harmless, has_traceback=True)
+
+
+class _TracebackReader:
+    """Read the lines of a process one by one; `chains` then has its exceptions and `other` all other lines."""
+
+    def __init__(self) -> None:
+        self.chains: list[_Chain] = []
+        self.other: list[int] = []
+        self._prefix: re.Pattern[str] | None = None  # of the logger that prints the current traceback
+        self._chain: _Chain | None = None
+        self._in_traceback = False
+        self._foreign_lines = 0  # in the current traceback, printed by other processes
+        self._in_message = False
+        self._is_chained = False  # a sentence has announced that the next traceback belongs to this chain
+        self._is_ignored = False  # Python has announced that the next traceback is of an exception that it ignores
+        self._in_logging_error = False
+
+    def process(self, index: int, line: LogLinePart) -> None:
+        """Read the next line of the process."""
+        text = self._strip_prefix(line.text)
+        if self._in_logging_error or _LOGGING_ERROR in text:
+            self._in_logging_error = not text.startswith(_LOGGING_ERROR_END)
+        elif _HEADER in text or _FRAME.match(text):
+            self._process_frame(line)
+        elif text.startswith(_CHAIN_SENTENCES):
+            self._is_chained = True
+        elif self._in_traceback:
+            self._process_traceback_line(index, line, text)
+        else:
+            self.other.append(index)
+            self._process_message_line(index, line, text)
+
+    def _strip_prefix(self, text: str) -> str:
+        """The line without the prefix of a logger: what precedes the traceback's header, with other digits."""
+        header = text.find(_HEADER)
+        if 0 <= header <= _MAX_PREFIX_CHARS:
+            prefix = text[:header]
+            escaped = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
+            indent = re.escape(prefix[len(prefix.rstrip()) :])
+            self._prefix = re.compile(f"{escaped}{indent}") if prefix else None
+        match = self._prefix.match(text) if self._prefix else None
+        return text[match.end() :] if match else text
+
+    def _process_frame(self, line: LogLinePart) -> None:
+        """Read a traceback's header, or one of its frames."""
+        prefix, header, _ = line.text.partition(_HEADER)
+        if self._chain is None or not (self._in_traceback or self._is_chained):
+            is_logged_below_error = bool(header) and is_harmless(prefix)
+            self._chain = _Chain(is_harmless=is_logged_below_error, is_ignored=self._is_ignored)
+            self.chains.append(self._chain)
+        assert self._chain
+        self._chain.has_frame = self._chain.has_frame or not header
+        self._chain.has_module_frame = self._chain.has_module_frame or line.text.rstrip().endswith(_MODULE_FRAME)
+        self._in_traceback = True
+        self._foreign_lines = 0
+        self._is_chained = False
+        self._is_ignored = False
+
+    def _process_traceback_line(self, index: int, line: LogLinePart, text: str) -> None:
+        """Read a line after a frame: its source, the exception itself, or a line of another process."""
+        if _EXCEPTION.match(text):
+            assert self._chain
+            self._chain.lines.append(line._replace(text=text))
+            self._chain.message = []
+            self._chain.end = index
+            self._in_traceback = False
+            self._in_message = True
+        elif text[:1] not in _INDENT_CHARS:
+            self.other.append(index)
+            self._foreign_lines += 1
+            self._in_traceback = self._foreign_lines <= _MAX_FOREIGN_LINES
+
+    def _process_message_line(self, index: int, line: LogLinePart, text: str) -> None:
+        """Read a line outside of tracebacks: it may continue the message of the exception before it."""
+        if text.strip():
+            self._is_ignored = text.startswith("Exception ignored")
+        chain = self._chain
+        if not self._in_message or chain is None:
+            return
+        is_late = line.timestamp - chain.lines[-1].timestamp > _MAX_MESSAGE_DELAY_S
+        if is_late or _MESSAGE_END.match(text) or len(chain.message) >= _MAX_MESSAGE_LINES:
+            self._in_message = False
+        else:
+            chain.message.append(line._replace(text=text))
+            chain.end = index
+
+
+def split_lines(lines: Sequence[LogLinePart]) -> ProcessLines:
+    """The exceptions of a process, and its other lines."""
+    reader = _TracebackReader()
+    for index, line in enumerate(lines):
+        reader.process(index, line)
+    if any(chain.lines for chain in reader.chains):
+        is_only_one = all(chain.is_ignored or not chain.build(is_only_one=False) for chain in reader.chains)
+        built = [chain.build(is_only_one=is_only_one) for chain in reader.chains]
+        return ProcessLines([exception for exception in built if exception], reader.other)
+    bare_exceptions = []
+    for index in reader.other:
+        text = lines[index].text
+        if _BARE_EXCEPTION.match(text) and not _WRAPPER_EXCEPTION.match(text):
+            bare_exceptions.append(RaisedException([lines[index]], [], index, is_harmless(text), has_traceback=False))
+    return ProcessLines(bare_exceptions, reader.other)
