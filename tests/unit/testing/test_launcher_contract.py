@@ -177,7 +177,7 @@ def test_attempts_of_a_cluster_have_different_objects() -> None:
     )
     broken_rules = check_launcher("volcano", launcher)
     assert {broken.rule for broken in broken_rules} == {"unique"}
-    assert "sample-a1b2c3d4-1 is also that of the second attempt" in str(broken_rules[0])
+    assert "sample-a1b2c3d4-1, sample-a1b2c3d4-1-files is also that of the second attempt" in str(broken_rules[0])
 
 
 def test_launcher_without_a_fault_breaks_no_rule() -> None:
