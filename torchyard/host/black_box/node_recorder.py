@@ -30,7 +30,7 @@ _START_FLOOR_S = 10.0  # before the first process group: the program imports tor
 _TORCHLESS_FLOOR_S = 10.0  # before torch is imported, of a rank that is idle for as long
 _TORCHLESS_UNTIL_S = 130.0  # after that, a program that does not use torch prints nothing
 _SAMPLED_FROM_S = 0.5  # without progress: the processes of a healthy job are not sampled
-_ACTIVE_INTERVAL_S = 10.0  # between the lines of a rank that is active, and therefore does not hang
+_ACTIVE_INTERVAL_S = 30.0  # between the lines of a rank that is active, and therefore does not hang
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _FROZEN_S = 1.5  # without a tick of the rank's thread
