@@ -1,10 +1,14 @@
 """The log of a run: the newest values of its job as lines, and its report."""
 
+import logging
+
 from torchyard.common.log import get_log
 from torchyard.model.event import AttemptStarted, ReportWritten, RowsRead, RunEvent, WaitEnded
 from torchyard.pages.report import render_text
 from torchyard.run.services import Sink
 from torchyard.sinks.progress import Progress, ProgressUpdate
+
+_ENDS_WITHOUT_A_FAULT = ("succeeded", "cancelled", "stopped")
 
 
 class LogSink(Sink):
@@ -24,7 +28,8 @@ class LogSink(Sink):
             case WaitEnded():
                 self._log(self._progress.flush())
             case ReportWritten():
-                get_log().info("\n%s", render_text(event.report))
+                level = logging.INFO if event.report.end in _ENDS_WITHOUT_A_FAULT else logging.ERROR
+                get_log().log(level, "\n%s", render_text(event.report))
             case _:
                 pass
 

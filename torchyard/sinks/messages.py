@@ -1,9 +1,9 @@
 """The messages of a run (`notify`): its job waits for long, a rank hangs, a loss is nan, and how the run ended."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from torchyard.common.log import get_log
 from torchyard.common.outbox import Outbox, OutboxSettings
@@ -15,7 +15,7 @@ from torchyard.model.observe import Notify
 from torchyard.model.observe import RunEvent as NotifyEvent
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
-from torchyard.notify.delivery import Message, send_message
+from torchyard.notify.delivery import Message
 from torchyard.notify.message import (
     list_end_events,
     write_bad_loss_message,
@@ -24,21 +24,14 @@ from torchyard.notify.message import (
     write_waiting_message,
 )
 from torchyard.notify.targets import check_addresses, describe_address, remember_addresses
-from torchyard.run import journal
 from torchyard.run.folder import RunFolder
 from torchyard.run.services import Sink
+from torchyard.sinks.late_messages import KeyedMessage, keep_messages, list_sent, send_keyed_message
 from torchyard.trend.records import read_history
 
-_SENT_MESSAGES = "messages"  # the file of a run that lists the messages that were sent
+_END_KEY = "end "  # begins the key of a message about the run's end
 # Retried while the run goes on, and once more at its end, which a receiver that refuses must not delay.
 _SETTINGS = OutboxSettings(retry_s=30.0, last_retry_s=None)
-
-
-class _KeyedMessage(NamedTuple):
-    """A message, and the key by which later processes of the run find out that it was sent."""
-
-    key: str
-    message: Message
 
 
 class MessageSink(Sink):
@@ -46,7 +39,8 @@ class MessageSink(Sink):
 
     Each message is sent once per address: the file `messages` of the run's folder records what was sent, so that the
     next process of the run does not repeat it. Each address has an outbox, because one that hangs must not delay the
-    others; a failure is retried while the run goes on, and reported at its end.
+    others; a failure is retried while the run goes on, and reported at its end. A message about the end that did not
+    arrive is kept in the run's folder for the next sweep.
     """
 
     purpose = "send messages"
@@ -60,7 +54,7 @@ class MessageSink(Sink):
         self._attempt = 0
         self._has_started = False
         self._queued_keys: set[str] = set()
-        self._outboxes: dict[int, Outbox[_KeyedMessage]] = {}  # by the index of the address
+        self._outboxes: dict[int, Outbox[KeyedMessage]] = {}  # by the index of the address
         remember_addresses(notify, os.environ)
 
     def check(self) -> Iterator[Finding]:
@@ -100,12 +94,13 @@ class MessageSink(Sink):
         earlier_ends = _list_earlier_ends(report)
         for event in list_end_events(report, earlier_ends):
             if event in self._notify.events:  # the first one: an end is reported by one message
-                key = f"end {report.run} {report.end} {_count_launches(self._folder)}"
+                key = f"{_END_KEY}{report.run} {report.end} {_count_launches(self._folder)}"
                 self._send_once(event, key, write_end_message(event, report, earlier_ends, self._link))
                 return
 
     def finish(self, timeout_s: float) -> list[str]:
         losses: list[str] = []
+        late_messages: list[KeyedMessage] = []
         outboxes = self._outboxes
         self._outboxes = {}
         for index, outbox in outboxes.items():
@@ -113,10 +108,14 @@ class MessageSink(Sink):
             if undelivered is None:
                 continue
             for item in undelivered.items:
+                if item.key.startswith(_END_KEY):  # that a job waits or hangs is no news after its end
+                    late_messages.append(item)
                 title = item.message.title
                 loss = f"{describe_address(self._notify.to[index])} has not got {title!r}: {undelivered.reason}"
                 get_log().warning("notify: %s", loss)
                 losses.append(loss)
+        if outboxes:
+            keep_messages(self._folder.path, late_messages)
         return losses
 
     def _send_once(self, event: NotifyEvent, key: str, message: Message) -> None:
@@ -124,44 +123,30 @@ class MessageSink(Sink):
         if event not in self._notify.events or key in self._queued_keys:
             return
         self._queued_keys.add(key)
-        sent_indices = set(self._read_sent(key))
-        for index in range(len(self._notify.to)):
+        sent_indices = self._read_sent(key)
+        for index, address in enumerate(self._notify.to):
             if index not in sent_indices:
-                self._open_outbox(index).put(_KeyedMessage(key, message))
+                self._open_outbox(index).put(KeyedMessage(key, index, address, message, time.time()))
 
-    def _open_outbox(self, index: int) -> Outbox[_KeyedMessage]:
+    def _open_outbox(self, index: int) -> Outbox[KeyedMessage]:
         """The outbox of an address, which is started with its first message."""
         if index not in self._outboxes:
             address = self._notify.to[index]
 
-            def deliver(items: Sequence[_KeyedMessage]) -> int:
-                send_message(address, items[0].message, os.environ)
-                self._record_sent(items[0].key, index)
+            def deliver(items: Sequence[KeyedMessage]) -> int:
+                send_keyed_message(self._folder.path, items[0])
                 return 1
 
             self._outboxes[index] = Outbox(f"notify: {describe_address(address)}", deliver, _SETTINGS).start()
         return self._outboxes[index]
 
-    def _read_sent(self, key: str) -> Iterator[int]:
-        """The indices of the addresses to which a message was sent."""
+    def _read_sent(self, key: str) -> set[int]:
+        """The indices of the addresses to which a message was sent; empty if that cannot be read."""
         try:
-            events = journal.read_events(self._sent_path)
+            return list_sent(self._folder.path, key)
         except OSError as error:  # send it again: a duplicate is better than none
             get_log().warning("notify: cannot read which messages were sent, so some may be sent again: %s", error)
-            return
-        for event in events:
-            if event["event"] == "sent" and event.get("key") == key:
-                yield event.get("place", -1)
-
-    def _record_sent(self, key: str, index: int) -> None:
-        try:
-            journal.append_event(self._sent_path, "sent", {"key": key, "place": index})
-        except OSError as error:
-            get_log().warning("notify: cannot record that a message was sent, so it may be sent again: %s", error)
-
-    @property
-    def _sent_path(self) -> Path:
-        return self._folder.path / _SENT_MESSAGES
+            return set()
 
 
 def _count_launches(folder: RunFolder) -> int:

@@ -20,6 +20,7 @@ from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open
+from torchyard.sinks.late_messages import send_late_messages
 from torchyard.steps.descriptors import raise_file_limit
 
 from .flow_run.late_reports import publish_late_pages
@@ -66,6 +67,7 @@ def sweep_lost_runs(
     """Sweep this machine and the clusters (flows/sweep.py explains the parameters); return the sweep's final state."""
     raise_file_limit()
     publish_late_pages()
+    send_late_messages()
     requested_runs = None if runs is None else frozenset(runs)
     faults: list[str] = []
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
@@ -91,6 +93,7 @@ def sweep_machine() -> State[Any]:
     """Do this machine's part of a sweep without a flow run, as every machine's `make up` does regularly."""
     raise_file_limit()
     publish_late_pages()
+    send_late_messages()
     faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
     abandoned_runs = [*find_local_runs(None, faults), *find_orphan_process_runs(None)]

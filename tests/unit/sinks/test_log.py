@@ -23,3 +23,11 @@ def test_rows_and_report_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["epoch 1: loss 0.25", "epoch 2: loss 0.125"] * 2
     sink.take(ReportWritten(report))
     assert report.sentence in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("end", "level"), [("succeeded", "INFO"), ("cancelled", "INFO"), ("failed", "ERROR")])
+def test_report_of_a_failed_run_is_an_error(caplog: pytest.LogCaptureFixture, end: str, level: str) -> None:
+    """A failed report is logged as an error, which filters of logs find; a cancel is what the user wanted."""
+    caplog.set_level(logging.INFO)
+    LogSink().take(ReportWritten(short_report().model_copy(update={"end": end})))
+    assert [record.levelname for record in caplog.records] == [level]

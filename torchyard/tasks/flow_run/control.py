@@ -69,7 +69,8 @@ class PrefectControl:
 
     def __enter__(self) -> Self:
         self.requests.start()
-        self.requests.send("lost", _build_lost_steps_call(str(self._run_id), self.count))
+        if self.count > 1:  # the first process has lost none
+            self.requests.send("lost", _build_lost_steps_call(str(self._run_id), self.count))
         _ignore_suspension()
         return self
 
@@ -152,14 +153,18 @@ def _ignore_suspension() -> None:
 
 
 def _build_lost_steps_call(run_id: str, count: int) -> PrefectCall:
-    """A call that sets the unfinished task runs of this run's earlier processes to Crashed; else they stay Running."""
+    """A call that sets the unfinished task runs of this run's earlier processes to Crashed; else they stay Running.
+
+    `count`: how many processes have started the run. Prefect records a task run late, and that of this process has the
+    count 0 until it is recorded as Running.
+    """
 
     def call(client: SyncPrefectClient) -> None:
         state_types = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
         live_filter = TaskRunFilter(state=TaskRunFilterState(type=state_types))
         run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)]))
         for lost_task in client.read_task_runs(flow_run_filter=run_filter, task_run_filter=live_filter):
-            if lost_task.flow_run_run_count < count:
+            if 1 <= lost_task.flow_run_run_count < count:
                 client.set_task_run_state(lost_task.id, Crashed(message="its process was lost"), force=True)
 
     return call

@@ -1,5 +1,8 @@
 """A run and its Prefect server: cancels are found once Prefect responds, and an outage ends nothing."""
 
+from typing import Any
+from uuid import UUID
+
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
@@ -36,3 +39,31 @@ def test_link_leads_to_the_page_of_the_run() -> None:
         assert PrefectControl(RUN_ID).link == f"http://prefect:4200/runs/flow-run/{RUN_ID}"
     with temporary_settings({PREFECT_UI_URL: None, PREFECT_API_URL: None}):
         assert PrefectControl(RUN_ID).link == ""
+
+
+def build_task_run(number: int, flow_run_run_count: int) -> dict[str, Any]:
+    """An unfinished task run, as Prefect lists it."""
+    return {
+        "id": str(UUID(int=number)),
+        "flow_run_id": RUN_ID,
+        "task_key": "wait",
+        "dynamic_key": str(number),
+        "flow_run_run_count": flow_run_run_count,
+        "state": {"type": "RUNNING"},
+    }
+
+
+def list_crashed_tasks(server: FakePrefect, count: int) -> list[int]:
+    """The numbers of the task runs that the process with this count sets to Crashed."""
+    server.answering.set()
+    server.responses = {"/task_runs/filter": [build_task_run(number, number) for number in range(3)]}
+    with PrefectControl(RUN_ID, count) as control:
+        assert not control.is_cancelled()  # all calls before it are made
+    paths = [path for path, _ in server.posted if path.endswith("/set_state")]
+    return [UUID(path.split("/")[-2]).int for path in paths]
+
+
+@pytest.mark.parametrize(("count", "crashed"), [(1, []), (2, [1]), (3, [1, 2])])
+def test_only_tasks_of_earlier_processes_are_lost(server: FakePrefect, count: int, crashed: list[int]) -> None:
+    """A task of this process, which Prefect may have recorded only as created (count 0), was not lost."""
+    assert list_crashed_tasks(server, count) == crashed
