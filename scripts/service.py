@@ -8,6 +8,7 @@ are resumed at the next start.
 import argparse
 import os
 import pwd
+import re
 import resource
 import shutil
 import subprocess
@@ -23,26 +24,43 @@ from torchyard.common.pool import DEFAULT_POOL, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.model.errors import TorchyardError
 
-# Variables of the installing shell that a service would not have. Some contain passwords: see `_get_environment_path`.
-_PASSED_VARIABLES = (
-    "PATH",
-    "KUBECONFIG",
-    "PYTHONPATH",
-    "TORCHYARD_POOL",
-    "TORCHYARD_PROFILES",
-    "TORCHYARD_RUNS",
-    "PREFECT_API_AUTH_STRING",
-    "PREFECT_API_KEY",
-    "PREFECT_API_URL",
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "SSL_CERT_FILE",
+# Variables of the installing shell that have no meaning outside of its session, or that systemd sets itself. The
+# service gets all others, as the worker of `make up` does: runs need an unknown number of credentials, such as HF_TOKEN
+# or the variables of an address in `notify`.
+_SESSION_VARIABLES = frozenset(
+    [
+        "_",
+        "COLORTERM",
+        "DBUS_SESSION_BUS_ADDRESS",
+        "DESKTOP_SESSION",
+        "DISPLAY",
+        "HOME",
+        "INVOCATION_ID",
+        "JOURNAL_STREAM",
+        "LOGNAME",
+        "LS_COLORS",
+        "MAIL",
+        "MAKEFLAGS",
+        "MAKELEVEL",
+        "MFLAGS",
+        "OLDPWD",
+        "PS1",
+        "PWD",
+        "SHELL",
+        "SHLVL",
+        "SUDO_COMMAND",
+        "SYSTEMD_EXEC_PID",
+        "TERM",
+        "TMUX",
+        "TMUX_PANE",
+        "USER",
+        "WAYLAND_DISPLAY",
+        "WINDOWID",
+        "XAUTHORITY",
+    ]
 )
+_SESSION_PREFIXES = ("XDG_", "SSH_C", "SSH_TTY", "TERM_", "VSCODE_", "GNOME_")  # of SSH_, not SSH_AUTH_SOCK
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # functions that a shell exports have other names
 _MAX_OPEN_FILES = 65_536
 _OWNER_PREFIX = "# torchyard of "  # the first line of a unit that this script has written; its folder follows
 
@@ -198,10 +216,21 @@ def _get_user_name() -> str:
 
 def write_environment() -> None:
     """Write the variables that the service gets from this shell to a file that only this user can read. OSError."""
-    variables = {name: os.environ[name] for name in _PASSED_VARIABLES if os.environ.get(name)}
+    variables = {name: value for name, value in os.environ.items() if _is_passed(name, value)}
     variables.setdefault("PATH", os.defpath)
     lines = [f"{name}={_quote_value(value)}\n" for name, value in variables.items()]  # as in EnvironmentFile of systemd
     write_private_file(_get_environment_path(), "".join(lines))
+
+
+def _is_passed(name: str, value: str) -> bool:
+    """Whether the service gets a variable. systemd would refuse the whole file for a value that is not UTF-8."""
+    if name in _SESSION_VARIABLES or name.startswith(_SESSION_PREFIXES) or not _VARIABLE_NAME.fullmatch(name):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _quote_value(value: str) -> str:

@@ -52,14 +52,39 @@ def test_jobs_outlive_the_service() -> None:
 def test_passwords_are_in_a_file_for_this_user_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service gets the installing shell's variables from a private file; the unit itself has none of them."""
     monkeypatch.setattr(service, "PREFECT_HOME", home)
-    os.environ |= {"PREFECT_API_AUTH_STRING": 'ada:a"b$c\\d', "TORCHYARD_RUNS": "/data/my runs", "HF_TOKEN": "secret"}
+    os.environ |= {"PREFECT_API_AUTH_STRING": 'ada:a"b$c\\d', "TORCHYARD_RUNS": "/data/my runs"}
     service.write_environment()
     text = (home / "service.env").read_text()
     assert 'PREFECT_API_AUTH_STRING="ada:a\\"b\\$c\\\\d"\n' in text
     assert 'TORCHYARD_RUNS="/data/my runs"\n' in text
-    assert "HF_TOKEN" not in text
     assert stat.S_IMODE((home / "service.env").stat().st_mode) == 0o600
     assert "ada:" not in service.build_unit()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_passed"),
+    [
+        ("TORCHYARD_ARCHIVE", "s3://bucket/x", True),
+        ("TORCHYARD_SSH", "ssh -F config", True),
+        ("AWS_SECRET_ACCESS_KEY", "secret", True),
+        ("HF_TOKEN", "secret", True),
+        ("TEAM_CHAT", "slack://x", True),
+        ("SSH_AUTH_SOCK", "/run/user/1/ssh", True),
+        ("SSH_CONNECTION", "1.2.3.4 1 5.6.7.8 22", False),
+        ("DISPLAY", ":0", False),
+        ("XDG_SESSION_ID", "3", False),
+        ("BASH_FUNC_module%%", "() { :; }", False),
+        ("LATIN", "caf\udce9", False),
+    ],
+)
+def test_service_has_what_runs_need(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_passed: bool
+) -> None:
+    """The worker of the service has the variables of the worker of `make up`, but not those of a login session."""
+    monkeypatch.setattr(service, "PREFECT_HOME", home)
+    monkeypatch.setenv(name, value)
+    service.write_environment()
+    assert (f'{name}="{value}"\n' in (home / "service.env").read_text()) is is_passed
 
 
 @pytest.mark.parametrize(
