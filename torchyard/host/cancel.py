@@ -11,7 +11,7 @@ import os
 import signal
 import time
 
-from torchyard.host.identity import HERE, locate_host
+from torchyard.host.identity import EARLIER_BOOT, HERE, locate_host
 from torchyard.host.log import recover_unsupervised
 from torchyard.host.processes import NO_PROCESS, JobProcesses, ProcessId, end_processes, parse_label, send_signal
 from torchyard.host.state import Json, list_listening_ports, read_spec, read_state, view_state
@@ -74,6 +74,8 @@ def _report_end(folder: str, spec: Json, living: list[ProcessId]) -> Json:
     leftovers = [str(process) for process in living]
     if "elsewhere" in state:
         leftovers.append("the process of %s runs %s: end it there" % (spec["name"], state["elsewhere"]))
+    elif state.get("unended") and locate_host(state, folder) not in (HERE, EARLIER_BOOT):
+        leftovers.append("%d processes of %s on %s" % (len(state["unended"]), spec["name"], state.get("hostname")))
     elif state["phase"] == "running":
         leftovers.append("process %d, the supervisor of %s" % (state.get("supervisor", 0), spec["name"]))
     listening_ports = list_listening_ports()

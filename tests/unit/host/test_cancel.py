@@ -138,6 +138,14 @@ def test_leftover_of_another_user_does_not_change_the_exit_code() -> None:
         wait_until(lambda: call_as_nobody("cancel", folder, grace=0.1)["left"] == [])
 
 
+def test_unended_process_of_another_container_is_left_over(folder: Path) -> None:
+    """A process that its supervisor could not end is looked at only where it runs."""
+    start_script(folder, "exit 0")
+    wait_until(lambda: find_end(folder))
+    write_state(str(folder), unended=[[1, 1]], pid_namespace="pid:[4026530000]", hostname="c1")
+    assert call_supervisor("cancel", folder, grace=0.1)["left"] == ["1 processes of node-0 on c1"]
+
+
 def find_end(folder: Path) -> Any:
     """The state of a process that has ended; None while it runs."""
     state = view_state(str(folder))
