@@ -19,9 +19,10 @@ from pathlib import Path
 
 from tests.chaos.cells import FAULTS, Cell, Result, list_cells
 from tests.chaos.job import ClusterTrial
-from tests.chaos.machine import MachineTrial
+from tests.chaos.machine import ClockTrial, MachineTrial, SshTrial
 from tests.chaos.namespace import ChaosNamespace
 from tests.chaos.outage import interrupt_component
+from tests.chaos.shared import ContainerTrial
 from tests.chaos.table import publish, render_tables
 from tests.chaos.trial import Trial
 from tests.chaos.world import World
@@ -32,6 +33,11 @@ from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigte
 
 Wave = tuple[Cell, ...]
 WIDTH = 2  # parallel runs per world
+MACHINE_TRIALS: dict[str, type[Trial]] = {  # of faults that need more than two agents on this machine
+    "clock ahead": ClockTrial,
+    "shared folder": ContainerTrial,
+    "ssh cut": SshTrial,
+}
 
 
 class ChaosMatrix(Matrix[Cell, Result]):
@@ -61,7 +67,7 @@ class ChaosMatrix(Matrix[Cell, Result]):
 
     def create_trial(self, world: World, cell: Cell) -> Trial:
         if cell.launcher == "baremetal":
-            return MachineTrial(world, cell)
+            return MACHINE_TRIALS.get(cell.fault, MachineTrial)(world, cell)
         assert self.namespace
         return ClusterTrial(world, cell, self.namespace)
 

@@ -59,6 +59,9 @@ FAULTS: dict[str, Fault] = {
     "agent KILL": Fault(("baremetal",), AGENT_STEPS, reason="there is no agent"),
     "rank TERM": Fault(("baremetal",), ("running", "teardown"), reason="there is no rank"),
     "rank KILL": Fault(("baremetal",), ("running", "teardown"), reason="there is no rank"),
+    "ssh cut": Fault(("baremetal",), ("running",), reason="no log can be silent"),
+    "clock ahead": Fault(("baremetal",), ("running",), reason="there is no job to attach to"),
+    "shared folder": Fault(("baremetal",), ("running",), reason="nothing runs in the other container"),
 }
 
 
@@ -119,6 +122,7 @@ def get_expected_end(cell: Cell) -> ExpectedEnd:
         "etcd": ExpectedEnd(("Completed",), attempts=(1, 2)),
         "agent": ExpectedEnd(("Completed",), attempts=(1, 2)),
         "rank": ExpectedEnd(("Completed", "Failed"), attempts=(1, 2)),
+        "shared folder": ExpectedEnd(("stopped",)),
     }
     return rules.get(cell.fault) or rules.get(cell.fault.split()[0]) or ExpectedEnd(("Completed",))
 

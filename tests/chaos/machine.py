@@ -2,22 +2,36 @@
 
 import itertools
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.cells import Cell
 from tests.chaos.trial import ARRIVAL_TIMEOUT_S, DEADLINES, Trial
-from tests.chaos.world import SIGNALS, wait_until
+from tests.chaos.world import SIGNALS, World, wait_until
+from tests.processes.sshd import Hosts, find_obstacle
+from tests.tools.matrix import run_all
 from torchyard.agents.torchrun import first_port
 from torchyard.common.project_root import ROOT
 from torchyard.host.state import list_listening_ports, read_state
 from torchyard.model.run import Run
 
 TICK = ROOT / "tests" / "programs" / "tick.py"
+SILENCE_S = 15.0
+CUT_S = 60.0  # seconds: ssh notices the cut after 30, and connects again and again
+CLOCK_CODE = """
+import os, time
+real = time.time
+time.time = lambda: real() + 86400 * os.path.exists("{switch}")
+"""
 
 
 class MachineTrial(Trial):
     """Two agents with one rank each; a slow interpreter makes preflight long enough for a fault."""
+
+    line_prefix = "]:"  # torchrun's, before each line of a rank
 
     def build_profile(self) -> dict[str, Any]:
         stubborn = ["--stubborn"] if self.cell.step == "teardown" else []
@@ -88,9 +102,64 @@ class MachineTrial(Trial):
 
     def count_lost_lines(self) -> int:
         logs = "".join(path.read_text() for path in self.folder.path.glob("attempt-*/node-*/log"))
-        logged_lines = [line.partition("]:")[2] for line in logs.splitlines()]
+        logged_lines = [line.partition(self.line_prefix)[2] for line in logs.splitlines()]
         printed = list(itertools.chain(*(path.read_text().splitlines() for path in self.list_truth_files())))
         return len(set(printed) - set(logged_lines)) + sum(logged_lines.count(line) > 1 for line in set(printed))
 
     def close(self) -> None:
         """Do nothing: such a run has only processes."""
+
+
+class ClockTrial(MachineTrial):
+    """The launcher is killed, and the next one has a clock that is a day ahead."""
+
+    def build_profile(self) -> dict[str, Any]:
+        profile = super().build_profile()
+        profile["args"].append("--ticks=400")
+        return profile
+
+    def start_run(self) -> None:
+        (self.truth_folder / "sitecustomize.py").write_text(CLOCK_CODE.format(switch=self.truth_folder / "ahead"))
+        python_path = filter(None, (str(self.truth_folder), os.environ.get("PYTHONPATH")))
+        self.env["PYTHONPATH"] = os.pathsep.join(python_path)
+        super().start_run()
+
+    def inject_launcher_fault(self) -> None:
+        (self.truth_folder / "ahead").touch()
+        os.kill(self.owner_pid, signal.SIGKILL)
+
+
+class SshTrial(MachineTrial):
+    """Two programs on hosts behind ssh, which lose the network for much longer than `deadlines.silence`."""
+
+    line_prefix = " | "
+
+    def __init__(self, world: World, cell: Cell) -> None:
+        super().__init__(world, cell)
+        self.hosts = Hosts(self.truth_folder / "hosts")
+
+    def build_profile(self) -> dict[str, Any]:
+        hosts = [{"host": name, "address": address} for name, address in self.hosts.addresses.items()]
+        profile = super().build_profile() | {"agent": "none", "rendezvous": "env"}
+        profile["args"].append("--ticks=1200")
+        profile["deadlines"] = DEADLINES | {"silence": f"{SILENCE_S:g}s"}
+        profile["options"] = {"hosts": hosts, "python": sys.executable}
+        return profile
+
+    def start_run(self) -> None:
+        obstacle = find_obstacle()
+        if obstacle:
+            raise RuntimeError(obstacle)
+        self.hosts.start()
+        self.env["TORCHYARD_SSH"] = self.hosts.ssh
+        super().start_run()
+
+    def inject_launcher_fault(self) -> None:
+        run_all([partial(self.hosts.unplug, name, CUT_S) for name in self.hosts.addresses])
+
+    def list_leftovers(self) -> list[str]:
+        leftovers: list[str] = [*super().list_leftovers(), *self.hosts.list_leftovers()]
+        return leftovers
+
+    def close(self) -> None:
+        self.hosts.stop()

@@ -41,6 +41,7 @@ class Trial(ABC):
         self.problems: tuple[str, ...] = ()
         self.is_fault_injected = threading.Event()
         self.run_id = ""
+        self.env: dict[str, str] = {}  # that the run's flow processes get
 
     @property
     def name(self) -> str:
@@ -83,9 +84,12 @@ class Trial(ABC):
 
     def start_run(self) -> None:
         """Start the run, and wait for the step."""
-        self.profile.write_text(yaml.safe_dump(self.build_profile()))
-        self.run_id = self.world.create_run(self.profile)
+        self.write_profile()
+        self.run_id = self.world.create_run(self.profile, self.env)
         self.wait_for_step()
+
+    def write_profile(self) -> None:
+        self.profile.write_text(yaml.safe_dump(self.build_profile()))
 
     def inject_fault(self) -> None:
         """Inject a fault that hits only this run."""

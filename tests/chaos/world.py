@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +184,15 @@ class World:
     def get(self, path: str) -> Any:
         return httpx.get(f"{self.api}{path}", timeout=30).raise_for_status().json()
 
-    def create_run(self, profile: Path) -> str:
-        """Create a run of a profile, and return its id."""
+    def create_run(self, profile: Path, env: Mapping[str, str] | None = None) -> str:
+        """Create a run of a profile, and return its id. `env`: variables that its flow processes get."""
         deployment = wait_until("the deployment", lambda: self.get("/deployments/name/train/digits-local"), 180, 0.5)
         # A server with a busy SQLite answers 503: retry, with an idempotency key so that only one run is created.
-        body = {"parameters": {"profile": str(profile)}, "idempotency_key": str(profile)}
+        body = {
+            "parameters": {"profile": str(profile)},
+            "idempotency_key": str(profile),
+            "job_variables": {"env": dict(env or {})},
+        }
         path = f"/deployments/{deployment['id']}/create_flow_run"
         return str(wait_until("a run", lambda: self.post(path, body), 180, 0.5)["id"])
 
