@@ -27,7 +27,11 @@ _FAILED_WORK = re.compile(r"(?:at work(?: sequence id)?|Timeout at [NX]CCL work)
 _STACK_HEADER = "Stack trace of the failed collective:"
 _FRAME = re.compile(r"#\d{1,3} (?P<function>\S{1,200}) from (?P<file>[^\s<][^:]{0,400}):(?P<line>\d{1,7})$")
 _TORCH_FOLDER = "/torch/"
-_LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/")
+_LIBRARY_FOLDER = re.compile(r"/(?:site|dist)-packages/(?P<package>[^/]{1,200})")
+# What starts a program: an interpreter's module, or the script of an installed command.
+_STARTER = re.compile(r"^<|/(?:runpy|threading|spawn|process|popen_\w{1,20})\.py$|/bin/[^/]{1,200}$")
+# torchrun's line about the ranks of its node, after each rendezvous.
+_GLOBAL_RANKS = re.compile(r"\bglobal_ranks=\[([\d, ]{1,2000})\]")
 # The desync report of torch, with TORCH_NCCL_DESYNC_DEBUG, and the monitored barrier of gloo.
 _MISSING_RANKS = re.compile(
     r"\[(?P<late>[\d, ]{1,2000})\] finished collective #\d{1,12}, but didn't join"
@@ -130,6 +134,9 @@ class _TimeoutReports:
             self.timeouts.setdefault(rank, []).append(timeout)
         if membership:
             self._process_progress(line.text, rank, membership.group)
+        if match := _GLOBAL_RANKS.search(line.text):
+            for started_rank in re.findall(r"\d{1,6}", match[1]):
+                self.nodes.setdefault(int(started_rank), line.node)
         self.missing_ranks |= dict.fromkeys(_parse_missing_ranks(line.text))
         self._process_frame(line)
 
@@ -161,15 +168,19 @@ class _TimeoutReports:
     def find_call_site(self, rank: int | None) -> str | None:
         """Where a rank called the first of its collectives that timed out, as `train.py:210 in step`.
 
-        It is the innermost frame of the program, or of a library if there is none. None if torch did not record the
-        stack, or only its own frames. `rank` is None for the lines of a log that do not name a rank.
+        It is the innermost frame of the program, which may lie in site-packages, or of a library if there is none. None
+        if torch did not record the stack, or only its own frames. `rank` is None for lines that do not name a rank.
         """
         frames = [frame for frame in self._frames.get(rank, []) if _TORCH_FOLDER not in frame["file"]]
-        program_frames = [frame for frame in frames if not any(folder in frame["file"] for folder in _LIBRARY_FOLDERS)]
-        candidates = program_frames or frames
-        if not candidates:
+        own_frames = [frame for frame in frames if not _STARTER.search(frame["file"])]
+        if not frames:
             return None
-        innermost = candidates[0]
+        packages = [_get_package(frame) for frame in own_frames]
+        innermost = frames[0]
+        if packages:
+            # If all frames are those of installed packages, the outermost one is the program's.
+            program = "" if "" in packages else packages[-1]
+            innermost = own_frames[packages.index(program)]
         file_name = innermost["file"].rsplit("/", 1)[-1]
         return f"{file_name}:{innermost['line']} in {innermost['function']}"
 
@@ -220,6 +231,12 @@ def explain_timeout(first_line: RankLine, lines: Iterable[RankLine]) -> TimeoutE
         names = _format_ranks(reports.missing_ranks, reports.nodes)
         return TimeoutExplanation(f"{summary}: {names} did not join it, so look there", retry=True)
     return _compare_ranks(summary, awaited, reports) if awaited else None
+
+
+def _get_package(frame: re.Match[str]) -> str:
+    """The installed package of a frame; empty for code that is not installed."""
+    match = _LIBRARY_FOLDER.search(frame["file"])
+    return match["package"] if match else ""
 
 
 def _find_any_timeout(rank: int | None, reports: _TimeoutReports) -> _Timeout | None:

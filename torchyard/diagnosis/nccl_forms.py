@@ -29,6 +29,8 @@ CHANNEL = re.compile(
 )
 DEVICE_LIST = re.compile(rf"NET/(?P<transport>{_TRANSPORT}) ?: Using (?P<devices>.*)")
 HCA = re.compile(r"\[(\d+)\] ?([\w.+-]{1,200}):\d+/(IB|RoCE)(?![A-Za-z])")
+# Each physical device, which NCCL 2.26 and newer describe while they search: virtual devices have no link layer.
+PHYSICAL_DEVICE = re.compile(r"NET/IB ?: \[\d+\] ?([\w.+-]{1,200}):[\w-]{1,60}:\d+/(IB|RoCE)(?![A-Za-z])")
 MERGED_DEVICE = re.compile(r"\[(\d+)\]=\{([^}]*)")
 DEVICE_LIST_END = re.compile(r"\[RO\]|; OOB")
 NIC = re.compile(r"\[(\d+)\] ?([\w.@-]{1,64}):[\w.:%@-]{1,64}<\d+>")
@@ -58,7 +60,7 @@ KEY_PHRASES = {
     b"anks ": re.compile(rb"anks \d+(?: nNodes \d+)?"),
     b"Using ": re.compile(b"Using " + _REST_OF_LINE),
 }
-_STARTUP_NEEDLES = (b"NET plugin ", b"CCL version", b"Made virtual", b"for HCA ", b"Selected ", b"Failed to open lib")
+_STARTUP_NEEDLES = (b"NET plugin ", b"NET/IB: [", b"NET/IB : [", b"CCL version", b"Made virtual", b"for HCA ", b"Selected ", b"Failed to open lib")
 _HINT_NEEDLES = (b"NCCL_IB_DISABLE set", b"NCCL_NET set", b": No device found", b"No eligible providers")
 # Printed only while processes start, which is also when they print key phrases: a large block without new key phrases
 # is not searched for these.

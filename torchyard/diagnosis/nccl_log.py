@@ -44,6 +44,7 @@ class _Host:
         self.line_count = 0
         self.hcas: Devices = {}
         self.virtual_devices: Devices = {}
+        self.physical_links: dict[str, str] = {}  # link layer by device name
         self.nics: dict[str, Devices] = {}  # by transport
         self.provider = ""  # libfabric's
         self.hints: dict[str, None] = {}  # why it may use TCP: keys of `forms.HINTS`
@@ -60,10 +61,11 @@ class _Host:
         return names
 
     def get_link_layers(self) -> dict[str, str]:
-        """The link layer of each RDMA device; "" if no list contains it."""
+        """The link layer of each RDMA device; "" if it is not known."""
         link_layers: dict[str, str] = {}
         for layers in self.hcas.values():
-            link_layers |= layers
+            for name, layer in layers.items():
+                link_layers[name] = layer or self.physical_links.get(name, "")
         return link_layers
 
 
@@ -152,6 +154,8 @@ class NcclLogReader:
             self._process_channel(host, match, line)
         elif "Using" in message or "NET plugin" in message:
             self._process_choice(host, message)
+        elif match := forms.PHYSICAL_DEVICE.search(message):
+            host.physical_links[match[1]] = match[2]
         elif match := forms.VIRTUAL_DEVICE.search(message):
             host.virtual_devices.setdefault(int(match[1]), {})[match[2]] = ""
         elif match := forms.GDR_DEVICE.search(message):
@@ -318,7 +322,7 @@ def _build_node_fabric(name: str, host: _Host, hosts: Mapping[str, _Host]) -> No
             gdr_values.add("yes" if channel.has_gdr else "no")
     is_tcp = bool(channels) and all(channel.transport in _TCP_TRANSPORTS for channel in channels)
 
-    layer_by_device = device_list.get_link_layers()
+    layer_by_device = device_list.physical_links | device_list.get_link_layers()
     link_layers = [layer_by_device[device] for device in used_devices if layer_by_device.get(device)]
     if not link_layers:
         link_layers = [layer for layer in layer_by_device.values() if layer]

@@ -29,7 +29,7 @@ from torchyard.diagnosis.pod_facts import (
     to_number,
     to_text,
 )
-from torchyard.diagnosis.pod_reasons import find_pod_failure
+from torchyard.diagnosis.pod_reasons import find_pod_failure, quote_reason
 from torchyard.diagnosis.queues.kueue import read_suspended_job
 from torchyard.diagnosis.queues.podgroup import read_pod_group
 from torchyard.diagnosis.queues.queue import Queue, describe_queue
@@ -216,7 +216,7 @@ def _diagnose_events(context: _Context, events: list[Any], rule: PodRule) -> Dia
     has_persisted = context.observed.observed_at - get_first_seen(first_event) >= rule.patience_s
 
     node = _find_event_node(plan, first_event)
-    quote = f"{to_text(first_event.get('reason'))}: {shorten_message(first_event.get('message'))}"
+    quote = quote_reason(to_text(first_event.get("reason")), shorten_message(first_event.get("message")))
     sentence = f"{node or plan.job}: {rule.description} ({quote})"
     failure = Failure(cause=rule.cause, sentence=sentence, node=node, retry=rule.retry)
     return _diagnose(failure, is_final=has_persisted and blocked_count > _count_spare_pods(plan))

@@ -146,17 +146,19 @@ def build_failure(pods: Pods, problems: Sequence[PodProblem]) -> Failure:
     node_name = get_node_name(pod)
     if rule.cause in _NODE_CAUSES and node_name:
         subject += f" on {node_name}"
-    quote = oldest.reason.reason
-    message = re.sub(r"\s+", " ", oldest.reason.message)[:MAX_MESSAGE_CHARS]
-    if message:
-        quote += f": {message}"
     return Failure(
         cause=rule.cause,
-        sentence=f"{subject}: {rule.description} ({quote})",
+        sentence=f"{subject}: {rule.description} ({quote_reason(oldest.reason.reason, oldest.reason.message)})",
         node=oldest.node,
         retry=rule.retry,
         exit_code=get_pod_exit_code(pod),
     )
+
+
+def quote_reason(reason: str, message: str) -> str:
+    """`Reason: message` in one line; a message may be empty, or only a line end."""
+    short_message = re.sub(r"\s+", " ", message).strip()[:MAX_MESSAGE_CHARS]
+    return f"{reason}: {short_message}" if short_message else reason
 
 
 def _is_harmless(pod: Mapping[str, Any], reason: PodReason) -> bool:

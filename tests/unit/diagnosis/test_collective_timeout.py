@@ -273,3 +273,26 @@ def test_line_that_called_the_collective_is_named() -> None:
     assert summary.startswith("waited 1,803 s for ALLREDUCE number 9 of 4,096 elements (train.py:210 in step) until")
     library, _ = explain((0, [watchdog(0)[0], *stack[:3], "other", stack[3]]))
     assert "(operations.py:711 in reduce)" in library
+
+
+def test_line_of_an_installed_program_is_named() -> None:
+    """A program that lies in site-packages is the package of the outermost frame, not the library that it calls."""
+    stack = [
+        "[rank0]:[E508 07:35:59.440171617 ProcessGroupNCCL.cpp:733] Stack trace of the failed collective: ",
+        "#0 all_reduce from /usr/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3174",
+        "#1 reduce from /usr/lib/python3.12/site-packages/accelerate/utils/operations.py:711",
+        "#2 step from /usr/lib/python3.12/site-packages/mytrainer/loop.py:88",
+        "#3 main from /usr/lib/python3.12/site-packages/mytrainer/cli.py:12",
+        "#4 <module> from /usr/local/bin/mytrainer:8",
+    ]
+    summary, _ = explain((0, [watchdog(0)[0], *stack]))
+    assert "(loop.py:88 in step)" in summary
+
+
+def test_rank_without_a_line_is_missing() -> None:
+    """torchrun's line about the ranks of a node names those that have printed nothing about the timeout."""
+    ranks = [(None, ["I1121 api.py:553]   global_ranks=[0, 1, 2, 3]"]), *((rank, watchdog(rank)) for rank in (0, 1, 3))]
+    lines = [RankLine("node-0", rank, text) for rank, texts in ranks for text in texts]
+    explanation = explain_timeout(lines[1], lines)
+    assert explanation
+    assert explanation.description.endswith(": rank 2 on node-0 did not wait for it, so look there")

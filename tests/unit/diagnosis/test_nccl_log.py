@@ -166,6 +166,21 @@ def test_merged_devices_are_named_one_by_one() -> None:
     assert parse_nccl_log(lines).nodes[0].used == ("mlx5_0", "mlx5_1")
 
 
+def test_link_layer_of_a_virtual_device_is_that_of_its_physical_ones() -> None:
+    """NCCL 2.26 makes a virtual device of each physical one, without a link layer: RoCE stays RoCE."""
+    lines = [
+        format_line("a", 0, "NET/IB: [0] mlx5_0:uverbs0:1/RoCE provider=Mlx5 speed=400000 pciPath=/sys/devices ar=0"),
+        format_line("a", 0, "NET/IB : Made virtual device [0] name=mlx5_0 speed=400000 ndevs=1"),
+        format_line("a", 0, "NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'"),
+        format_line("a", 0, "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA"),
+    ]
+    reading = parse_nccl_log(lines)
+    assert (reading.transport, reading.nodes[0].links) == ("roce", ("RoCE",))
+    reader = NcclLogReader()
+    reader.process_block("a", "".join(f"{line}\n" for line in lines).encode())
+    assert reader.build_reading().transport == "roce"
+
+
 NETWORKS = {
     "mnnvl": ["Channel 00/0 : 4[0] -> 3[3] via P2P/MNNVL"],
     "intra-node-only": ["comm 0x1 rank 0 nRanks 8 nNodes 1 localRanks 8", "Using network IB"],

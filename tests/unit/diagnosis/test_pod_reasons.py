@@ -23,6 +23,7 @@ PULLS = {
     "unexpected status from HEAD request to https://r/v2/a/manifests/1: 503 Service Unavailable": ("image-pull", True),
     "pull access denied, repository does not exist or may require authorization": ("image-pull", False),
     "r/a:1: not found": ("image-pull", False),
+    "UNAUTHORIZED: authentication timed out; unexpected EOF": ("image-pull", False),
     "something new": ("image-pull", False),
 }
 
@@ -55,3 +56,10 @@ def test_pod_that_its_node_refuses_is_explained(reason: str, cause: str) -> None
     assert failure
     assert (failure.cause, failure.retry) == (cause, True)
     assert f"({reason}: Pod was rejected)" in failure.sentence
+
+
+@pytest.mark.parametrize("message", ["", "\n", " \t"])
+def test_reason_without_a_message_is_quoted_alone(message: str) -> None:
+    """A container's message may be empty, or only a line end."""
+    assert pod_reasons.quote_reason("OOMKilled", message) == "OOMKilled"
+    assert pod_reasons.quote_reason("OOMKilled", f"{message}too much\n") == "OOMKilled: too much"

@@ -96,10 +96,13 @@ POD_RULES = {
 # Messages of containerd and CRI-O about an image that could not be pulled.
 PULL_RULES = (
     (
+        r"denied|(?i:unauthorized)|no basic auth|authentication required|\b401\b|\b403\b",
+        _IMAGE_REFUSED,
+    ),
+    (
         r"no such host|dial tcp|connection re(?:fused|set)|timed? ?out|EOF|50[0234] |429 |toomanyrequests",
         _REGISTRY_UNREACHABLE,
     ),
-    (r"denied|[Uu]nauthorized|no basic auth|authentication required|401 |403 ", _IMAGE_REFUSED),
     (r"not found|manifest unknown|does not exist|404 ", _IMAGE_NOT_FOUND),
 )
 # States of Run:ai, in addition to those of Kubernetes.
