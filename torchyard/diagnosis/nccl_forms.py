@@ -60,7 +60,16 @@ KEY_PHRASES = {
     b"anks ": re.compile(rb"anks \d+(?: nNodes \d+)?"),
     b"Using ": re.compile(b"Using " + _REST_OF_LINE),
 }
-_STARTUP_NEEDLES = (b"NET plugin ", b"NET/IB: [", b"NET/IB : [", b"CCL version", b"Made virtual", b"for HCA ", b"Selected ", b"Failed to open lib")
+_STARTUP_NEEDLES = (
+    b"NET plugin ",
+    b"NET/IB: [",
+    b"NET/IB : [",
+    b"CCL version",
+    b"Made virtual",
+    b"for HCA ",
+    b"Selected ",
+    b"Failed to open lib",
+)
 _HINT_NEEDLES = (b"NCCL_IB_DISABLE set", b"NCCL_NET set", b": No device found", b"No eligible providers")
 # Printed only while processes start, which is also when they print key phrases: a large block without new key phrases
 # is not searched for these.
