@@ -154,7 +154,20 @@ class NcclLogReader:
             self._process_channel(host, match, line)
         elif "Using" in message or "NET plugin" in message:
             self._process_choice(host, message)
-        elif match := forms.PHYSICAL_DEVICE.search(message):
+        else:
+            self._process_device(host, message)
+        for name, hint in forms.HINTS.items():
+            if hint.search(message):
+                host.hints[name] = None
+        if match := forms.RANK_COUNT.search(message):
+            self._rank_count = max(self._rank_count, int(match[1]))
+            node_count = forms.NODE_COUNT.search(message)
+            if node_count:
+                self._node_count = max(self._node_count, int(node_count[1]))
+
+    def _process_device(self, host: _Host, message: str) -> None:
+        """Read a message about one device."""
+        if match := forms.PHYSICAL_DEVICE.search(message):
             host.physical_links[match[1]] = match[2]
         elif match := forms.VIRTUAL_DEVICE.search(message):
             host.virtual_devices.setdefault(int(match[1]), {})[match[2]] = ""
@@ -165,14 +178,6 @@ class NcclLogReader:
             devices.setdefault(int(match[2]), {}).setdefault(match[3], "")
         elif match := forms.PROVIDER.search(message):
             host.provider = match[1]
-        for name, hint in forms.HINTS.items():
-            if hint.search(message):
-                host.hints[name] = None
-        if match := forms.RANK_COUNT.search(message):
-            self._rank_count = max(self._rank_count, int(match[1]))
-            node_count = forms.NODE_COUNT.search(message)
-            if node_count:
-                self._node_count = max(self._node_count, int(node_count[1]))
 
     def _process_channel(self, host: _Host, channel: re.Match[str], line: str) -> None:
         transport = channel["transport"]

@@ -144,12 +144,15 @@ class ProcessSymptoms:
         return self._lines[-1].timestamp - shown_at > _MAX_LAST_WORDS_S
 
     def _has_progress_after(self, symptom: Symptom, minimum: int) -> bool:
-        """Whether at least `minimum` lines of progress follow, or progress for a minute."""
+        """Whether at least `minimum` lines of progress follow, or progress for a minute.
+
+        In a log without times the order decides, except that a traceback is survived only if time has passed.
+        """
         later = self._progress[bisect_right(self._progress, symptom.end) :]
         if not later:
             return False
         duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
-        is_later = duration_s > _MIN_DELAY_S or not self._has_times
+        is_later = duration_s > _MIN_DELAY_S or not (self._has_times or symptom.has_traceback)
         return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
 
 

@@ -5,7 +5,7 @@ from collections.abc import Set
 from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis.fabric import evaluate_fabric
-from torchyard.diagnosis.hang.last_wait import describe_last_wait
+from torchyard.diagnosis.hang.last_wait import describe_last_collective, describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
@@ -43,7 +43,7 @@ def collect(plan: Plan, outcome: Outcome) -> Collected:
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
     if failure and not outcome.hang:
-        failure = _add_last_wait(failure, scan.records)
+        failure = _add_last_record(failure, scan.records)
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
@@ -173,14 +173,17 @@ def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
     return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail(logs, node))
 
 
-def _add_last_wait(failure: Failure, records: BlackBox) -> Failure:
-    """Add to the sentence which rank the one that failed first was waiting for, if it was."""
+def _add_last_record(failure: Failure, records: BlackBox) -> Failure:
+    """Add to the sentence what the rank that failed first waited for, or after which collective it ended with 0."""
     if failure.rank is None:
         return failure
-    last_wait = describe_last_wait(failure.rank, records.latest)
-    if not last_wait:
+    if failure.cause is ProgramCause.ENDED_EARLY:
+        clause = describe_last_collective(failure.rank, records.latest)
+    else:
+        clause = describe_last_wait(failure.rank, records.latest)
+    if not clause:
         return failure
-    return failure.model_copy(update={"sentence": f"{failure.sentence}; {last_wait}"})
+    return failure.model_copy(update={"sentence": f"{failure.sentence.removesuffix('.')}; {clause}."})
 
 
 def _read_tail(logs: LogTails, node: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a rank waited for when its process ended, by the last records of all ranks."""
+"""What a rank did last before its process ended, by the last records of all ranks."""
 
 from collections.abc import Mapping
 
@@ -31,3 +31,18 @@ def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str | No
             collective = f"collective number {progress.enqueued:,} of {group}"
             return f"it had waited {record.stalled_s:.0f} s for {describe_ranks(missing)} in {collective}"
     return None
+
+
+def describe_last_collective(rank: int, records: Mapping[int, RankRecord]) -> str | None:
+    """Describe in which collective a rank took part last, if others began more; None if its record does not show it.
+
+    `its last collective was number 22 of the default group, of which others began 23`. `records`: the latest of each
+    rank.
+    """
+    if rank not in records:
+        return None
+    last = count_enqueued(records[rank], DEFAULT_GROUP)
+    most = max(count_enqueued(record, DEFAULT_GROUP) for record in records.values())
+    if last >= most:
+        return None
+    return f"its last collective was number {last:,} of the default group, of which others began {most:,}"

@@ -171,8 +171,9 @@ FABRIC_RULES = (
         cause=FabricCause.NCCL_NO_INTERFACE,
         symptom="tried to reach a peer at 127.0.1.1, which every host is to itself ({evidence})",
         patterns=(
-            r"(?i:gloo|connect|SO_ERROR|refused|pair\.cc).{0,200}\b127\.0\.1\.1\b",
-            r"\b127\.0\.1\.1\b.{0,80}refused",
+            r"connect \[127\.0\.1\.1\]",
+            r"127\.0\.1\.1\b.{0,80}[Cc]onnection refused",
+            r"connectFullMesh failed .{0,200}127\.0\.1\.1\b",
         ),
         own_advice="set GLOO_SOCKET_IFNAME, or remove the host's name from the line of 127.0.1.1 in /etc/hosts",
     ),

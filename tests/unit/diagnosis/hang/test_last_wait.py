@@ -1,9 +1,9 @@
-"""describe_last_wait: what a rank waited for when it died."""
+"""What a rank waited for when it died, and its last collective."""
 
 import pytest
 
 from tests.builders.rank_records import build_record, build_waiting_record, index_by_rank
-from torchyard.diagnosis.hang.last_wait import describe_last_wait
+from torchyard.diagnosis.hang.last_wait import describe_last_collective, describe_last_wait
 from torchyard.model.hang import GroupProgress, RankRecord
 
 
@@ -35,3 +35,13 @@ def test_missing_records_show_no_wait() -> None:
     """Without a record of the rank, or of one that had not called, no wait is known."""
     assert describe_last_wait(7, index_by_rank(died(0))) is None
     assert describe_last_wait(0, index_by_rank(died(0), died(1))) is None
+
+
+def test_rank_that_left_early_has_a_last_collective() -> None:
+    """A rank that ended after fewer collectives than others is described by both numbers; one that did all is not."""
+    early = build_record(3, kind="end", groups={"0": GroupProgress(enqueued=4, completed=4)})
+    records = index_by_rank(died(0), early)
+    sentence = "its last collective was number 4 of the default group, of which others began 6"
+    assert describe_last_collective(3, records) == sentence
+    assert describe_last_collective(0, records) is None
+    assert describe_last_collective(7, records) is None
