@@ -17,9 +17,11 @@ from pathlib import Path
 
 from tests.hang.cells import NAMES, RANKS, ROOT_ONLY, Cell, list_cells
 from tests.hang.figures import HEADER, Row, evaluate_row, render_kinds, summarize
+from tests.hang.frameworks import find_missing_program
 from tests.hang.places import find_missing_permission
 from tests.hang.trial import Settings, Trial, read_cell, read_truth, replay_cell
 from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigterm
+from torchyard.common.log import get_log
 
 
 class HangMatrix(Matrix[Cell, Row]):
@@ -63,11 +65,15 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def list_playable_cells(args: argparse.Namespace) -> list[Cell]:
-    """The cells of these classes, without those that need root if this process does not have it."""
+    """The cells of these classes, without those that this machine, or its Python, cannot play."""
     missing = find_missing_permission()
-    names = [name for name in args.classes if not missing or name not in ROOT_ONLY]
-    if len(names) < len(args.classes):
-        print(f"without {' and '.join(ROOT_ONLY)}: this machine {missing}")
+    names = []
+    for name in args.classes:
+        reason = missing if name in ROOT_ONLY else find_missing_program(name, args.python)
+        if reason:
+            print(f"without {name}: {reason}")
+        else:
+            names.append(name)
     return list_cells(names, range(args.first_seed, args.first_seed + args.seeds), args.ranks)
 
 
@@ -82,6 +88,7 @@ def main(argv: list[str]) -> int:
         print("\n".join(str(cell) for cell in cells))
         return 0
     exit_on_sigterm()
+    get_log().setLevel("ERROR")  # the monitors' warnings are in the rows
     folder = args.judge or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
     matrix = HangMatrix(folder, Settings(args.healthy_seconds, args.python), len(cells))
     print(f"{len(cells)} cells in {matrix.folder}\n{HEADER}", flush=True)

@@ -14,7 +14,7 @@ HANGS: dict[str, tuple[HangClass, ...]] = {
     "swallowed": ("missing-rank",),
     "loader": ("data-loader",),
     "loader-queue": ("data-loader", "missing-rank"),
-    "gil": ("gil",),
+    "gil": ("gil", "compute"),
     "groups": ("deadlock-between-groups",),
     "size": ("collective-mismatch",),
     "operation": ("collective-mismatch",),
@@ -25,13 +25,48 @@ HANGS: dict[str, tuple[HangClass, ...]] = {
     "exit": ("missing-rank",),
     "outside": ("all-waiting-outside",),
     "compute": ("compute",),
+    "broadcast": ("collective-mismatch",),
+    "new-group": ("collective-mismatch", "missing-rank"),
+    "slow-start": ("missing-rank",),
+    "in-thread": ("missing-rank",),
+    "before-torch": ("missing-rank",),
+    "silent-node": ("missing-rank",),
+    "lock-beside-thread": ("missing-rank",),
+    "spin": ("missing-rank", "compute"),
+    "poll": ("missing-rank",),
+    "child": ("missing-rank",),
+    "child-output": ("missing-rank",),
+    "file-lock": ("missing-rank", "storage"),
+    "file-lock-blocking": ("missing-rank", "storage"),
+    "pipe": ("storage", "missing-rank"),
+    "silent-server": ("network",),
+    "http": ("network",),
+    "queue": ("missing-rank",),
+    "condition": ("missing-rank",),
+    "event-loop": ("missing-rank",),
+    "pool": ("missing-rank",),
+    "child-join": ("missing-rank",),
+    "semaphore": ("missing-rank",),
+    "failed-thread": ("missing-rank",),
+    "freezer": ("stopped",),
+    "hook": ("missing-rank",),
 }
 STRAGGLERS = ("slow", "throttled")
-REPORTED_LATE = ("compute",)  # reported only after five minutes, because an evaluation looks like it
-STYLES = ("plain", "checkpoint", "evaluation", "uneven", "compile", "slow-loader", "download")
-ROOT_ONLY = ("full-disk", "network", "throttled")  # need root: a small file system, network namespaces, a CPU quota
+# Reported only after minutes, because an evaluation looks like it, because a healthy rank is silent for a minute, or
+# because the other ranks first import torch.
+REPORTED_LATE = ("compute", "spin", "silent-node", "before-torch")
+STYLES = (
+    *("plain", "uneven", "compile", "slow-loader"),
+    *("checkpoint", "evaluation", "download", "evaluate-download", "remote-poll", "save", "child-process"),
+    *("short-children", "process-pool", "thread-pool", "json", "pickle", "regex", "sort", "garbage", "svd", "hash"),
+    *("archive", "database", "mapped-file", "back-off"),
+    *("ddp", "ddp-workers", "ddp-accumulate", "ddp-evaluate", "fsdp", "distributed-save", "torch-compile"),
+    *("background-save", "thread-training", "subgroups", "pipeline", "objects", "prepare-once", "normal-end"),
+    *("accelerate", "lightning", "transformers"),
+)
+ROOT_ONLY = ("full-disk", "network", "throttled", "freezer")  # a small file system, network namespaces, control groups
 NAMES = (*HANGS, *STRAGGLERS, *STYLES)
-_WITHOUT_LINE = ("sigstop", "network", "outside")
+_WITHOUT_LINE = ("sigstop", "network", "outside", "silent-node", "freezer")
 _NETWORK_NODES = 3  # of two nodes, either one may be the isolated one
 
 
@@ -49,6 +84,11 @@ class Cell(NamedTuple):
     @property
     def is_hang(self) -> bool:
         return self.name in HANGS
+
+    @property
+    def is_reported_late(self) -> bool:
+        """Whether the rank works, as far as can be measured: half of the cells of `gil` burn a processor."""
+        return self.name in REPORTED_LATE or (self.name == "gil" and self.seed % 2 == 0)
 
     @property
     def culprit(self) -> int:
@@ -95,7 +135,9 @@ def get_expected_verdict(cell: Cell) -> ExpectedVerdict:
         allowed_ranks = all_ranks  # of all ranks, one differs from all others
     elif cell.name == "recv" and cell.seed % 2:
         allowed_ranks = all_ranks  # its partner waits for all ranks, among them the culprit
-    elif cell.name == "network":
+    elif cell.name in ("broadcast", "new-group"):
+        allowed_ranks = all_ranks
+    elif cell.name in ("network", "silent-node"):
         isolated_node = cell.get_node(culprit)
         required_ranks = frozenset()
         allowed_ranks = frozenset(rank for rank in all_ranks if cell.get_node(rank) == isolated_node)
@@ -126,7 +168,7 @@ def list_cells(names: Sequence[str], seeds: Sequence[int], ranks: Sequence[int])
 
 
 def _count_nodes(name: str, seed: int, rank_count: int) -> int:
-    if name == "network":
+    if name in ("network", "silent-node"):
         return _NETWORK_NODES
     if seed % 3 != 1:
         return 1

@@ -1,6 +1,6 @@
 """A training in which one rank has a fault: `--fault CLASS --rank R --step S --seed N`.
 
-The instant before a fault begins, its rank writes the moment and the true lines to a file (training.tell).
+The instant before a fault begins, its rank writes the moment and the true lines to a file (truth.py).
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.hang.training import STEP_S, record_fault, start, train
+from tests.hang.training import STEP_S, start, train
+from tests.hang.truth import record_fault
+from tests.hang.waits import FOREVER_S, WAITS
 
-FOREVER_S = 100_000
 DISK_VARIABLE = "HANG_DISK"  # a small file system, for full-disk
 QUOTA_VARIABLE = "HANG_QUOTA"  # the list of processes of a group with a CPU quota, for throttled
+_SLOW_START_S = 15  # for slow-start
 WORK_S = 0.01  # of processor time in a step, for throttled
 
 
@@ -154,6 +157,33 @@ def operation(context: RankContext) -> None:
         dist.broadcast(ones, src=context.partner)
 
 
+def broadcast(context: RankContext) -> None:
+    """One rank, from which all others wait for data, waits for data from another one."""
+    ones = torch.ones(4096)
+    if context.is_culprit:
+        record_fault()
+        dist.broadcast(ones, src=context.partner)
+    else:
+        dist.broadcast(ones, src=context.culprit)
+
+
+def new_group(context: RankContext) -> None:
+    """One rank leaves another rank out of its list of members."""
+    ranks = list(range(context.world_size))
+    if context.is_culprit:
+        ranks.remove(context.partner)
+    group = dist.new_group(ranks)
+    ones = torch.ones(4096)
+    record_fault()
+    dist.all_reduce(ones, group=group)
+
+
+def first_step(context: RankContext) -> None:
+    """The rank sleeps after a training whose first step was slow."""
+    record_fault()
+    time.sleep(FOREVER_S)
+
+
 def recv(context: RankContext) -> None:
     """The rank receives a tensor that its partner never sends: the partner sleeps before it, or has no send."""
     if context.is_culprit and context.seed % 2 == 0:
@@ -210,6 +240,10 @@ def compute(_: RankContext) -> None:
         value = value * 48271 % 2147483647
 
 
+def run_wait(wait: Callable[[], None], context: RankContext) -> None:
+    wait()
+
+
 FAULTS: dict[str, Callable[[RankContext], None]] = {
     "sleep": sleep,
     "lock": lock,
@@ -227,9 +261,15 @@ FAULTS: dict[str, Callable[[RankContext], None]] = {
     "exit": exit_early,
     "outside": outside,
     "compute": compute,
+    "broadcast": broadcast,
+    "new-group": new_group,
+    "slow-start": first_step,
+    "in-thread": sleep,
 }
+for _name, _wait in WAITS.items():
+    FAULTS[_name] = partial(run_wait, _wait)
 ALL_RANK_FAULTS = ("outside",)  # faults of all ranks
-MULTI_RANK_FAULTS = ("groups", "recv")  # faults that concern other ranks than the culprit, too
+MULTI_RANK_FAULTS = ("groups", "recv", "broadcast", "new-group")  # faults that concern other ranks than the culprit
 
 
 def is_affected(fault: str, context: RankContext) -> bool:
@@ -240,7 +280,8 @@ def is_affected(fault: str, context: RankContext) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fault", choices=[*FAULTS, "slow", "throttled", "network"], required=True)
+    outer_faults = ("slow", "throttled", "network", "silent-node")  # those that the matrix, or the loop, injects
+    parser.add_argument("--fault", choices=[*FAULTS, *outer_faults], required=True)
     for name in ("rank", "step", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args()
@@ -254,7 +295,15 @@ def main() -> None:
     if args.fault == "throttled" and context.is_culprit:
         Path(os.environ[QUOTA_VARIABLE]).write_text(str(os.getpid()), encoding="utf-8")
     work_s = WORK_S if args.fault == "throttled" else 0
-    train(before_step, lambda: STEP_S * slowdown, work_s)
+    if args.fault == "slow-start":
+        time.sleep(_SLOW_START_S)
+        dist.all_reduce(torch.ones(4096))
+    if args.fault == "in-thread":
+        thread = threading.Thread(target=train, args=(before_step,))
+        thread.start()
+        thread.join()
+    else:
+        train(before_step, lambda: STEP_S * slowdown, work_s)
 
 
 if __name__ == "__main__":

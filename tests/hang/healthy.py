@@ -4,26 +4,19 @@ No hang may be reported.
 """
 
 import argparse
-import os
 import random
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
+from tests.hang.actions import ACTIONS, burn, compile_program
+from tests.hang.frameworks import FRAMEWORKS, OWN_SETUP
 from tests.hang.training import STEP_S, start, train
 
-SERVER_VARIABLE = "HANG_SERVER"  # port of a slow server on this machine
 _ACTION_INTERVAL_STEPS = 20  # steps between checkpoints, evaluations, downloads
-_CHUNK_BYTES = 1 << 20
-_MAX_FILE_BYTES = 256 << 20
 
 
 class SlowData(IterableDataset[torch.Tensor]):
@@ -36,42 +29,6 @@ class SlowData(IterableDataset[torch.Tensor]):
         while True:
             burn(self._rng.uniform(1, 3))
             yield torch.zeros(8)
-
-
-def burn(seconds: float) -> None:
-    """Compute for some seconds of wall-clock time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        sum(number * number for number in range(10_000))
-
-
-def write_checkpoint(seconds: float) -> None:
-    """Write and sync for some seconds, in a file that does not grow beyond a limit."""
-    deadline = time.monotonic() + seconds
-    chunk = os.urandom(_CHUNK_BYTES)
-    with tempfile.TemporaryFile() as file:
-        while time.monotonic() < deadline:
-            for _ in range(8):
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-            if file.tell() >= _MAX_FILE_BYTES:
-                file.seek(0)
-
-
-def compile_program(seconds: float) -> None:
-    """Compute in this process, then in a child, as a compiler does."""
-    burn(seconds / 2)
-    folder = Path(__file__).parents[2]
-    code = f"from tests.hang.healthy import burn; burn({seconds / 2})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)
-
-
-def download(_: float) -> None:
-    """Receive a file at about 200 kB/s for 10 s."""
-    with socket.create_connection(("127.0.0.1", int(os.environ[SERVER_VARIABLE]))) as connection:
-        while connection.recv(1 << 16):
-            pass
 
 
 def act_on_rank_zero(action: Callable[[float], None], seconds: tuple[float, float], rng: random.Random) -> None:
@@ -106,15 +63,29 @@ def step_unevenly(rng: random.Random) -> None:
     train(lambda _: None, lambda: rng.choice((STEP_S, rng.uniform(STEP_S, 2))))
 
 
+def step_plainly(seed: int, rng: random.Random) -> None:
+    train(lambda _: None)
+
+
+def run_framework(train_framework: Callable[[], None], seed: int, rng: random.Random) -> None:
+    torch.manual_seed(seed)
+    train_framework()
+
+
+def run_action(action: Callable[[float], None], seconds: tuple[float, float], seed: int, rng: random.Random) -> None:
+    act_on_rank_zero(action, seconds, rng)
+
+
 STYLES: dict[str, Callable[[int, random.Random], None]] = {
-    "plain": lambda seed, rng: train(lambda _: None),
-    "checkpoint": lambda seed, rng: act_on_rank_zero(write_checkpoint, (8, 15), rng),
-    "evaluation": lambda seed, rng: act_on_rank_zero(burn, (10, 20), rng),
+    "plain": step_plainly,
     "uneven": lambda seed, rng: step_unevenly(rng),
     "compile": lambda seed, rng: compile_first(seed),
     "slow-loader": lambda seed, rng: load_slowly(rng),
-    "download": lambda seed, rng: act_on_rank_zero(download, (10, 10), rng),
 }
+for _name, (_action, _seconds) in ACTIONS.items():
+    STYLES[_name] = partial(run_action, _action, _seconds)
+for _name, _train in FRAMEWORKS.items():
+    STYLES[_name] = partial(run_framework, _train)
 
 
 def main() -> None:
@@ -122,7 +93,10 @@ def main() -> None:
     parser.add_argument("--style", choices=STYLES, required=True)
     parser.add_argument("--seed", type=int, required=True)
     args = parser.parse_args()
-    rank, _ = start()
+    torch.set_num_threads(1)
+    rank = 0
+    if args.style not in OWN_SETUP:
+        rank, _ = start()
     STYLES[args.style](args.seed, random.Random(args.seed * 1000 + rank))
 
 

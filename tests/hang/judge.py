@@ -1,12 +1,14 @@
 """The verdicts of torchyard on a job's lines, live or in a replay."""
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
-from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
-from torchyard.diagnosis.hang.stragglers import find_straggler
-from torchyard.model.hang import Straggler
+from torchyard.model.hang import HangUpdate, Straggler
+from torchyard.model.plan import CommandPlan, HostScript, Process
+from torchyard.steps.hang_monitor import HangMonitor
 
 _CHECK_INTERVAL_S = 0.5
 
@@ -33,15 +35,31 @@ class VerdictRecorder:
     """Feeds a job's lines to torchyard, on the clock of the lines, and records every change of its verdict.
 
     Call `process_line` for each line in order of arrival, and `advance_to` while no line arrives. A check runs at each
-    half second of that clock. `straggler` is the last one that was found.
+    half second of that clock, by the monitor of a run with `on_hang: restart`. `straggler` is the last one that was
+    found; `restarted_at_s` is when the attempt would have been ended, in seconds since the cell's start, None if never.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
         self._box = BlackBox(lambda: self._now)
+        self._folder = tempfile.TemporaryDirectory(prefix="torchyard-hang-files-")
+        node = Process(
+            name="node-0",
+            script=HostScript(host="localhost", argv=()),
+            folder=self._folder.name,
+            log=str(Path(self._folder.name, "attempt-1", "node-0", "log")),
+            copies_log=False,
+            spec=None,
+            grace=0,
+        )
+        plan = CommandPlan(
+            launcher="baremetal", job="matrix", label="matrix", processes=(node,), on_hang="restart", requires=()
+        )
+        self._monitor = HangMonitor(plan, self._ignore_update, clock=lambda: self._now)
         self._last: tuple[object, ...] = ()
         self.verdicts: list[Verdict] = []
         self.straggler: Straggler | None = None
+        self.restarted_at_s: float | None = None
 
     def process_line(self, line: Line) -> None:
         self.advance_to(line.time_s)
@@ -54,14 +72,18 @@ class VerdictRecorder:
             self._check()
 
     def _check(self) -> None:
-        box = self._box
-        nodes = {rank: record.node for rank, record in box.latest.items()}
-        self.straggler = find_straggler(box.windows, nodes) or self.straggler
-        hang = detect_hang(box.latest, box.world, box.get_record_ages())
+        status = self._monitor.check(self._box)
+        if status and self.restarted_at_s is None:
+            self.restarted_at_s = self._now
+        self.straggler = self._monitor.straggler
+        hang = self._monitor.hang
         state = (hang.kind, hang.ranks, hang.location) if hang else ()
         if hang and state != self._last:
             self.verdicts.append(Verdict(self._now, hang.kind, hang.ranks, hang.location, hang.sentence))
         self._last = state
+
+    def _ignore_update(self, update: HangUpdate) -> None:
+        """The verdicts are read after each check."""
 
 
 def replay(lines: Iterable[Line]) -> VerdictRecorder:

@@ -1,4 +1,4 @@
-"""The environment of a cell's nodes: this machine or network namespaces, a full disk, a CPU quota, a slow server."""
+"""The environment of a cell's nodes: this machine or network namespaces, a full disk, control groups, a slow server."""
 
 import contextlib
 import os
@@ -120,6 +120,23 @@ def limit_cpu(name: str) -> Iterator[Path]:
             (group / "cpu.max").write_text(f"{_QUOTA_US} 100000")
         yield group / "cgroup.procs"
     finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@contextlib.contextmanager
+def create_freezer(name: str) -> Iterator[Path]:
+    """Yield the folder of a control group that a process can freeze."""
+    v1_root = _CGROUP_ROOT / "freezer"
+    group = (v1_root if v1_root.is_dir() else _CGROUP_ROOT) / name
+    group.mkdir(exist_ok=True)
+    try:
+        yield group
+    finally:
+        if v1_root.is_dir():
+            (group / "freezer.state").write_text("THAWED")
+        else:
+            (group / "cgroup.freeze").write_text("0")
         wait_until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
 

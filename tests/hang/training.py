@@ -1,18 +1,14 @@
-"""The loop of the matrix's programs: data-parallel steps with gloo, and a file with the true record of a fault."""
+"""The loop of the matrix's programs: data-parallel steps with gloo."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 STEP_S = 0.05
 _BUCKETS = (4096, 1024, 128)  # gradients of a step, each with a separate all_reduce
-TRUTH_VARIABLE = "HANG_TRUTH"
 
 
 def start() -> tuple[int, int]:
@@ -48,12 +44,3 @@ def forward(seconds: float, work_s: float) -> None:
         if time.process_time() >= work_until:
             break
     time.sleep(seconds)
-
-
-def record_fault(lines: int = 1) -> None:
-    """Record that the fault starts now, in the next `lines` lines of the caller."""
-    caller_frame = sys._getframe(1)  # documented, despite its name
-    first_line = caller_frame.f_lineno + 1
-    fault_record = {"at": time.time(), "rank": dist.get_rank(), "lines": list(range(first_line, first_line + lines))}
-    with Path(os.environ[TRUTH_VARIABLE]).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(fault_record) + "\n")

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -14,16 +15,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.chaos.world import kill_all
-from tests.hang.cells import REPORTED_LATE, STRAGGLERS, STYLES, Cell
+from tests.chaos.world import find_processes, kill_all
+from tests.hang.cells import STRAGGLERS, STYLES, Cell
 from tests.hang.figures import Truth
 from tests.hang.judge import Line, VerdictRecorder, replay
-from tests.hang.places import LoopbackNetwork, create_network, limit_cpu, mount_small_disk, serve_slowly
+from tests.hang.places import LoopbackNetwork, create_freezer, create_network, limit_cpu, mount_small_disk, serve_slowly
 from torchyard.common.project_root import ROOT
 from torchyard.host import black_box
 
 FOLDER_VARIABLE = "HANG_CELL"  # marks all processes of a cell
 _SITE = Path(black_box.__file__).parent / "site"
+_WITH_SERVER = ("download", "evaluate-download", "remote-poll")
 _STEP = '{"step": '
 _ARRIVAL_S = 120.0  # until the fault strikes
 _WATCHED_S = 25.0  # after the fault
@@ -56,7 +58,7 @@ class Trial:
         self._number = number
         self._settings = settings
         self._lines: queue.Queue[Line | None] = queue.Queue()
-        self._cut_at = 0.0
+        self._struck_at = 0.0
         self._torchruns: list[subprocess.Popen[str]] = []
 
     def play(self) -> None:
@@ -72,7 +74,9 @@ class Trial:
                 network = stack.enter_context(create_network(self._number, self.cell.nodes))
             elif self.cell.name == "full-disk":
                 extra_env["HANG_DISK"] = str(stack.enter_context(mount_small_disk(self.folder / "disk")))
-            elif self.cell.name == "download":
+            elif self.cell.name == "freezer":
+                extra_env["HANG_FREEZER"] = str(stack.enter_context(create_freezer(f"torchyard-hang-{self._number}")))
+            elif self.cell.name in _WITH_SERVER:
                 extra_env["HANG_SERVER"] = str(stack.enter_context(serve_slowly()))
             elif self.cell.name == "throttled":
                 extra_env["HANG_QUOTA"] = str(stack.enter_context(limit_cpu(f"torchyard-hang-{self._number}")))
@@ -116,6 +120,8 @@ class Trial:
         agent_options = f"--master-port {network.port} --nproc-per-node {cell.ranks // cell.nodes} --tee 3"
         if cell.name in STYLES:
             program = f"healthy.py --style {cell.name}"
+        elif cell.name == "before-torch":
+            program = f"stuck_start.py --rank {cell.culprit} --step 0"
         else:
             program = f"faults.py --fault {cell.name} --rank {cell.culprit} --step {cell.step}"
         return f"{torchrun} {agent_options} {ROOT}/tests/hang/{program} --seed {cell.seed}".split()
@@ -138,19 +144,27 @@ class Trial:
                     return  # a torchrun has ended, and with it the job
             if line:
                 first_line_s = first_line_s or line.time_s
-                self._cut_cable(network, line)
+                self._strike(network, line)
                 yield line
                 recorder.process_line(line)
             else:
                 recorder.advance_to(time.time() - self._started_at)
             deadline_s = self._find_end(first_line_s, recorder)
 
-    def _cut_cable(self, network: LoopbackNetwork, line: Line) -> None:
-        if self.cell.name == "network" and not self._cut_at and f"{_STEP}{self.cell.step}}}" in line.text:
-            self._cut_at = time.time()
-            network.isolate(self.cell.get_node(self.cell.culprit))
-            fault_record = {"at": self._cut_at, "rank": self.cell.culprit, "lines": []}
-            (self.folder / "truth.jsonl").write_text(json.dumps(fault_record) + "\n", encoding="utf-8")
+    def _strike(self, network: LoopbackNetwork, line: Line) -> None:
+        """Cut a node's cable, or stop all of its processes, at the step of the fault."""
+        is_due = f"{_STEP}{self.cell.step}}}" in line.text
+        if self.cell.name not in ("network", "silent-node") or self._struck_at or not is_due:
+            return
+        node = self.cell.get_node(self.cell.culprit)
+        self._struck_at = time.time()
+        if self.cell.name == "network":
+            network.isolate(node)
+        else:
+            for pid in find_processes(f"TORCHYARD_BLACK_BOX={self.folder}/records-{node}\0"):
+                os.kill(pid, signal.SIGSTOP)
+        fault_record = {"at": self._struck_at, "rank": self.cell.culprit, "lines": []}
+        (self.folder / "truth.jsonl").write_text(json.dumps(fault_record) + "\n", encoding="utf-8")
 
     def _find_end(self, first_line_s: float, recorder: VerdictRecorder) -> float:
         """The end of the watch by the current observations, in seconds since the cell's start."""
@@ -160,7 +174,7 @@ class Trial:
         truth = read_truth(self.folder)
         if not truth:
             return _ARRIVAL_S
-        end_s = truth.time_s + (_LONG_WATCHED_S if self.cell.name in REPORTED_LATE else _WATCHED_S)
+        end_s = truth.time_s + (_LONG_WATCHED_S if self.cell.is_reported_late else _WATCHED_S)
         return min(end_s, recorder.verdicts[-1].time_s + _AFTERWARDS_S) if recorder.verdicts else end_s
 
 

@@ -26,7 +26,7 @@ def build_recorder(*verdicts: Verdict) -> VerdictRecorder:
 
 def test_every_class_has_a_program() -> None:
     """Each hang but the network's is a fault of the program, and each healthy name is a style of it."""
-    assert set(HANGS) - {"network"} == set(FAULTS)
+    assert set(HANGS) - {"network", "silent-node", "before-torch"} == set(FAULTS)
     assert set(NAMES) - set(HANGS) - set(STRAGGLERS) == set(STYLES)
 
 
@@ -121,7 +121,7 @@ def test_unreported_hang_counts() -> None:
     )
     assert (figures.hangs, figures.others, figures.ranks, figures.median_s) == (2, 1, 0.5, 3.0)
     assert math.isinf(figures.p95_s)
-    assert "reported, p95 <= 15 s" in figures.list_misses()
+    assert "reported, p95 <= 20 s" in figures.list_misses()
 
 
 def test_each_class_of_hang_has_its_own_line() -> None:
