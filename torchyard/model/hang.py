@@ -139,6 +139,9 @@ class Hang(FrozenModel):
     proven_s: float = Field(
         0.0, description="seconds for which measurements prove that it makes no progress: only then it may end the job"
     )
+    is_polling: bool = Field(
+        False, description="a rank that causes it polls, so that it may wait for work that is done elsewhere"
+    )
     rank_groups: tuple[RankGroup, ...] = ()
     evidence: tuple[str, ...] = Field((), description="facts that prove it, one sentence each")
 

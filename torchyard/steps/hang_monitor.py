@@ -66,7 +66,7 @@ class HangMonitor:
         self._publish(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
         if self.hang is None or not is_certain or self._plan.on_hang == "report":
             return None
-        is_proven = self.hang.proven_s >= max(get_proof_limit_s(self.hang.kind), limit_s)
+        is_proven = self.hang.proven_s >= max(get_proof_limit_s(self.hang), limit_s)
         return self._build_failed_status(self.hang) if is_proven else None
 
     def _report_change(self, previous: Hang | None, box: BlackBox) -> None:

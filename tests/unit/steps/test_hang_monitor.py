@@ -114,6 +114,7 @@ def test_work_before_an_idle_moment_ends_no_job(scripted_job: ScriptedJob) -> No
         pytest.param({"idle_s": 0.0}, None, id="computes"),
         pytest.param({"wchan": "nfs_wait_bit_killable"}, 120, id="storage"),
         pytest.param({"wchan": "sk_wait_data"}, 300, id="another machine"),
+        pytest.param({"is_polling": True}, 300, id="polls"),
     ],
 )
 def test_job_ends_only_by_a_proof(scripted_job: ScriptedJob, fields: dict[str, Any], ends_after_s: int | None) -> None:

@@ -58,7 +58,31 @@ def find_call_groups(collective: PendingCollective, records: Mapping[int, RankRe
         key = (clean_operation(call.operation), sizes, dtypes, call.root, call.members)
         ranks_by_call.setdefault(key, []).append(rank)
     groups = [CallGroup(tuple(ranks), describe_call(calls[ranks[0]])) for ranks in ranks_by_call.values()]
-    return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
+    return tuple(sorted(groups, key=_get_group_order))
+
+
+def _get_group_order(group: CallGroup) -> tuple[int, tuple[int, ...]]:
+    return len(group.ranks), group.ranks
+
+
+def find_member_groups(
+    collective: PendingCollective, collectives: Sequence[PendingCollective], records: Mapping[int, RankRecord]
+) -> tuple[CallGroup, ...]:
+    """Return the ranks that wait in one call by the members that they gave its group, the fewest ranks first.
+
+    One or none: the members do not differ. Groups of one name without a common rank are different groups.
+    `collectives`: all, among them this one.
+    """
+    call_groups = []
+    for other in collectives:
+        is_same_call = (other.group, other.sequence) == (collective.group, collective.sequence) and other.sequence > 0
+        has_own_members = other is collective or other.members != collective.members
+        if is_same_call and has_own_members and other.members & collective.members:
+            ranks = tuple(sorted(other.waiting))
+            call = records[ranks[0]].pending
+            operation = clean_operation(call.operation) if call else "a collective"
+            call_groups.append(CallGroup(ranks, f"{operation} in a group of {describe_ranks(other.members)}"))
+    return tuple(sorted(call_groups, key=_get_group_order))
 
 
 def find_completed_ranks(collective: PendingCollective, records: Mapping[int, RankRecord]) -> frozenset[int]:

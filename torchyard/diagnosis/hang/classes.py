@@ -3,7 +3,9 @@
 import math
 from typing import NamedTuple, assert_never
 
-from torchyard.model.hang import FaultClass, HangClass
+from torchyard.model.hang import FaultClass, Hang, HangClass
+
+_ELSEWHERE_LIMIT_S = 300.0  # of what may wait for another machine
 
 
 class FaultFacts(NamedTuple):
@@ -43,11 +45,16 @@ def get_fault_facts(kind: FaultClass) -> FaultFacts:
     return facts
 
 
-def get_proof_limit_s(kind: HangClass) -> float:
+def get_proof_limit_s(hang: Hang) -> float:
     """For how many seconds a hang must be proven, without a break, before it may end the job; infinite: it never does.
 
     A file server that fails over, and another machine that works for this one, need minutes and show nothing here.
     """
+    limit_s = _get_class_limit_s(hang.kind)
+    return max(limit_s, _ELSEWHERE_LIMIT_S) if hang.is_polling else limit_s
+
+
+def _get_class_limit_s(kind: HangClass) -> float:
     match kind:
         case "missing-rank" | "stopped" | "gil" | "data-loader":
             return 30.0
@@ -56,7 +63,7 @@ def get_proof_limit_s(kind: HangClass) -> float:
         case "storage":
             return 120.0
         case "network":
-            return 300.0
+            return _ELSEWHERE_LIMIT_S
         case "compute":
             return math.inf
         case _:

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from torchyard.diagnosis.hang import messages
-from torchyard.diagnosis.hang.calls import find_call_groups, find_completed_ranks, find_network_fault
+from torchyard.diagnosis.hang.calls import (
+    find_call_groups,
+    find_completed_ranks,
+    find_member_groups,
+    find_network_fault,
+)
 from torchyard.diagnosis.hang.classes import get_fault_facts
 from torchyard.diagnosis.hang.missing_ranks import (
     ACTIVE_FLOOR_S,
@@ -79,12 +84,16 @@ def detect_hang(
         current[rank] = record if is_current else record.model_copy(update={"kind": "silent"})
     snapshot = _JobSnapshot(current, stalled, world, find_pending_collectives(current, stalled, world))
     hang = (
-        _detect_missing_ranks(snapshot)
+        _detect_different_groups(snapshot)
+        or _detect_missing_ranks(snapshot)
         or _detect_deadlock(snapshot)
         or _detect_stuck_collective(snapshot)
         or _detect_idle_job(snapshot)
     )
-    return hang.model_copy(update={"proven_s": _measure_proof(hang, current)}) if hang else None
+    if hang is None:
+        return None
+    is_polling = any(current[rank].is_polling for rank in hang.ranks if rank in current)
+    return hang.model_copy(update={"proven_s": _measure_proof(hang, current), "is_polling": is_polling})
 
 
 def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:
@@ -108,6 +117,22 @@ def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:
         else:
             proofs.append(record.idle_s)
     return min(proofs)
+
+
+# --- ranks whose groups differ
+
+
+def _detect_different_groups(snapshot: _JobSnapshot) -> Hang | None:
+    """The hang of ranks that wait in groups of one name and different members; None without such."""
+    for collective in snapshot.collectives:
+        call_groups = find_member_groups(collective, snapshot.collectives, snapshot.records)
+        waiting = frozenset(rank for call_group in call_groups for rank in call_group.ranks)
+        if len(call_groups) > 1 and _have_all_stalled(snapshot, waiting, FLOOR_S):
+            dependents = find_dependents(snapshot.collectives, waiting)
+            return messages.describe_mismatch(
+                collective._replace(waiting=waiting), call_groups, snapshot.records, dependents
+            )
+    return None
 
 
 # --- ranks that others wait for

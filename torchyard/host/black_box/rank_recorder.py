@@ -18,10 +18,10 @@ TICK_S = 0.25
 _STALLED_S = 1.0
 _STALL_FACTOR = 1.5
 WINDOW_S = 15.0  # over which waiting is averaged
-# Of the pauses at one place, the last ones are usual, and not the first one: it contains what is done only once.
+# Of the pauses in one line, the last ones are usual, and not the first one: it contains what is done only once.
 _REMEMBERED_PAUSES = 20
 _MIN_REPEATS = 3  # of a pause, after which the first one is forgotten
-_MAX_PLACES = 256
+_MAX_CODE_LINES = 256
 
 
 class RankRecorder:
@@ -43,8 +43,8 @@ class RankRecorder:
         self._inspected_stall_at = 0.0
         self._settled_groups: list[str] = []  # in this stall every call is complete, whatever torch counts
         self._group_names = torch_facts.GroupNames()
-        self._place: stacks.Place = ("", 0)  # where the program was at the last tick
-        self._pauses: Dict[stacks.Place, Deque[float]] = {}  # in seconds, by the place where the program stood
+        self._code_line: stacks.CodeLine = ("", 0)  # in which the program was at the last tick
+        self._pauses: Dict[stacks.CodeLine, Deque[float]] = {}  # in seconds, by the line in which the program stood
         self._training_thread = stacks.TrainingThread()
         self._waiting_ticks: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
         self._call_count: int | None = None  # collectives, as far as a tick has seen them; None: it has seen none
@@ -88,7 +88,7 @@ class RankRecorder:
                 self._remember_pause(now - self._last_progress_at)
             self._counts = counts
             self._last_progress_at = now
-        self._place = position.place
+        self._code_line = position.line
         is_waiting = any(enqueued > completed for enqueued, completed in counts.values())
         self._waiting_ticks.append(is_waiting)
         record: Json = dict(
@@ -114,17 +114,17 @@ class RankRecorder:
         return record
 
     def _remember_pause(self, pause_s: float) -> None:
-        """Add the pause that ended now to those of the place where the program stood."""
-        if self._place not in self._pauses and len(self._pauses) >= _MAX_PLACES:
+        """Add the pause that ended now to those of the line in which the program stood."""
+        if self._code_line not in self._pauses and len(self._pauses) >= _MAX_CODE_LINES:
             del self._pauses[next(iter(self._pauses))]
-        pauses = self._pauses.setdefault(self._place, deque(maxlen=_REMEMBERED_PAUSES))
+        pauses = self._pauses.setdefault(self._code_line, deque(maxlen=_REMEMBERED_PAUSES))
         pauses.append(pause_s)
         if len(pauses) == _MIN_REPEATS + 1:
             pauses.popleft()
 
     def _find_typical_pause(self) -> float:
-        """The longest of the usual pauses at the place where the program stands, in seconds; 0 at a new place."""
-        return max(self._pauses.get(self._place, ()), default=0.0)
+        """The longest of the usual pauses in the line in which the program stands, in seconds; 0 in a new one."""
+        return max(self._pauses.get(self._code_line, ()), default=0.0)
 
     def _find_pending(self, groups: dict[str, Json], call: Json | None) -> Json | None:
         """The call that the rank waits in, by torch's records and its stack (`call`); None if it waits in none."""

@@ -12,7 +12,7 @@ import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 Json = Any
-Place = Tuple[str, int]  # the file and the line
+CodeLine = Tuple[str, int]  # the file and the line
 _MAX_FRAMES = 24
 _MAX_SEARCHED_FRAMES = 100
 _COLLECTIVE_FILE = "distributed_c10d.py"
@@ -24,7 +24,7 @@ class Position(NamedTuple):
     """The thread that trains, by its number in the kernel, and the innermost line of the user's code in its stack."""
 
     thread: int
-    place: Place
+    line: CodeLine
 
 
 class Stack(NamedTuple):
@@ -55,7 +55,7 @@ class TrainingThread:
         """Where the thread that trains is now."""
         frames = _list_threads()
         thread = self._choose(frames)
-        return Position(thread.native_id or 0, _find_place(frames.get(thread.ident or 0)))
+        return Position(thread.native_id or 0, _find_code_line(frames.get(thread.ident or 0)))
 
     def read(self, find_call: Callable[[Iterable[Any]], Json]) -> Stack:
         """The stack of the thread that trains. `find_call` reads a call of torch.distributed from its frames."""
@@ -111,7 +111,7 @@ def _list_failed_frames() -> List[Json]:
     return frames
 
 
-def _find_place(frame: Any) -> Place:
+def _find_code_line(frame: Any) -> CodeLine:
     """The innermost line of the user's code, or else of any code."""
     for outer_frame in _iterate_frames(frame):
         if _is_user_code(outer_frame):

@@ -276,6 +276,33 @@ def test_new_groups_of_different_ranks_are_a_mismatch() -> None:
     )
 
 
+def test_group_with_other_members_is_a_mismatch() -> None:
+    """A rank whose group has the name, but not the members, of the others' group is named with both lists."""
+    records = []
+    for rank in range(4):
+        members = (0, 2, 3) if rank == 0 else (0, 1, 2, 3)
+        groups = {"1": GroupProgress(ranks=members, enqueued=1, completed=0)}
+        records.append(build_waiting_record(rank, groups=groups, pending=build_collective(sequence=1, group="1")))
+    hang = judge(index_by_rank(*records))
+    assert (hang.kind, hang.ranks) == ("collective-mismatch", (0,))
+    assert "rank 0 calls all_reduce in a group of ranks 0, 2-3 (train.py:40)" in hang.sentence
+
+
+def test_groups_of_one_name_without_a_common_rank_are_different() -> None:
+    """Pairs of ranks may have groups of one name: only a pair whose other rank is missing hangs."""
+    pairs = {0: (0, 1), 2: (2, 3), 3: (2, 3)}
+    records = [
+        build_waiting_record(
+            rank,
+            groups={"1": GroupProgress(ranks=members, enqueued=1, completed=0)},
+            pending=build_collective(sequence=1, group="1"),
+        )
+        for rank, members in pairs.items()
+    ]
+    other = build_record(1, groups={"1": GroupProgress(ranks=(0, 1), enqueued=0, completed=0)})
+    assert judge(index_by_rank(*records, other)).ranks == (1,)
+
+
 def test_all_inside_is_unknown() -> None:
     """If all ranks are in the same call and no data moves, no rank is to blame."""
     hang = judge(index_by_rank(*(build_waiting_record(rank, stalled_s=30.0) for rank in range(4))))

@@ -89,14 +89,14 @@ def test_typical_pause_is_the_longest_between_collectives(rank: ScriptedRank) ->
 
 def test_each_line_has_its_own_rhythm(rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses of an evaluation do not count in the steps, and those of the steps not in the evaluation."""
-    place = ("train.py", 40)
-    monkeypatch.setattr(TrainingThread, "locate", lambda _: Position(1, place))
+    line = ("train.py", 40)
+    monkeypatch.setattr(TrainingThread, "locate", lambda _: Position(1, line))
     rank.tick(1, 1, 1)
     rank.tick(0.5, 2, 2)
-    place = ("train.py", 90)
+    line = ("train.py", 90)
     assert rank.tick(0.5, 3, 3)["typical_pause_s"] == 0.0
     assert rank.tick(45, 4, 4)["typical_pause_s"] == 45.0
-    place = ("train.py", 40)
+    line = ("train.py", 40)
     assert rank.tick(1, 5, 5)["typical_pause_s"] == 0.5
 
 
