@@ -141,15 +141,83 @@ def test_retry_after_is_respected(jobs: Jobs, proxy: FaultProxy) -> None:
     assert (time.monotonic() - started_at >= 2, proxy.count_requests("/pods")) == (True, 2)
 
 
-@pytest.mark.parametrize(("substring", "status"), [("/jobs?", 403), ("/pods?", 403), ("/batch.volcano.sh/", 404)])
-def test_job_that_may_not_be_listed_is_not_taken_for_deleted(
-    jobs: Jobs, proxy: FaultProxy, substring: str, status: int
-) -> None:
-    """If the first list of the job or its pods is refused, or their kind is unknown, the watch raises that error."""
+@pytest.mark.parametrize("substring", ["/jobs?", "/pods?"])
+def test_job_that_may_not_be_listed_is_not_taken_for_deleted(jobs: Jobs, proxy: FaultProxy, substring: str) -> None:
+    """If the first list of the job or its pods is refused, the watch raises that error."""
     plan = jobs.start(proxy)
-    proxy.respond(substring, status, {"kind": "Status", "message": "injected"}, times=1000)
+    proxy.respond(substring, 403, {"kind": "Status", "message": "injected"}, times=1000)
     with pytest.raises(ClusterError, match="injected"), ClusterWatch(plan):
         pass
+
+
+# --- absence
+
+
+HIDDEN_NAMESPACE = {
+    "kind": "Status",
+    "apiVersion": "v1",
+    "status": "Failure",
+    "reason": "NotFound",
+    "message": "the namespace is hidden",
+    "details": {"name": "hidden", "kind": "namespaces"},
+    "code": 404,
+}
+EMPTY_LIST = {"kind": "JobList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
+
+
+@pytest.mark.parametrize(
+    ("substring", "body"),
+    [("", b"default backend - 404"), ("", {"kind": "Status", "code": 404}), ("/namespaces/", HIDDEN_NAMESPACE)],
+    ids=["a load balancer's page", "a Status without a reason", "a hidden namespace"],
+)
+@pytest.mark.parametrize("is_attached", [True, False], ids=["running", "attach"])
+def test_404_of_something_else_is_an_outage(
+    jobs: Jobs, proxy: FaultProxy, substring: str, body: Any, is_attached: bool
+) -> None:
+    """While a proxy answers 404, also for discovery, nothing is known to be gone, by an old watch or a new one."""
+    plan = jobs.start(proxy)
+
+    def hide() -> None:
+        proxy.respond(substring, 404, body, times=1000)
+        proxy.cut()
+
+    if not is_attached:
+        hide()
+        threading.Timer(6.0, proxy.repair).start()
+    with ClusterWatch(plan) as watch:
+        until(lambda: is_running(watch))
+        if is_attached:
+            hide()
+            until(watch.is_disconnected)
+            run_for(watch, 6.0)
+            assert read_kinds(watch) >= {"Job", "Pod"}
+            proxy.repair()
+        until(lambda: not watch.is_disconnected())
+        assert read_kinds(watch) >= {"Job", "Pod"}
+
+
+@pytest.mark.parametrize("is_attached", [True, False], ids=["running", "attach"])
+def test_empty_list_is_not_a_deletion(jobs: Jobs, proxy: FaultProxy, is_attached: bool) -> None:
+    """A job that one list lacks exists, because it is read by name."""
+    plan = jobs.start(proxy)
+    if not is_attached:
+        proxy.respond("/jobs?", 200, EMPTY_LIST)
+    with ClusterWatch(plan) as watch:
+        until(lambda: is_running(watch))
+        if is_attached:
+            proxy.respond("/jobs?", 503, {"kind": "Status"})
+            proxy.cut("/jobs?")
+            until(watch.is_disconnected)
+            proxy.respond("/jobs?", 200, EMPTY_LIST)
+            run_for(watch, 6.0)
+        assert "Job" in read_kinds(watch)
+
+
+def run_for(watch: ClusterWatch, duration_s: float) -> None:
+    """Poll a watch for a while."""
+    deadline = time.monotonic() + duration_s
+    while time.monotonic() < deadline:
+        watch.poll(timeout_s=0.05)
 
 
 # --- the messages in a run's log
@@ -167,7 +235,7 @@ def read_messages(caplog: pytest.LogCaptureFixture) -> ReadMessages:
     return poll
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("status", [401, 403])
 def test_refusal_is_logged_once_and_waited_out(
     jobs: Jobs, proxy: FaultProxy, read_messages: ReadMessages, status: int
 ) -> None:
@@ -214,16 +282,6 @@ def test_short_outage_is_not_logged(jobs: Jobs, proxy: FaultProxy, read_messages
         proxy.repair()
         until(lambda: not watch.is_disconnected())
         assert read_messages(watch) == []
-
-
-def test_kind_that_is_no_longer_served_has_no_job(jobs: Jobs, proxy: FaultProxy) -> None:
-    """If discovery and a list both report that a kind no longer exists, its objects do not exist either."""
-    plan = jobs.start(proxy)
-    with ClusterWatch(plan) as watch:
-        until(lambda: is_running(watch))
-        proxy.respond("/batch.volcano.sh/v1alpha1", 404, {"kind": "Status"}, times=1000)
-        proxy.cut("/jobs?")
-        until(lambda: "Job" not in read_kinds(watch))
 
 
 def test_server_that_has_just_started_is_not_believed(jobs: Jobs, proxy: FaultProxy) -> None:

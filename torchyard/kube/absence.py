@@ -6,8 +6,8 @@ server was ready in between (`Client.get`). There is no such Status for a kind t
 ready server must lack it, twice as well. Any other 404 is an outage, which is retried.
 """
 
-import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 CONFIRMATION_DELAY_S = 3.0  # seconds between the two readings that prove an absence
@@ -32,27 +32,17 @@ def parse_resource_path(path: str) -> ResourcePath | None:
     return ResourcePath(f"/{match['root']}", match["version"], match["plural"], match["name"] or "") if match else None
 
 
-def parse_status(text: str) -> dict[str, Any]:
-    """The Kubernetes Status that is the body of an error; empty if the body is something else."""
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    is_status = isinstance(body, dict) and body.get("kind") == "Status" and body.get("apiVersion") == "v1"
-    return body if is_status else {}
-
-
-def is_reported_absent(status: dict[str, Any], method: str, path: str) -> bool:
-    """Whether a Status of a request reports that its object does not exist or, for a POST, the object's namespace.
+def is_reported_absent(body: Mapping[str, Any], method: str, path: str) -> bool:
+    """Whether the body of a 404 is a Status which reports that the object does not exist or, for a POST, its namespace.
 
     The Status must name the object: another one in its place, such as a namespace that a proxy hides, does not count.
     """
-    if status.get("reason") != "NotFound":
+    if (body.get("kind"), body.get("apiVersion"), body.get("reason")) != ("Status", "v1", "NotFound"):
         return False
     if method == "POST":
         return True
     resource = parse_resource_path(path)
-    details = status.get("details")
+    details = body.get("details")
     if resource is None or not resource.name or not isinstance(details, dict):
         return False
     plural, _, _ = str(details.get("kind")).partition("/")  # a kubelet's is `pods/log`

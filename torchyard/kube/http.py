@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from torchyard.kube.absence import is_reported_absent, parse_status
+from torchyard.kube.absence import is_reported_absent
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, UnprovenNotFoundError, parse_retry_after
 from torchyard.model.errors import ClusterError, NotFoundError
 
@@ -122,10 +122,10 @@ def build_error(
     report of an absence is an UnprovenNotFoundError. `retry_after`: the header of that name.
     """
     text = body.decode(errors="replace")
-    kubernetes_status = parse_status(text)
-    message = str(kubernetes_status.get("message") or text[:500])
+    data = _parse_object(text)
+    message = str(data.get("message") or text[:500])
     if status == HTTPStatus.NOT_FOUND:
-        if is_reported_absent(kubernetes_status, request.method, request.path):
+        if is_reported_absent(data, request.method, request.path):
             return NotFoundError(str(connection.settings.host), str(request), message, status)
         return UnprovenNotFoundError(f"404, but not from an API server: {message}")
     if status in _TRANSIENT_STATUSES:
@@ -135,6 +135,15 @@ def build_error(
     if status == 401:
         message += f"; the credentials of {connection.name} are refused, also after a reload: log in again"
     return ClusterError(str(connection.settings.host), str(request), message, status)
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    """A JSON object; empty if the text is something else."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 class ServerClock:
