@@ -141,7 +141,7 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     pod = watch.states.get(f"Pod/{node}")
     if pod is None:
         return False
-    failure = pod_reasons.find_pod_failure({node: pod}, time.time())
+    failure = pod_reasons.find_pod_failure({node: pod}, watch.now())
     exit_code = pod_facts.get_pod_exit_code(pod)
     if failure or exit_code is not None:
         sentence = failure.sentence if failure else f"{node} {pod_facts.describe_exit(exit_code)}"

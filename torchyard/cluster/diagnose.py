@@ -108,7 +108,7 @@ class ProgressMonitor:
         The cluster is queried only while pods are stalled; other obstacles are in the pods themselves.
         """
         now = time.monotonic()
-        observed = Observation(objects, frozenset(), time.time())
+        observed = Observation(objects, frozenset(), self._client.now())
         if not has_stalled_pods(self._plan, select_job_pods(observed)):
             self._context = ClusterContext()
             self._stalled_since = math.inf

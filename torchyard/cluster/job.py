@@ -1,6 +1,5 @@
 """Carries out a plan of objects in a Kubernetes cluster."""
 
-import time
 from pathlib import Path
 
 from torchyard.cluster import create, delete
@@ -58,9 +57,10 @@ class ClusterJob:
         action = "created" if created else "attached to"
         kind = plan.main["kind"]
         get_log().info("%s %s %s/%s: %d pods", action, kind, plan.cluster.namespace, plan.job, len(plan.nodes))
-        # A job that is gone is returned as planned, without a time stamp.
-        created_at = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()
-        age_s = 0.0 if created else max(time.time() - (submitted_at or created_at), 0.0)
+        # Both times are the API server's: this machine's clock may have been wrong at the submit, or be wrong now.
+        now = get_cluster_client(plan.cluster).now()
+        created_at = parse_timestamp(job["metadata"].get("creationTimestamp")) or now  # a job that is gone has none
+        age_s = 0.0 if created else max(now - created_at, 0.0)
         return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=created_at, age_s=age_s)
 
     def watch(self, on_poll: PollCallback) -> ClusterWatch:

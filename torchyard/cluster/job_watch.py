@@ -173,6 +173,10 @@ class ClusterWatch:
         recorded[pod_facts.REMOVALS_KEY] = len(removed_uids)
         self.states[f"Removed/{node}"] = recorded
 
+    def now(self) -> float:
+        """The API server's time, which dates the objects in `states`."""
+        return self._client.now()
+
     def list_pods(self) -> list[Mapping[str, Any]]:
         """The pods of the job that exist; the store's is not among them."""
         return [pod for node, pod in self._get_pods().items() if node in self._plan.nodes]

@@ -65,7 +65,7 @@ class Observation(NamedTuple):
 
     `states`: the last output of each process's status command by process name, or the last version of each object by
     `Kind/name`. `joined`: the nodes whose logs show that they joined the rendezvous. `observed_at`: seconds since the
-    epoch.
+    epoch, by the clock that dates the states.
     """
 
     states: Mapping[str, Mapping[str, Any]]

@@ -184,7 +184,7 @@ class _JobPoller:
 
         A permanent obstacle ends a job, but not before its logs are read: it may have started long ago.
         """
-        observation = Observation(self._watch.states, frozenset(self._logs.joined), time.time())
+        observation = Observation(self._watch.states, frozenset(self._logs.joined), self._watch.now())
         status = self._launcher.read_status(observation)
         status = status.model_copy(update={"retries": max(status.retries, count_retries(observation))})
         diagnosis = None if status.state in ENDED_STATES else self._watch.diagnose()

@@ -1,12 +1,13 @@
 """The job of a cluster: what it does with a plan, and which faults it survives."""
 
 import time
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Planned
-from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_api import FakeApi, Handler
 from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.leases import format_time
 from torchyard.cluster.job import ClusterJob
@@ -28,17 +29,26 @@ def test_plan_contains_context_and_namespace(plan: ManifestPlan) -> None:
     assert plan.cluster == Cluster(context="fake", namespace="default")
 
 
-def test_age_of_a_job_is_counted_from_its_submit(fake_api: FakeApi, plan: ManifestPlan) -> None:
-    """A new job has no age; an existing one is as old as its submit or, if that is unknown, its creation."""
+@pytest.mark.parametrize("hours", [24, -24, 0])
+def test_age_of_a_job_is_by_the_servers_clock(
+    fake_api: FakeApi, plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """A new job has no age; an existing one was created some time ago by the API server, whatever our clocks were.
+
+    A machine whose clock is a day ahead or behind attaches, and the clock was right or wrong at the submit.
+    """
+    server_time = time.time()
+    monkeypatch.setattr(Handler, "date_time_string", lambda *_: formatdate(server_time, usegmt=True))
     job = ClusterJob(plan)
     new_handle = job.submit(Deadlines(), None)
     assert (new_handle.created, new_handle.age_s) == (True, 0.0)
     key = ObjectKey("batch.volcano.sh/v1alpha1/jobs", "default", plan.job)
-    fake_api.objects.patch(key, {"metadata": {"creationTimestamp": format_time(500)[:19] + "Z"}})
-    handle = job.submit(Deadlines(), time.time() - 400)
-    undated_handle = job.submit(Deadlines(), None)
-    assert (handle.created, undated_handle.created) == (False, False)
-    assert [handle.age_s, undated_handle.age_s] == pytest.approx([400, 500], abs=5)
+    fake_api.objects.patch(key, {"metadata": {"creationTimestamp": format_time(300)[:19] + "Z"}})
+    monkeypatch.setattr(time, "time", lambda: server_time + 3600 * hours)
+    for submitted_at in (server_time - 300, server_time + 3600 * hours - 300, None):
+        handle = job.submit(Deadlines(), submitted_at)
+        assert not handle.created
+        assert handle.age_s == pytest.approx(300, abs=5)
     ClusterOwner(plan).release()
 
 
