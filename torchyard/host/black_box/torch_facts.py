@@ -68,7 +68,7 @@ def count_collectives() -> dict[str, tuple[int, int]]:
 
 
 def count_calls() -> int | None:
-    """Collectives that this process has called in all, also in groups that no longer exist.
+    """Collectives that this process has called in all, also in groups that no longer exist; if none, its transfers.
 
     None if this torch does not record those of every backend, or the user has disabled its recorder.
     """
@@ -81,7 +81,7 @@ def count_calls() -> int | None:
         for dump in _find_dumps()
         for status in (json.loads(dump(False, False)).get("pg_status") or {}).values()
     ]
-    return sum(count for count in counts if count > 0)
+    return sum(count for count in counts if count > 0) or len(list_entries())
 
 
 def read_world_size() -> int | None:
