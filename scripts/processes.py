@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,8 +71,7 @@ def _identify_process(process: YardProcess) -> str | None:
         return "worker"
     if process.argv[1:3] == [str(YARD_SCRIPT), "serve"]:
         return "service"
-    home = process.environment.get("PREFECT_HOME")
-    if process.argv[2:4] == ["server", "start"] and home == str(PREFECT_HOME):
+    if process.argv[1:3] == [str(YARD_SCRIPT), "listen"]:
         return "server"
     return None
 
@@ -98,6 +98,12 @@ def start_yard_process(
     finally:
         signal.signal(signal.SIGINT, old_handler)
         os.close(log_fd)
+
+
+def exit_on_signal(signum: int, _: object) -> None:
+    """A handler that ends this process with its cleanup, which a second signal does not interrupt."""
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def build_worker_environment() -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The Prefect server: the one at PREFECT_API_URL, or else this folder's own server, which requires a password.
 
 .prefect/          0700: other users' processes cannot read the password or the database
-  password         the server requires it from every client and every browser
+  password         the server requires it from every client and every browser; a new one at each start
+  listener         the socket at which the worker's process borrows the server's port (listener.py)
   env              for a shell: the server's address and password, as environment variables
   database         the location of the server's data, if PREFECT_SERVER_DATABASE_CONNECTION_URL has named a PostgreSQL
 """
@@ -21,6 +22,7 @@ from scripts.api import YardError, open_prefect_client
 from scripts.processes import (
     DATABASE_VARIABLE,
     PREFECT_HOME,
+    YARD_SCRIPT,
     YardProcess,
     find_yard_processes,
     start_yard_process,
@@ -80,15 +82,20 @@ def create_prefect_home() -> None:
         ) from error
 
 
-def ensure_password() -> str:
-    """The server's password: created once, and again if a crash has left the file incomplete."""
+def create_password() -> str:
+    """A new password for the server: that of an earlier start may be known to a process that got its port."""
+    password = secrets.token_urlsafe(32)
+    write_private_file(_PASSWORD_FILE, password + "\n")
+    return password
+
+
+def read_password() -> str:
+    """The password of the server that runs; a new one, which it refuses, if the file is missing or incomplete."""
     with contextlib.suppress(OSError):
         match = re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text())
         if match:
             return match[1]
-    password = secrets.token_urlsafe(32)
-    write_private_file(_PASSWORD_FILE, password + "\n")
-    return password
+    return create_password()
 
 
 def use_own_server(api_url: str) -> None:
@@ -102,7 +109,7 @@ def use_own_server(api_url: str) -> None:
     os.environ |= {
         "PREFECT_HOME": str(PREFECT_HOME),
         "PREFECT_API_URL": api_url,
-        "PREFECT_API_AUTH_STRING": ensure_password(),
+        "PREFECT_API_AUTH_STRING": read_password(),
     }
     password_line = f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(_PASSWORD_FILE))})"'
     write_private_file(ENV_FILE, f"export PREFECT_API_URL={api_url}\n{password_line}\n")
@@ -148,11 +155,11 @@ def _start_server() -> str:
     last_port = read_last_address().removesuffix("/api").rpartition(":")[2]
     port = int(last_port) if last_port and _is_port_free(int(last_port)) else find_free_port()
     api_url = f"http://127.0.0.1:{port}/api"
+    password = create_password()
     use_own_server(api_url)
     print(f"starting a Prefect server at {api_url} ...", flush=True)
-    command = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
-    command += ["--port", str(port)]
-    process = start_yard_process("server", command, {"PREFECT_SERVER_API_AUTH_STRING": ensure_password()})
+    command = [sys.executable, str(YARD_SCRIPT), "listen", "--port", str(port)]
+    process = start_yard_process("server", command, {"PREFECT_SERVER_API_AUTH_STRING": password})
     try:
         wait_for_result(
             "the Prefect server has not responded",

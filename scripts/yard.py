@@ -1,6 +1,7 @@
 """`make train`, `make up` and `make down`: a Prefect server, a worker and the deployments, on this machine.
 
-`serve` runs them in the foreground, for a service or a container.
+`serve` runs them in the foreground, for a service or a container. `listen` and `tend` are the processes in the
+background that keep the server and the worker running.
 """
 
 import argparse
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.api import YardError, open_prefect_client
 from scripts.keep_alive import keep_worker_running, serve_runs
+from scripts.listener import keep_server_running
 from scripts.processes import (
     PREFECT_HOME,
     YARD_SCRIPT,
@@ -176,8 +178,9 @@ def _stop_worker_and_runs() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/yard.py", description=__doc__)
-    parser.add_argument("verb", choices=["train", "up", "down", "tend", "serve"])
+    parser.add_argument("verb", choices=["train", "up", "down", "tend", "listen", "serve"])
     parser.add_argument("profile", nargs="?", default="digits-local")
+    parser.add_argument("--port", type=int, default=0, help="listen: the port of the server")
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
     parser.add_argument("--nightly", action="store_true", help="start the schedules of nightly runs on this machine")
     parser.add_argument("--worker", action="store_true", help="start a worker here, also if other machines have one")
@@ -202,6 +205,8 @@ def _run_command(args: argparse.Namespace) -> int:
             return _stop_yard()
         case "serve":
             return serve_runs(lambda: _start_server(args))
+        case "listen":
+            return keep_server_running(args.port)
         case _:
             return keep_worker_running()
 

@@ -30,7 +30,7 @@ def test_shell_that_sources_env_reaches_the_server(home: Path) -> None:
     server.use_own_server("http://127.0.0.1:4321/api")
     shell_script = f"source {shlex.quote(str(home / 'env'))}; echo $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
     completed = subprocess.run(["bash", "-c", shell_script], env={}, capture_output=True, text=True, check=True)
-    assert completed.stdout.split() == ["http://127.0.0.1:4321/api", server.ensure_password()]
+    assert completed.stdout.split() == ["http://127.0.0.1:4321/api", server.read_password()]
     assert server.read_last_address() == "http://127.0.0.1:4321/api"
 
 
@@ -40,8 +40,18 @@ def test_incomplete_files_are_created_again(home: Path, content: str) -> None:
     (home / "password").write_text(content)
     (home / "env").write_text(content)
     assert server.read_last_address() == ""
-    assert len(server.ensure_password()) >= 32
-    assert "\0" not in server.ensure_password()
+    assert len(server.read_password()) >= 32
+    assert "\0" not in server.read_password()
+
+
+def test_each_start_has_a_new_password(home: Path) -> None:
+    """A new password replaces the last one, and clients that start from now on read it."""
+    last_password = server.read_password()
+    assert server.read_password() == last_password
+    password = server.create_password()
+    server.use_own_server("http://127.0.0.1:4321/api")
+    assert password != last_password
+    assert os.environ["PREFECT_API_AUTH_STRING"] == password
 
 
 def test_keys_of_another_server_stay_away_from_ours(home: Path) -> None:
