@@ -228,7 +228,7 @@ def run_trial(buffers: Buffers, *, use_events: bool) -> float:
     synchronize = torch.cuda.synchronize if buffers.input.is_cuda else int  # which does nothing
     synchronize()
     if use_events:
-        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start_event.record()
         run(buffers.name, buffers.input, buffers.output)
         end_event.record()

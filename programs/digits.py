@@ -157,7 +157,7 @@ class Trainer:
         """Learn from one batch and return the sum of its samples' losses."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self.network(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return loss.item() * len(labels)
 

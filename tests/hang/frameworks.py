@@ -93,19 +93,19 @@ def use_fsdp() -> None:
 
 
 def save_distributed() -> None:
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
     model = DistributedDataParallel(build_model())
     folder = Path(tempfile.gettempdir(), f"torchyard-dcp-{os.environ['MASTER_PORT']}")
 
     def save(epoch: int) -> None:
-        checkpoint.save({"model": model.state_dict()}, checkpoint_id=str(folder / str(epoch % 2)))
+        save_checkpoint({"model": model.state_dict()}, checkpoint_id=str(folder / str(epoch % 2)))
 
     train_model(model, save)
 
 
 def compile_model() -> None:
-    train_model(DistributedDataParallel(torch.compile(build_model())))  # type: ignore[arg-type]
+    train_model(DistributedDataParallel(torch.compile(build_model())))
 
 
 def save_in_background() -> None:
@@ -235,7 +235,7 @@ def use_transformers() -> None:
     arguments = TrainingArguments(
         output_dir=folder, use_cpu=True, max_steps=100_000, save_steps=50, save_total_limit=1, report_to=[]
     )
-    Trainer(model=model, args=arguments, train_dataset=data).train()  # type: ignore[arg-type]
+    Trainer(model=model, args=arguments, train_dataset=data).train()
 
 
 # Those that set up their process group themselves.
