@@ -148,5 +148,13 @@ def _has_valid_numbers(record: RankRecord) -> bool:
     """Whether the rank is in its job, and all durations are finite: JSON's reader accepts NaN and Infinity."""
     if not 0 <= record.rank < record.world <= MAX_RANKS:
         return False
-    numbers = (record.timestamp, record.stalled_s, record.typical_pause_s, record.frozen_s, record.waiting_share)
+    numbers = (
+        record.timestamp,
+        record.stalled_s,
+        record.typical_pause_s,
+        record.frozen_s,
+        record.waiting_share,
+        record.idle_s,
+        record.longest_idle_s,
+    )
     return all(math.isfinite(number) and number >= 0 for number in numbers)

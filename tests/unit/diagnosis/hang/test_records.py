@@ -42,6 +42,7 @@ def test_prefixes_before_the_mark(prefix: str) -> None:
         line().replace('"rank":0', '"rank":-1'),
         line().replace('"stalled_s":12.0', '"stalled_s":NaN'),
         line().replace('"stalled_s":12.0', '"stalled_s":Infinity'),
+        line().replace('"idle_s":12.0', '"idle_s":NaN'),
         line(wchan="x" * 5000),
         line(wchan="a\nb"),
         line(wchan="a\x1bb"),
