@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from torchyard.diagnosis.fabric import evaluate_fabric
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric
 from torchyard.model.benchmark import BandwidthPoint, Curve
 from torchyard.model.fabric import FabricReading
 from torchyard.model.profile import Profile

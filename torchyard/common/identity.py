@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import uuid
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +47,7 @@ class ClaimedId:
 
     def __init__(self, value: str, fd: int) -> None:
         self.value = value
-        self._fd = fd
-
-    def __del__(self) -> None:
-        os.close(self._fd)
+        weakref.finalize(self, os.close, fd)
 
 
 @functools.lru_cache(maxsize=_MAX_FOLDERS)

@@ -12,7 +12,7 @@ from torchyard.common import page
 from torchyard.common.escaping import shorten_text, single_line
 from torchyard.common.page import Block, Code, Entries, Page, Paragraph, Picture, Table
 from torchyard.common.text import MAX_SENTENCE_CHARS, format_duration, select_ends
-from torchyard.diagnosis.fabric import list_node_rows
+from torchyard.diagnosis.nccl.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, format_number
 from torchyard.model.run import Attempt, LogFile, Metrics, Report, Row

@@ -4,10 +4,10 @@ from collections.abc import Set
 
 from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.hang.last_wait import describe_last_collective, describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.diagnosis.separate_ranks import describe_separate_ranks
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED

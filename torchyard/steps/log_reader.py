@@ -11,7 +11,7 @@ from torchyard.agents import torchrun
 from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARKER, parse_lost_worker
-from torchyard.diagnosis.nccl_log import NcclLogReader
+from torchyard.diagnosis.nccl.log import NcclLogReader
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine

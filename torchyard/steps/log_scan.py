@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torchyard.common.log_lines import parse_log_line_text
 from torchyard.diagnosis.hang.records import BlackBox, parse_line
-from torchyard.diagnosis.nccl_log import NcclLogReader
+from torchyard.diagnosis.nccl.log import NcclLogReader
 from torchyard.model.hang import RankRecord
 from torchyard.model.plan import Plan
 from torchyard.steps.log_reader import RECORD_MARKER, create_filters, find_lines, read_blocks

@@ -9,8 +9,8 @@ from torchyard.backends import job_of
 from torchyard.common.local_errors import LocalErrorGuard, is_local_error
 from torchyard.common.log import get_log
 from torchyard.diagnosis.deadlines import DeadlineMonitor, ExpiredDeadline, JobSnapshot
-from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.job_status import count_retries
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric
 from torchyard.diagnosis.no_progress import Diagnosis, describe_progress
 from torchyard.interfaces import JobWatch
 from torchyard.launchers import registry

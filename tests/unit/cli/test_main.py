@@ -18,8 +18,8 @@ from torchyard.cli.main import main
 from torchyard.common import secrets
 from torchyard.common.project_root import ROOT
 from torchyard.common.secrets import MASK
-from torchyard.diagnosis.fabric import evaluate_fabric
-from torchyard.diagnosis.nccl_log import parse_nccl_log
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric
+from torchyard.diagnosis.nccl.log import parse_nccl_log
 from torchyard.launchers import registry
 from torchyard.loading.profile import list_profiles
 from torchyard.model.hardware import Expect

@@ -1,8 +1,8 @@
 """The models of a job's network."""
 
 from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
-from torchyard.diagnosis.fabric import evaluate_fabric
-from torchyard.diagnosis.nccl_log import parse_nccl_log
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric
+from torchyard.diagnosis.nccl.log import parse_nccl_log
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.hardware import Expect
 

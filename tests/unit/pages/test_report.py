@@ -12,8 +12,8 @@ import pytest
 from tests.builders.reports import attempt, report, report_of, short_report
 from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
 from tests.support.markdown import render_html
-from torchyard.diagnosis.fabric import evaluate_fabric
-from torchyard.diagnosis.nccl_log import parse_nccl_log
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric
+from torchyard.diagnosis.nccl.log import parse_nccl_log
 from torchyard.model.hardware import Expect
 from torchyard.model.run import ContainerFailure, Failure, LogFile, Report, Row
 from torchyard.pages.report import MAX_PAGE_BYTES, render_markdown, render_text

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inputs.nccl_lines import format_line, list_rdma_lines, list_socket_lines
-from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
+from torchyard.diagnosis.nccl.log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricReading
 
 PROBE = '{"torchyard_rdma": {"lacks": ["the pod has no /dev/infiniband/uverbs*: mount it", "no port"], "ports": []}}'

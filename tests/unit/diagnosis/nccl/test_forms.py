@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchyard.diagnosis import nccl_forms as forms
+from torchyard.diagnosis.nccl import forms
 
 CHANNELS = {
     "Ring 00 : 16 -> 0 [receive] via NET/Socket/0": ("Socket", "0", "", False),

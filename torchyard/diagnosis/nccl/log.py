@@ -1,6 +1,6 @@
 """NCCL's and RCCL's log lines: which network a job's processes found, chose, and used between its nodes.
 
-nccl_forms.py has the forms of the lines. Only a channel line proves that a network carries data: what was found or
+forms.py has the forms of the lines. Only a channel line proves that a network carries data: what was found or
 loaded may be unused, as within one node. Lines of several processes may be spliced, and any line may be cut.
 """
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from torchyard.diagnosis import nccl_forms as forms
+from torchyard.diagnosis.nccl import forms
 from torchyard.model.fabric import FabricReading, NodeFabric
 
 _MAX_EVIDENCE_CHARS = 200
@@ -78,7 +78,7 @@ class NcclLogReader:
         process_node_line(node, text)    a line of one node's log
         process_block(node, block)       complete lines of one node's log, for logs of any size
 
-    Blocks are searched for the key phrases of `nccl_forms` as bytes, and only lines with a new phrase are decoded, so a
+    Blocks are searched for the key phrases of `forms` as bytes, and only lines with a new phrase are decoded, so a
     log of repeated lines costs one search. Not safe for use by several threads. Nothing is raised: a line that has no
     known form is skipped.
     """

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inputs.nccl_lines import format_line, list_rdma_lines, list_socket_lines
-from torchyard.diagnosis.fabric import evaluate_fabric, list_node_rows
-from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
+from torchyard.diagnosis.nccl.fabric import evaluate_fabric, list_node_rows
+from torchyard.diagnosis.nccl.log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.hardware import Expect
 
