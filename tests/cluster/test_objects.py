@@ -155,12 +155,12 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
 
 
 def test_store_is_deleted_with_the_job(jobs: Jobs) -> None:
-    """When a user deletes the job, the store is deleted with it."""
+    """When a user deletes the job, the store is deleted with it; the attempt's files belong to the run's Lease."""
     plan = jobs.plan(profile=ETCD_PROFILE)
     create.create_store(plan)
     create.create_job(plan)
     delete_by_name(jobs.client, plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: list_remaining(jobs, plan) == [])
+    until(lambda: [obj["metadata"]["name"] for obj in list_remaining(jobs, plan)] == [f"{plan.job}-files"])
 
 
 # --- removing
