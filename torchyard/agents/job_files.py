@@ -59,7 +59,7 @@ class PodFolders(NamedTuple):
     records: str
 
 
-MOUNTED = PodFolders("/opt/torchyard", "/opt/torchyard-records")
+MOUNTED = PodFolders("/run/torchyard", "/run/torchyard-records")
 UNPACKED = PodFolders("$torchyard", "$torchyard")
 
 

@@ -75,7 +75,7 @@ def test_pods_find_the_recorder_without_a_folder_of_the_node(planned: Planned, k
     plan = planned(**keys)
     mounts = {mount["mountPath"]: mount for mount in get_container(plan)["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in get_pod_spec(plan)["volumes"]}
-    files = mounts["/opt/torchyard"]
+    files = mounts["/run/torchyard"]
     source = volumes[files["name"]]["configMap"]
     keys_by_path = {item["path"]: item["key"] for item in source["items"]}
     config_map = plan.objects[0]
@@ -83,7 +83,7 @@ def test_pods_find_the_recorder_without_a_folder_of_the_node(planned: Planned, k
     assert config_map["data"].keys() == set(keys_by_path.values())
     recorder = config_map["data"][keys_by_path["black_box/site/sitecustomize.py"]]
     assert recorder == (ROOT / "torchyard/host/black_box/site/sitecustomize.py").read_text()
-    assert volumes[mounts["/opt/torchyard-records"]["name"]]["emptyDir"]["medium"] == "Memory"
+    assert volumes[mounts["/run/torchyard-records"]["name"]]["emptyDir"]["medium"] == "Memory"
     assert not any(path in json.dumps(plan.main) for path in ("/tmp", "TMPDIR"))
 
 

@@ -305,7 +305,7 @@ def test_longest_names_are_host_names(planned: Planned, launcher: str) -> None:
         ({"image": None}, "image: the pods need one"),
         ({"name": "7b-model"}, "name: 7b-model must begin with a letter"),
         ({"nodes": 1001}, "nodes: at most 1000"),
-        ({"mounts": {"/opt/torchyard": {"claim": "tools"}}}, "mounts./opt/torchyard: torchyard mounts its own files"),
+        ({"mounts": {"/run/torchyard": {"claim": "tools"}}}, "mounts./run/torchyard: torchyard mounts its own files"),
         (
             {"nodes": {"min": 2, "max": 4}, "rendezvous": "static"},
             "nodes: must be one number with rendezvous: static, not 2:4",

@@ -46,7 +46,7 @@ def test_own_shared_memory_comes_first(planned: Planned) -> None:
     plan = planned(**HOST, mounts={"/dev/shm": {"scratch": "1Gi"}})
     assert get_mounts(plan)["/dev/shm"] == {"emptyDir": {"sizeLimit": "1Gi"}}
     paths = [mount["mountPath"] for mount in get_container(plan)["volumeMounts"]]
-    assert sorted(paths) == ["/dev/infiniband", "/dev/shm", "/opt/torchyard"]
+    assert sorted(paths) == ["/dev/infiniband", "/dev/shm", "/run/torchyard"]
 
 
 GDR = {"hardware": "vela/a100", "fabric": "gdr", "on_hang": "off"}
