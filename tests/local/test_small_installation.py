@@ -88,8 +88,8 @@ def test_profiles_and_plans_need_nothing_else(torchyard: Torchyard, args: list[s
 @pytest.mark.parametrize(
     ("args", "environment", "packages"),
     [
-        pytest.param(["check", "yolov5-volcano"], {}, "kubernetes urllib3 httpx", id="cluster"),
-        pytest.param(["run", "yolov5-volcano"], {}, "kubernetes urllib3 httpx", id="run in a cluster"),
+        pytest.param(["check", "yolov5-volcano"], {}, "kubernetes urllib3 httpx h2", id="cluster"),
+        pytest.param(["run", "yolov5-volcano"], {}, "kubernetes urllib3 httpx h2", id="run in a cluster"),
         pytest.param(["metrics", "--once"], {}, "prometheus-client", id="metrics"),
         pytest.param(["check", "pi-local", "--set", "notify=[json://host/x]"], {}, "apprise", id="notify"),
         pytest.param(["run", "pi-local", "--set", "notify=[$HOOK]"], {"HOOK": "json://h/x"}, "apprise", id="variable"),
