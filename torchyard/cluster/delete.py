@@ -61,11 +61,11 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     reason.
     """
     delete_object(plan, plan.main)
-    _await_removal(plan, _is_part_of_job)
+    _await_removal(plan, _list_watched_kinds(plan), _is_part_of_job)
     for obj in plan.dependencies:
         delete_object(plan, obj)
     if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
-        _await_removal(plan)
+        _await_removal(plan, _list_created_kinds(plan))
     leftovers = _list_leftovers(plan)
     if leftovers:
         return leftovers
@@ -129,14 +129,17 @@ def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str)
     )
 
 
-def _await_removal(plan: ManifestPlan, is_awaited: Callable[[KubeObject], bool] | None = None) -> None:
+def _await_removal(
+    plan: ManifestPlan, own_kinds: Iterable[GroupVersionKind], is_awaited: Callable[[KubeObject], bool] | None = None
+) -> None:
     """Wait while objects of the plan are terminating, at most as long as their removal may take.
 
-    Only objects for which `is_awaited` returns True are waited for; all by default. After that time, pods on dead nodes
-    are force-deleted if the plan allows it, and other objects are left for the caller to report.
+    Objects of `own_kinds`, and of the kinds that controllers make, are waited for if `is_awaited` returns True; all by
+    default. After that time, pods on dead nodes are force-deleted if the plan allows it, and other objects are left for
+    the caller to report.
     """
     client = get_cluster_client(plan.cluster)
-    kinds = dict.fromkeys((*_list_watched_kinds(plan), *_list_made_kinds(plan)))
+    kinds = dict.fromkeys((*own_kinds, *_list_made_kinds(plan)))
     deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
     delay_s = _REMOVAL_POLL_INTERVAL_S
     while True:

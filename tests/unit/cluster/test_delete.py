@@ -9,7 +9,9 @@ from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import ObjectKey, RefusedError
 from tests.doubles.leases import RUN, exists
+from tests.doubles.pod_jobs import run_later
 from tests.inputs.user_manifests import JOB, Launched
+from tests.support.waiting import wait_until
 from torchyard.cluster import create, delete, lease
 from torchyard.kube import retry
 from torchyard.kube.client import Client, get_cluster_client
@@ -332,6 +334,22 @@ def test_files_are_deleted_after_the_job(planned: Planned, fake_api: FakeApi, mo
     assert not exists(fake_api, config_map)
     deleted_names = [request.path.rpartition("/")[2] for request in fake_api.received if request.method == "DELETE"]
     assert deleted_names == [plan.job, f"{plan.job}-files"]
+
+
+def test_files_that_are_being_deleted_are_awaited(planned: Planned, fake_api: FakeApi) -> None:
+    """A ConfigMap that waits for the garbage collector is not left over, also with a controller that makes none."""
+    plan = planned(launcher="pytorchjob")
+    assert ("v1", "ConfigMap") not in [(made.api, made.kind) for made in plan.made]
+    create.create_job(plan)
+    key = ObjectKey("v1/configmaps", "default", f"{plan.job}-files")
+    fake_api.objects.patch(key, {"metadata": {"finalizers": ["foregroundDeletion"]}})
+
+    def remove_once_listed() -> None:
+        wait_until(lambda: fake_api.find_requests("GET", r"/configmaps$"))
+        fake_api.objects.patch(key, {"metadata": {"finalizers": None}})
+
+    run_later(0.0, remove_once_listed)
+    assert delete.delete_all_objects(plan) == []
 
 
 def test_files_that_may_not_be_listed_are_a_leftover(planned: Planned, fake_api: FakeApi) -> None:
