@@ -166,9 +166,8 @@ def delete_owned_pods(
     """Delete the pods of owners that are being deleted, by one request: the garbage collector sends one for each.
 
     `objects`: the objects with `labels` as they are now, with their kinds. `confirm_ownership`: see `Client.delete`.
-    Nothing is sent if a pod of the job (a store's has
-    a role) has another owner: it is not known to be the run's, or a controller would replace it. A refusal is ignored,
-    because the garbage collector deletes the same pods.
+    Nothing is sent if a pod of the job (a store's has a role) has another owner: it is not known to be the run's, or a
+    controller would replace it. A refusal is ignored, because the garbage collector deletes the same pods.
     """
     deleted_uids = set()
     for obj in objects:
