@@ -1,6 +1,11 @@
 """Commands that run Python code on this machine."""
 
+import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torchyard.machines.processes import Command
 
@@ -12,3 +17,14 @@ LARGE_STDERR = (
 
 def build_command(code: str) -> Command:
     return Command(argv=(sys.executable, "-I", "-S", "-c", code))
+
+
+@contextmanager
+def running_python(code: str) -> Iterator[int]:
+    """A process that runs the code, by its id; it and its children are killed at the end."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torchyard.agents import black_box, fabric_check
 from torchyard.common.project_root import ROOT
 from torchyard.host import rdma_facts
+from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
 
 # The transports of NCCL itself, which need the devices that rdma_facts looks for.
@@ -61,6 +62,11 @@ class PodFolders(NamedTuple):
 
 MOUNTED = PodFolders("/run/torchyard", "/run/torchyard-records")
 UNPACKED = PodFolders("$torchyard", "$torchyard")
+
+
+def needs_config_map(profile: Profile) -> bool:
+    """Whether the pods cannot run without the ConfigMap: it has files of the profile, or the fabric check's program."""
+    return bool(profile.files) or profile.check_fabric is not None
 
 
 def list_job_files(profile: ResolvedProfile) -> dict[str, str]:

@@ -4,7 +4,7 @@ import time
 from http import HTTPStatus
 
 from torchyard.cluster import lease
-from torchyard.cluster.checks.permissions import is_allowed
+from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
@@ -14,13 +14,13 @@ from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, RendezvousError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import etcd, lease_record
+from torchyard.pods.optional_objects import find_optional_object
 from torchyard.pods.template import RUN_LABEL
 
 _STORE_READY_TIMEOUT_S = 300.0  # seconds, including the pull of its image
 _STORE_POLL_INTERVAL_S = 0.25
 _STORE_LOG_TIMEOUT_S = 2.0
-_NETWORK_POLICIES = "networkpolicies.networking.k8s.io"
-_NO_POLICY = "this user may not create one; role torchyard-policy of deploy/kubernetes/rbac.yaml grants it"
+_FORBIDDEN = "this user may not create and delete the {kind}; role {role} of deploy/kubernetes/rbac.yaml grants it"
 
 
 def resolve_cluster(plan: ManifestPlan) -> ManifestPlan:
@@ -32,11 +32,18 @@ def resolve_cluster(plan: ManifestPlan) -> ManifestPlan:
 def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
     """The plan without optional objects that this user may not create, so that no later step expects them."""
     client = get_cluster_client(plan.cluster)
-    optional = [obj for obj in plan.store if etcd.is_optional_object(obj)]
-    if not optional or all(is_allowed(client, verb, _NETWORK_POLICIES) for verb in etcd.PERMISSION_VERBS):
+    forbidden: list[KubeObject] = []
+    for obj in plan.dependencies:
+        optional = find_optional_object(obj)
+        if optional is None or not list_missing_rights(client, [(verb, optional.resource) for verb in optional.verbs]):
+            continue
+        get_log().warning("%s: %s", optional.loss, _FORBIDDEN.format(kind=obj["kind"], role=optional.rbac_role))
+        forbidden.append(obj)
+    if not forbidden:
         return plan
-    get_log().warning("no NetworkPolicy protects the rendezvous store: %s", _NO_POLICY)
-    return plan.model_copy(update={"store": tuple(obj for obj in plan.store if obj not in optional)})
+    store = tuple(obj for obj in plan.store if obj not in forbidden)
+    objects = tuple(obj for obj in plan.objects if obj not in forbidden)
+    return plan.model_copy(update={"store": store, "objects": objects})
 
 
 # --- creating

@@ -18,7 +18,6 @@ DATA_KINDS = frozenset(
 )
 DISPOSABLE_ROLE = "disposable"  # the role of a companion whose data the profile allows to be deleted
 PERMISSION_VERBS = ("create", "get", "list", "patch", "delete")  # patch: the job becomes its owner
-_POLICY_KIND = "NetworkPolicy"
 
 
 def etcd_name(profile: Profile, run: Run) -> str:
@@ -53,12 +52,7 @@ def _build_policies(profile: ResolvedProfile, run: Run, labels: dict[str, str]) 
     run_pods = {"podSelector": {"matchLabels": template.attempt_labels(profile, run)}}
     spec = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [{"from": [run_pods]}]}
     metadata = {"name": etcd_name(profile, run), "labels": labels}
-    return ({"apiVersion": "networking.k8s.io/v1", "kind": _POLICY_KIND, "metadata": metadata, "spec": spec},)
-
-
-def is_optional_object(obj: dict[str, Any]) -> bool:
-    """Whether a run can continue without this object of its store if its user may not create it."""
-    return bool(obj["kind"] == _POLICY_KIND and _get_role(obj) == "store")
+    return ({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec},)
 
 
 def is_companion_object(obj: dict[str, Any]) -> bool:

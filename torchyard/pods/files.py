@@ -3,10 +3,11 @@
 import base64
 import hashlib
 
-from torchyard.agents.job_files import list_job_files
+from torchyard.agents.job_files import list_job_files, needs_config_map
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
+from torchyard.pods.optional_objects import OWN_FILES_ROLE
 from torchyard.pods.volumes import Manifest, drop_empty, name_files, name_job_file
 
 _ROLE = "files"
@@ -26,7 +27,8 @@ def build_files(profile: ResolvedProfile, run: Run) -> tuple[Manifest, ...]:
             binary[key] = file.binary
     for path, content in job_files.items():
         text[name_job_file(path)] = content
-    labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: _ROLE}
+    role = _ROLE if needs_config_map(profile) else OWN_FILES_ROLE
+    labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: role}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -45,7 +47,7 @@ def summarize_files(plan: Manifest) -> Manifest:
 
 
 def _summarize_object(obj: Manifest) -> Manifest:
-    if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) != _ROLE:
+    if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) not in (_ROLE, OWN_FILES_ROLE):
         return obj
     summary = dict(obj)
     if obj.get("data"):

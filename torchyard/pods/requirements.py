@@ -1,6 +1,6 @@
 """Requirements on a cluster, checked before the pods of a job start there."""
 
-from torchyard.agents.job_files import list_job_files
+from torchyard.agents.job_files import needs_config_map
 from torchyard.model.finding import warning_check
 from torchyard.model.pod import ConfigReference, KeyReference, Mount, Pod
 from torchyard.model.profile import Profile
@@ -48,7 +48,7 @@ def list_pod_requirements(
         WritableFolder(host="localhost", path=run.folder),
         *list_run_permissions(profile),
     ]
-    if profile.files or list_job_files(profile):
+    if needs_config_map(profile):
         requirements.append(_FILES_PERMISSION)
     requirements += [
         _required_capacity(profile, has_ports=has_ports),

@@ -103,6 +103,8 @@ def build_job_file_volumes(profile: ResolvedProfile, config_map: str) -> list[Mo
         return []
     items = [{"key": name_job_file(path), "path": path} for path in paths]
     source = {"name": config_map, "items": items, "defaultMode": 0o444}
+    if not job_files.needs_config_map(profile):
+        source["optional"] = True
     mount = {"name": _JOB_FILES_VOLUME, "mountPath": job_files.MOUNTED.files, "readOnly": True}
     volumes = [MountedVolume({"name": _JOB_FILES_VOLUME, "configMap": source}, mount)]
     if profile.on_hang != "off":

@@ -71,19 +71,30 @@ def test_name_that_becomes_free_is_used(fake_api: FakeApi, fake_server: Client, 
     assert created
 
 
-@pytest.mark.parametrize("refused", [(), ("create",), ("delete",)])
-def test_forbidden_policy_is_dropped_from_the_plan(
-    plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("refused", "missing"),
+    [
+        (("", ""), None),
+        (("create", "networkpolicies.networking.k8s.io"), "NetworkPolicy"),
+        (("delete", "networkpolicies.networking.k8s.io"), "NetworkPolicy"),
+        (("create", "configmaps"), "ConfigMap"),
+    ],
+)
+def test_forbidden_optional_object_is_dropped_from_the_plan(
+    plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, str], missing: str | None
 ) -> None:
-    """Without the right to create or delete a policy, the stored plan does not contain one."""
-    monkeypatch.setattr(create, "is_allowed", lambda client, verb, resource: verb not in refused)
-    kinds = [obj["kind"] for obj in create.drop_forbidden_objects(plan).store]
-    assert kinds == (["Service", "Pod"] if refused else ["Service", "NetworkPolicy", "Pod"])
+    """Without a right on a policy, or on the ConfigMap of torchyard's own files, the stored plan does not have it."""
+    monkeypatch.setattr(
+        create, "list_missing_rights", lambda client, rights: [right for right in rights if right == refused]
+    )
+    kept = create.drop_forbidden_objects(plan)
+    kinds = ["Service", "NetworkPolicy", "Pod", "ConfigMap", "Job"]
+    assert [obj["kind"] for obj in (*kept.store, *kept.objects)] == [kind for kind in kinds if kind != missing]
 
 
-def test_job_without_a_store_needs_no_review_of_rights(planned: Planned, fake_api: FakeApi) -> None:
-    """A job without a store has no optional objects, so no rights are reviewed."""
-    plan = create.resolve_cluster(planned())
+def test_job_without_optional_objects_needs_no_review_of_rights(planned: Planned, fake_api: FakeApi) -> None:
+    """A job without a store and without torchyard's own files has no optional objects, so no rights are reviewed."""
+    plan = create.resolve_cluster(planned(on_hang="off"))
     assert create.drop_forbidden_objects(plan) is plan
     assert fake_api.received == []
 

@@ -15,6 +15,7 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission
 from torchyard.pods.files import summarize_files
+from torchyard.pods.optional_objects import find_optional_object
 
 LAUNCHERS: list[dict[str, Any]] = [
     {"launcher": "volcano"},
@@ -85,6 +86,21 @@ def test_pods_find_the_recorder_without_a_folder_of_the_node(planned: Planned, k
     assert recorder == (ROOT / "torchyard/host/black_box/site/sitecustomize.py").read_text()
     assert volumes[mounts["/run/torchyard-records"]["name"]]["emptyDir"]["medium"] == "Memory"
     assert not any(path in json.dumps(plan.main) for path in ("/tmp", "TMPDIR"))
+
+
+@pytest.mark.parametrize("needs_files", [True, False])
+def test_pods_start_without_the_files_that_only_torchyard_needs(
+    planned: Planned, files: dict[str, str], needs_files: bool
+) -> None:
+    """A ConfigMap that has only torchyard's own files is optional, for the run and for the pods that mount it."""
+    plan = planned(files=files) if needs_files else planned()
+    mounts = {mount["mountPath"]: mount for mount in get_container(plan)["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in get_pod_spec(plan)["volumes"]}
+    source = volumes[mounts["/run/torchyard"]["name"]]["configMap"]
+    assert (find_optional_object(plan.objects[0]) is None) == needs_files
+    assert source.get("optional", False) == (not needs_files)
+    has_permission = any(permission.resource == "configmaps" for permission in list_requirements(plan, Permission))
+    assert has_permission == needs_files
 
 
 def test_own_files_leave_room_for_those_of_the_profile(planned: Planned) -> None:

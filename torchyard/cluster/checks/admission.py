@@ -13,7 +13,8 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.finding import Finding, Verdict, failed_check, passed_check, warning_check
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import AdmissionAccepted
-from torchyard.pods.etcd import is_companion_object, is_optional_object
+from torchyard.pods.etcd import is_companion_object
+from torchyard.pods.optional_objects import find_optional_object
 
 _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
@@ -53,11 +54,12 @@ def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Fi
     except ClusterError as error:
         if error.status == HTTPStatus.CONFLICT:
             return _check_existing(client, obj, plan.labels)
-        if is_optional_object(obj) and error.status == HTTPStatus.FORBIDDEN:
+        optional = find_optional_object(obj)
+        if optional and error.status == HTTPStatus.FORBIDDEN:
             return warning_check(
                 _format_object_title(obj),
-                f"cannot be created: {error.message}",
-                f"{RBAC_COMMAND} creates role torchyard-policy, which grants it",
+                f"cannot be created: {error.message}; {optional.loss}",
+                f"{RBAC_COMMAND} creates role {optional.rbac_role}, which grants it",
             )
         if is_known_refusal(plan, error.message):
             return warning_check(_format_object_title(obj), "cannot be checked without the right to create it")

@@ -12,6 +12,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission
 
 Rule = Mapping[str, Any]
+Right = tuple[str, str]  # a verb, and a resource as in `is_allowed`
 _MAX_PARALLEL_REVIEWS = 16
 RBAC_COMMAND = "`kubectl apply -f deploy/kubernetes/rbac.yaml`"
 # The API server's message, and that of the AppWrapper's webhook.
@@ -20,19 +21,14 @@ _FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authori
 
 def check_permissions(client: Client, permissions: Iterable[Permission]) -> list[Finding]:
     """One finding for all rights, which names every missing verb; empty if no right is needed."""
-    pairs: list[tuple[str, str]] = []
+    pairs: list[Right] = []
     for permission in permissions:
         pairs += [(verb, permission.resource) for verb in permission.verbs]
     rights = tuple(dict.fromkeys(pairs))  # two requirements may need the same right
     if not rights:
         return []
     try:
-        rules = read_rules(client)
-        # Rules do not show what another authorizer than RBAC grants.
-        unproven = [right for right in rights if not is_granted(rules, *right)]
-        with ThreadPoolExecutor(_MAX_PARALLEL_REVIEWS) as pool:
-            reviews = pool.map(lambda right: is_allowed(client, *right), unproven)
-            missing = [right for right, has_right in zip(unproven, reviews, strict=True) if not has_right]
+        missing = list_missing_rights(client, rights)
     except ClusterError as error:
         return [failed_check("rights", f"cannot be checked: {error.action}: {error.message}", "")]
     if not missing:
@@ -43,7 +39,17 @@ def check_permissions(client: Client, permissions: Iterable[Permission]) -> list
     return [failed_check("rights", detail, remedy)]
 
 
-def _format_permissions(rights: Iterable[tuple[str, str]]) -> str:
+def list_missing_rights(client: Client, rights: Iterable[Right]) -> list[Right]:
+    """Those of the rights that this user does not have. Raises ClusterError if a review fails."""
+    rules = read_rules(client)
+    # Rules do not show what another authorizer than RBAC grants.
+    unproven = [right for right in rights if not is_granted(rules, *right)]
+    with ThreadPoolExecutor(_MAX_PARALLEL_REVIEWS) as pool:
+        reviews = pool.map(lambda right: is_allowed(client, *right), unproven)
+        return [right for right, has_right in zip(unproven, reviews, strict=True) if not has_right]
+
+
+def _format_permissions(rights: Iterable[Right]) -> str:
     """Verbs by resource: `get, watch pods, nor get pods/log`."""
     verbs: dict[str, list[str]] = {}
     for verb, resource in rights:

@@ -1,16 +1,11 @@
 """What a rank does, from two samples of /proc, and for how long it has provably done nothing."""
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
+from tests.processes.python_commands import running_python
 from tests.support.waiting import wait_until
 from torchyard.host.black_box.activity import Activity, ActivityMeter, Sample, ThreadSample, compare_samples
 
@@ -25,16 +20,6 @@ WITH_BUSY_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-
 WITH_IDLE_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITING!r}]).wait()"
 WITH_SHORT_CHILDREN = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-c', 'sum(range(10**6))'])"
 PID = 7
-
-
-@contextmanager
-def running(code: str) -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield process.pid
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def take_sample(pid: int) -> Sample:
@@ -58,7 +43,7 @@ def measure(pid: int) -> Activity:
     ],
 )
 def test_process_that_works_is_active(code: str) -> None:
-    with running(code) as pid:
+    with running_python(code) as pid:
         wait_until(lambda: measure(pid).is_active)
         assert measure(pid).is_active
 
@@ -74,7 +59,7 @@ def test_process_that_works_is_active(code: str) -> None:
 )
 def test_process_that_waits_is_idle(code: str, is_polling: bool) -> None:
     """A loop that only looks whether something has happened is idle, like a process that waits."""
-    with running(code) as pid:
+    with running_python(code) as pid:
         wait_until(lambda: not measure(pid).is_active)
         assert measure(pid) == Activity(is_active=False, uses_files=False, is_polling=is_polling)
 
@@ -83,7 +68,7 @@ def test_process_that_downloads_slowly_is_active() -> None:
     """A process that waits for a slow server, and receives some kilobytes now and then, is active."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"import socket\nwith socket.create_connection({server.getsockname()}) as c:\n while c.recv(65536): pass"
-        with running(code) as pid, server.accept()[0] as connection:
+        with running_python(code) as pid, server.accept()[0] as connection:
             wait_until(lambda: not measure(pid).is_active)
             before = take_sample(pid)
             connection.sendall(bytes(200))

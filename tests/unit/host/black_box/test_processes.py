@@ -2,30 +2,17 @@
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from tests.processes.python_commands import running_python
 from tests.support.waiting import wait_until
 from torchyard.host.black_box import processes
 
 WAITING = "import time; time.sleep(60)"
 
 
-@contextmanager
-def running(code: str) -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield process.pid
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_stopped_and_ended_processes_have_their_states() -> None:
     """A stopped process has the state T, and one that has ended has none."""
-    with running(WAITING) as pid:
+    with running_python(WAITING) as pid:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: processes.read_state(pid) == "T")
     assert (processes.read_state(pid), processes.read_wchan(pid, pid)) == ("", "")
