@@ -209,6 +209,23 @@ def test_role_is_sufficient_for_a_complete_run(
     assert list_labelled_objects(account.admin_client, kinds, {"torchyard/run": report.run}).objects == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("profile", ["yolov5-volcano", "yolov5-jobset"])
+def test_job_runs_without_the_right_to_create_config_maps(
+    account: Account, fake_overrides: dict[str, Any], provided: ProvidedObjects, profile: str
+) -> None:
+    """Without the right on ConfigMaps preflight only warns, and the job runs without torchyard's own files."""
+    account.grant(Rights((resource, verb) for resource, verb in ROLE if resource != "configmaps"))
+    namespace = account.admin_client.namespace
+    provided.provide(plan_profile(profile, namespace))
+    ends = {"pod.annotations": {"torchyard.test/end-after": "1"}, "attempts": 1, "deadlines.start": "30s"}
+    report = run_to_completion(
+        profile, build_local_overrides(profile, namespace) | fake_overrides | ends | {"cluster.context": NAME}
+    )
+    assert report.end == "succeeded"
+
+
 @pytest.mark.parametrize(("profile", "right"), REQUIRED_RIGHTS)
 def test_missing_verb_is_reported(
     account: Account, baseline: FindFailures, profile: str, right: tuple[str, str]

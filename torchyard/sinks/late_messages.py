@@ -2,22 +2,19 @@
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from torchyard.common.log import get_log
 from torchyard.common.outbox import DeliveryError
-from torchyard.common.private_files import write_private_text
 from torchyard.notify.delivery import Message, send_message
 from torchyard.notify.targets import describe_address
 from torchyard.run import journal
-from torchyard.run.folder import list_run_folders
+from torchyard.run.late_items import LateItems
 
 _SENT_FILE = "messages"  # of a run's folder: the messages that were sent
-_LATE_FILE = "late-messages.json"
 _MAX_AGE_S = 24 * 3600.0  # a later message is of no use, and the report lists it as unsent
 
 
@@ -37,7 +34,7 @@ class KeyedMessage(NamedTuple):
     created_at: float
 
 
-_MESSAGES = TypeAdapter(list[KeyedMessage])
+LATE_MESSAGES = LateItems("late-messages.json", TypeAdapter(list[KeyedMessage]), "messages")
 
 
 def list_sent(folder: Path, key: str) -> set[int]:
@@ -55,31 +52,15 @@ def send_keyed_message(folder: Path, item: KeyedMessage) -> None:
         get_log().warning("notify: cannot record that a message was sent, so it may be sent again: %s", error)
 
 
-def keep_messages(folder: Path, items: Sequence[KeyedMessage]) -> None:
-    """Keep undelivered messages, in place of those that an earlier call has kept; none if all were delivered.
-
-    An error is logged: the run's report lists the messages too.
-    """
-    try:
-        if items:
-            write_private_text(folder / _LATE_FILE, _MESSAGES.dump_json(list(items)).decode())
-        else:
-            (folder / _LATE_FILE).unlink(missing_ok=True)
-    except OSError as error:
-        get_log().warning("notify: messages of %s cannot be kept for the next sweep: %s", folder.name, error)
-
-
 def send_late_messages() -> None:
     """Send what the runs of this machine have kept. Nothing is raised: what still does not arrive is kept for a day.
 
     An address that fails is not tried again in this call, so that a receiver that hangs costs one timeout.
     """
     failed_addresses: set[str] = set()
-    for folder in list_run_folders():
-        path = folder.path / _LATE_FILE
-        if path.exists():
-            items = _read_messages(path)
-            keep_messages(folder.path, [item for item in items if not _send_late(folder.path, item, failed_addresses)])
+    for folder in LATE_MESSAGES.list_folders():
+        items = LATE_MESSAGES.read(folder)
+        LATE_MESSAGES.keep(folder, [item for item in items if not _send_late(folder, item, failed_addresses)])
 
 
 def _send_late(folder: Path, item: KeyedMessage, failed_addresses: set[str]) -> bool:
@@ -97,14 +78,3 @@ def _send_late(folder: Path, item: KeyedMessage, failed_addresses: set[str]) -> 
         failed_addresses.add(item.address)
         return False
     return True
-
-
-def _read_messages(path: Path) -> list[KeyedMessage]:
-    """The kept messages; none if the file cannot be read, which is reported."""
-    try:
-        return _MESSAGES.validate_json(path.read_bytes())
-    except FileNotFoundError:  # another sweep has sent them
-        return []
-    except (OSError, ValidationError) as error:
-        get_log().warning("notify: %s cannot be read, and its messages are not sent: %s", path, error)
-        return []

@@ -26,7 +26,7 @@ from torchyard.notify.message import (
 from torchyard.notify.targets import check_addresses, describe_address, remember_addresses
 from torchyard.run.folder import RunFolder
 from torchyard.run.services import Sink
-from torchyard.sinks.late_messages import KeyedMessage, keep_messages, list_sent, send_keyed_message
+from torchyard.sinks.late_messages import LATE_MESSAGES, KeyedMessage, list_sent, send_keyed_message
 from torchyard.trend.records import read_history
 
 _END_KEY = "end "  # begins the key of a message about the run's end
@@ -115,7 +115,7 @@ class MessageSink(Sink):
                 get_log().warning("notify: %s", loss)
                 losses.append(loss)
         if outboxes:
-            keep_messages(self._folder.path, late_messages)
+            LATE_MESSAGES.keep(self._folder.path, late_messages)
         return losses
 
     def _send_once(self, event: NotifyEvent, key: str, message: Message) -> None:

@@ -39,6 +39,15 @@ async def open_response(client: httpx.AsyncClient, path: str = "/log") -> httpx.
     return await client.send(client.build_request("GET", path), stream=True)
 
 
+async def read_bytes(response: httpx.Response, size: int) -> None:
+    """Read exactly so many bytes of a response that stays open."""
+    async for chunk in response.aiter_raw():
+        size -= len(chunk)
+        if size <= 0:
+            break
+    assert size == 0
+
+
 def test_open_responses_share_connections() -> None:
     """250 responses that stay open use three connections, and each gets its own chunk while all others are idle."""
 
@@ -62,18 +71,10 @@ def test_unread_response_delays_no_other() -> None:
         slow_response, fast_response = [await server.responses.get() for _ in range(2)]
         sending = asyncio.create_task(slow_response.send(b"s" * 10**6))
         fast_sending = asyncio.create_task(fast_response.send(b"f" * 10**6))
-        size = 0
-        async for chunk in fast.aiter_raw():
-            size += len(chunk)
-            if size == 10**6:
-                break
+        await read_bytes(fast, 10**6)
         await fast_sending
         assert not sending.done()
-        slow_size = 0
-        async for chunk in slow.aiter_raw():
-            slow_size += len(chunk)
-            if slow_size == 10**6:
-                break
+        await read_bytes(slow, 10**6)
         await sending
 
     play(scene)

@@ -23,7 +23,7 @@ from torchyard.sinks.pages import PageSink
 from torchyard.trend.page import render_history
 
 from .control import PrefectControl
-from .late_reports import keep_pages
+from .late_reports import LATE_PAGES
 from .names import build_tags, format_end_tag, format_run_name
 from .pages import RunPages
 from .result import build_result, build_result_artifact
@@ -105,7 +105,7 @@ class PrefectSink(PageSink):
             get_log().warning(
                 "Prefect has not taken the report within %.0f s; the next sweep publishes it", _PAGE_TIMEOUT_S
             )
-        keep_pages(Path(report.folder), late_pages)
+        LATE_PAGES.keep(Path(report.folder), late_pages)
 
     def _build_end_pages(self, report: Report) -> dict[str, ArtifactCreate]:
         """The pages of the run's end, by what they show."""
