@@ -1,7 +1,7 @@
 """Draws a chart as SVG, without a script and without a file beside it.
 
 Prefect's pages show an SVG that is embedded in Markdown as a picture, so a chart needs no program that draws it: a few
-kilobytes of text are written in a millisecond. matplotlib took more than a second and 47 MiB in the process of each
+kilobytes of text are written in a millisecond. matplotlib takes more than a second and 47 MiB in the process of each
 run, and 160 MB on disk.
 """
 

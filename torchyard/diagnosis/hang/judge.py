@@ -37,7 +37,7 @@ from torchyard.diagnosis.hang.pending_collectives import (
 from torchyard.model.hang import Hang, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
-SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every ten at least
+SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every 30 at least
 IDLE_FLOOR_S = 12.0  # no rank waits in a collective, and none is active
 STUCK_FLOOR_S = 15.0  # of ranks that are all in one collective, where no data moves; or that are all stopped
 _PROVEN_BY_CALLS = ("collective-mismatch", "deadlock-between-groups")  # by the calls of ranks that are inside of them
