@@ -43,13 +43,14 @@ def read_boot_clock() -> tuple[str, float]:
 
 
 def measure_time_since(moment: Json) -> float:
-    """Seconds since a moment of `read_boot_clock`, by the kernel's clock since boot, which is never set.
+    """Seconds since a moment of `read_boot_clock`, by the kernel's clock since boot, which is never set; 0 at least.
 
-    A moment before the last boot has an unknown age: the seconds since this boot, which have passed at least.
+    A moment that was stored with rounded digits may lie a little ahead. A moment before the last boot has an unknown
+    age: the seconds since this boot, which have passed at least.
     """
     boot_id, seconds = read_boot_clock()
     is_this_boot = bool(boot_id) and moment[0] == boot_id
-    return seconds - float(moment[1]) if is_this_boot else seconds
+    return max(seconds - float(moment[1]), 0.0) if is_this_boot else seconds
 
 
 def _read_pid_namespace() -> str:

@@ -13,6 +13,8 @@ from torchyard.host.identity import (
     identify_host,
     is_on_local_filesystem,
     locate_host,
+    measure_time_since,
+    read_boot_clock,
 )
 
 OTHER_BOOT = "0190c7f0-0000-4000-8000-000000000000"
@@ -51,3 +53,10 @@ def test_local_filesystem_is_recognized(mounts: str, is_local: bool, monkeypatch
     """The innermost mount decides: another machine may have written a network filesystem, or an unknown one."""
     monkeypatch.setattr(identity, "_read_mounts", mounts.splitlines)
     assert is_on_local_filesystem("/runs/sample") == is_local
+
+
+def test_moment_that_was_rounded_up_has_no_negative_age() -> None:
+    """A moment of this boot that lies ahead, because it was stored with fewer digits, is as old as nothing."""
+    boot, seconds = read_boot_clock()
+    assert measure_time_since((boot, seconds + 1000)) == 0.0
+    assert measure_time_since((boot, seconds - 1000)) >= 1000
