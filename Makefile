@@ -13,6 +13,7 @@ SOAK ?=
 # Processes that run tests. Tests wait more than they compute: three keep two cores busy.
 WORKERS ?= 3
 CASES ?=
+CHANGED ?=
 KUBE ?=
 TAKE_OVER ?=
 POOL ?=
@@ -28,7 +29,7 @@ export TORCHYARD_POOL := $(POOL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down service check format test docs picture e2e soak bench compare observe chaos hang mutate cluster-up cluster-down cluster-status lock
+.PHONY: help train up down remove service check format test docs picture e2e everything soak bench compare observe chaos hang mutate cluster-up cluster-down cluster-status lock
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,6 +42,9 @@ up: .venv/.locked ## start server, worker and deployments, without a run; POOL=,
 
 down: ## stop the server and the worker that `make train` or `make up` started
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/yard.py down; else echo "nothing was running"; fi
+
+remove: .venv/.locked ## delete what `make up` created on the Prefect server: automations, deployments, work pool; POOL=
+	@$(BIN)/python scripts/yard.py remove
 
 service: .venv/.locked ## run server and worker as a systemd user unit, also after a reboot; DO=uninstall, DO=status
 	@$(BIN)/python scripts/service.py $(DO) $(if $(TAKE_OVER),--take-over)
@@ -56,7 +60,7 @@ format: .venv/.locked ## fix and format with ruff
 	@$(BIN)/ruff format -q .
 
 test: check ## run check and the unit tests
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -rs tests/unit
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -rfEs tests/unit
 
 docs: .venv/.locked ## build the documentation into site/, strictly; a test does the same
 	@$(BIN)/zensical build --clean --strict
@@ -64,10 +68,10 @@ docs: .venv/.locked ## build the documentation into site/, strictly; a test does
 picture: .venv/.locked ## record the animated picture of the README
 	@$(BIN)/python -m tests.tools.demo_animation
 
-e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE
-	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/tools/skips.py)}" \
-		$(BIN)/python -m tests.tools.rerun_alone -n $(WORKERS) --dist loadfile -rs tests/local
-	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
+e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE; CHANGED=1: what has not passed for these files
+	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python -m tests.tools.verified $(if $(CHANGED),--changed)
+
+everything: test e2e ## run all tests: check, unit tests, complete runs; before a release or a large change
 
 soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them under load, and count failures per test; SOAK='--rounds 5'
 	@$(BIN)/python -m tests.tools.soak $(SUITE) $(SOAK)

@@ -22,6 +22,9 @@ _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
 RECOVERY_DEPLOYMENT = "recover/crashed"  # checks all runs that may be lost
+_HEARTBEAT_TITLE = "a run without heartbeat is Crashed"
+_CRASHED_TITLE = "a run that stays Crashed is checked"
+_PENDING_TITLE = "a run that never started is checked"
 
 
 def _build_run_match() -> list[dict[str, str | list[str]]]:
@@ -40,7 +43,7 @@ def format_automation_name(title: str) -> str:
 def build_heartbeat_automation() -> AutomationCore:
     """Set a run whose heartbeats have stopped to Crashed. Prefect refuses that for a run that has ended."""
     return AutomationCore(
-        name=format_automation_name("a run without heartbeat is Crashed"),
+        name=format_automation_name(_HEARTBEAT_TITLE),
         trigger=EventTrigger(
             match=_RUN_MATCH,
             match_related=_build_run_match(),
@@ -65,7 +68,7 @@ def build_crashed_automation(recovery_id: UUID) -> AutomationCore:
     fire 15 minutes late after a restart of the server.
     """
     return AutomationCore(
-        name=format_automation_name("a run that stays Crashed is checked"),
+        name=format_automation_name(_CRASHED_TITLE),
         trigger=EventTrigger(
             match=_RUN_MATCH | {"prefect.state-message": f"!{IMPORT_FAILURE_MESSAGES[0]}*"},
             match_related=_build_run_match(),
@@ -84,7 +87,7 @@ def build_pending_automation(recovery_id: UUID) -> AutomationCore:
     """Start a check of all lost runs when a worker took a run and died before it started the run."""
     started_states = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
-        name=format_automation_name("a run that never started is checked"),
+        name=format_automation_name(_PENDING_TITLE),
         trigger=EventTrigger(
             match=_RUN_MATCH,
             match_related=_build_run_match(),
@@ -125,6 +128,18 @@ def create_automations() -> None:
                     client.delete_automation(candidate.id)
             if not kept_automations:
                 client.create_automation(automation)
+
+
+def delete_automations() -> list[str]:
+    """Delete the automations of this installation; return their names, without those that did not exist."""
+    deleted_names = []
+    with get_client(sync_client=True) as client:
+        for title in (_HEARTBEAT_TITLE, _CRASHED_TITLE, _PENDING_TITLE):
+            name = format_automation_name(title)
+            for automation in client.read_automations_by_name(name):
+                client.delete_automation(automation.id)
+                deleted_names.append(name)
+    return deleted_names
 
 
 if __name__ == "__main__":

@@ -2,9 +2,14 @@
 
 `prefect deploy` would erase the limits of an existing deployment, and silently take over one of another folder. This
 module writes only the fields that the code defines, and only if they differ; limits, schedules and pauses are kept.
+
+A user may edit description, tags and parameters in Prefect. The deployment's version contains a digest of each as this
+module wrote it last: a field with another digest was edited, and is kept and printed.
 """
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +25,12 @@ from torchyard.loading.yaml_document import merge_mappings
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.filters import WorkPoolFilter
     from prefect.client.schemas.responses import DeploymentResponse
 
 _LOCAL_NIGHTLY_TAGS = frozenset({"nightly", "local"})
+_EDITABLE_FIELDS = ("description", "tags", "parameters")  # those of the code that a user may edit in Prefect
+_VERSION_PREFIX = "torchyard"
 DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
 
@@ -89,6 +97,56 @@ def deploy_flows(*, take_over: bool = False, nightly: bool = False, pool_type: s
         for spec in specs:
             if nightly and set(spec.tags) >= _LOCAL_NIGHTLY_TAGS:
                 _start_schedules(client, spec.full_name)
+
+
+def delete_deployments() -> list[str]:
+    """Delete the deployments and the work pool of this installation; return what was deleted, as text.
+
+    A work pool with other deployments is kept. What does not exist, as after a half-done `make up`, is left out. The
+    runs stay on the server.
+
+    Raises YardError, before anything is deleted, if a deployment belongs to another folder, or if a run has not ended.
+    """
+    from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+    from prefect.exceptions import ObjectNotFound
+
+    pool = read_pool()
+    pool_filter = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    deleted = []
+    with open_prefect_client() as client:
+        existing: dict[str, DeploymentResponse] = {}
+        for spec in read_deployment_specs():
+            name = spec.for_pool(pool).full_name
+            deployment = _find_deployment(client, name)
+            if deployment:
+                existing[name] = deployment
+        check_ownership(existing)
+        _check_no_open_runs(client, pool_filter)
+        for name, deployment in existing.items():
+            client.delete_deployment(deployment.id)
+            deleted.append(f"deployment {name}")
+        others = client.read_deployments(work_pool_filter=pool_filter)
+        if others:
+            print(f"the work pool {pool} is kept: {len(others)} other deployments use it, such as {others[0].name}")
+            return deleted
+        try:
+            client.delete_work_pool(pool)
+            deleted.append(f"work pool {pool}")
+        except ObjectNotFound:
+            pass
+    return deleted
+
+
+def _check_no_open_runs(client: "SyncPrefectClient", pool_filter: "WorkPoolFilter") -> None:
+    """Raise YardError if a run of the work pool was started and has not ended: nothing would recover it any more."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    open_types = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED]
+    state_filter = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=open_types)))
+    runs = client.read_flow_runs(flow_run_filter=state_filter, work_pool_filter=pool_filter)
+    if runs:
+        raise YardError(f"{len(runs)} runs have not ended, such as {runs[0].name}: cancel them, or wait, and try again")
 
 
 def read_deployment_specs() -> list[DeploymentSpec]:
@@ -178,11 +236,51 @@ def _build_parameter_schema(spec: DeploymentSpec) -> dict[str, Any]:
 
 
 def _build_deployment_fields(spec: DeploymentSpec) -> dict[str, Any]:
-    """The fields of a deployment that the code defines; they replace what a user has set."""
-    fields = spec.model_dump(include={"description", "entrypoint", "tags", "parameters"})
+    """The fields of a deployment that the code defines."""
+    fields = spec.model_dump(include={"entrypoint", *_EDITABLE_FIELDS})
     fields["parameter_openapi_schema"] = _build_parameter_schema(spec)
     fields["pull_steps"] = [{DIRECTORY_STEP: {"directory": str(ROOT)}}]
+    fields["version"] = build_fields_version(fields)
     return fields
+
+
+def build_fields_version(fields: Mapping[str, Any]) -> str:
+    """The version of a deployment that is written with these fields."""
+    return _build_version({field: _digest(fields[field]) for field in _EDITABLE_FIELDS})
+
+
+def _build_version(digests: Mapping[str, str]) -> str:
+    """The version of a deployment: the digest of each editable field as it was written last."""
+    return "-".join([_VERSION_PREFIX, *(digests[field] for field in _EDITABLE_FIELDS)])
+
+
+def _parse_version(version: str | None) -> dict[str, str]:
+    """The digests in a version; empty if this module has not written it."""
+    prefix, *digests = (version or "").split("-")
+    if prefix != _VERSION_PREFIX or len(digests) != len(_EDITABLE_FIELDS):
+        return {}
+    return dict(zip(_EDITABLE_FIELDS, digests, strict=True))
+
+
+def _digest(value: object) -> str:
+    """A digest of a field; the order of tags and of keys does not matter."""
+    if isinstance(value, list):
+        value = sorted(value)
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def list_edited_fields(fields: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """The fields that a user has edited in Prefect since they were written last.
+
+    fields: of the code.
+    current: of the deployment on the server.
+    """
+    written_digests = _parse_version(current["version"])
+    return [
+        field
+        for field in _EDITABLE_FIELDS
+        if field in written_digests and _digest(current[field]) not in (written_digests[field], _digest(fields[field]))
+    ]
 
 
 def _create_deployment(client: "SyncPrefectClient", spec: DeploymentSpec) -> None:
@@ -222,6 +320,14 @@ def _update_deployment(client: "SyncPrefectClient", spec: DeploymentSpec, deploy
     fields = _build_deployment_fields(spec)
     # Merged: the variables that a user has added stay.
     fields["job_variables"] = merge_mappings(current["job_variables"] or {}, spec.work_pool.job_variables)
+    edited = list_edited_fields(fields, current)
+    if edited:
+        digests = _parse_version(fields["version"])
+        for field in edited:
+            fields[field] = current[field]
+            digests[field] = _parse_version(current["version"])[field]
+        fields["version"] = _build_version(digests)
+        print(f"{spec.full_name}: keeps its {', '.join(edited)}, edited in Prefect; delete the deployment to reset it")
     changed = {key: value for key, value in fields.items() if current[key] != value}
     if changed:
         client.update_deployment(deployment.id, DeploymentUpdate(**changed))

@@ -1,4 +1,4 @@
-"""`make train`, `make up` and `make down`: a Prefect server, a worker and the deployments, on this machine.
+"""`make train`, `make up`, `make down` and `make remove`: a server, a worker and the deployments, on this machine.
 
 `serve` runs them in the foreground, for a service or a container. `listen` and `tend` are the processes in the
 background that keep the server and the worker running.
@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -149,6 +150,25 @@ def _stop_yard() -> int:
     return 0
 
 
+def _remove_installation() -> int:
+    """Delete what `up` created on the server: automations, deployments and work pool."""
+    with _lock_yard():
+        running = find_yard_processes()
+        for name in ("service", "worker"):
+            if name in running:
+                raise YardError(f"a {name} of this folder runs (process {running[name].pid}): stop it with `make down`")
+        if not (os.environ.get("PREFECT_API_URL") or "server" in running):
+            raise YardError("no server is chosen: export PREFECT_API_URL=... names the one to remove them from")
+        choose_server()
+        from scripts.automations import delete_automations
+        from scripts.deployments import delete_deployments
+
+        deleted = delete_deployments()
+        deleted += [f"automation {name}" for name in delete_automations()]
+    print("\n".join(f"deleted: {text}" for text in deleted) or "nothing of this installation was on the server")
+    return 0
+
+
 def _adopt_environment(processes: dict[str, YardProcess]) -> None:
     """Use the worker's environment (API, run folders, kubeconfig); without a worker, this folder's server."""
     if "worker" in processes:
@@ -178,7 +198,7 @@ def _stop_worker_and_runs() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/yard.py", description=__doc__)
-    parser.add_argument("verb", choices=["train", "up", "down", "tend", "listen", "serve"])
+    parser.add_argument("verb", choices=["train", "up", "down", "remove", "tend", "listen", "serve"])
     parser.add_argument("profile", nargs="?", default="digits-local")
     parser.add_argument("--port", type=int, default=0, help="listen: the port of the server")
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
@@ -195,20 +215,21 @@ def main() -> int:
 
 
 def _run_command(args: argparse.Namespace) -> int:
-    match args.verb:
-        case "train":
-            return _train_profile(args)
-        case "up":
-            _print_access(_start_yard(args))
-            return 0
-        case "down":
-            return _stop_yard()
-        case "serve":
-            return serve_runs(lambda: _start_server(args))
-        case "listen":
-            return keep_server_running(args.port)
-        case _:
-            return keep_worker_running()
+    commands: dict[str, Callable[[], int]] = {
+        "train": partial(_train_profile, args),
+        "up": partial(_start_up, args),
+        "down": _stop_yard,
+        "remove": _remove_installation,
+        "serve": partial(serve_runs, partial(_start_server, args)),
+        "listen": partial(keep_server_running, args.port),
+        "tend": keep_worker_running,
+    }
+    return commands[args.verb]()
+
+
+def _start_up(args: argparse.Namespace) -> int:
+    _print_access(_start_yard(args))
+    return 0
 
 
 def _train_profile(args: argparse.Namespace) -> int:

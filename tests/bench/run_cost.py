@@ -120,10 +120,21 @@ def fake_nodes(admin: Client, pod_count: int, refuses_logs: bool) -> Iterator[st
         taint = {"key": BENCH_LABEL, "effect": "NoSchedule"}
         admin.request("POST", "/api/v1/nodes", body=node | {"spec": {"taints": [taint]}})
     try:
+        # A new node has a taint until its first heartbeat.
+        query = {"labelSelector": f"{BENCH_LABEL}={name}"}
+        until(
+            lambda: all(len(node["spec"]["taints"]) == 1 for node in admin.list("v1", "Node", query, everywhere=True))
+        )
         yield name
     finally:
         for number in range(node_count):
             admin.request("DELETE", f"/api/v1/nodes/{name}-{number}")
+
+
+def are_nodes_ready(admin: Client, name: str) -> bool:
+    """Whether the nodes of `fake_nodes` have only their own taint: a new node has another until its first heartbeat."""
+    nodes = admin.list("v1", "Node", {"labelSelector": f"{BENCH_LABEL}={name}"}, everywhere=True)
+    return all(len(node["spec"]["taints"]) == 1 for node in nodes)
 
 
 def start_run(namespace: str, node_name: str, folder: Path, pod_count: int, run_s: float) -> "subprocess.Popen[bytes]":

@@ -18,8 +18,8 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.chaos.cells import FAULTS, Cell, Result, list_cells
-from tests.chaos.job import ClusterTrial
-from tests.chaos.machine import ClockTrial, MachineTrial, SshTrial
+from tests.chaos.job import ClusterTrial, LeaseTrial
+from tests.chaos.machine import ArchiveTrial, ClockTrial, MachineTrial, SshTrial
 from tests.chaos.namespace import ChaosNamespace
 from tests.chaos.outage import interrupt_component
 from tests.chaos.shared import ContainerTrial
@@ -34,6 +34,7 @@ from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigte
 Wave = tuple[Cell, ...]
 WIDTH = 2  # parallel runs per world
 MACHINE_TRIALS: dict[str, type[Trial]] = {  # of faults that need more than two agents on this machine
+    "archive unmounted": ArchiveTrial,
     "clock ahead": ClockTrial,
     "shared folder": ContainerTrial,
     "ssh cut": SshTrial,
@@ -69,6 +70,8 @@ class ChaosMatrix(Matrix[Cell, Result]):
         if cell.launcher == "baremetal":
             return MACHINE_TRIALS.get(cell.fault, MachineTrial)(world, cell)
         assert self.namespace
+        if cell.fault == "lost Lease":
+            return LeaseTrial(world, cell, self.namespace)
         return ClusterTrial(world, cell, self.namespace)
 
     def _start_trial(self, trial: Trial, arrived: list[Trial]) -> None:

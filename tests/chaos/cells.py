@@ -44,6 +44,13 @@ FAULTS: dict[str, Fault] = {
     "429 burst": Fault(),
     "401 burst": Fault(),
     "410 burst": Fault(steps=("etcd", "pending", "running"), reason="no watch is open"),
+    "404 page": Fault(),
+    "hidden namespace": Fault(
+        steps=("pending", "running", "collect", "teardown"),
+        reason="a run without its namespace ends before it has a job",
+    ),
+    "empty list": Fault(steps=("pending", "running", "collect", "teardown"), reason="no list can hide the job"),
+    "lost Lease": Fault(steps=("running",), reason="the next launcher has nothing to lose"),
     "reset": Fault(),
     "black hole": Fault(),
     "API server restart": Fault(scope="cluster"),
@@ -62,6 +69,7 @@ FAULTS: dict[str, Fault] = {
     "ssh cut": Fault(("baremetal",), ("running",), reason="no log can be silent"),
     "clock ahead": Fault(("baremetal",), ("running",), reason="there is no job to attach to"),
     "shared folder": Fault(("baremetal",), ("running",), reason="nothing runs in the other container"),
+    "archive unmounted": Fault(("baremetal",), ("running",), reason="the run does not read its archive"),
 }
 
 
@@ -123,6 +131,7 @@ def get_expected_end(cell: Cell) -> ExpectedEnd:
         "agent": ExpectedEnd(("Completed",), attempts=(1, 2)),
         "rank": ExpectedEnd(("Completed", "Failed"), attempts=(1, 2)),
         "shared folder": ExpectedEnd(("stopped",)),
+        "lost Lease": ExpectedEnd(("Crashed", "Stopped", "Failed")),
     }
     return rules.get(cell.fault) or rules.get(cell.fault.split()[0]) or ExpectedEnd(("Completed",))
 

@@ -1,5 +1,7 @@
 """The cells of runs in the cluster: real controllers, fake pods, and a proxy to the API server that injects faults."""
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -20,7 +22,8 @@ OLD_RUN_AGE_S = 25.0  # how long an old run runs before its fault: longer than t
 BRIEF_DEADLINES = {"start": "15s", "silence": "15s"}
 BLACK_HOLE_S = 20.0  # seconds that new connections stall; connections open before stay dead
 FAULT_DURATIONS_S = {"black hole": BLACK_HOLE_S, "reset": BURST_S / 2}  # of faults that are not bursts
-RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted")  # faults that end a run permanently
+LEASE_OUTAGE_S = 20.0  # seconds without network, in which another launcher takes the Lease
+RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted", "lost Lease")  # faults that end a run permanently
 ATTEMPT_ENDING_FAULTS = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
 MIN_LOG_LINES = 5  # lines of each pod on disk that show that the job runs
 
@@ -222,3 +225,23 @@ class ClusterTrial(Trial):
         if self.program:
             self.program.stop()
         self.namespace.delete_run(self.launcher, self.name)
+
+
+class LeaseTrial(ClusterTrial):
+    """The launcher loses the network and with it its Lease, and gets SIGTERM before the network is back.
+
+    The job belongs to the next launcher then, which is a holder that the administrator writes into the Lease.
+    """
+
+    def inject_launcher_fault(self) -> None:
+        self.gate.fail("black hole", duration_s=LEASE_OUTAGE_S)
+        self.namespace.take_lease(self.name)
+        os.kill(self.owner_pid, signal.SIGTERM)
+
+    def list_leftovers(self) -> list[str]:
+        """What a correct end does not change: the next launcher's job and both of its pods are there."""
+        if not self.namespace.jobs[self.launcher].list_of_run(self.name):
+            return ["nothing of the next launcher's job, which was deleted"]
+        if len(self.namespace.list_worker_pods(self.name)) != 2:
+            return ["fewer than two pods of the next launcher's job"]
+        return []

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from tests.chaos.cells import Cell
 from tests.chaos.trial import ARRIVAL_TIMEOUT_S, DEADLINES, Trial
-from tests.chaos.world import SIGNALS, World, wait_until
+from tests.chaos.world import BIN, SIGNALS, World, wait_until
 from tests.processes.sshd import Hosts, find_obstacle
 from tests.tools.matrix import run_all
 from torchyard.agents.torchrun import first_port
@@ -127,6 +128,28 @@ class ClockTrial(MachineTrial):
     def inject_launcher_fault(self) -> None:
         (self.truth_folder / "ahead").touch()
         os.kill(self.owner_pid, signal.SIGKILL)
+
+
+class ArchiveTrial(MachineTrial):
+    """The archive's share is unmounted, which leaves its empty mount point, and the launcher is killed."""
+
+    @property
+    def archive(self) -> Path:
+        return self.truth_folder / "archive"
+
+    def start_run(self) -> None:
+        self.env["TORCHYARD_ARCHIVE"] = self.archive.as_uri()
+        subprocess.run([BIN / "torchyard", "archive", "init"], env=os.environ | self.env, check=True, cwd=ROOT)
+        super().start_run()
+
+    def inject_launcher_fault(self) -> None:
+        self.archive.rename(self.truth_folder / "unmounted")
+        self.archive.mkdir()
+        os.kill(self.owner_pid, signal.SIGKILL)
+
+    def list_leftovers(self) -> list[str]:
+        written_paths = [f"{path} below the mount point" for path in self.archive.rglob("*")]
+        return super().list_leftovers() + written_paths
 
 
 class SshTrial(MachineTrial):

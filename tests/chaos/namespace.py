@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,12 @@ class ChaosNamespace:
     def delete(self, path: str) -> None:
         with ignore_not_found():
             self.call("DELETE", path)
+
+    def take_lease(self, run: str) -> None:
+        """Make another holder the owner of a run's Lease, as the takeover by another launcher does."""
+        path = self.build_path("coordination.k8s.io/v1", "leases", run)
+        renew_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self.call("PATCH", path, {"spec": {"holderIdentity": "next-launcher", "renewTime": renew_time}}, patch="merge")
 
     def evict(self, pod: Object) -> None:
         """Evict a pod, as a kubelet with a full disk does."""

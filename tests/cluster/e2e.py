@@ -79,7 +79,7 @@ def main() -> int:
         # The tests mostly wait, and each module has its own namespace.
         parallel_options = ["-n", "3", "--dist", "loadfile"]
         os.chdir(ROOT)
-        return run_tests("tests/cluster", "-rs", *parallel_options, *sys.argv[1:])
+        return run_tests("tests/cluster", "-rfEs", *parallel_options, *sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from typing import Any, Literal
 from tests.cluster.fault_proxy import VERBS, FaultProxy, Link
 from torchyard.kube.kubeconfig import load_settings
 
-Fault = Literal["500", "429", "401", "410", "reset", "black hole"]
+Fault = Literal["500", "429", "401", "410", "reset", "black hole", "404 page", "hidden namespace", "empty list"]
 ERROR_MESSAGES = {
     "500": "etcdserver: request timed out",
     "429": "too many requests, please try again later",
     "401": "Unauthorized",
     "410": "too old resource version",
 }
+DEFAULT_BACKEND_PAGE = b"default backend - 404"
 LINGER_FOR_RST = struct.pack("ii", 1, 0)  # close() then sends RST
 
 
@@ -105,9 +106,18 @@ class Gate(FaultProxy):
 
     def _find_fault(self, request: str) -> Fault | None:
         """The fault of this request now; None if it is forwarded."""
-        if time.monotonic() > self._fault_until or (self._fault == "410" and "watch=" not in request):
+        if time.monotonic() > self._fault_until:
             return None
-        return self._fault
+        match self._fault:
+            case "410":
+                is_affected = "watch=" in request
+            case "empty list":
+                is_affected = request.startswith("GET ") and "labelSelector=" in request and "watch=" not in request
+            case "hidden namespace":
+                is_affected = "/namespaces/" in request
+            case _:
+                is_affected = True
+        return self._fault if is_affected else None
 
     def _inject(self, link: Link, fault: Fault, data: bytes) -> bool:
         """Give the client the fault instead of its response; return False if the connection ends."""
@@ -123,24 +133,27 @@ class Gate(FaultProxy):
 
     def _build_response(self, fault: Fault) -> bytes:
         """An error response; a 410 is alternately an event of the watch and an HTTP status."""
-        code = int(fault)
-        content: dict[str, Any] = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "status": "Failure",
-            "code": code,
-            "message": ERROR_MESSAGES[fault],
-        }
-        if fault == "410":
-            self._expired_count += 1
-            if self._expired_count % 2:
-                code = 200
-                content = {"type": "ERROR", "object": content}
-        body = json.dumps(content).encode() + b"\n"
-        header = f"HTTP/1.1 {code} Fault\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        if fault == "429":
-            header += "Retry-After: 1\r\n"
-        return f"{header}Connection: close\r\n\r\n".encode() + body
+        match fault:
+            case "404 page":
+                return build_http_response(404, DEFAULT_BACKEND_PAGE, "Content-Type: text/plain")
+            case "hidden namespace":
+                details = {"name": "hidden", "kind": "namespaces"}
+                hidden = build_status(404, "the namespace is hidden") | {"reason": "NotFound", "details": details}
+                return build_http_response(404, encode_json(hidden))
+            case "empty list":
+                empty = {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
+                return build_http_response(200, encode_json(empty))
+            case "410":
+                content = build_status(410, ERROR_MESSAGES[fault])
+                self._expired_count += 1
+                if self._expired_count % 2:
+                    return build_http_response(200, encode_json({"type": "ERROR", "object": content}))
+                return build_http_response(410, encode_json(content))
+            case _:
+                code = int(fault)
+                content = build_status(code, ERROR_MESSAGES[fault])
+                extra_headers = ("Retry-After: 1",) if fault == "429" else ()
+                return build_http_response(code, encode_json(content), *extra_headers)
 
     def _reset(self, link: Link) -> None:
         """Close a connection with RST, in the middle of its data."""
@@ -148,6 +161,23 @@ class Gate(FaultProxy):
             link.client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_FOR_RST)
             link.client_socket.close()
             link.server_socket.close()
+
+
+def build_status(code: int, message: str) -> dict[str, Any]:
+    """A Kubernetes Status that reports a failure."""
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+
+
+def encode_json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+def build_http_response(code: int, body: bytes, *extra_headers: str) -> bytes:
+    """A response after which the connection closes."""
+    headers = [f"Content-Length: {len(body)}", "Connection: close", *extra_headers]
+    if not any(header.startswith("Content-Type:") for header in extra_headers):
+        headers.append("Content-Type: application/json")
+    return "\r\n".join([f"HTTP/1.1 {code} Fault", *headers, "", ""]).encode() + body
 
 
 def drain_request(client_socket: socket.socket, data: bytes) -> None:

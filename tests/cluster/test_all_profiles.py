@@ -153,8 +153,12 @@ def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> 
     (capacity,) = (requirement for requirement in requirements if isinstance(requirement, Capacity))
     labels = {"type": "kwok"} | capacity.labels
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
-    nodes = client.list("v1", "Node", {"labelSelector": selector}, everywhere=True)
-    nodes = [node for node in nodes if capacity.resources.keys() <= node["status"]["allocatable"].keys()][:8]
+    nodes = []
+    for node in client.list("v1", "Node", {"labelSelector": selector}, everywhere=True):
+        # A node with a taint belongs to another test, which deletes it.
+        if capacity.resources.keys() <= node["status"]["allocatable"].keys() and not node["spec"].get("taints"):
+            nodes.append(node)
+    nodes = nodes[:8]
     pods = []
     for node in nodes:
         label_node(client, node, "yes")

@@ -90,18 +90,30 @@ def _tag_by_tee(rank: int, line: str) -> str:
     return f"[default{rank}]:{line}"
 
 
-TAGS: dict[str, Callable[[int, str], str]] = {"tee": _tag_by_tee, "no tee": _tag_none}
+class Stream(NamedTuple):
+    """How the lines of ranks are marked: those of their progress and end, and the early one."""
+
+    tag: Callable[[int, str], str]
+    tag_early: Callable[[int, str], str]
 
 
-def build_noisy_log(ending: Ending, early_line: str, tag: Callable[[int, str], str]) -> tuple[list[LogLine], Exits]:
-    """The log of a job in which rank 1 prints a line, then makes progress for a minute, and then ends.
+STREAMS = {
+    "tee": Stream(_tag_by_tee, _tag_by_tee),
+    "no tee": Stream(_tag_none, _tag_none),
+    "tee, line of the agent": Stream(_tag_by_tee, _tag_none),
+}
 
-    `early_line`: "" for none. `tag` adds the prefix of a rank's lines.
+
+def build_noisy_log(ending: Ending, early_line: str, stream: Stream) -> tuple[list[LogLine], Exits]:
+    """The log of a job in which rank 1, or its agent, prints a line, then makes progress for a minute, and then ends.
+
+    `early_line`: "" for none.
     """
+    tag = stream.tag
     rows: list[tuple[float, str]] = [(float(index), line) for index, line in enumerate(_START)]
     rows.append((10.0, tag(1, "the model has 124M parameters")))
     if early_line:
-        rows.append((12.0, tag(1, early_line)))
+        rows.append((12.0, stream.tag_early(1, early_line)))
     for step in range(5):
         rows += [(20.0 + 15.0 * step, tag(rank, f"step {step} loss {5.0 - step:.3f}")) for rank in (0, 1)]
     rows += [(90.0, tag(1, line)) for line in ending.worker_lines]

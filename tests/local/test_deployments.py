@@ -12,12 +12,13 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from scripts.api import YardError
-from scripts.deployments import DIRECTORY_STEP, deploy_flows
+from scripts.automations import delete_automations
+from scripts.deployments import DIRECTORY_STEP, delete_deployments, deploy_flows
 from scripts.server import choose_server
 from tests.processes.prefect_servers import prefect_server, use_prefect_server
 from tests.support.waiting import wait_until
@@ -89,13 +90,13 @@ def test_automations_are_created_once(client: SyncPrefectClient, server: dict[st
 
 
 def test_user_settings_are_kept(client: SyncPrefectClient) -> None:
-    """`make up` keeps a user's limits, pauses and schedules, and resets only the tags, which the code defines."""
+    """`make up` keeps a user's limits, pauses and schedules."""
     lost = read_deployment(client, "sweep/lost")
     digits = read_deployment(client, "train/digits-local")
     client.update_work_pool(DEFAULT_POOL, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
     hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
     client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
-    client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True, tags=["mine"]))
+    client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True))
     user_settings = [
         read_deployment(client, "sweep/lost").schedules,
         read_deployment(client, "train/digits-local").global_concurrency_limit,
@@ -108,7 +109,26 @@ def test_user_settings_are_kept(client: SyncPrefectClient) -> None:
     pool = client.read_work_pool(DEFAULT_POOL)
     redeployed = read_deployment(client, "train/digits-local")
     assert (pool.concurrency_limit, pool.is_paused, redeployed.paused) == (3, True, True)
-    assert redeployed.tags == digits.tags
+
+
+def test_edited_fields_are_kept(client: SyncPrefectClient, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make up` keeps and prints tags and parameters that a user has edited, and writes the fields of the code."""
+    name = "train/digits-local"
+    digits = read_deployment(client, name)
+    parameters = {"profile": "digits-local", "overrides": {"nodes": 1}}
+    client.update_deployment(digits.id, DeploymentUpdate(tags=["mine"], parameters=parameters))
+    client.update_deployment(
+        read_deployment(client, "train/yolov5-volcano").id, DeploymentUpdate(entrypoint="elsewhere")
+    )
+    for _ in range(2):
+        deploy_flows()
+        assert f"{name}: keeps its tags, parameters, edited in Prefect" in capsys.readouterr().out
+    redeployed = read_deployment(client, name)
+    assert (redeployed.tags, redeployed.parameters) == (["mine"], parameters)
+    assert read_deployment(client, "train/yolov5-volcano").entrypoint == "flows/train.py:train"
+    client.update_deployment(digits.id, DeploymentUpdate(tags=digits.tags, parameters=digits.parameters))
+    deploy_flows()
+    assert "keeps" not in capsys.readouterr().out
 
 
 def test_second_deploy_writes_nothing(client: SyncPrefectClient) -> None:
@@ -150,3 +170,26 @@ def test_pool_of_another_type_is_refused(client: SyncPrefectClient, monkeypatch:
     with pytest.raises(YardError, match=r"in-the-cluster of this server is of type kubernetes.*make up POOL="):
         deploy_flows()
     assert not [deployment for deployment in client.read_deployments() if "in-the-cluster" in deployment.name]
+
+
+def test_installation_is_removed(
+    server: dict[str, str], client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make remove` deletes what `make up` created for its name, and nothing of another installation, nor a run."""
+    monkeypatch.setenv("TORCHYARD_POOL", "team-c")
+    deploy_flows()
+    command = [sys.executable, "-m", "scripts.automations"]
+    subprocess.run(command, env=os.environ | server, cwd=ROOT, check=True)
+    run = client.create_flow_run_from_deployment(read_deployment(client, "train/digits-local@team-c").id)
+    client.set_flow_run_state(run.id, State(type=StateType.RUNNING), force=True)
+    with pytest.raises(YardError, match="1 runs have not ended"):
+        delete_deployments()
+
+    client.set_flow_run_state(run.id, State(type=StateType.COMPLETED), force=True)
+    other_count = len([deployment for deployment in client.read_deployments() if "@" not in deployment.name])
+    deleted = delete_deployments() + delete_automations()
+    assert len(deleted) == len(DEPLOYMENTS) + 1 + 3
+    assert delete_deployments() + delete_automations() == []
+    assert len(client.read_deployments()) == other_count == len(DEPLOYMENTS)
+    assert client.read_work_pool(DEFAULT_POOL)
+    assert client.read_flow_run(run.id).state_type == StateType.COMPLETED

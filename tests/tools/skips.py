@@ -110,7 +110,12 @@ def _can_unshare() -> bool:
         return False
 
 
+def format_reasons() -> str:
+    """The value of TORCHYARD_MAY_SKIP for this machine."""
+    return ",".join(["none", *(reasons for _, reasons in list_missing())])
+
+
 if __name__ == "__main__":
     for lack, _ in list_missing():
         print(f"left out: {lack}", file=sys.stderr)
-    print(",".join(["none", *(reasons for _, reasons in list_missing())]))
+    print(format_reasons())

@@ -52,7 +52,8 @@ def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
 def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     """Create the job or find it; return it, and whether it is new.
 
-    A dry run of all objects comes first, so nothing is created if the API server would refuse one of them. A job that
+    A dry run of all objects but the first, which would be refused before anything exists, comes first: nothing is
+    created if the API server would refuse one of them. A job that
     this run has submitted before and that is gone is not created again: another user has deleted it.
 
     Raises RunInUseError if another living process owns the run, ClusterError if an object is refused.
@@ -62,7 +63,7 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     if lease_record.is_submitted(run_lease) and not client.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
     objects = [add_owner(obj, run_lease) for obj in plan.objects]
-    for obj in objects:
+    for obj in objects[1:]:
         adopt_or_create(client, plan, obj, dry_run=True)
     results = [adopt_or_create(client, plan, obj) for obj in objects]
     job, created = results[-1]  # the job is the last object of a plan

@@ -5,7 +5,8 @@ Ownership. Right before each deletion the API server proves that no other proces
 of a job by one request cannot name uids: it is sent once their owner is being deleted, so they are lost already.
 
 Proof. "Nothing remains" needs every kind of the plan: the plan's own objects are read by name, and all kinds are listed
-twice, before and after that, because one list proves nothing. What cannot be read is an error or a leftover.
+twice, while their removal is awaited and after that, because one list proves nothing. What cannot be read is an error
+or a leftover.
 """
 
 import time
@@ -29,6 +30,7 @@ from torchyard.pods.user_manifest import has_protected_data
 
 REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own grace period
 _REMOVAL_POLL_INTERVAL_S = 0.25
+_MIN_COLLECTION = 8  # pods that are deleted by one request; fewer are left to the garbage collector
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
 
 
@@ -61,14 +63,16 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     reason.
     """
     delete_object(plan, plan.main)
-    _await_removal(plan, _list_watched_kinds(plan), _is_part_of_job)
+    all_kinds = dict.fromkeys((*_list_created_kinds(plan), *_list_made_kinds(plan)))
+    occupied_kinds = _await_removal(plan, all_kinds, _is_part_of_job)
     for obj in plan.dependencies:
         delete_object(plan, obj)
-    if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
-        _await_removal(plan, _list_created_kinds(plan))
-    leftovers = _list_leftovers(plan)
-    if leftovers:
-        return leftovers
+    # With `force_delete` the job itself may remain until its pods are deleted by force.
+    kinds_of_rest = dict.fromkeys((*occupied_kinds, *((obj["apiVersion"], obj["kind"]) for obj in plan.dependencies)))
+    if _await_removal(plan, kinds_of_rest):
+        leftovers = _list_leftovers(plan)
+        if leftovers:
+            return leftovers
     remaining = _read_own_objects(plan)
     return [describe_leftover(obj) for obj in remaining] or _list_leftovers(plan)
 
@@ -130,29 +134,33 @@ def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str)
 
 
 def _await_removal(
-    plan: ManifestPlan, own_kinds: Iterable[GroupVersionKind], is_awaited: Callable[[KubeObject], bool] | None = None
-) -> None:
+    plan: ManifestPlan, kinds: Iterable[GroupVersionKind], is_awaited: Callable[[KubeObject], bool] | None = None
+) -> list[GroupVersionKind]:
     """Wait while objects of the plan are terminating, at most as long as their removal may take.
 
-    Objects of `own_kinds`, and of the kinds that controllers make, are waited for if `is_awaited` returns True; all by
-    default. After that time, pods on dead nodes are force-deleted if the plan allows it, and other objects are left for
-    the caller to report.
+    Objects of `kinds` are waited for if `is_awaited` returns True; all by default. After that time, pods on dead nodes
+    are force-deleted if the plan allows it, and other objects are left for the caller to report. Returns the kinds
+    whose last list was not empty, or was refused.
     """
     client = get_cluster_client(plan.cluster)
-    kinds = dict.fromkeys((*own_kinds, *_list_made_kinds(plan)))
     deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
     delay_s = _REMOVAL_POLL_INTERVAL_S
+    refused_kinds: list[GroupVersionKind] = []
     while True:
-        objects = list_labelled_objects(client, kinds, plan.labels).objects
-        terminating = [obj for obj in objects if _is_terminating(obj) and (is_awaited is None or is_awaited(obj))]
+        listing = list_labelled_objects(client, kinds, plan.labels)
+        refused_kinds += listing.refusals
+        kinds = list(dict.fromkeys((obj["apiVersion"], obj["kind"]) for obj in listing.objects))
+        terminating = []
+        for obj in listing.objects:
+            if _is_terminating(obj) and (is_awaited is None or is_awaited(obj)):
+                terminating.append(obj)
         if not terminating:
-            return
+            return refused_kinds + kinds
         if time.monotonic() > deadline:
             if plan.force_delete:
                 force_delete_pods(client, terminating, partial(lease.confirm_ownership, plan))
-            return
-        delete_owned_pods(client, plan.labels, objects, partial(lease.confirm_ownership, plan))
-        kinds = dict.fromkeys((obj["apiVersion"], obj["kind"]) for obj in objects)
+            return refused_kinds + kinds
+        delete_owned_pods(client, plan.labels, listing.objects, partial(lease.confirm_ownership, plan))
         time.sleep(delay_s)
         delay_s = min(delay_s * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
 

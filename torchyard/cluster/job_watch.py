@@ -21,6 +21,7 @@ from torchyard.cluster.reflector import ObjectChange, Reflector
 from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.log import get_log
 from torchyard.common.log_lines import read_new_lines
+from torchyard.common.poll_pacer import MAX_SLEEP_S, PollPacer
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import ArrivalTimer
@@ -35,7 +36,6 @@ FIRST_LIST_TIMEOUT_S = 86400.0  # for the first list of the job and its pods: gi
 _OPTIONAL_LIST_TIMEOUT_S = 10.0  # for the first list of a kind that only adds detail
 _MESSAGE_INTERVAL_S = 30.0  # between two messages about logs that take long to read
 _LOG_POLL_INTERVAL_S = 0.05  # between two checks of logs that are still being read
-_LIST_POLL_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would delay
 
 
 class ClusterWatch:
@@ -97,7 +97,7 @@ class ClusterWatch:
 
     def _await_first_list(self, reflector: Reflector, started_at: float) -> None:
         """Wait for a reflector's first list, counted from `started_at`; a kind that only adds detail is given up."""
-        while not reflector.has_listed.wait(_LIST_POLL_INTERVAL_S):
+        while not reflector.has_listed.wait(MAX_SLEEP_S):
             self._outage.report(self._find_error())
             if self._on_poll:
                 self._on_poll()
@@ -218,7 +218,7 @@ class ClusterWatch:
             if listed is None:
                 listed = self._list_pods()
             if listed is None:
-                self.poll(timeout_s=_LIST_POLL_INTERVAL_S)
+                self.poll(timeout_s=MAX_SLEEP_S)
             elif all(self._has_exit_code_of(node, pod) for node, pod in listed.items()):
                 return
             else:
@@ -317,6 +317,7 @@ class ClusterWatch:
         now = time.monotonic()
         arrival = ArrivalTimer(idle_timeout_s, now)
         last_message_at = now
+        pacer = PollPacer()
         while is_unfinished():
             now = time.monotonic()
             if arrival.is_expired(now, self._logs.received_bytes, is_unreachable=self._find_error() is not None):
@@ -325,9 +326,10 @@ class ClusterWatch:
                 last_message_at = now
                 received_mib = self._logs.received_bytes >> 20
                 get_log().info("the job has ended; its logs are still being read: %d MiB so far", received_mib)
-            self.poll(timeout_s=_LOG_POLL_INTERVAL_S)
-            if on_poll:
-                on_poll()
+            with pacer.pace():
+                self.poll(timeout_s=_LOG_POLL_INTERVAL_S)
+                if on_poll:
+                    on_poll()
         return True
 
     def _get_pods(self) -> pod_facts.Pods:

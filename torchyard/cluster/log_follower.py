@@ -213,12 +213,16 @@ class LogFollower:
         """
         if has_terminated and not self.has_terminated:
             self._terminated_at = time.monotonic()
+        earlier_state = (self._restart_count, self._started_at, self._has_ended, self.has_terminated)
+        was_started = self._has_started
         self._restart_count = max(self._restart_count, restart_count)
         self._started_at = started_at
         self._has_ended = has_ended or has_terminated
         self.has_terminated = has_terminated or self.has_terminated
         self.resume()
-        _LOOP.call(self._react)
+        state = (self._restart_count, self._started_at, self._has_ended, self.has_terminated)
+        if state != earlier_state and (was_started or self.has_terminated):  # most changes of a pod are others
+            _LOOP.call(self._react)
 
     def resume(self) -> None:
         """Start to follow, if not started yet. Raises RuntimeError if this process can have no more threads now."""

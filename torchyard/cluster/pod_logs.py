@@ -31,6 +31,8 @@ class PodLogs:
         self._client = client
         self._plan = plan
         self._followers: dict[str, LogFollower] = {}  # by pod uid, the oldest one first
+        self._latest_of_pod: dict[str, LogFollower] = {}  # by the pod's name
+        self._latest_of_path: dict[Path, LogFollower] = {}
         self._outage_ended_at = -math.inf  # when the API server was away last, in monotonic seconds
 
     def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
@@ -39,10 +41,10 @@ class PodLogs:
         The log of a recreated pod continues in the same file.
         """
         uid = pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid"))
-        for follower in self._followers.values():
-            if follower.source.pod == name and follower.source.uid != uid and not follower.has_terminated:
-                with contextlib.suppress(RuntimeError):
-                    follower.update_pod(has_terminated=True)
+        latest = self._latest_of_pod.get(name)
+        if latest and latest.source.uid != uid and not latest.has_terminated:
+            with contextlib.suppress(RuntimeError):
+                latest.update_pod(has_terminated=True)
         if pod is None or not uid:
             return
         container = self._select_container(pod)
@@ -61,8 +63,10 @@ class PodLogs:
     def _follow(self, node: str, source: LogSource) -> LogFollower:
         """A follower of the node's log, after the one of the node's earlier pod."""
         path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
-        predecessors = [follower for follower in self._followers.values() if follower.path == path]
-        return LOG_READERS.get(self._client).follow(source, path, predecessors[-1] if predecessors else None)
+        follower = LOG_READERS.get(self._client).follow(source, path, self._latest_of_path.get(path))
+        self._latest_of_pod[source.pod] = follower
+        self._latest_of_path[path] = follower
+        return follower
 
     def resume(self) -> None:
         """Start the threads that could not be started. RuntimeError if this process can have no more threads now."""

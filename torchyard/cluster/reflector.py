@@ -77,17 +77,17 @@ class Reflector(threading.Thread):
         self._version = ""  # the resourceVersion read so far; empty: list again
         self._next_list_at = 0.0  # monotonic seconds
         self._doubted_lists = 0  # lists in a row that were empty or lacked an existing object
+        self._was_empty = False  # the last list, and nothing else
         self._backoff = Backoff()
 
     def run(self) -> None:
         """List and watch until `stop_event` is set."""
         while not self._stop_event.is_set():
             try:
-                if not self._version or self._seconds_until_list() <= _LIST_LEAD_S:
+                if not self._version or self._is_list_due():
                     self._list()
                 self._watch()
-                is_list_due = self._seconds_until_list() <= _LIST_LEAD_S
-                delay_s = 0.0 if is_list_due else self._backoff.next(_MAX_RETRY_DELAY_S)
+                delay_s = 0.0 if self._is_list_due() else self._backoff.next(_MAX_RETRY_DELAY_S)
             except ClusterError as error:
                 delay_s = self._record_refusal(error)
             except TransientError as error:
@@ -97,6 +97,17 @@ class Reflector(threading.Thread):
             except Exception as error:  # a fault of this process must not end the watch: the job would be unobserved
                 delay_s = self._record_outage(TransientError(f"this process cannot query it: {error!r}"))
             self._stop_event.wait(delay_s)
+
+    def _is_list_due(self) -> bool:
+        """Whether to list again now: not after an empty list, which was doubted, if the watch has brought objects."""
+        if self._seconds_until_list() > _LIST_LEAD_S:
+            return False
+        if self._was_empty and self._names:
+            self._was_empty = False
+            self._doubted_lists = 0
+            self._next_list_at = time.monotonic() + self._choose_interval()
+            return False
+        return True
 
     def _seconds_until_list(self) -> float:
         """The seconds until the next list is due; negative if it is late."""
@@ -151,6 +162,7 @@ class Reflector(threading.Thread):
         unlisted = self._read_unlisted(expected_names - objects.keys())
         self._publish_list(objects | unlisted)
         self.has_listed.set()
+        self._was_empty = not (objects or unlisted)
         self._doubted_lists = 0 if objects and not unlisted else self._doubted_lists + 1
         self._next_list_at = time.monotonic() + self._choose_interval()
         self._version = version

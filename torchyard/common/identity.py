@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
+from torchyard.common.private_files import make_private_folder
 from torchyard.host.identity import identify_host
 
 _MAX_ID_BYTES = 256
@@ -21,13 +22,11 @@ def identify_holder(path: str) -> str:
 
     Two containers may have the same host name and path, and even the same volume, but not the same id. The id is stored
     beside the runs, so that it is the same in every process that uses them, and after a restart. If it cannot be
-    stored, `host:folder` is returned.
+    stored, `host:folder` is returned, from then on always in this process: a holder that changes loses its runs.
     """
     address = f"{socket.gethostname()}:{path}"
-    try:
-        return f"{address}#{claim_id(Path(path).parent).value}"
-    except OSError:  # no such folder, or a full disk
-        return address
+    claimed = claim_id(Path(path).parent)
+    return f"{address}#{claimed.value}" if claimed else address
 
 
 def identify_machine(runs: Path) -> str:
@@ -51,8 +50,10 @@ class ClaimedId:
 
 
 @functools.lru_cache(maxsize=_MAX_FOLDERS)
-def claim_id(folder: Path) -> ClaimedId:
-    """The id of this machine or container among those that use a folder. OSError.
+def claim_id(folder: Path) -> ClaimedId | None:
+    """The id of this machine or container among those that use a folder, which is made if it is missing.
+
+    None, from then on always in this process, if the id cannot be stored, as on a full disk.
 
     Each process that uses an id file holds a shared lock (flock) on it until it exits. A file that no process holds has
     lost its container, or was written before a restart: the next one takes its id over. A file that processes of
@@ -60,18 +61,29 @@ def claim_id(folder: Path) -> ClaimedId:
     """
     host = identify_host()
     namespace = f"{host['boot']}/{host['pid_namespace']}"
-    for number in itertools.count(1):
-        path = folder / (".id" if number == 1 else f".id-{number}")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            stored = _share_id(fd, namespace)
-        except OSError:
-            os.close(fd)
-            raise
-        if stored.namespace == namespace:
-            return ClaimedId(stored.value, fd)
-        os.close(fd)
+    try:
+        make_private_folder(folder)
+        for number in itertools.count(1):
+            claimed = _claim_file(folder / (".id" if number == 1 else f".id-{number}"), namespace)
+            if claimed:
+                return claimed
+    except OSError:
+        return None
     raise AssertionError("unreachable")
+
+
+def _claim_file(path: Path, namespace: str) -> ClaimedId | None:
+    """Use the id in a file; None if processes of another PID namespace use it. OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        stored = _share_id(fd, namespace)
+    except OSError:
+        os.close(fd)
+        raise
+    if stored.namespace == namespace:
+        return ClaimedId(stored.value, fd)
+    os.close(fd)
+    return None
 
 
 def _share_id(fd: int, namespace: str) -> _StoredId:

@@ -11,7 +11,7 @@ from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
 from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
-from torchyard.diagnosis.symptoms import RULES_BY_DISTANCE, ProcessSymptoms, Symptom
+from torchyard.diagnosis.symptoms import RULES_BY_DISTANCE, ProcessSymptoms, Symptom, find_last_progress
 from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
@@ -52,6 +52,7 @@ class _Suspect(NamedTuple):
     has_workers: an agent whose workers failed.
     is_shared: several processes have printed `lines`.
     started_at: lines before this moment are of an earlier start; in seconds since the epoch.
+    others_progress_at: of an agent: when its workers last made progress, as far as their lines are known apart.
     """
 
     node: str
@@ -65,6 +66,7 @@ class _Suspect(NamedTuple):
     has_workers: bool = False
     is_shared: bool = False
     started_at: float = 0.0
+    others_progress_at: float = 0.0
 
 
 class _Finding(NamedTuple):
@@ -148,9 +150,10 @@ def _list_suspects(
     if not global_ranks and is_single_node and (report.is_complete or not report.workers):
         global_ranks = {rank: rank for rank in range(64)}
     workers = report.workers
+    has_tee = any(line.local_rank is not None for line in lines)  # then each line of a worker has its local rank
     streams: dict[tuple[int | None, int | None], list[LogLinePart]] = defaultdict(list)
     for line in lines:
-        streams[line.local_rank, None if line.local_rank is not None else line.rank].append(line)
+        streams[line.local_rank, None if has_tee else line.rank].append(line)
     agent_lines = streams.pop((None, None), [])
     is_shared = not streams and (len(global_ranks) > 1 or len(workers) > 1)
 
@@ -192,6 +195,7 @@ def _list_suspects(
         has_workers=bool(report.workers),
         is_shared=is_shared,
         started_at=report.started_at,
+        others_progress_at=max(map(find_last_progress, streams.values()), default=0.0),
     )
 
 
@@ -228,7 +232,12 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     """
     report = suspect.report
     lines = [*report.traceback, *suspect.lines] if report else list(suspect.lines)
-    symptoms = ProcessSymptoms(lines, started_at=suspect.started_at, is_shared=suspect.is_shared)
+    symptoms = ProcessSymptoms(
+        lines,
+        started_at=suspect.started_at,
+        is_shared=suspect.is_shared,
+        others_progress_at=suspect.others_progress_at,
+    )
     exit_code = _normalize_exit_code(suspect.exit_code)
     exit_rule = _find_exit_rule(exit_code, is_worker=report is not None)
     exit_finding = None
@@ -514,7 +523,9 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
     suspect = finding.suspect
     evidence = finding.evidence
     rank = suspect.rank
-    if rank is None and evidence and not suspect.has_own_lines:
+    # A last line before an exit code may be about another rank.
+    is_shown_by_line = evidence is not None and (rule.pattern is None or rule.pattern.search(evidence.text))
+    if rank is None and evidence and is_shown_by_line and not suspect.has_own_lines:
         rank_match = _RANK_IN_LINE.search(evidence.line)
         rank = int(rank_match[1]) if rank_match else None
 

@@ -37,6 +37,7 @@ _MAX_OTHER_LINES = 4  # after the last words of a process, printed while it ends
 _MAX_LAST_WORDS_S = 300.0  # between the last words of a process and its end
 _MAX_WORDS_BEFORE_WAIT_S = 30.0  # the same for a process that then waited until it timed out
 _SHARED_PROGRESS_LINES = 3  # of other processes, before they notice that one failed
+_OTHERS_PROGRESS_S = 20.0  # for which other processes of a node may go on: torchrun looks after them every 5 s
 
 
 class Symptom(NamedTuple):
@@ -63,11 +64,15 @@ class ProcessSymptoms:
 
     started_at: symptoms before this moment are of an earlier start of the process, in seconds since the epoch.
     is_shared: other processes have printed some of the lines.
+    others_progress_at: when the processes that this one supervises last made progress; 0.0 if it has none.
     """
 
-    def __init__(self, lines: Sequence[LogLinePart], *, started_at: float, is_shared: bool) -> None:
+    def __init__(
+        self, lines: Sequence[LogLinePart], *, started_at: float, is_shared: bool, others_progress_at: float = 0.0
+    ) -> None:
         self._lines = lines
         self._is_shared = is_shared
+        self._early_until = max(started_at, others_progress_at - _OTHERS_PROGRESS_S)
         self._has_times = bool(lines) and lines[0].timestamp != lines[-1].timestamp
         self._progress: list[int] = []
         self._ordinary: list[int] = []
@@ -82,10 +87,10 @@ class ProcessSymptoms:
         self._waited_until = min(waits, default=None)
         for exception in parts.exceptions:
             symptom = self._match_exception(exception)
-            is_over = exception.is_harmless or symptom.evidence.timestamp < started_at or self._has_survived(symptom)
+            is_over = exception.is_harmless or self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else self.exceptions).append(symptom)
         for symptom in line_symptoms:
-            is_over = symptom.evidence.timestamp < started_at or self._has_survived(symptom)
+            is_over = self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else self.lines).append(symptom)
 
     def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
@@ -99,8 +104,7 @@ class ProcessSymptoms:
             elif rule:
                 symptoms.append(Symptom(rule, line, index))
             elif line.text.strip() and not _DIAGNOSTIC.search(line.text):
-                is_progress = bool(_PROGRESS.search(line.text))
-                (self._progress if is_progress else self._ordinary).append(index)
+                (self._progress if _PROGRESS.search(line.text) else self._ordinary).append(index)
         return symptoms
 
     def was_stopped(self) -> bool:
@@ -126,6 +130,10 @@ class ProcessSymptoms:
             if rule:
                 return Symptom(rule, line, exception.end, exception.has_traceback)
         return Symptom(PROGRAM_ERROR, exception.lines[-1], exception.end, exception.has_traceback)
+
+    def _is_early(self, symptom: Symptom) -> bool:
+        """Whether a symptom is of an earlier start, or those that the process supervises went on for long after it."""
+        return symptom.evidence.timestamp < self._early_until
 
     def _has_survived(self, symptom: Symptom) -> bool:
         """Whether the process went on after a symptom."""
@@ -154,6 +162,14 @@ class ProcessSymptoms:
         duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
         is_later = duration_s > _MIN_DELAY_S or not (self._has_times or symptom.has_traceback)
         return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
+
+
+def find_last_progress(lines: Sequence[LogLinePart]) -> float:
+    """When a process last printed a line of progress, in seconds since the epoch; 0.0 if it has printed none."""
+    for line in reversed(lines):
+        if _PROGRESS.search(line.text) and not _DIAGNOSTIC.search(line.text) and not find_rule(line.text):
+            return line.timestamp
+    return 0.0
 
 
 def _get_end(symptom: Symptom) -> int:

@@ -6,6 +6,8 @@ streams do not repeat anything: their callers resume by themselves.
 
 import contextlib
 import functools
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +38,7 @@ KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
 _FOREGROUND_DELETION: KubeObject = {"propagationPolicy": "Foreground"}
 _FORCED_DELETION: KubeObject = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+_PING_MAX_AGE_S = 1.0
 _MAX_PARALLEL_READS = 8
 T = TypeVar("T")
 
@@ -68,6 +71,9 @@ class Client:
         connection = open_connection(settings, self.context)
         self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context))
         self._clock = ServerClock()
+        self._pinged_at = -math.inf  # when the server last responded to a ping, in monotonic seconds
+        self._ready_at = -math.inf  # when the server was last proven to be ready, in monotonic seconds
+        self._ready_lock = threading.Lock()  # one proof at a time
 
     @property
     def host(self) -> str:
@@ -169,9 +175,16 @@ class Client:
         return send()
 
     def await_confirmation(self) -> None:
-        """Wait between two readings of an absence, and prove that the server is ready. ClusterError if it is not."""
+        """Wait between two readings of an absence, and prove that the server is ready. ClusterError if it is not.
+
+        Threads that wait at the same time share one proof, which each of them has waited for.
+        """
+        waiting_since = time.monotonic()
         time.sleep(absence.CONFIRMATION_DELAY_S)
-        self._retry(lambda: check_ready(self.credentials.current), "GET /readyz")
+        with self._ready_lock:
+            if self._ready_at <= waiting_since:
+                self._retry(lambda: check_ready(self.credentials.current), "GET /readyz")
+                self._ready_at = time.monotonic()
 
     def patch(self, obj: KubeObject, change: KubeObject | KubeObjects) -> KubeObject:
         """Merge a dict into an object, or apply a list as a JSON patch: all of it or nothing."""
@@ -256,8 +269,13 @@ class Client:
         return self._clock.now()
 
     def ping(self) -> None:
-        """Raise ClusterError if the server does not respond within seconds, or does not accept the credentials."""
-        self.get_quick("/api")
+        """Raise ClusterError if the server does not respond within seconds, or does not accept the credentials.
+
+        A ping that has succeeded less than `_PING_MAX_AGE_S` ago is not repeated.
+        """
+        if time.monotonic() - self._pinged_at > _PING_MAX_AGE_S:
+            self.get_quick("/api")
+            self._pinged_at = time.monotonic()
 
     def get_quick(self, path: str, *, accept: str = "application/json") -> KubeObject:
         """One GET, repeated for a few seconds only. `accept`: the media types of the response."""

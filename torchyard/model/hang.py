@@ -1,12 +1,12 @@
 """The recorder's data about a job's ranks, and the verdicts derived from it: which rank hangs, where, and why."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
 
-RECORD_PREFIX = "torchyard-recorder: "  # prefix of a line of a node's log that holds one rank's record
+RECORD_PREFIX = "torchyard-recorder: "  # prefix of a line of a node's log that holds ranks' records
 OnHang = Literal["off", "report", "restart", "fail"]
 # `silent` is not printed by a recorder: it is the last record of a rank of which no other has come for a long time.
 RecordKind = Literal["pulse", "stall", "resume", "end", "silent"]
@@ -112,6 +112,50 @@ class RankRecord(FrozenModel):
     waiting_share: float = Field(
         0.0, description="share of the last window that the rank spent waiting in collectives, 0 to 1"
     )
+
+
+class RankPulse(NamedTuple):
+    """A healthy rank in its node's pulse; the fields are those of RankRecord.
+
+    groups: by name, each as the collectives called, those completed, and the ranks of the group.
+    """
+
+    rank: int
+    pid: int
+    waiting_share: float
+    stalled_s: float
+    typical_pause_s: float
+    groups: dict[str, tuple[int, ...]]
+
+
+class NodePulse(FrozenModel):
+    """The line of a node's recorder about its healthy ranks."""
+
+    kind: Literal["pulse"]
+    timestamp: float
+    world: int
+    ranks: tuple[RankPulse, ...]
+
+    def build_records(self) -> list[RankRecord]:
+        """A record for each rank. ValueError if a group lacks its numbers."""
+        records = []
+        for rank in self.ranks:
+            groups = {}
+            for name, (enqueued, completed, *members) in rank.groups.items():
+                groups[name] = GroupProgress(ranks=tuple(members), enqueued=enqueued, completed=completed)
+            record = RankRecord(
+                kind=self.kind,
+                timestamp=self.timestamp,
+                rank=rank.rank,
+                world=self.world,
+                pid=rank.pid,
+                stalled_s=rank.stalled_s,
+                typical_pause_s=rank.typical_pause_s,
+                groups=groups,
+                waiting_share=rank.waiting_share,
+            )
+            records.append(record)
+        return records
 
 
 class RankGroup(FrozenModel):

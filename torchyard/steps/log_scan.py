@@ -79,9 +79,7 @@ class LogScan:
 
     def _add_end(self, text: str) -> None:
         """Store the record of a rank's end, unless a later one is known: the ranks may have been started again."""
-        record = parse_line(text)
-        if record is None or record.kind != "end":
-            return
-        previous = self.ends.get(record.rank)
-        if previous is None or record.timestamp >= previous.timestamp:
-            self.ends[record.rank] = record
+        for record in parse_line(text):
+            previous = self.ends.get(record.rank)
+            if record.kind == "end" and (previous is None or record.timestamp >= previous.timestamp):
+                self.ends[record.rank] = record

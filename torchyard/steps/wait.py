@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from torchyard.backends import job_of
 from torchyard.common.local_errors import LocalErrorGuard, is_local_error
 from torchyard.common.log import get_log
+from torchyard.common.poll_pacer import MAX_SLEEP_S, PollPacer
 from torchyard.diagnosis.deadlines import DeadlineMonitor, ExpiredDeadline, JobSnapshot
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.nccl.fabric import evaluate_fabric
@@ -27,8 +28,7 @@ from torchyard.steps.log_reader import JobLogReader
 from torchyard.steps.loss_monitor import LossMonitor
 
 _STATUS_INTERVAL_S = 2.0  # between two reads of the status of a job that does not change
-_MAX_POLL_SHARE = 0.05  # of a processor, for polls while changes come without a pause
-_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
+_MAX_STATUS_SHARE = 0.02  # of a processor
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
 _SILENCE_CAUSES = (PlatformCause.NODE_LOST, LauncherCause.HOST_SILENT)  # that explain an expired deadlines.silence
 _FABRIC_CAUSES = {"not-rdma": FabricCause.FABRIC_NOT_RDMA, "degraded": FabricCause.FABRIC_DEGRADED}  # by verdict
@@ -79,10 +79,12 @@ class _JobPoller:
         self._handle = handle
         self._emit = emit
         self._submitted_at = now - handle.age_s
-        self._poll_cost_s = 0.0  # of the last poll, in seconds of a processor
+        self._pacer = PollPacer()
         self._status: tuple[Status, Diagnosis | None] = (Status(state="pending", reason=""), None)
         self._status_basis: tuple[int, bool] | None = None  # the log lines, and whether they were current; None: none
-        self._next_status_at = 0.0  # monotonic seconds
+        self._has_news = False  # that the status does not contain
+        self._next_news_at = 0.0  # monotonic seconds, before which news waits
+        self._next_status_at = 0.0  # monotonic seconds, at which the status is read even without news
         self._started_reason = ""  # of the first status that was `running`; empty until then
         self._watch: JobWatch
         self._launcher = registry.load_launcher(handle.plan.launcher)
@@ -105,20 +107,13 @@ class _JobPoller:
         self._local_errors.pause()
 
     def poll(self) -> None:
-        """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end.
-
-        The changes of a large job come one by one, and each poll looks at all pods: the polls take at most a share of
-        `_MAX_POLL_SHARE` of a processor, so that changes which come meanwhile are read together.
-        """
-        if not self._logs.is_behind:
-            time.sleep(min(self._poll_cost_s / _MAX_POLL_SHARE, _POLL_INTERVAL_S))
-        started_at = time.thread_time()
-        self._poll_once()
-        self._poll_cost_s = time.thread_time() - started_at
+        """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end."""
+        with self._pacer.pace(is_urgent=self._logs.is_behind):
+            self._poll_once()
 
     def _poll_once(self) -> None:
         with self._local_errors.tolerate("poll the job"):
-            has_changed = self._watch.poll(timeout_s=0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
+            has_changed = self._watch.poll(timeout_s=0.0 if self._logs.is_behind else MAX_SLEEP_S)
             self._lost_line_reporter.report(self._watch.losing_logs())
             are_logs_current = self._read_logs() and not self._watch.is_disconnected()
             self._lost_worker_reporter.report(self._logs.lost_workers)
@@ -136,13 +131,18 @@ class _JobPoller:
     def _update_status(self, *, has_changed: bool, are_logs_current: bool) -> None:
         """Read the status again if the objects or the logs have changed, or after a while: some causes need patience.
 
-        Each read looks at all pods, and most polls of a running job bring nothing.
+        Each read looks at all pods several times. While changes come without a pause, the reads take at most
+        `_MAX_STATUS_SHARE` of a processor: a job of 500 pods is then judged once a second.
         """
         basis = (self._logs.line_count, are_logs_current)
+        self._has_news = self._has_news or has_changed or basis != self._status_basis
         now = time.monotonic()
-        if has_changed or basis != self._status_basis or now >= self._next_status_at:
+        if (self._has_news and now >= self._next_news_at) or now >= self._next_status_at:
+            started_at = time.thread_time()
             self._status = self._read_status(are_logs_current=are_logs_current)
             self._status_basis = basis
+            self._has_news = False
+            self._next_news_at = now + (time.thread_time() - started_at) / _MAX_STATUS_SHARE
             self._next_status_at = now + _STATUS_INTERVAL_S
 
     def _find_outcome(self, status: Status, *, are_logs_current: bool) -> Outcome | None:

@@ -120,7 +120,7 @@ def test_object_that_the_first_list_lacks_is_a_leftover(plan: ManifestPlan, fake
     labels = {"labels": plan.labels, "name": "unknown", "finalizers": ["test/held"]}
     fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": labels, "spec": {}})
     empty_list = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
-    fake_api.answer("GET", "/pods[?]", 200, empty_list, times=2)
+    fake_api.answer("GET", "/pods[?]", 200, empty_list, times=1)
     assert delete.delete_all_objects(plan) == ["Pod default/unknown"]
 
 

@@ -1,5 +1,6 @@
 """The holder of a run: the identity of a machine and folder, and when two of them are the same."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from tests.processes import containers
 from tests.processes.containers import Container, run_container
+from torchyard.common import identity
 from torchyard.common.identity import claim_id, identify_holder, identify_machine
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, runs_folder
@@ -34,10 +36,10 @@ def test_holder_is_the_same_in_every_process(folder: RunFolder) -> None:
 
 def test_containers_with_one_name_are_two_holders(folder: RunFolder) -> None:
     """Two containers with the same name and path but separate disks have different identities."""
-    identity = identify_holder(str(folder.path))
+    holder = identify_holder(str(folder.path))
     (folder.path.parent / ".id").unlink()
     claim_id.cache_clear()  # as in a process of the other container
-    assert identify_holder(str(folder.path)) != identity
+    assert identify_holder(str(folder.path)) != holder
 
 
 @pytest.mark.skipif(bool(containers.find_obstacle()), reason=containers.find_obstacle())
@@ -67,6 +69,27 @@ def start_holder(container: Container, folder: RunFolder) -> str:
 def test_holder_without_a_disk_is_host_and_folder() -> None:
     """If no id can be stored, the identity is just host and folder."""
     assert identify_holder("/proc/no-such-folder/run") == f"{socket.gethostname()}:/proc/no-such-folder/run"
+
+
+def test_holder_does_not_change_within_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the runs is made for the id; if that fails, a later success does not change the holder."""
+    path = tmp_path / "runs" / "sample-a1b2c3d4"
+    holder = identify_holder(str(path))
+    path.mkdir()
+    assert identify_holder(str(path)) == holder
+    assert "#" in holder
+
+    other_path = tmp_path / "other" / "sample-a1b2c3d4"
+    with monkeypatch.context() as context:
+        context.setattr(identity, "make_private_folder", fail_on_a_full_disk)
+        holder = identify_holder(str(other_path))
+    other_path.mkdir(parents=True)
+    assert identify_holder(str(other_path)) == holder
+    assert "#" not in holder
+
+
+def fail_on_a_full_disk(_: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_empty_id_is_replaced(folder: RunFolder) -> None:

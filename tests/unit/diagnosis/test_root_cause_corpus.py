@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.inputs.failure_logs import HARMLESS, NAMES, SPELLINGS, diagnose_lines, load_log
-from tests.inputs.noisy_logs import EARLY_LINES, ENDINGS, TAGS, build_noisy_log
+from tests.inputs.noisy_logs import EARLY_LINES, ENDINGS, STREAMS, build_noisy_log
 from tests.tools import causes_page
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.registry import LOG_RULES
@@ -133,14 +133,14 @@ def test_sentence_is_one_sentence() -> None:
     assert not [text for text in descriptions if ". " in text or text.endswith(".")]
 
 
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", ENDINGS)
-def test_early_line_changes_no_verdict(name: str, tag: str) -> None:
+def test_early_line_changes_no_verdict(name: str, stream: str) -> None:
     """A line after which the job made progress is not why it ended: cause, rank and retry stay as without it."""
     ending = ENDINGS[name]
     flips = []
     for early_line in ("", *EARLY_LINES):
-        lines, exit_codes = build_noisy_log(ending, early_line, TAGS[tag])
+        lines, exit_codes = build_noisy_log(ending, early_line, STREAMS[stream])
         failure = diagnose_failure({"node-0": lines}, exit_codes)
         assert failure
         if (failure.cause, failure.rank, failure.retry) != (ending.cause, ending.rank, ending.retry):
@@ -151,7 +151,7 @@ def test_early_line_changes_no_verdict(name: str, tag: str) -> None:
 def test_line_before_a_signal_is_reported_as_seen_before_it() -> None:
     """A signal keeps its own cause; what the process had printed is quoted."""
     early_line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    lines, exit_codes = build_noisy_log(ENDINGS["SIGKILL"], early_line, TAGS["tee"])
+    lines, exit_codes = build_noisy_log(ENDINGS["SIGKILL"], early_line, STREAMS["tee"])
     failure = diagnose_failure({"node-0": lines}, exit_codes)
     assert failure
     assert failure.sentence.endswith(f"; seen before it: {early_line}.")

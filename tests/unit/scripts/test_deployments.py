@@ -55,6 +55,32 @@ def test_deployment_of_another_folder_is_refused() -> None:
         deployments.check_ownership(foreign)
 
 
+WRITTEN = {"description": "trains", "tags": ["a", "b"], "parameters": {"profile": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("code", "current", "edited"),
+    [
+        ({}, {}, []),
+        ({}, {"tags": ["b", "a"]}, []),
+        ({}, {"tags": ["mine"]}, ["tags"]),
+        ({}, {"parameters": {"profile": "x", "overrides": {"nodes": 1}}}, ["parameters"]),
+        ({"description": "trains well"}, {}, []),
+        ({"description": "trains well"}, {"description": "mine"}, ["description"]),
+        ({"description": "trains well"}, {"description": "trains well"}, []),
+        ({}, {"tags": ["mine"], "version": "1.2"}, []),
+        ({}, {"tags": ["mine"], "version": None}, []),
+    ],
+)
+def test_field_that_differs_from_what_was_written_is_edited(
+    code: dict[str, Any], current: dict[str, Any], edited: list[str]
+) -> None:
+    """Only what a user has changed since the last write is edited; a change of the code alone is not."""
+    version = deployments.build_fields_version(WRITTEN)
+    on_server = WRITTEN | {"version": version} | current
+    assert deployments.list_edited_fields(WRITTEN | code, on_server) == edited
+
+
 def test_installation_with_a_name_has_deployments_of_its_own() -> None:
     """Every deployment of a pool has its name and its work pool; one that names another work pool stays there."""
     specs = deployments.read_deployment_specs()

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from torchyard.model.hang import RECORD_PREFIX, RankRecord
+from torchyard.model.hang import RECORD_PREFIX, NodePulse, RankRecord
 
 MAX_RECORD_BYTES = 4_000  # a recorder prints at most 3,900
 MAX_RANKS = 100_000
@@ -18,6 +18,7 @@ _MAX_PARTIAL_LINE_CHARS = MAX_RECORD_BYTES + 500  # an unfinished line, with a p
 _COLOUR = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]")
 # Control codes, raw or escaped: no name that a recorder reports contains one.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\u00[01][0-9a-fA-F]|\\u007[fF]|\\[nrtbf]")
+_LINE: TypeAdapter[RankRecord | NodePulse] = TypeAdapter(RankRecord | NodePulse, config=ConfigDict(defer_build=True))
 _CLOCK_WINDOW_S = 300.0  # over which the smallest delay is measured
 
 
@@ -83,7 +84,7 @@ class BlackBox:
         last_line = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
         changes = [self._add_record(node, record) for record in parse_records(text)]
         is_short = len(last_line) <= _MAX_PARTIAL_LINE_CHARS  # else it is dropped: memory stays bounded
-        if is_short and RECORD_PREFIX.strip() in last_line and parse_line(last_line) is None:
+        if is_short and RECORD_PREFIX.strip() in last_line and not parse_line(last_line):
             self._partial_lines[node] = last_line
         return any(changes)
 
@@ -124,24 +125,26 @@ def parse_records(text: str) -> Iterator[RankRecord]:
     if RECORD_PREFIX not in text:
         return
     for line in re.split(r"[\r\n]", text):
-        record = parse_line(line)
-        if record:
-            yield record
+        yield from parse_line(line)
 
 
-def parse_line(line: str) -> RankRecord | None:
-    """The record of a line, whatever a launcher has put before its prefix; None if it has no valid record."""
+def parse_line(line: str) -> list[RankRecord]:
+    """The records of a line, whatever a launcher has put before its prefix; empty if it is malformed or too long.
+
+    A line holds one rank's record, or the pulse of all healthy ranks of a node.
+    """
     _, prefix, text = line.partition(RECORD_PREFIX)
     if not prefix:
-        return None
+        return []
     text = _COLOUR.sub("", text).strip()
     if not text or len(text.encode(errors="replace")) > MAX_RECORD_BYTES or _CONTROL.search(text):
-        return None
+        return []
     try:
-        record = RankRecord.model_validate_json(text)
-    except (ValidationError, ValueError):  # ValueError: a lone surrogate
-        return None
-    return record if _has_valid_numbers(record) else None
+        record = _LINE.validate_json(text)
+        records = record.build_records() if isinstance(record, NodePulse) else [record]
+    except (ValidationError, ValueError):  # ValueError: a lone surrogate, or a group without its numbers
+        return []
+    return [record for record in records if _has_valid_numbers(record)]
 
 
 def _has_valid_numbers(record: RankRecord) -> bool:

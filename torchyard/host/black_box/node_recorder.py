@@ -1,7 +1,7 @@
 """The node's recorder: a thread in torchrun that prints the records of the node's ranks into the log.
 
-For a healthy rank it prints a pulse every 15 s in the first two minutes, then every minute; for a rank without progress
-for longer than usual a line every half second, later every one, two and ten seconds.
+For its healthy ranks it prints one line, their pulse, every 15 s in the first minute, then every minute; for a rank
+without progress for longer than usual a line every half second, later every one, two and ten seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .slot import Json, read_slots
 
 RECORD_PREFIX = "torchyard-recorder: "
 _POLL_INTERVAL_S = 0.5
-_FIRST_PULSES_S = 120.0  # of the recorder, during which the first interval applies
+_FIRST_PULSES_S = 65.0  # of the recorder, during which the first interval applies: four pulses can show a straggler
 _PULSE_INTERVAL_S = 15.0
 _LATER_PULSE_INTERVAL_S = 60.0
 # A rank stalls after both: seconds without progress, and times its longest pause so far.
@@ -44,7 +44,7 @@ class _RankWatch:
     """What the recorder remembers of one rank between two polls. Times are monotonic seconds.
 
     meter: of its current stall.
-    printed_at, pulse_at: when its last line, and its last pulse, was printed.
+    printed_at: when its last line was printed.
     polled_stack_id: of its stack at the last poll.
     stack_id, stack_printed_at: of the last stack that was printed, and when; 0 if its last line had none.
     """
@@ -56,7 +56,6 @@ class _RankWatch:
         self.polled_stack_id = 0
         self.stack_id = 0
         self.stack_printed_at = 0.0
-        self.pulse_at = 0.0
         self.is_stalled = False
         self.has_ended = False
 
@@ -77,6 +76,7 @@ class NodeRecorder:
         self._watches: dict[int, _RankWatch] = {}
         self._disks = DiskWatch()
         self._started_at = time.monotonic()
+        self._pulse_at = self._started_at  # when the last pulse was printed
 
     def run(self) -> None:
         """Print the lines that are due, for as long as the process runs."""
@@ -98,24 +98,36 @@ class NodeRecorder:
                 self.print_line(line)
 
     def poll(self, now: float) -> list[bytes]:
-        """The lines that are due at `now`, at most one for each rank."""
+        """The lines that are due at `now`: at most one for each rank, or for all healthy ranks together."""
         lines = []
+        healthy_records = []
         for rank, record in sorted(read_slots(self._folder).items()):
             watch = self._watches.get(rank)
             if watch is None or watch.pid != record["pid"]:
                 watch = self._watches[rank] = _RankWatch(record["pid"])
-                watch.pulse_at = now
             kind = None if watch.has_ended else self._choose_kind(watch, record, now)
-            if kind:
+            if kind == "healthy":
+                healthy_records.append(record)
+            elif kind:
                 watch.printed_at = now
                 details = self._complete_record(kind, watch, record, now)
                 is_settled = _identify_stack(record) == watch.polled_stack_id
                 lines.append(_format_line(_omit_known_stack(watch, details, now, is_settled=is_settled)))
             watch.polled_stack_id = _identify_stack(record)
+        if healthy_records and self._is_pulse_due(now):
+            self._pulse_at = now
+            if not any(watch.is_stalled for watch in self._watches.values()):
+                self._disks.record_progress(now)
+            lines += _format_pulse(healthy_records, now)
         return lines
 
+    def _is_pulse_due(self, now: float) -> bool:
+        is_first_minute = now - self._started_at < _FIRST_PULSES_S
+        interval_s = _PULSE_INTERVAL_S if is_first_minute else _LATER_PULSE_INTERVAL_S
+        return now - self._pulse_at >= interval_s
+
     def _choose_kind(self, watch: _RankWatch, record: Json, now: float) -> str | None:
-        """The kind of line that is due for a rank; None if none is."""
+        """The kind of line that is due for a rank; `healthy` if it belongs into the next pulse; None if none is."""
         if not processes.read_state(watch.pid):
             watch.has_ended = True
             return "end"
@@ -138,13 +150,7 @@ class NodeRecorder:
         if watch.is_stalled:
             watch.is_stalled = False
             return "resume"
-        pulse_interval_s = _PULSE_INTERVAL_S if now - self._started_at < _FIRST_PULSES_S else _LATER_PULSE_INTERVAL_S
-        if now - watch.pulse_at < pulse_interval_s:
-            return None
-        watch.pulse_at = now
-        if not any(other.is_stalled for other in self._watches.values()):
-            self._disks.record_progress(now)
-        return "pulse"
+        return "healthy"
 
     def _complete_record(self, kind: str, watch: _RankWatch, record: Json, now: float) -> Json:
         """The record to print; for a stall with what the kernel reports about the process."""
@@ -226,13 +232,49 @@ def _choose_interval_s(stalled_s: float) -> float:
     raise AssertionError("the last limit is infinite")
 
 
+def _format_pulse(records: list[Json], now: float) -> list[bytes]:
+    """The pulse of these ranks, in as few lines as fit into one write to a pipe each.
+
+    Each rank is a list, in the order of torchyard's model: the log of a healthy job must have few bytes of it.
+    """
+    lines = []
+    pulse = {"kind": "pulse", "timestamp": round(time.time(), 1), "world": records[0]["world"]}
+    ranks: list[Json] = []
+    for record in records:
+        groups = {}
+        for name, progress in record["groups"].items():
+            groups[name] = [progress["enqueued"], progress["completed"], *progress["ranks"]]
+        waiting_share = round(record["waiting_share"], 2)
+        typical_pause_s = round(record["typical_pause_s"], 1)
+        stalled_s = round(now - record["moved"], 1)
+        rank = [record["rank"], record["pid"], waiting_share, stalled_s, typical_pause_s, groups]
+        if len(_encode(dict(pulse, ranks=[*ranks, rank]))) <= _MAX_LINE_BYTES:
+            ranks.append(rank)
+            continue
+        if ranks:
+            lines.append(_encode(dict(pulse, ranks=ranks)))
+        ranks = [rank]
+        if len(_encode(dict(pulse, ranks=ranks))) > _MAX_LINE_BYTES:  # its groups have many members
+            names = ("rank", "pid", "waiting_share", "typical_pause_s", "groups")
+            lines.append(_format_line(dict({name: record[name] for name in names}, stalled_s=stalled_s, **pulse)))
+            ranks = []
+    if ranks:
+        lines.append(_encode(dict(pulse, ranks=ranks)))
+    return lines
+
+
+def _encode(record: Json) -> bytes:
+    """The record as a line."""
+    return (RECORD_PREFIX + json.dumps(record, separators=(",", ":")) + "\n").encode()
+
+
 def _format_line(record: Json) -> bytes:
     """The record as a line that fits into one write to a pipe.
 
     To shorten it, outer frames are left out first, then members of groups, connections, groups, and the stack.
     """
     while True:
-        line = (RECORD_PREFIX + json.dumps(record, separators=(",", ":")) + "\n").encode()
+        line = _encode(record)
         if len(line) <= _MAX_LINE_BYTES:
             return line
         groups = record["groups"]

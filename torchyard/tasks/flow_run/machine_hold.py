@@ -5,7 +5,6 @@ a second time. Its process therefore gives the run back to the pool, until the m
 lease there has ended.
 """
 
-import contextlib
 import logging
 import os
 import time
@@ -21,7 +20,6 @@ from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_
 
 from torchyard.common.identity import identify_machine
 from torchyard.common.log import get_log
-from torchyard.common.private_files import make_private_folder
 from torchyard.host.identity import read_boot_id
 from torchyard.launchers import registry
 from torchyard.model.errors import DetachedError, HolderGoneError
@@ -74,8 +72,6 @@ def hold_run(profile: Profile, run_id: str, folder: RunFolder, run_count: int) -
     """
     if not flow_run.id or not _starts_local_processes(profile, run_id, folder):
         return
-    with contextlib.suppress(OSError):  # the runner reports a folder that cannot be used
-        make_private_folder(runs_folder())  # `identify_machine` stores the machine's id in it
     own_hold = MachineHold(identify_machine(runs_folder()), read_boot_id())
     if run_count > 1:
         try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.builders.rank_records import build_record
 from torchyard.diagnosis.hang.records import BlackBox, parse_line, parse_records
-from torchyard.model.hang import RECORD_PREFIX
+from torchyard.model.hang import RECORD_PREFIX, GroupProgress
 
 
 class Clock:
@@ -29,7 +29,7 @@ def line(rank: int = 0, **fields: Any) -> str:
 @pytest.mark.parametrize("prefix", ["", "[default0]:", "[1,0]<stdout>:", "\x1b[32m[rank3]: ", "2026-01-01T00:00:00Z "])
 def test_prefixes_before_the_mark(prefix: str) -> None:
     """Whatever a launcher puts before the mark, the record is read."""
-    assert parse_line(prefix + line(2)) == build_record(2, node="")
+    assert parse_line(prefix + line(2)) == [build_record(2, node="")]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_prefixes_before_the_mark(prefix: str) -> None:
 )
 def test_malformed_lines_are_ignored(text: str) -> None:
     """A line that is torn, malformed or too long is no record."""
-    assert parse_line(text) is None
+    assert parse_line(text) == []
 
 
 @given(st.text())
@@ -65,6 +65,46 @@ def test_any_text_is_read(text: str) -> None:
 def test_carriage_returns_end_lines() -> None:
     """A progress bar before a record does not hide it."""
     assert next(parse_records(f"50%\r60%\r{line(1)}\r\n")).rank == 1
+
+
+PULSE: dict[str, Any] = {
+    "kind": "pulse",
+    "timestamp": 5.0,
+    "world": 4,
+    "ranks": [[0, 70, 0.25, 0.5, 1.5, {"0": [9, 8], "1": [3, 3, 0, 2]}], [1, 71, 0, 0, 0, {}]],
+}
+
+
+def format_pulse(**fields: Any) -> str:
+    return RECORD_PREFIX + json.dumps(PULSE | fields)
+
+
+def test_pulse_of_a_node_has_a_record_for_each_rank() -> None:
+    """The healthy ranks of a node share one line, with their groups."""
+    first, second = parse_line("[default0]:" + format_pulse())
+    assert (first.rank, first.pid, first.world, first.timestamp) == (0, 70, 4, 5.0)
+    assert (first.waiting_share, first.stalled_s, first.typical_pause_s) == (0.25, 0.5, 1.5)
+    assert first.groups == {
+        "0": GroupProgress(enqueued=9, completed=8),
+        "1": GroupProgress(enqueued=3, completed=3, ranks=(0, 2)),
+    }
+    assert (second.rank, second.kind, second.stalled_s, second.groups) == (1, "pulse", 0.0, {})
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [[0]],
+        [[0, 70, 0.1, 0.0, 0.0, {"0": [9]}]],
+        [[0, 70, 0.1, 0.0, 0.0, {"0": ["x", 1]}]],
+        [[9, 70, 0.1, 0.0, 0.0, {}]],
+        [0],
+        {},
+    ],
+)
+def test_malformed_pulses_are_ignored(ranks: object) -> None:
+    """A pulse whose rank lacks a number, or is not in the job, has no records."""
+    assert parse_line(format_pulse(ranks=ranks)) == []
 
 
 def test_latest_record_and_node_of_a_rank() -> None:

@@ -1,6 +1,5 @@
 """NodeRecorder: which records of a node's ranks it prints, and when."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import wait_until
+from torchyard.diagnosis.hang.records import parse_records
 from torchyard.host.black_box import activity, node_recorder
 from torchyard.host.black_box.activity import Activity
 from torchyard.host.black_box.node_recorder import NodeRecorder
@@ -21,6 +21,24 @@ from torchyard.host.black_box.slot import RecordSlot
 from torchyard.model.hang import RECORD_PREFIX, RankRecord
 
 FRAME = {"function": "load", "file": "/app/train.py", "line": 88}
+
+
+def build_healthy_record(rank: int, now: float) -> dict[str, Any]:
+    """What a rank of two writes at this moment if it makes progress; it lacks the ids of its process."""
+    return {
+        "rank": rank,
+        "world": 2,
+        "pid": 0,
+        "tid": 0,
+        "tick": now,
+        "moved": now,
+        "typical_pause_s": 0.2,
+        "torch": True,
+        "trainer": 0,
+        "store_port": 0,
+        "groups": {"0": {"ranks": [], "enqueued": 5, "completed": 5}},
+        "waiting_share": 0.1,
+    }
 
 
 class Node:
@@ -39,23 +57,9 @@ class Node:
     def poll(self, elapsed_s: float, **fields: Any) -> list[RankRecord]:
         """The records printed after so many seconds; the rank's thread has just run unless `tick` is set."""
         now = self.start + elapsed_s
-        record: dict[str, Any] = {
-            "rank": 0,
-            "world": 2,
-            "pid": self.rank.pid,
-            "tid": 0,
-            "tick": now,
-            "moved": now,
-            "typical_pause_s": 0.2,
-            "torch": True,
-            "trainer": self.rank.pid,
-            "store_port": 0,
-            "groups": {"0": {"ranks": [], "enqueued": 5, "completed": 5}},
-            "waiting_share": 0.1,
-        }
+        record = build_healthy_record(0, now) | {"pid": self.rank.pid, "trainer": self.rank.pid}
         self.slot.write(record | fields)
-        lines = [line.decode() for line in self.recorder.poll(now)]
-        return [RankRecord.model_validate(json.loads(line.removeprefix(RECORD_PREFIX))) for line in lines]
+        return list(parse_records("".join(line.decode() for line in self.recorder.poll(now))))
 
 
 @pytest.fixture
@@ -75,6 +79,40 @@ def test_healthy_rank_has_a_pulse(node: Node) -> None:
     """A rank that makes progress has its first record after 15 s."""
     assert [node.poll(elapsed_s) for elapsed_s in (0, 5, 14)] == [[], [], []]
     assert [record.kind for record in node.poll(15.5)] == ["pulse"]
+
+
+def test_healthy_ranks_share_one_short_line(tmp_path: Path) -> None:
+    """Eight healthy ranks print fewer than 450 bytes a minute, once the first minute is over."""
+    recorder = NodeRecorder(str(tmp_path))
+    start = time.monotonic()
+    lines = []
+    slots = [RecordSlot.claim(str(tmp_path), rank) for rank in range(8)]
+    for elapsed_s in range(0, 301, 5):
+        for rank, slot in enumerate(slots):
+            assert slot
+            record = build_healthy_record(rank, start + elapsed_s) | {"world": 8, "pid": os.getpid()}
+            slot.write(record)
+        lines += [(elapsed_s, line) for line in recorder.poll(start + elapsed_s)]
+    assert [elapsed_s for elapsed_s, _ in lines] == [15, 30, 45, 60, 120, 180, 240, 300]
+    assert all(len(line) < 450 for _, line in lines)
+    assert [record.rank for record in parse_records(lines[-1][1].decode())] == list(range(8))
+
+
+def test_pulse_of_large_groups_takes_several_lines(tmp_path: Path) -> None:
+    """No line of a pulse is longer than a pipe takes at once, and every rank is in one of them."""
+    recorder = NodeRecorder(str(tmp_path))
+    start = time.monotonic()
+    members = {0: 600, 1: 600, 2: 1200}
+    for rank, count in members.items():
+        slot = RecordSlot.claim(str(tmp_path), rank)
+        assert slot
+        group = {"ranks": list(range(count)), "enqueued": 5, "completed": 5}
+        record = build_healthy_record(rank, start + 20) | {"world": 5000, "pid": os.getpid(), "groups": {"1": group}}
+        slot.write(record)
+    lines = recorder.poll(start + 20)
+    assert (len(lines), max(map(len, lines)) <= 4096) == (3, True)
+    records = list(parse_records("".join(line.decode() for line in lines)))
+    assert [(record.rank, len(record.groups["1"].ranks)) for record in records] == [(0, 600), (1, 600), (2, 0)]
 
 
 def test_stalled_rank_is_printed_every_half_second(node: Node) -> None:
@@ -125,7 +163,7 @@ def test_long_stall_is_printed_less_often(node: Node) -> None:
 
 def test_usual_pause_is_not_a_stall(node: Node) -> None:
     """A rank that usually pauses for 20 s may do so again."""
-    assert node.poll(30, moved=node.start, typical_pause_s=20.0) == []
+    assert [record.kind for record in node.poll(30, moved=node.start, typical_pause_s=20.0)] == ["pulse"]
 
 
 def test_start_of_a_program_is_not_a_stall(node: Node) -> None:
