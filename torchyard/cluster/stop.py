@@ -41,7 +41,8 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
             host = get_cluster_client(plan.cluster).host
             raise ClusterError(host, "watch the job", f"no response for {STOP_OUTAGE_TIMEOUT_S:.0f} s", 0)
 
-    watch = ClusterWatch(plan, check_outage)
+    needed_kinds = tuple(watched for watched in plan.watch if watched.kind in (plan.main["kind"], "Pod"))
+    watch = ClusterWatch(plan.model_copy(update={"watch": needed_kinds}), check_outage)
     with watch:
         watch.drain_ended_logs(check_outage, idle_timeout_s=LOG_IDLE_TIMEOUT_S)
         delete_object(plan, plan.main)

@@ -263,9 +263,14 @@ class Runner:
         self.may_run = False
         return ended
 
-    def teardown(self, attempt: OpenAttempt) -> tuple[str, ...]:
-        """Remove everything of the attempt, which is then no longer open; return its leftovers, empty if none."""
-        leftovers = self._run_step("teardown", lambda: self.remove(attempt.plan), describe_leftovers)
+    def teardown(self, attempt: OpenAttempt, *, is_removed: bool = False) -> tuple[str, ...]:
+        """Remove everything of the attempt, which is then no longer open; return its leftovers, empty if none.
+
+        `is_removed`: it is proven that nothing remains, so the step is only recorded.
+        """
+        leftovers = self._run_step(
+            "teardown", lambda: () if is_removed else self.remove(attempt.plan), describe_leftovers
+        )
         self.leftovers += leftovers
         self.open_attempt = None
         return leftovers
@@ -518,10 +523,11 @@ class Runner:
                 lost=lost_lines,
                 hang=read_hang(self.folder.attempt(attempt.number)),
             )
-        self.leftovers += self.remove(attempt.plan)
+        leftovers = self.remove(attempt.plan)  # before the logs are read: others wait for the machines
+        self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)
-            self.teardown(attempt)
+            self.teardown(attempt, is_removed=not leftovers)
         except RunInUseError:
             raise
         except TorchyardError as error:
