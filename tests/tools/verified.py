@@ -1,6 +1,6 @@
 """`make e2e`: runs the suites of complete runs, and records for which files each has passed as a whole.
 
-    python -m tests.tools.verified [--changed]
+    python -m tests.tools.verified [--changed] [SUITE ...]
 
 tests/verified.json holds, for each suite, a digest of the files that it covers. With `--changed`, as in CI, a suite is
 left out if this digest is still theirs: it has passed for exactly these files. Only a machine on which no test may be
@@ -90,9 +90,14 @@ def read_record() -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.tools.verified", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"only these: {', '.join(SUITES)}")
     parser.add_argument("--changed", action="store_true", help="leave out what has passed for the same files")
     args = parser.parse_args(argv)
-    for name, suite in SUITES.items():
+    unknown_names = sorted(set(args.suites) - SUITES.keys())
+    if unknown_names:
+        parser.error(f"no suite is named {unknown_names[0]}; there are: {', '.join(SUITES)}")
+    for name in args.suites or SUITES:
+        suite = SUITES[name]
         digest = compute_digest(suite)
         if args.changed and read_record().get(name) == digest:
             print(f"tests/{name}: has passed for these files (tests/verified.json); `make e2e` runs it", flush=True)

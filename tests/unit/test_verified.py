@@ -71,3 +71,13 @@ def test_failed_or_incomplete_suite_is_not_recorded(monkeypatch: pytest.MonkeyPa
     verified.RECORD.unlink()
     assert verified.main([]) == 3
     assert not verified.RECORD.exists()
+
+
+@pytest.mark.usefixtures("repository")
+def test_one_suite_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """A suite that is named runs alone; an unknown name is an error that lists the suites."""
+    verified.main(["cluster"])
+    assert read_run_suites(capsys) == ["cluster"]
+    with pytest.raises(SystemExit):
+        verified.main(["clusters"])
+    assert "no suite is named clusters; there are: local, cluster" in capsys.readouterr().err

@@ -12,6 +12,8 @@ import math
 import os
 import time
 import zlib
+from collections import deque
+from typing import Deque, Tuple
 
 from . import processes, rank_recorder
 from .activity import ActivityMeter
@@ -26,6 +28,10 @@ _LATER_PULSE_INTERVAL_S = 60.0
 # A rank stalls after both: seconds without progress, and times its longest pause so far.
 _STALL_FLOOR_S = 1.5
 _STALL_FACTOR = 2.0
+# A rank's own pauses of the last minutes, wherever they were, are not stalls either, unless they are long.
+_PAUSE_FACTOR = 1.5
+_PAUSE_MEMORY_S = 180.0
+_MAX_USUAL_PAUSE_S = 3.0
 _START_FLOOR_S = 10.0  # before the first process group: the program imports torch, and waits for the other nodes
 _TORCHLESS_FLOOR_S = 10.0  # before torch is imported, of a rank that is idle for as long
 _TORCHLESS_UNTIL_S = 130.0  # after that, a program that does not use torch prints nothing
@@ -47,6 +53,8 @@ class _RankWatch:
     printed_at: when its last line was printed.
     polled_stack_id: of its stack at the last poll.
     stack_id, stack_printed_at: of the last stack that was printed, and when; 0 if its last line had none.
+    pauses: how long the rank made no progress, and when that ended, for its last pauses.
+    stalled_s: seconds without progress, at the last poll.
     """
 
     def __init__(self, pid: int) -> None:
@@ -58,6 +66,19 @@ class _RankWatch:
         self.stack_printed_at = 0.0
         self.is_stalled = False
         self.has_ended = False
+        self.pauses: Deque[Tuple[float, float]] = deque(maxlen=16)
+        self.stalled_s = 0.0
+
+    def note_pause(self, now: float, stalled_s: float) -> None:
+        """Keep the pause that has ended, if one has: the rank has made progress since the last poll."""
+        if stalled_s < self.stalled_s and self.stalled_s > _SAMPLED_FROM_S:
+            self.pauses.append((self.stalled_s, now))
+        self.stalled_s = stalled_s
+
+    def find_usual_pause(self, now: float) -> float:
+        """The longest of the rank's last pauses, at most `_MAX_USUAL_PAUSE_S`."""
+        recent = [pause_s for pause_s, ended_at in self.pauses if now - ended_at < _PAUSE_MEMORY_S]
+        return min(max(recent, default=0.0) * _PAUSE_FACTOR, _MAX_USUAL_PAUSE_S)
 
 
 class NodeRecorder:
@@ -132,6 +153,7 @@ class NodeRecorder:
             watch.has_ended = True
             return "end"
         stalled_s = now - record["moved"]
+        watch.note_pause(now, stalled_s)
         is_frozen = now - record["tick"] > _FROZEN_S
         if is_frozen or stalled_s > _SAMPLED_FROM_S:
             watch.meter.measure(now, record)
@@ -139,7 +161,8 @@ class NodeRecorder:
             is_due = _TORCHLESS_FLOOR_S < stalled_s < _TORCHLESS_UNTIL_S and watch.meter.idle_s > _TORCHLESS_FLOOR_S
             return "stall" if is_due and now - watch.printed_at >= _choose_interval_s(math.inf) else None
         floor_s = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
-        if is_frozen or stalled_s > max(floor_s, _STALL_FACTOR * record["typical_pause_s"]):
+        limit_s = max(floor_s, _STALL_FACTOR * record["typical_pause_s"], watch.find_usual_pause(now))
+        if is_frozen or stalled_s > limit_s:
             interval_s = _choose_interval_s(stalled_s if record["groups"] else math.inf)
             if watch.is_stalled and watch.meter.activity and watch.meter.activity.is_active:
                 interval_s = max(interval_s, _ACTIVE_INTERVAL_S)

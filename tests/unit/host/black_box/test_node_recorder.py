@@ -142,7 +142,7 @@ def test_stack_that_changes_all_the_time_is_printed_every_ten_seconds(node: Node
 
 def test_stack_is_printed_in_each_stall(node: Node) -> None:
     """A rank that has resumed has its stack in the first line of the next stall."""
-    polls = [(2.0, 0.0), (3.0, 3.0), (6.0, 3.0)]
+    polls = [(2.0, 0.0), (3.0, 3.0), (6.5, 3.0)]
     records = [node.poll(now, moved=node.start + moved, stack=[FRAME])[0] for now, moved in polls]
     assert [(record.kind, len(record.stack)) for record in records] == [("stall", 1), ("resume", 0), ("stall", 1)]
 
@@ -164,6 +164,20 @@ def test_long_stall_is_printed_less_often(node: Node) -> None:
 def test_usual_pause_is_not_a_stall(node: Node) -> None:
     """A rank that usually pauses for 20 s may do so again."""
     assert [record.kind for record in node.poll(30, moved=node.start, typical_pause_s=20.0)] == ["pulse"]
+
+
+def test_pauses_of_the_last_minutes_are_no_stalls(node: Node) -> None:
+    """A rank that has paused for two seconds, at another line, may do so again; for four seconds it may not."""
+
+    def list_kinds(started_s: float, *polls: float) -> list[str]:
+        printed = [node.poll(started_s + elapsed_s, moved=node.start + started_s) for elapsed_s in polls]
+        return [record.kind for records in printed for record in records]
+
+    assert list_kinds(0.0, 0.0, 1.0, 2.1) == ["stall"]
+    assert list_kinds(2.2, 0.0, 1.0, 2.1) == ["resume"]
+    assert list_kinds(4.4, 0.0, 2.1, 4.0) == ["stall"]
+    assert list_kinds(9.0, 0.0) == ["resume"]
+    assert list_kinds(300.0, 0.0, 2.1)[-1] == "stall"
 
 
 def test_start_of_a_program_is_not_a_stall(node: Node) -> None:
