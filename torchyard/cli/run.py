@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from torchyard.assembly import create_runner
 from torchyard.cli.find import fetch_run_to_resume
-from torchyard.common.log import LOGGER_NAME
-from torchyard.common.log_filter import SafeText
+from torchyard.common.log import LOGGER_NAME, SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.model.errors import DetachedError, NoReportError, ProfileError
 from torchyard.model.finding import Finding

@@ -1,7 +1,11 @@
-"""The log of a run: Python's logging, unless the program that runs the engine sets its own log."""
+"""The log of a run: Python's logging, unless the program that runs the engine sets its own log; and its filter."""
 
 import logging
 from collections.abc import Callable
+
+from torchyard.common.escaping import strip_control_codes
+from torchyard.common.secrets import mask_text
+from torchyard.model.errors import TorchyardError
 
 RunLogger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 LOGGER_NAME = "torchyard"
@@ -28,3 +32,22 @@ def set_log_source(source: Callable[[], RunLogger]) -> Callable[[], RunLogger]:
 def get_log() -> RunLogger:
     """The current log. Call this for each message: the program may set another source at any time."""
     return _source()
+
+
+class SafeText(logging.Filter):
+    """A filter for every log handler: escape and mask the message of each record, in place; none is dropped.
+
+    A TorchyardError is a complete sentence: it replaces the message, and its stack trace is not logged.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, TorchyardError):
+            message = str(error)
+            record.exc_info = None
+            record.exc_text = None
+        else:
+            message = record.getMessage()
+        record.msg = mask_text(strip_control_codes(message))
+        record.args = ()
+        return True

@@ -12,8 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingContextError
 from prefect.logging import get_run_logger
 
-from torchyard.common.log import LOGGER_NAME, RunLogger, set_log_source
-from torchyard.common.log_filter import SafeText
+from torchyard.common.log import LOGGER_NAME, RunLogger, SafeText, set_log_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
