@@ -1,15 +1,11 @@
 """Checks which rights this user has in the namespace: one review of its rules, and one of each right not among them."""
 
-import math
 import re
-import threading
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torchyard.kube.client import Client
-from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
@@ -18,22 +14,9 @@ from torchyard.model.requirements import Permission
 Rule = Mapping[str, Any]
 Right = tuple[str, str]  # a verb, and a resource as in `is_allowed`
 _MAX_PARALLEL_REVIEWS = 16
-_RULES_MAX_AGE_S = 10.0  # preflight and the submission after it need the same rules
 RBAC_COMMAND = "`kubectl apply -f deploy/kubernetes/rbac.yaml`"
 # The API server's message, and that of the AppWrapper's webhook.
 _FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authorized to create (\S+) in ')
-
-
-class _CachedRules:
-    """The rules of one client's user, and when they were read, in monotonic seconds."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.read_at = -math.inf
-        self.rules: list[Rule] = []
-
-
-_RULES = PerClient(lambda _: _CachedRules())
 
 
 def check_permissions(client: Client, permissions: Iterable[Permission]) -> list[Finding]:
@@ -75,16 +58,7 @@ def _format_permissions(rights: Iterable[Right]) -> str:
 
 
 def read_rules(client: Client) -> list[Rule]:
-    """The rules for this user in the client's namespace, at most `_RULES_MAX_AGE_S` old; empty if none are listed."""
-    cached = _RULES.get(client)
-    with cached.lock:
-        if time.monotonic() - cached.read_at > _RULES_MAX_AGE_S:
-            cached.rules = _query_rules(client)
-            cached.read_at = time.monotonic()
-        return cached.rules
-
-
-def _query_rules(client: Client) -> list[Rule]:
+    """The rules for this user in the client's namespace; empty if the server does not list them."""
     version = "authorization.k8s.io/v1"
     try:
         review = _post_review(client, version, "SelfSubjectRulesReview", {"namespace": client.namespace})
