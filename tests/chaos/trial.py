@@ -156,9 +156,9 @@ class Trial(ABC):
         wait_until(description, is_reached, ARRIVAL_TIMEOUT_S)
 
     def is_in_step(self, step: str) -> bool:
-        """Whether this step is the last entry of the run's journal."""
-        events = self.folder.events()
-        return bool(events) and events[-1].get("name") == step
+        """Whether the run's journal shows that this step has begun, and not ended."""
+        steps = [event for event in self.folder.events() if event["event"] in ("step", "step-end")]
+        return bool(steps) and (steps[-1]["event"], steps[-1].get("name")) == ("step", step)
 
     # --- collect sends no request that can be held: a pipe blocks its last action, the record of the attempt's end
 

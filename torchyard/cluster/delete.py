@@ -73,7 +73,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         leftovers = _list_leftovers(plan)
         if leftovers:
             return leftovers
-    remaining = _read_own_objects(plan)
+    remaining = _await_own_objects(plan)
     return [describe_leftover(obj) for obj in remaining] or _list_leftovers(plan)
 
 
@@ -87,6 +87,20 @@ def _list_leftovers(plan: ManifestPlan) -> list[str]:
         if kind in listing.refusals:
             leftovers.append(_describe_unlisted_kind(client, kind, listing.refusals[kind]))
     return leftovers
+
+
+def _await_own_objects(plan: ManifestPlan) -> list[KubeObject]:
+    """The plan's own objects that exist, once none of them is being deleted, or their removal has taken too long.
+
+    A list that lacked one of them may have been wrong, so that nothing has waited for it yet.
+    """
+    deadline = time.monotonic() + REMOVAL_TIMEOUT_S
+    while True:
+        objects = _read_own_objects(plan)
+        is_any_terminating = any(obj["metadata"].get("deletionTimestamp") for obj in objects)
+        if not is_any_terminating or time.monotonic() > deadline:
+            return objects
+        time.sleep(_REMOVAL_POLL_INTERVAL_S)
 
 
 def _read_own_objects(plan: ManifestPlan) -> list[KubeObject]:

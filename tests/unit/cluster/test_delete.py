@@ -352,6 +352,23 @@ def test_files_that_are_being_deleted_are_awaited(planned: Planned, fake_api: Fa
     assert delete.delete_all_objects(plan) == []
 
 
+def test_files_that_the_lists_lack_are_awaited_by_name(planned: Planned, fake_api: FakeApi) -> None:
+    """A ConfigMap that is being deleted, and that empty lists hide, is not left over."""
+    plan = planned(launcher="pytorchjob")
+    create.create_job(plan)
+    key = ObjectKey("v1/configmaps", "default", f"{plan.job}-files")
+    fake_api.objects.patch(key, {"metadata": {"finalizers": ["foregroundDeletion"]}})
+    empty_list = {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+    fake_api.answer("GET", "labelSelector", 200, empty_list)
+
+    def remove_once_read() -> None:
+        wait_until(lambda: len(fake_api.find_requests("GET", rf"/configmaps/{plan.job}-files$")) > 1)
+        fake_api.objects.patch(key, {"metadata": {"finalizers": None}})
+
+    run_later(0.0, remove_once_read)
+    assert delete.delete_all_objects(plan) == []
+
+
 def test_files_that_may_not_be_listed_are_a_leftover(planned: Planned, fake_api: FakeApi) -> None:
     """A run that has created a ConfigMap reports a possible leftover if ConfigMaps may not be listed."""
     plan = planned(files={"/opt/sample.py": "sample.py"})
