@@ -131,7 +131,7 @@ def get_expected_end(cell: Cell) -> ExpectedEnd:
         "agent": ExpectedEnd(("Completed",), attempts=(1, 2)),
         "rank": ExpectedEnd(("Completed", "Failed"), attempts=(1, 2)),
         "shared folder": ExpectedEnd(("stopped",)),
-        "lost Lease": ExpectedEnd(("Crashed", "Stopped", "Failed")),
+        "lost Lease": ExpectedEnd(("moved",)),
     }
     return rules.get(cell.fault) or rules.get(cell.fault.split()[0]) or ExpectedEnd(("Completed",))
 

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from tests.chaos.cells import Cell
+from tests.chaos.cells import Cell, Result, get_expected_end
 from tests.chaos.namespace import ATTEMPT_LABEL, JOB_KINDS, ChaosNamespace, Object, get_labels
 from tests.chaos.program import WAITING_ANNOTATION, Program
-from tests.chaos.trial import DEADLINES, Trial
-from tests.chaos.world import World
+from tests.chaos.trial import DEADLINES, END_TIMEOUT_S, Trial
+from tests.chaos.world import World, wait_until
 from tests.cluster.gate import Fault, Gate
 from tests.cluster.jobs import as_user
 from torchyard.model.plan import ManifestPlan
@@ -22,6 +22,7 @@ OLD_RUN_AGE_S = 25.0  # how long an old run runs before its fault: longer than t
 BRIEF_DEADLINES = {"start": "15s", "silence": "15s"}
 BLACK_HOLE_S = 20.0  # seconds that new connections stall; connections open before stay dead
 FAULT_DURATIONS_S = {"black hole": BLACK_HOLE_S, "reset": BURST_S / 2}  # of faults that are not bursts
+OBSERVED_S = 5.0  # for which the job must go on after the launcher has exited
 LEASE_OUTAGE_S = 20.0  # seconds without network, in which another launcher takes the Lease
 RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted", "lost Lease")  # faults that end a run permanently
 ATTEMPT_ENDING_FAULTS = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
@@ -237,6 +238,29 @@ class LeaseTrial(ClusterTrial):
         self.gate.fail("black hole", duration_s=LEASE_OUTAGE_S)
         self.namespace.take_lease(self.name)
         os.kill(self.owner_pid, signal.SIGTERM)
+
+    def watch_end(self) -> Result:
+        """Wait until this launcher has exited; Prefect's state is the next launcher's, which does not exist here."""
+        started_at = time.monotonic()
+        self.is_fault_injected.set()
+        self.release()
+        end = wait_until("the end", self.find_end, END_TIMEOUT_S, 0.5)
+        time.sleep(OBSERVED_S)
+        problems = [f"ended {end['end']}"] if end["end"] not in get_expected_end(self.cell).names else []
+        return Result(
+            self.cell,
+            end["end"],
+            end["sentence"],
+            time.monotonic() - started_at,
+            double_submits=self.count_doubles(),
+            leftovers=tuple(self.list_remains()),
+            other_problems=tuple(problems),
+        )
+
+    def find_end(self) -> dict[str, Any] | None:
+        """The end in the run's journal; None until the process that wrote it has exited."""
+        end = self.folder.read_record().find_last("end")
+        return end if end and not Path(f"/proc/{self.owner_pid}").exists() else None
 
     def list_leftovers(self) -> list[str]:
         """What a correct end does not change: the next launcher's job and both of its pods are there."""
