@@ -69,7 +69,7 @@ picture: .venv/.locked ## record the animated picture of the README
 	@$(BIN)/python -m tests.tools.demo_animation
 
 e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE; CHANGED=1: what has not passed for these files
-	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python -m tests.tools.verified $(if $(CHANGED),--changed)
+	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python -m tests.tools.verified --workers $(WORKERS) $(if $(CHANGED),--changed)
 
 everything: test e2e ## run all tests: check, unit tests, complete runs; before a release or a large change
 

@@ -146,7 +146,9 @@ def _check_no_open_runs(client: "SyncPrefectClient", pool_filter: "WorkPoolFilte
     state_filter = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=open_types)))
     runs = client.read_flow_runs(flow_run_filter=state_filter, work_pool_filter=pool_filter)
     if runs:
-        raise YardError(f"{len(runs)} runs have not ended, such as {runs[0].name}: cancel them, or wait, and try again")
+        raise YardError(
+            f"runs that have not ended: {len(runs)}, such as {runs[0].name}: cancel them, or wait, and try again"
+        )
 
 
 def read_deployment_specs() -> list[DeploymentSpec]:

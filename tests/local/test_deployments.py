@@ -182,7 +182,7 @@ def test_installation_is_removed(
     subprocess.run(command, env=os.environ | server, cwd=ROOT, check=True)
     run = client.create_flow_run_from_deployment(read_deployment(client, "train/digits-local@team-c").id)
     client.set_flow_run_state(run.id, State(type=StateType.RUNNING), force=True)
-    with pytest.raises(YardError, match="1 runs have not ended"):
+    with pytest.raises(YardError, match="runs that have not ended: 1, such as"):
         delete_deployments()
 
     client.set_flow_run_state(run.id, State(type=StateType.COMPLETED), force=True)

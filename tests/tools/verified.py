@@ -1,6 +1,6 @@
 """`make e2e`: runs the suites of complete runs, and records for which files each has passed as a whole.
 
-    python -m tests.tools.verified [--changed] [SUITE ...]
+    python -m tests.tools.verified [--changed] [--workers N] [SUITE ...]
 
 tests/verified.json holds, for each suite, a digest of the files that it covers. With `--changed`, as in CI, a suite is
 left out if this digest is still theirs: it has passed for exactly these files. Only a machine on which no test may be
@@ -22,7 +22,6 @@ from tests.tools import skips
 from torchyard.common.project_root import ROOT
 
 RECORD = ROOT / "tests" / "verified.json"
-_WORKERS = ("-n", "3", "--dist", "loadfile")
 # What no suite of complete runs reads.
 _UNREAD = (
     "CHANGELOG.md",
@@ -58,7 +57,9 @@ class Suite(NamedTuple):
 
 
 SUITES = {
-    "local": Suite(["-m", "tests.tools.rerun_alone", *_WORKERS, "-rfEs", "tests/local"], [*_UNREAD, "tests/cluster/"]),
+    "local": Suite(
+        ["-m", "tests.tools.rerun_alone", "--dist", "loadfile", "-rfEs", "tests/local"], [*_UNREAD, "tests/cluster/"]
+    ),
     "cluster": Suite(
         ["tests/cluster/e2e.py"],
         [*_UNREAD, "tests/local/", "docs/"],
@@ -92,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.tools.verified", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"only these: {', '.join(SUITES)}")
     parser.add_argument("--changed", action="store_true", help="leave out what has passed for the same files")
+    parser.add_argument("--workers", type=int, default=3, help="processes that run tests")
     args = parser.parse_args(argv)
     unknown_names = sorted(set(args.suites) - SUITES.keys())
     if unknown_names:
@@ -102,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         if args.changed and read_record().get(name) == digest:
             print(f"tests/{name}: has passed for these files (tests/verified.json); `make e2e` runs it", flush=True)
             continue
-        code = run_suite(name, suite)
+        code = run_suite(name, suite, args.workers)
         if code:
             return code
         if can_run_all(name):
@@ -111,12 +113,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_suite(name: str, suite: Suite) -> int:
+def run_suite(name: str, suite: Suite, workers: int) -> int:
     """Run a suite; return its exit code. tests/cluster determines by itself which tests may be skipped."""
     environment = dict(os.environ)
     if name == "local":
         environment.setdefault(skips.MAY_SKIP, skips.format_reasons())
-    return subprocess.run([sys.executable, *suite.command], cwd=ROOT, env=environment, check=False).returncode
+        environment.pop(CLUSTER, None)  # it is given to the other suite alone
+    command = [sys.executable, *suite.command, "-n", str(workers)]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def can_run_all(name: str) -> bool:

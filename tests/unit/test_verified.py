@@ -18,7 +18,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(verified, "ROOT", tmp_path)
     monkeypatch.setattr(verified, "RECORD", tmp_path / "tests" / "verified.json")
     monkeypatch.setattr(verified, "can_run_all", lambda _: True)
-    monkeypatch.setattr(verified, "run_suite", lambda name, _: print(f"ran {name}") or 0)
+    monkeypatch.setattr(verified, "run_suite", lambda name, *_: print(f"ran {name}") or 0)
     return tmp_path
 
 

@@ -67,9 +67,10 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     occupied_kinds = _await_removal(plan, all_kinds, _is_part_of_job)
     for obj in plan.dependencies:
         delete_object(plan, obj)
-    # With `force_delete` the job itself may remain until its pods are deleted by force.
-    kinds_of_rest = dict.fromkeys((*occupied_kinds, *((obj["apiVersion"], obj["kind"]) for obj in plan.dependencies)))
-    if _await_removal(plan, kinds_of_rest):
+    if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
+        dependency_kinds = [(obj["apiVersion"], obj["kind"]) for obj in plan.dependencies]
+        occupied_kinds = _await_removal(plan, dict.fromkeys((*occupied_kinds, *dependency_kinds)))
+    if occupied_kinds:
         leftovers = _list_leftovers(plan)
         if leftovers:
             return leftovers
