@@ -2,9 +2,9 @@
 
     python -m tests.tools.verified [--changed] [--workers N] [SUITE ...]
 
-tests/verified.json holds, for each suite, a digest of the files that it covers. With `--changed`, as in CI, a suite is
-left out if this digest is still theirs: it has passed for exactly these files. Only a machine on which no test may be
-skipped writes the record.
+tests/tools/verified.json holds, for each suite, a digest of the files that it covers. With `--changed`, as in CI, a
+suite is left out if this digest is still theirs: it has passed for exactly these files. Only a machine on which no test
+may be skipped writes the record.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.support.caller import CLUSTER
 from tests.tools import skips
 from torchyard.common.project_root import ROOT
 
-RECORD = ROOT / "tests" / "verified.json"
+RECORD = ROOT / "tests" / "tools" / "verified.json"
 # What no suite of complete runs reads.
 _UNREAD = (
     "CHANGELOG.md",
@@ -36,7 +36,7 @@ _UNREAD = (
     "tests/chaos/",
     "tests/hang/",
     "tests/unit/",
-    "tests/verified.json",
+    "tests/tools/verified.json",
 )
 
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         suite = SUITES[name]
         digest = compute_digest(suite)
         if args.changed and read_record().get(name) == digest:
-            print(f"tests/{name}: has passed for these files (tests/verified.json); `make e2e` runs it", flush=True)
+            print(f"tests/{name} has passed for these files ({RECORD.name}): left out; `make e2e` runs it", flush=True)
             continue
         code = run_suite(name, suite, args.workers)
         if code:
