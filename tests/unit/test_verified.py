@@ -13,10 +13,10 @@ from tests.tools import verified
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git repository in which both suites pass on a machine that lacks nothing; `ran` lists them."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "tools").mkdir(parents=True)
     (tmp_path / "torchyard.py").write_text("1")
     monkeypatch.setattr(verified, "ROOT", tmp_path)
-    monkeypatch.setattr(verified, "RECORD", tmp_path / "tests" / "verified.json")
+    monkeypatch.setattr(verified, "RECORD", tmp_path / "tests" / "tools" / "verified.json")
     monkeypatch.setattr(verified, "can_run_all", lambda _: True)
     monkeypatch.setattr(verified, "run_suite", lambda name, *_: print(f"ran {name}") or 0)
     return tmp_path
