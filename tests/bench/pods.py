@@ -34,6 +34,7 @@ from torchyard.cluster import create, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.no_progress import explain_no_progress
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
@@ -165,7 +166,7 @@ class FakeCluster:
 
 
 def build_status(phase: str, plan: ManifestPlan, state: Figures) -> Figures:
-    statuses = [{"name": plan.container, "restartCount": 0, "state": state, "image": "none:1"}]
+    statuses = [{"name": find_main_container(plan.pod), "restartCount": 0, "state": state, "image": "none:1"}]
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_now()}
     return {"phase": phase, "conditions": [condition], "containerStatuses": statuses}
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.builders.generated_profiles import POD_LAUNCHERS, build_plan, profiles
 from tests.doubles.kubelet import expand_variables
 from torchyard.agents import process_env
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
@@ -53,7 +54,7 @@ def list_pod_variables(plan: ManifestPlan) -> list[dict[str, str]]:
 def expand_command(plan: ManifestPlan, variables: dict[str, str]) -> list[str]:
     """The argv of the job's container, as the kubelet expands it."""
     containers = {container["name"]: container for container in plan.pod["spec"]["containers"]}
-    return [expand_variables(arg, variables) for arg in containers[plan.container]["command"]]
+    return [expand_variables(arg, variables) for arg in containers[find_main_container(plan.pod)]["command"]]
 
 
 def list_argvs(plan: CommandPlan) -> list[list[str]]:

@@ -15,6 +15,7 @@ from torchyard.cluster import log_follower as module
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.common.log_lines import parse_log_line
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
@@ -228,7 +229,7 @@ def start_follower(
 ) -> LogFollower:
     """Follow the log of worker-0, whether or not its pod exists."""
     client = Client(Cluster(namespace=jobs.namespace, context=CONTEXT if proxy else None))
-    source = LogSource(f"{plan.job}-worker-0", "", plan.container)
+    source = LogSource(f"{plan.job}-worker-0", "", str(find_main_container(plan.pod)))
     follower = LOG_READERS.get(client).follow(source, Path(plan.nodes["worker-0"]))
     follower.update_pod(has_terminated=has_terminated)
     return follower

@@ -10,6 +10,7 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import Object
 from tests.doubles.job_events import take_rows
 from torchyard.cluster import create
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Outcome, Row
@@ -51,8 +52,8 @@ class Job:
         owner["uid"] = self.get_job()["metadata"]["uid"]
         metadata: Object = {"name": self.get_pod_name(node), "uid": uid, "labels": dict(self.plan.labels)}
         metadata["ownerReferences"] = [owner]
-        status = {"phase": phase, "containerStatuses": [{"name": self.plan.container, "state": state}]}
-        spec = {"restartPolicy": "Never", "containers": [{"name": self.plan.container}]}
+        status = {"phase": phase, "containerStatuses": [{"name": find_main_container(self.plan.pod), "state": state}]}
+        spec = {"restartPolicy": "Never", "containers": [{"name": find_main_container(self.plan.pod)}]}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
     def get_job(self) -> Object:

@@ -47,7 +47,9 @@ class PodLogs:
                 latest.update_pod(has_terminated=True)
         if pod is None or not uid:
             return
-        container = self._select_container(pod)
+        container = pod_facts.find_main_container(pod)
+        if container is None:
+            return
         if uid not in self._followers and has_container_started(pod, container):
             self._followers[uid] = self._follow(node, LogSource(name, uid, container))
         if uid in self._followers:
@@ -89,12 +91,6 @@ class PodLogs:
     def _list_job_followers(self) -> list[LogFollower]:
         """The followers of the job's own pods; the store's log continues until teardown."""
         return [follower for follower in self._followers.values() if follower.node in self._plan.nodes]
-
-    def _select_container(self, pod: Mapping[str, Any]) -> str:
-        """The container whose log counts: the plan's, or the pod's first if it has none of that name."""
-        containers = pod_facts.get_mappings(pod, "spec", "containers")
-        names = [pod_facts.to_text(container.get("name")) for container in containers]
-        return self._plan.container if self._plan.container in names or not names else names[0]
 
     def losing_logs(self) -> dict[str, str]:
         """How many lines could not be written so far, and why, by node."""

@@ -14,6 +14,8 @@ Pods = Mapping[str, Mapping[str, Any]]
 ROLE_LABEL = "torchyard/role"
 REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node were removed
 ENDED_POD_PHASES = ("Succeeded", "Failed")
+_DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
+_OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for
 _KILL_EXIT_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
 _NON_MAPPING_TYPES = (type(None), str, list, int, bool, float)  # of JSON
 
@@ -113,19 +115,32 @@ def get_deletion_time(pod: Mapping[str, Any]) -> float:
     return max(parse_timestamp(get_mapping(pod, "metadata").get("deletionTimestamp")) - grace_period_s, 0.0)
 
 
+def find_main_container(pod: Mapping[str, Any]) -> str | None:
+    """The name of a pod's main container, whose log and exit code count; None if the pod has no named container.
+
+    It is the one that the pod's annotation names, as for `kubectl logs`: a mesh that puts its proxy first sets it. Else
+    it is the one that the Training Operator looks for, else the first. `pod` may be a pod's template.
+    """
+    names = [container.get("name") for container in get_mappings(pod, "spec", "containers")]
+    annotations = get_mapping(pod, "metadata", "annotations")
+    for name in (annotations.get(_DEFAULT_CONTAINER_ANNOTATION), _OPERATOR_CONTAINER, *names[:1]):
+        if isinstance(name, str) and name in names:
+            return name
+    return None
+
+
 def _get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of the first container: waiting, running or terminated; empty if there is none yet."""
+    """The state of the main container: waiting, running or terminated; empty if there is none yet."""
     return get_mapping(_get_container_status(pod), "state")
 
 
 def _get_container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The status of the first container; empty if there is none yet.
+    """The status of the main container; empty if there is none yet.
 
     It is found by its name: a kubelet sorts the statuses by name, so the first of them may be a sidecar's.
     """
     statuses = get_mappings(pod, "status", "containerStatuses")
-    containers = get_mappings(pod, "spec", "containers")
-    name = containers[0].get("name") if containers else None
+    name = find_main_container(pod)
     for status in statuses:
         if status.get("name") == name:
             return status
@@ -138,7 +153,7 @@ def get_pod_exit_codes(pods: Pods) -> dict[str, int | None]:
 
 
 def get_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
-    """The exit code of the first container; None while it runs.
+    """The exit code of the main container; None while it runs.
 
     A pod that failed without an exit code (evicted), or despite a 0 (at its deadline), has 1.
     """
@@ -150,7 +165,7 @@ def get_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
 
 
 class PodFailure(NamedTuple):
-    """A failure of a pod's first container: when it ended (infinity if that is unknown), and its exit code."""
+    """A failure of a pod's main container: when it ended (infinity if that is unknown), and its exit code."""
 
     failed_at: float
     exit_code: int
@@ -176,23 +191,23 @@ def find_own_failure(pod: Mapping[str, Any]) -> PodFailure | None:
 
 
 def count_restarts(pod: Mapping[str, Any]) -> int:
-    """How often the kubelet has restarted a pod's first container."""
+    """How often the kubelet has restarted a pod's main container."""
     return to_number(_get_container_status(pod).get("restartCount"))
 
 
 def is_container_down(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod counts as running although its first container has ended, or waits for a restart."""
+    """Whether a pod counts as running although its main container has ended, or waits for a restart."""
     state = _get_container_state(pod)
     return get_pod_phase(pod) == "Running" and bool(state) and "running" not in state
 
 
 def get_container_end(pod: Mapping[str, Any]) -> float:
-    """When the first container ended; infinity if it has not."""
+    """When the main container ended; infinity if it has not."""
     return parse_timestamp(get_mapping(_get_container_state(pod), "terminated").get("finishedAt")) or math.inf
 
 
 def get_container_start(pod: Mapping[str, Any]) -> float:
-    """When the first container started; 0 if it has not."""
+    """When the main container started; 0 if it has not."""
     state = _get_container_state(pod)
     running_since = parse_timestamp(get_mapping(state, "running").get("startedAt"))
     terminated_since = parse_timestamp(get_mapping(state, "terminated").get("startedAt"))

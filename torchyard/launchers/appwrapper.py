@@ -1,4 +1,6 @@
-"""AppWrapper: a PyTorchJob inside another object, which Kueue can suspend until the cluster has room for all of it.
+"""AppWrapper: a job inside another object, which Kueue can suspend until the cluster has room for all of it.
+
+A profile's job is a PyTorchJob; the AppWrapper of a manifest may also contain a JobSet or plain Pods.
 
 Two controllers manage the kind: project-codeflare/appwrapper (v1beta2), and before it the multi-cluster app dispatcher
 (v1beta1, in two groups). `kubectl get appwrapper` does not show which group it reads, so full names are used.
@@ -6,13 +8,14 @@ Two controllers manage the kind: project-codeflare/appwrapper (v1beta2), and bef
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
 from torchyard.diagnosis import job_status, pod_facts
-from torchyard.launchers import pytorchjob
+from torchyard.launchers import jobset, pytorchjob
+from torchyard.lint.workload import list_wrapped_objects
 from torchyard.model.base import Duration, FrozenModel, Pause
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
@@ -20,12 +23,11 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
-from torchyard.pods.job_kind import JobKind, build_metadata, list_queue_requirements, plan_own_job
+from torchyard.pods.job_kind import JobKind, PodSet, build_metadata, list_queue_requirements, plan_own_job
 from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
 _KIND = "AppWrapper"
-_INNER_RESOURCE = "pytorchjobs.kubeflow.org"
 _ApiVersion = Literal["workload.codeflare.dev/v1beta2", "workload.codeflare.dev/v1beta1", "mcad.ibm.com/v1beta1"]
 V1BETA2: _ApiVersion = "workload.codeflare.dev/v1beta2"
 _ANNOTATION_PREFIX = "workload.codeflare.dev.appwrapper/"
@@ -69,6 +71,24 @@ class Options(FrozenModel):
     etcd_image: str = Field(etcd.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
+class _InnerJob(NamedTuple):
+    """A kind of job inside an AppWrapper.
+
+    job_kind: of the job; of plain Pods, which are the job together, that of the AppWrapper.
+    resource: the full name of the kind.
+    requirements: of the job without the permission to manage it, which only the controller needs.
+    read_status: its status, once the AppWrapper has created it.
+    """
+
+    kind: str
+    api: str
+    resource: str
+    watch: tuple[WatchedKind, ...]
+    requirements: tuple[ClusterRequirement, ...]
+    read_status: Callable[[Observation], Status]
+    job_kind: JobKind | None = None
+
+
 def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     """The plan of a PyTorchJob, inside an AppWrapper of the same name."""
     options = Options.model_validate(profile.options)
@@ -77,56 +97,139 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
         from torchyard.pods import user_manifest
 
         options = Options.model_validate({"api": _read_api_version(profile)})
+        inner_job = _find_inner_job(_find_wrapper(profile)) or _PYTORCHJOB
         return user_manifest.plan_manifest(
             profile,
             run,
-            _build_job_kind(options),
-            (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None))),
+            _build_job_kind(options, inner_job),
+            (*_list_requirements(options, inner_job), *inner_job.requirements),
         )
     job = pytorchjob.build_pytorchjob(profile, run, pytorchjob.Options())
     if options.api == V1BETA2:
         wrapper = _build_appwrapper(job, build_metadata(profile, run, options.queue), profile, options)
     else:
         wrapper = _build_dispatcher_wrapper(job, profile, options)
-    inner_requirements = _list_inner_requirements(pytorchjob.list_requirements(None))
     return plan_own_job(
         profile,
         run,
-        _build_job_kind(options),
+        _build_job_kind(options, _PYTORCHJOB),
         wrapper,
         options.etcd_image,
-        (*_list_requirements(options), *inner_requirements),
+        (*_list_requirements(options, _PYTORCHJOB), *_PYTORCHJOB.requirements),
     )
 
 
-def _build_job_kind(options: Options) -> JobKind:
+def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
+    """The kind of an AppWrapper with this kind of job in it."""
+    fields: dict[str, Any] = {}
+    inner_kind = inner_job.job_kind
+    if inner_kind:
+        fields["made"] = inner_kind.made
+        fields["find_job"] = find_wrapped_job
+        fields["has_ports"] = inner_kind.has_ports
+        fields["has_random_suffix"] = inner_kind.has_random_suffix
+        fields["has_service"] = inner_kind.has_service
     return JobKind(
         launcher="appwrapper",
         api=options.api,
         kind=_KIND,
-        watch=(WatchedKind(api=options.api, kind=_KIND), *pytorchjob.WATCHED_KINDS),
-        list_pod_sets=pytorchjob.list_pod_sets,
-        find_job=find_wrapped_job,
-        has_ports=True,
+        watch=(WatchedKind(api=options.api, kind=_KIND), *inner_job.watch),
+        list_pod_sets=inner_kind.list_pod_sets if inner_kind else _list_plain_pods,
+        list_companions=_list_companions,
+        explain_unsupported=_explain_unsupported,
+        **fields,
     )
 
 
+def _find_wrapper(profile: Profile) -> Manifest | None:
+    """The AppWrapper of a manifest; None if it has none."""
+    return next((obj for obj in profile.manifest if obj["kind"] == _KIND), None)
+
+
 def _read_api_version(profile: Profile) -> Any:
-    """The API version of a manifest's AppWrapper, as it is written; v1beta2 if the manifest has none."""
-    for obj in profile.manifest:
-        if obj["kind"] == _KIND:
-            return obj["apiVersion"]
-    return V1BETA2
+    """The API version of a manifest's AppWrapper; v1beta2 if there is none, or this launcher does not know it."""
+    wrapper = _find_wrapper(profile)
+    api = wrapper["apiVersion"] if wrapper else V1BETA2
+    return api if api in get_args(_ApiVersion) else V1BETA2
+
+
+# --- what an AppWrapper contains
 
 
 def find_wrapped_job(wrapper: Manifest) -> Manifest:
-    """The PyTorchJob in an AppWrapper of either controller. KeyError, IndexError or TypeError if there is none."""
-    spec = wrapper["spec"]
-    if "resources" in spec:
-        job: Manifest = spec["resources"]["GenericItems"][0]["generictemplate"]
-    else:
-        job = spec["components"][0]["template"]
-    return job
+    """The job in an AppWrapper of either controller. KeyError, IndexError or TypeError if there is none."""
+    for obj in _list_components(wrapper):
+        if _get_inner_job(obj):
+            return obj
+    raise KeyError("no job in the AppWrapper")
+
+
+def _list_components(wrapper: object) -> list[Manifest]:
+    """The objects in an AppWrapper; empty if it has another shape."""
+    return [obj for obj in list_wrapped_objects(wrapper) if isinstance(obj, dict)]
+
+
+def _get_inner_job(obj: Mapping[str, Any]) -> _InnerJob | None:
+    """The kind of job that a component is; None if it is another object, or a plain Pod."""
+    for inner_job in (_PYTORCHJOB, _JOBSET):
+        if (obj.get("apiVersion"), obj.get("kind")) == (inner_job.api, inner_job.kind):
+            return inner_job
+    return None
+
+
+def _find_inner_job(wrapper: object) -> _InnerJob | None:
+    """The kind of job in an AppWrapper: of its first job, or else of its Pods; None if it has neither."""
+    components = _list_components(wrapper)
+    inner_jobs = [inner_job for obj in components if (inner_job := _get_inner_job(obj))]
+    if inner_jobs:
+        return inner_jobs[0]
+    return _PODS if any(_is_pod(obj) for obj in components) else None
+
+
+def _is_pod(obj: Mapping[str, Any]) -> bool:
+    return (obj.get("apiVersion"), obj.get("kind")) == ("v1", "Pod")
+
+
+def _list_plain_pods(wrapper: Manifest) -> Iterator[PodSet]:
+    """The Pods that an AppWrapper contains, each a set of one."""
+    for obj in _list_components(wrapper):
+        if _is_pod(obj):
+            yield PodSet(obj["metadata"]["name"], 1, obj, has_index=False)
+
+
+def _list_companions(wrapper: Manifest) -> list[Manifest]:
+    """The objects beside the job in an AppWrapper."""
+    inner_job = _find_inner_job(wrapper)
+    is_job = _is_pod if inner_job is _PODS else _get_inner_job
+    return [obj for obj in _list_components(wrapper) if not is_job(obj)]
+
+
+def _explain_unsupported(wrapper: Manifest) -> str | None:
+    """Why an AppWrapper cannot be run: a run watches one job. None if it can."""
+    components = _list_components(wrapper)
+    for obj in components:
+        is_known = _get_inner_job(obj) or _is_pod(obj)
+        if not is_known and "containers" in str(obj.get("spec")):
+            name = pod_facts.get_mapping(obj, "metadata").get("name")
+            return (
+                f"the AppWrapper contains the {obj.get('kind')} {name} ({obj.get('apiVersion')}), whose pods cannot be "
+                f"followed: a PyTorchJob of {_PYTORCHJOB.api}, a JobSet of {_JOBSET.api} and plain Pods can"
+            )
+    jobs = [obj for obj in components if _get_inner_job(obj)]
+    if len(jobs) > 1:
+        kinds = " and ".join(f"the {obj['kind']} {obj['metadata'].get('name')}" for obj in jobs)
+        return f"the AppWrapper contains {kinds}, and a run has one job: write an AppWrapper for each"
+    if any(
+        item.get("replicas", 1) != 1 for item in pod_facts.get_mappings(wrapper, "spec", "resources", "GenericItems")
+    ):
+        return "the AppWrapper has an item with replicas other than 1: write the item once, with more pods in it"
+    if not jobs and not any(_is_pod(obj) for obj in components):
+        kinds = ", ".join(str(obj.get("kind")) for obj in components) or "nothing"
+        return f"the AppWrapper contains no job: a PyTorchJob, a JobSet or Pods are needed; it contains: {kinds}"
+    return None
+
+
+# --- building
 
 
 def _build_appwrapper(job: Manifest, metadata: Manifest, profile: Profile, options: Options) -> Manifest:
@@ -182,7 +285,7 @@ def _build_dispatcher_wrapper(job: dict[str, Any], profile: ResolvedProfile, opt
     }
 
 
-def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
+def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterRequirement, ...]:
     group, _, version = options.api.partition("/")
     job_requirements: list[ClusterRequirement] = []
     verbs: tuple[str, ...] = ("list", "watch")  # for the job's status
@@ -194,48 +297,47 @@ def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
         job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_DISPATCHER_INSTALL))
     job_requirements += list_queue_requirements(options.queue)
     job_requirements.append(requirements.job_permission(f"appwrappers.{group}"))
-    job_requirements.append(Permission(verbs=verbs, resource=_INNER_RESOURCE))
+    job_requirements.append(Permission(verbs=verbs, resource=inner_job.resource))
     return tuple(job_requirements)
 
 
-def _list_inner_requirements(inner_requirements: Iterable[ClusterRequirement]) -> Iterator[ClusterRequirement]:
-    """The requirements of the PyTorchJob without the permission to manage it, which only the controller needs."""
-    return (requirement for requirement in inner_requirements if requirement != pytorchjob.JOB_PERMISSION)
-
-
 # Before and between its tries: there may be no PyTorchJob, or one that is being deleted.
-_WAITING_PHASES = {"": "is new", "Suspended": "is suspended", "Resuming": "creates its PyTorchJob"}
+_WAITING_PHASES = {"": "is new", "Suspended": "is suspended", "Resuming": "creates its {kind}"}
 _ENDED_PHASES = ("Completed", "RunningHoldCompletion")
 _RETRY_PHASES = {
     "Resetting": "removes a failed try, to start again",
     "Suspending": "is being preempted by its queue",
 }
+# Plain Pods have no status of their own that reports their end together.
+_ENDED_PHASES_OF_PODS = {"Pod": ("Succeeded", *_ENDED_PHASES)}
 _PENDING_PHASES = _WAITING_PHASES | _RETRY_PHASES
 
 
 def read_status(observed: Observation) -> Status:
-    """The job's status: the wrapper's own if it waits or has given up, else that of the PyTorchJob in it."""
+    """The job's status: the wrapper's own if it waits or has given up, else that of the job in it."""
     wrapper = job_status.find_job_object(observed, _KIND)
     if wrapper is None or pod_facts.is_being_deleted(wrapper):
         return job_status.build_deleted_status(_KIND)
+    inner_job = _find_inner_job(wrapper) or _PYTORCHJOB
     phase = _read_wrapper_phase(wrapper)
-    description = _PENDING_PHASES.get(phase)
+    description = _PENDING_PHASES.get(phase, "").format(kind=inner_job.kind)
     if description:
         return Status(state="pending", reason=f"the AppWrapper {description}{_quote_failed_try(wrapper)}")
     if phase in ("Failed", "Deleted"):
-        return _read_failed_status(observed, wrapper)
-    if job_status.find_job_object(observed, pytorchjob.KIND) is None:
-        return _read_wrapper_status(observed, wrapper)
-    inner_status = pytorchjob.read_status(observed)
+        return _read_failed_status(observed, wrapper, inner_job)
+    is_created = inner_job is _PODS or job_status.find_job_object(observed, inner_job.kind)
+    if not is_created or phase in _ENDED_PHASES_OF_PODS.get(inner_job.kind, ()):
+        return _read_wrapper_status(observed, wrapper, inner_job)
+    inner_status = inner_job.read_status(observed)
     if inner_status.state == "failed" and _has_tries_left(wrapper):
         return Status(state="pending", reason=f"{inner_status.reason}; the AppWrapper will start again")
     return inner_status
 
 
-def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any]) -> Status:
+def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any], inner_job: _InnerJob) -> Status:
     """The status of an AppWrapper that has given up. A missing component was deleted by another user."""
     if _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent":
-        return job_status.build_deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
+        return job_status.build_deleted_status(f"{inner_job.kind} in the AppWrapper")
     return job_status.build_failed_status(observed, f"the AppWrapper failed{_quote_failed_try(wrapper)}")
 
 
@@ -245,8 +347,8 @@ def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:
     return str(status.get("phase") or status.get("state") or "")
 
 
-def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any]) -> Status:
-    """The status of an AppWrapper whose PyTorchJob does not exist yet, or no longer exists."""
+def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any], inner_job: _InnerJob) -> Status:
+    """The status of an AppWrapper whose job does not exist yet, or no longer exists, or has no status of its own."""
     phase = _read_wrapper_phase(wrapper)
     failed_pods = pod_facts.get_mapping(wrapper, "status").get("failed")
     if phase in _ENDED_PHASES and failed_pods:  # the dispatcher reports a failed job as Completed too
@@ -255,7 +357,7 @@ def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any]) -> S
         return job_status.build_succeeded_status(observed, wrapper, 0)
     has_started = any(name.startswith(("Pod/", "Removed/")) for name in observed.states)
     return Status(
-        state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a PyTorchJob"
+        state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a {inner_job.kind}"
     )
 
 
@@ -276,3 +378,43 @@ def _quote_failed_try(wrapper: Mapping[str, Any]) -> str:
     """`: MESSAGE` about a failed try; "" if there is none."""
     message = _find_unhealthy_condition(wrapper).get("message")
     return f": {message}" if message else ""
+
+
+def _read_pods_status(observed: Observation) -> Status:
+    """The status of plain Pods before the AppWrapper reports their end."""
+    pods = job_status.select_job_pods(observed)
+    wrapper = job_status.find_job_object(observed, _KIND) or {}
+    count = sum(_is_pod(obj) for obj in _list_components(wrapper))
+    return job_status.build_unfinished_status(observed, pods, job_status.Gang(count, count))
+
+
+_PYTORCHJOB = _InnerJob(
+    kind=pytorchjob.KIND,
+    api=pytorchjob.JOB_KIND.api,
+    resource="pytorchjobs.kubeflow.org",
+    watch=pytorchjob.JOB_KIND.watch,
+    requirements=tuple(
+        requirement for requirement in pytorchjob.list_requirements(None) if requirement != pytorchjob.JOB_PERMISSION
+    ),
+    read_status=pytorchjob.read_status,
+    job_kind=pytorchjob.JOB_KIND,
+)
+_JOBSET = _InnerJob(
+    kind=jobset.KIND,
+    api=jobset.JOB_KIND.api,
+    resource="jobsets.jobset.x-k8s.io",
+    watch=jobset.JOB_KIND.watch,
+    requirements=tuple(
+        requirement for requirement in jobset.list_requirements(None) if requirement != jobset.JOB_PERMISSION
+    ),
+    read_status=jobset.read_status,
+    job_kind=jobset.JOB_KIND,
+)
+_PODS = _InnerJob(
+    kind="Pod",
+    api="v1",
+    resource="pods",
+    watch=(WatchedKind(api="v1", kind="Pod"),),
+    requirements=(),
+    read_status=_read_pods_status,
+)

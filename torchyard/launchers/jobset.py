@@ -28,12 +28,13 @@ from torchyard.pods.job_kind import (
 from torchyard.pods.volumes import Manifest
 
 _API = "jobset.x-k8s.io/v1alpha2"
-_KIND = "JobSet"
+KIND = "JobSet"
 _JOB_NAME = "worker"
 PROGRAM_IS_A_FILE = False
 _INSTALL_COMMAND = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
+JOB_PERMISSION = requirements.job_permission("jobsets.jobset.x-k8s.io")
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _MAX_POD_NAME_CHARS = 63  # characters of a pod's name
 
@@ -53,10 +54,10 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        return user_manifest.plan_manifest(profile, run, _JOB_KIND, _list_requirements(None))
+        return user_manifest.plan_manifest(profile, run, JOB_KIND, list_requirements(None))
     _validate_profile(profile, run)
     job = _build_jobset(profile, run, options)
-    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, _list_requirements(options.queue))
+    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, list_requirements(options.queue))
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:
@@ -110,7 +111,7 @@ def _build_jobset(profile: ResolvedProfile, run: Run, options: Options) -> dict[
     ]
     return {
         "apiVersion": _API,
-        "kind": _KIND,
+        "kind": KIND,
         "metadata": build_metadata(profile, run, options.queue),
         "spec": spec,
     }
@@ -131,35 +132,41 @@ def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The pods of each Job of a JobSet, which is called <name>-<number>."""
     for replicated_job in job["spec"]["replicatedJobs"]:
         spec = replicated_job["template"]["spec"]
-        for number in range(int(replicated_job.get("replicas", 1))):
-            yield PodSet(f"{replicated_job['name']}-{number}", int(spec.get("parallelism", 1)), spec["template"])
+        for number in range(_count_or_one(replicated_job.get("replicas"))):
+            yield PodSet(f"{replicated_job['name']}-{number}", _count_or_one(spec.get("parallelism")), spec["template"])
 
 
-_JOB_KIND = JobKind(
+def _count_or_one(value: Any) -> int:
+    """A count; 1 if it is left out. Raises TypeError or ValueError if it is not a number."""
+    return 1 if value is None else int(value)
+
+
+JOB_KIND = JobKind(
     launcher="jobset",
     api=_API,
-    kind=_KIND,
-    watch=(WatchedKind(api=_API, kind=_KIND), WatchedKind(api="v1", kind="Pod")),
+    kind=KIND,
+    watch=(WatchedKind(api=_API, kind=KIND), WatchedKind(api="v1", kind="Pod")),
     list_pod_sets=_list_pod_sets,
     made=(ObjectKind(api="batch/v1", kind="Job"), ObjectKind(api="v1", kind="Service")),
     has_random_suffix=True,
+    has_service=True,
 )
 
 
-def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
+def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     job_requirements: list[ClusterRequirement] = [
         CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
         # The Helm chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
     ]
     job_requirements += list_queue_requirements(queue)
-    job_requirements.append(requirements.job_permission("jobsets.jobset.x-k8s.io"))
+    job_requirements.append(JOB_PERMISSION)
     # To check that the Job which the JobSet creates is gone.
     job_requirements.append(Permission(verbs=("list",), resource="jobs.batch"))
     return tuple(job_requirements)
 
 
-_TERMS = job_status.JobKindTerms(_KIND, "Completed", "spec.suspend")
+_TERMS = job_status.JobKindTerms(KIND, "Completed", "spec.suspend")
 
 
 def read_status(observed: Observation) -> Status:
@@ -173,7 +180,7 @@ def read_status(observed: Observation) -> Status:
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
-    job = job_status.find_job_object(observed, _KIND) or {}
+    job = job_status.find_job_object(observed, KIND) or {}
     total = 0
     for replicated_job in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
         replicas = replicated_job.get("replicas", 1)

@@ -54,10 +54,10 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        return user_manifest.plan_manifest(profile, run, _JOB_KIND, list_requirements(_read_queue(profile)))
+        return user_manifest.plan_manifest(profile, run, JOB_KIND, list_requirements(_read_queue(profile)))
     job = build_pytorchjob(profile, run, options)
     job_requirements = (*list_requirements(options.queue), *list_queue_requirements(options.local_queue))
-    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, job_requirements)
+    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, job_requirements)
 
 
 def _count_pods_by_role(profile: Profile) -> dict[str, int]:
@@ -153,19 +153,19 @@ def _read_queue(profile: Profile) -> str | None:
     return None
 
 
-def list_pod_sets(job: Manifest) -> Iterator[PodSet]:
+def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
     """The replicas of a PyTorchJob, by role; their number defaults to 1."""
     for role, replica_spec in job["spec"]["pytorchReplicaSpecs"].items():
         pods = 1 if replica_spec.get("replicas") is None else int(replica_spec["replicas"])
         yield PodSet(role.lower(), pods, replica_spec["template"])
 
 
-WATCHED_KINDS = (
+_WATCHED_KINDS = (
     WatchedKind(api=_API, kind=KIND),
     WatchedKind(api="v1", kind="Pod"),
     WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
 )
-_JOB_KIND = JobKind("pytorchjob", _API, KIND, WATCHED_KINDS, list_pod_sets, has_ports=True)
+JOB_KIND = JobKind("pytorchjob", _API, KIND, _WATCHED_KINDS, _list_pod_sets, has_ports=True)
 
 
 def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:

@@ -135,6 +135,7 @@ _JOB_KIND = JobKind(
         ObjectKind(api="v1", kind="ConfigMap"),
         ObjectKind(api="networking.k8s.io/v1", kind="NetworkPolicy"),
     ),
+    has_service=True,
 )
 
 

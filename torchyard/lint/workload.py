@@ -313,16 +313,17 @@ def list_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]
     if obj_kind == APPWRAPPER_KIND:
         for wrapped in list_wrapped_objects(obj):
             yield from list_workloads(wrapped, f"{location}, ")
-    workload_kind = _find_workload_kind(yaml_text(yaml_value(obj, "apiVersion")), obj_kind)
+    workload_kind = find_workload_kind(obj)
     if workload_kind:
         spec = yaml_mapping(yaml_value(obj, "spec"))
         yield Workload(workload_kind, location, name, namespace, spec, tuple(_list_groups(workload_kind, spec)))
 
 
-def _find_workload_kind(api_version: str, obj_kind: str) -> WorkloadKind | None:
+def find_workload_kind(obj: object) -> WorkloadKind | None:
     """The kind of workload of an object; None if no rule here reads it."""
+    api_version = yaml_text(yaml_value(obj, "apiVersion"))
     for api_prefix, supported_kind, workload_kind in _WORKLOAD_KINDS:
-        if api_version.startswith(api_prefix) and obj_kind == supported_kind:
+        if api_version.startswith(api_prefix) and yaml_value(obj, "kind") == supported_kind:
             return workload_kind
     return None
 
@@ -330,7 +331,8 @@ def _find_workload_kind(api_version: str, obj_kind: str) -> WorkloadKind | None:
 def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
     """Yield the objects in an AppWrapper of either version, without other AppWrappers: no controller accepts those."""
     items = yaml_list(yaml_value(wrapper, "spec", "components"))
-    items = items + yaml_list(yaml_value(wrapper, "spec", "resources", "GenericItems"))
+    for key in ("GenericItems", "Items"):
+        items = items + yaml_list(yaml_value(wrapper, "spec", "resources", key))
     for item in items:
         for key in ("template", "generictemplate"):
             obj = yaml_value(item, key)

@@ -352,30 +352,43 @@ def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
             # Converted as for an API server, which reads JSON: there a key is always a string.
             obj = json.loads(json.dumps(content, allow_nan=False))
             if obj is not None:
-                objects.append(obj)
+                objects += _expand_list(obj)
     except (TypeError, ValueError) as error:
         message = f"{path}: an object may contain only values that JSON supports: {error}"
         raise ProfileError(profile.stem, (Finding("", message),)) from error
-    invalid_numbers = [number for number, obj in enumerate(objects, 1) if not _is_kubernetes_object(obj)]
-    if invalid_numbers or not objects:
-        numbers_text = ", ".join(map(str, invalid_numbers)) or "there is none"
-        message = f"{path}: each document is an object with apiVersion, kind and metadata: {numbers_text}"
-        raise ProfileError(profile.stem, (Finding("", message),))
+    findings = []
+    for number, obj in enumerate(objects, 1):
+        fault = _find_object_fault(obj)
+        if fault:
+            findings.append(Finding(f"{path}", f"object {number} is not a Kubernetes object: {fault}"))
+    if not objects:
+        findings.append(Finding(f"{path}", "it has no object"))
+    if findings:
+        raise ProfileError(profile.stem, tuple(findings))
     return tuple(objects)
 
 
-def _is_kubernetes_object(document: object) -> bool:
-    """Whether a document has the fields of every Kubernetes object, each of the right type."""
+def _expand_list(obj: Any) -> list[Any]:
+    """The objects of a List, as `kubectl get -o yaml` prints several; another object alone."""
+    is_list = isinstance(obj, dict) and obj.get("kind") == "List" and isinstance(obj.get("items"), list)
+    return obj["items"] if is_list else [obj]
+
+
+def _find_object_fault(document: object) -> str | None:
+    """Which field of every Kubernetes object is missing or has another type; None if there is no fault."""
     if not isinstance(document, dict):
-        return False
+        return "it is not a mapping"
+    for key in ("apiVersion", "kind"):
+        if not document.get(key) or not isinstance(document[key], str):
+            return f"{key} is missing, or not a text"
     metadata = document.get("metadata")
     if not metadata or not isinstance(metadata, dict):
-        return False
-    texts = [document.get("apiVersion"), document.get("kind")]
-    texts += [metadata[key] for key in ("name", "namespace") if metadata.get(key) is not None]
-    maps = [metadata[key] for key in ("labels", "annotations") if metadata.get(key) is not None]
-    has_texts = all(text and isinstance(text, str) for text in texts)
-    return has_texts and all(isinstance(mapping, dict) for mapping in maps)
+        return f"the {document['kind']} has no metadata"
+    for keys, valid_type, noun in ((("name", "namespace"), str, "text"), (("labels", "annotations"), dict, "mapping")):
+        for key in keys:
+            if metadata.get(key) is not None and not isinstance(metadata[key], valid_type):
+                return f"metadata.{key} of the {document['kind']} is not a {noun}"
+    return None
 
 
 def _locate_file(name: str, folder: Path) -> Path:

@@ -16,6 +16,9 @@ _MAX_LEVELS = 100
 _MAX_VALUES = 100_000
 _MAX_DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
 _INDENT_PATTERN = re.compile(rb"^[ ?:-]+", re.MULTILINE)
+# What a template contains that YAML does not: an expression, or a line that is only a variable.
+_TEMPLATE_PATTERN = re.compile(rb"\{\{|\{%|^[ \t]*\$\{?\w+\}?[ \t\r]*$", re.MULTILINE)
+_RENDER_FIX = "the file contains `{mark}`: if it is a template, fill it in first (helm template, envsubst)"
 _INT_TAG = "tag:yaml.org,2002:int"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _UNKNOWN_TAG_PATTERN = re.compile(r"could not determine a constructor for the tag '(?:tag:yaml\.org,2002:)?([^']*)'")
@@ -204,9 +207,11 @@ def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> Fi
         return Finding(f"{path}:{line}", f"{problem}{remedy}")
     if match := _UNKNOWN_TAG_PATTERN.search(problem):
         problem = f"a value cannot have the tag !!{match[1]}: write it without one"
+    template = _TEMPLATE_PATTERN.search(text)
+    remedy = _RENDER_FIX.format(mark=template[0].strip().decode()) if template else ""
     if mark:
-        return Finding(f"{path}:{mark.line + 1}", f"{problem} (column {mark.column + 1})")
-    return Finding(str(path), problem)
+        return Finding(f"{path}:{mark.line + 1}", f"{problem} (column {mark.column + 1})", remedy)
+    return Finding(str(path), problem, remedy)
 
 
 class _RepeatedKey(NamedTuple):

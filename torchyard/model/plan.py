@@ -142,7 +142,6 @@ class ManifestPlan(FrozenModel):
     pods: dict[str, str] = Field(description="the name of each node's pod, by the node's name")
     pod: dict[str, Any] = Field(description="the first pod, as a controller will create it")
     has_random_suffix: bool = Field(False, description="pod names end in a random suffix after that")
-    container: str = Field(description="the container in each pod whose log and exit code count")
     watch: tuple[WatchedKind, ...]
     made: tuple[ObjectKind, ...] = Field((), description="what controllers make for the job besides the watched kinds")
     ranks: Ranks = "teed"

@@ -91,6 +91,7 @@ OnNan = Literal["report", "fail"]
 OnLauncherLost = Literal["keep", "stop"]
 OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
+ManifestName = Literal["run", "keep"]
 
 
 class MetricsPattern(FrozenModel):
@@ -163,6 +164,11 @@ class Profile(FrozenModel):
     cluster: Cluster = Field(Cluster(), description="the cluster and the namespace")
     manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
         (), description="a YAML file with your own job, in place of image and program"
+    )
+    manifest_name: ManifestName = Field(
+        "run",
+        description="the name of a manifest's job: that of the run, which the references to it follow; keep: its own, "
+        "so that only one run of it can exist at a time",
     )
     deadlines: Deadlines = Field(Deadlines(), description="the time limits of a run")
     attempts: int = Field(

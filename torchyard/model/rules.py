@@ -102,6 +102,12 @@ def _check_restarts(profile: Profile) -> Iterator[Finding]:
         yield Finding("restarts", "requires torchrun, which restarts the processes; this job has none. Remove it")
 
 
+@_reads("manifest_name", "manifest")
+def _check_manifest_name(profile: Profile) -> Iterator[Finding]:
+    if profile.manifest_name == "keep" and not profile.manifest:
+        yield Finding("manifest_name", "requires a manifest, whose job keeps its name")
+
+
 @_reads("on_companion_data", "manifest")
 def _check_companion_data(profile: Profile) -> Iterator[Finding]:
     if profile.on_companion_data == "delete" and not profile.manifest:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torchyard.agents import command
+from torchyard.diagnosis import pod_facts
 from torchyard.model.plan import ManifestPlan, ObjectKind, Ranks, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, ReferencedObject
@@ -15,26 +16,46 @@ from torchyard.pods.template import attempt_labels
 from torchyard.pods.volumes import Manifest
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-_OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for
 
 
 class PodSet(NamedTuple):
-    """The pods of one template in a job; they are named <job>-<name>-<i>."""
+    """The pods of one template in a job.
+
+    name: of the set; or of the pod itself, if it has no index.
+    has_index: a pod is called <job>-<name>-<i>; False: the only pod is called <name>.
+    """
 
     name: str
     pod_count: int
     template: Manifest
+    has_index: bool = True
+
+    def name_pods(self, job_name: str) -> dict[str, str]:
+        """The name of each pod by that of its node, which lacks the job's name."""
+        if not self.has_index:
+            return {self.name.removeprefix(f"{job_name}-"): self.name}
+        nodes = [f"{self.name}-{index}" for index in range(self.pod_count)]
+        return {node: f"{job_name}-{node}" for node in nodes}
 
     @property
-    def container(self) -> str:
-        """The name of the main container: the operator's own if there is one, else the first."""
-        names = [str(container["name"]) for container in self.template["spec"]["containers"]]
-        return _OPERATOR_CONTAINER if _OPERATOR_CONTAINER in names else names[0]
+    def container(self) -> str | None:
+        """The name of the main container; None if there is no named container."""
+        return pod_facts.find_main_container(self.template)
 
 
 def _find_main(main: Manifest) -> Manifest:
     """The object that creates the pods, if that is the job's main object itself."""
     return main
+
+
+def _contain_nothing(_: Manifest) -> list[Manifest]:
+    """A job without objects beside it."""
+    return []
+
+
+def _support_all(_: Manifest) -> str | None:
+    """Every job of a kind can be run."""
+    return None
 
 
 class JobKind(NamedTuple):
@@ -48,8 +69,11 @@ class JobKind(NamedTuple):
     made: the kinds of the other objects that controllers make for a job.
     find_job: from the main object to the object in it that creates the pods, such as the job that an AppWrapper wraps;
         the main object itself if they are the same. It may raise the same errors.
+    list_companions: the objects beside the job that its main object contains, and its controller creates.
+    explain_unsupported: why a job of this kind from a manifest cannot be run; None if it can.
     has_ports: the controller gives each pod a port, which is the node's under its network.
     has_random_suffix: the pods' names end in a random word.
+    has_service: the controller creates a headless Service of the job's name, through which the pods find each other.
     """
 
     launcher: str
@@ -59,8 +83,11 @@ class JobKind(NamedTuple):
     list_pod_sets: Callable[[Manifest], Iterable[PodSet]]
     made: tuple[ObjectKind, ...] = (ObjectKind(api="v1", kind="Service"),)
     find_job: Callable[[Manifest], Manifest] = _find_main
+    list_companions: Callable[[Manifest], list[Manifest]] = _contain_nothing
+    explain_unsupported: Callable[[Manifest], str | None] = _support_all
     has_ports: bool = False
     has_random_suffix: bool = False
+    has_service: bool = False
 
 
 class JobObjects(NamedTuple):
@@ -101,23 +128,28 @@ def plan_job(
     """The plan of a job of this kind. `ranks`: how rank 0's lines are found."""
     main = objects.main
     job = job_kind.find_job(main)
+    job_name = str(main["metadata"]["name"])
     pod_sets = list(job_kind.list_pod_sets(job))
     pods: dict[str, str] = {}
     for pod_set in pod_sets:
-        for index in range(pod_set.pod_count):
-            pods[f"{pod_set.name}-{index}"] = f"{run.job(profile)}-{pod_set.name}-{index}"
+        pods |= pod_set.name_pods(job_name)
+    contained_kinds = [(obj["apiVersion"], obj["kind"]) for obj in job_kind.list_companions(main)]
+    made = [*job_kind.made]
+    for api, kind in contained_kinds:
+        if kind != "Secret":  # nothing here reads Secrets
+            made.append(ObjectKind(api=api, kind=kind))
     return ManifestPlan(
+        job=job_name,
         launcher=job_kind.launcher,
         cluster=profile.cluster,
         store=objects.store,
         objects=(*objects.files, main),
         wrapped=None if job is main else job,
         pods=pods,
-        pod=_build_first_pod(f"{run.job(profile)}-{pod_sets[0].name}-0", pod_sets[0].template, job_kind),
+        pod=_build_first_pod(next(iter(pods.values())), _find_first_template(pod_sets), job_kind),
         has_random_suffix=job_kind.has_random_suffix,
-        container=pod_sets[0].container,
         watch=job_kind.watch,
-        made=job_kind.made,
+        made=tuple(dict.fromkeys(made)),
         ranks=ranks,
         requires=tuple(requires),
         **lease_record.build_plan_fields(profile, run),
@@ -144,6 +176,11 @@ def plan_own_job(
     )
     objects = JobObjects(main, build_files(profile, run), store)
     return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
+
+
+def _find_first_template(pod_sets: Iterable[PodSet]) -> Manifest:
+    """The template of the first pod."""
+    return next(pod_set.template for pod_set in pod_sets if pod_set.pod_count)
 
 
 def _build_first_pod(name: str, template: Manifest, job_kind: JobKind) -> dict[str, Any]:

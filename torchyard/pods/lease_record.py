@@ -63,7 +63,6 @@ def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
 def build_plan_fields(profile: ResolvedProfile, run: Run) -> dict[str, Any]:
     """The fields of any job's plan that come from its run."""
     return {
-        "job": run.job(profile),
         "labels": attempt_labels(profile, run),
         "lease": _build_lease(profile, run),
         "force_delete": profile.on_stuck_pod == "force",

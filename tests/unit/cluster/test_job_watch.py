@@ -16,6 +16,7 @@ from tests.support.waiting import wait_until
 from torchyard.cluster import log_follower, outage
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.diagnosis.job_status import count_retries
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Observation, Outcome, Row
@@ -249,7 +250,7 @@ def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed_job: tuple[Man
         terminated = {"exitCode": code, "finishedAt": f"2026-01-01T00:00:{second}Z"}
         status = {
             "phase": "Failed",
-            "containerStatuses": [{"name": plan.container, "state": {"terminated": terminated}}],
+            "containerStatuses": [{"name": find_main_container(plan.pod), "state": {"terminated": terminated}}],
         }
         name = f"{plan.job}-{node}-try{second}"
         metadata = {"name": name, "labels": plan.labels, "uid": f"uid-{second}"}

@@ -10,6 +10,7 @@ from tests.inputs.observed_moments import explain_wait, find_moments, list_true_
 from tests.inputs.recorded_jobs import FILES
 from tests.inputs.recording import EPOCH
 from tests.inputs.user_manifests import PYTORCHJOB, Launched, change_spec
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Controller, OpenQueue
 from torchyard.model.run import Observation
@@ -25,7 +26,7 @@ def elastic(plan: ManifestPlan) -> dict[str, Any]:
 def test_container_has_the_name_that_the_operator_requires(planned: Planned) -> None:
     """The container is called pytorch, because the operator refuses a job without one."""
     plan = planned(launcher="pytorchjob")
-    assert (plan.pod["spec"]["containers"][0]["name"], plan.container) == ("pytorch", "pytorch")
+    assert (plan.pod["spec"]["containers"][0]["name"], find_main_container(plan.pod)) == ("pytorch", "pytorch")
 
 
 def test_job_has_its_own_port(planned: Planned) -> None:

@@ -6,6 +6,7 @@ from tests.builders.plan_parts import get_local_address
 from tests.conftest import Planned
 from tests.inputs.observed_moments import explain_wait, find_moments, get_job, get_phase, get_pods
 from tests.inputs.user_manifests import JOB, Launched, change_spec
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import OpenQueue
 
@@ -46,7 +47,7 @@ def test_names_are_those_of_the_svc_plugin(planned: Planned) -> None:
     plan = planned(nodes=2)
     assert get_local_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
     assert plan.pods == {f"worker-{index}": f"{plan.job}-worker-{index}" for index in range(2)}
-    assert plan.container == volcano(plan)["tasks"][0]["name"]
+    assert find_main_container(plan.pod) == volcano(plan)["tasks"][0]["name"]
 
 
 def test_volcano_pods_have_no_ports(planned: Planned) -> None:

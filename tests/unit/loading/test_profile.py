@@ -169,9 +169,13 @@ def test_name_in_a_file_is_refused(write: Write, shape: Path) -> None:
     ("text", "expected"),
     [
         ("kind: [", "job.yaml:2: did not find"),
-        ("- a\n- b\n", "job.yaml: each document is an object with apiVersion, kind and metadata: 1"),
-        ("apiVersion: v1\nkind: Pod\nmetadata: name\n", "job.yaml: each document is an object"),
-        ("---\n---\n", "job.yaml: each document is an object .*: there is none"),
+        ("- a\n- b\n", "job.yaml: object 1 is not a Kubernetes object: it is not a mapping"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: name\n", "object 1 is not a Kubernetes object: the Pod has no metadata"),
+        ("kind: Pod\nmetadata: {name: a}\n", "object 1 is not a Kubernetes object: apiVersion is missing"),
+        ("kind: List\nitems: [7]\n", "object 1 is not a Kubernetes object: it is not a mapping"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {name: 7}\n", "metadata.name of the Pod is not a text"),
+        ("a:\n${nodes}\nb: 1\n", r"the file contains `\$\{nodes\}`: if it is a template, fill it in first"),
+        ("---\n---\n", "job.yaml: it has no object"),
         (None, "sample.yaml:.*: manifest: there is no file .*/job.yaml"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import Write, load, manifest_plan_of
 from tests.inputs.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
+from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.lint.manifest import lint_manifest
 from torchyard.model.errors import ProfileError
 from torchyard.model.profile import Profile
@@ -112,7 +113,7 @@ def test_capacity_is_for_the_gang(launched: Launched) -> None:
 
 def test_operators_container_counts(launched: Launched) -> None:
     """In a Training Operator pod the container `pytorch` gives the log and exit code, at any position."""
-    assert launched(PYTORCHJOB).container == "pytorch"
+    assert find_main_container(launched(PYTORCHJOB).pod) == "pytorch"
 
 
 def test_replicas_that_are_left_out(launched: Launched) -> None:
@@ -156,17 +157,48 @@ def test_planning_leaves_the_profile_alone(write: Write, tmp_path: Path) -> None
 UNNAMED = {"name": "worker", "replicas": 1, "template": {"spec": {"containers": [{"image": "a:1"}]}}}
 OTHER = {"name": "o", "replicas": 1, "template": {"spec": {"containers": [{"name": "other", "image": "a:1"}]}}}
 REFUSED_MANIFESTS = [
-    ((JOB, JOB), {}, "holds 2 of kind Job"),
-    ((JOB | {"apiVersion": "batch/v1"},), {}, r"holds 0 of kind Job \(batch.volcano.sh/v1alpha1\), .* it has: Job"),
-    ((JOB,), {"launcher": "pytorchjob"}, "holds 0 of kind PyTorchJob .* it has: Job"),
-    ((change_spec(JOB, tasks=[UNNAMED]),), {}, "no task with replicas and a pod template with a named container"),
-    ((change_spec(JOB, tasks=None),), {}, "no task with replicas and a pod template"),
-    ((change_spec(JOB, tasks=[OTHER | {"replicas": "many"}]),), {}, "no task with replicas and a pod template"),
-    ((change_spec(JOB, tasks=[OTHER | {"replicas": 0}]),), {}, "no task with replicas and a pod template"),
-    ((change_spec(JOB, tasks=[OTHER | {"name": ["a"]}]),), {}, "no task with replicas and a pod template"),
+    ((JOB, JOB), {}, r"holds 2 of kind Job \(train, train\), and a run has one job: write a profile for each"),
+    (
+        (JOB | {"apiVersion": "batch/v2"},),
+        {},
+        r"holds no Job of batch.volcano.sh/v1alpha1.* Job of batch/v2 is not",
+    ),
+    (
+        (JOB | {"apiVersion": "batch.volcano.sh/v1"},),
+        {},
+        "Job is of batch.volcano.sh/v1, a version that is",
+    ),
+    ((JOB,), {"launcher": "pytorchjob"}, "batch.volcano.sh/v1alpha1 is of another launcher: write launcher: volcano"),
+    (
+        (change_spec(JOB, tasks=[UNNAMED]),),
+        {},
+        r"spec.tasks\[0\].template.spec.containers\[0\].name: the container",
+    ),
+    ((change_spec(JOB, tasks=None),), {}, "Job train: it has no tasks, replicas or jobs with a pod template"),
+    ((change_spec(JOB, tasks=[{"name": "a", "replicas": 1}]),), {}, r"spec.tasks\[0\]: it has no pod template"),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": "many"}]),), {}, "`many` is a text, not a number; write a number"),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": "3"}]),), {}, r"spec.tasks\[0\].replicas: `3` is a text.* write 3"),
+    (
+        (change_spec(JOB, tasks=[OTHER | {"replicas": "$N_NODES"}]),),
+        {},
+        r"`\$N_NODES` contains \$N_NODES, a placeholder .*envsubst",
+    ),
+    (
+        (change_spec(JOB, minAvailable="{{ .Values.n }}"),),
+        {},
+        r"spec.minAvailable: .*\{\{ .Values.n \}\}, a placeh",
+    ),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": 0}]),), {}, "it has no pods: all of its replicas are 0"),
+    ((change_spec(JOB, tasks=[OTHER | {"replicas": None}]),), {}, r"spec.tasks\[0\].replicas: it is empty"),
+    ((change_spec(JOB, tasks=[OTHER | {"name": ["a"]}]),), {}, "it has no pods that could be read"),
     ((change_spec(JOB, tasks=[OTHER | {"replicas": 10**9}]),), {}, "has 1000000000 pods: at most 10000 are supported"),
-    ((change_spec(JOB, tasks=[*JOB["spec"]["tasks"], OTHER]),), {}, "need one name; they are main, other"),  # type: ignore[index]
-    ((change_spec(JOB, tasks=[OTHER | {"name": "a" * 45}]),), {}, "name of over 63 characters"),
+    ((change_spec(JOB, tasks=[OTHER | {"name": "a" * 45}]),), {}, "has a name of 65 characters, and at most 63"),
+    (
+        (JOB, {"apiVersion": "v1", "kind": "Service", "metadata": {"labels": {}}}),
+        {},
+        "the Service beside the job has",
+    ),
+    ((JOB | {"metadata": {"generateName": "a"}},), {"manifest_name": "keep"}, "the job has no name to keep"),
     (
         (JOB | {"metadata": {"name": "train", "namespace": "ml"}},),
         {"cluster": {"namespace": "dev"}},
@@ -231,3 +263,105 @@ def test_users_own_jobset_is_launched(launched: Launched) -> None:
     plan = launched(JOBSET)
     assert [node.rpartition("-")[0] for node in plan.pods] == ["lead-0", *["rest-0"] * 3, *["rest-1"] * 3]
     assert plan.node(f"{plan.job}-rest-1-2-abcde") == "rest-1-2"
+
+
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "outer-hosts"}, "spec": {"clusterIP": "None"}}
+POD_OBJECT = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "outer-a"}} | POD
+
+
+def build_wrapper(*components: dict[str, Any]) -> dict[str, Any]:
+    wrapper = {"apiVersion": "workload.codeflare.dev/v1beta2", "kind": "AppWrapper", "metadata": {"name": "outer"}}
+    return wrapper | {"spec": {"components": [{"template": component} for component in components]}}
+
+
+def test_job_may_be_any_component_of_a_wrapper(launched: Launched) -> None:
+    """The job of an AppWrapper may follow other components, which get the run's labels and are awaited at the end."""
+    plan = launched(build_wrapper(SERVICE, PYTORCHJOB))
+    service, job = (component["template"] for component in plan.main["spec"]["components"])
+    assert (plan.wrapped, list(plan.pods)) == (job, ["worker-0"])
+    assert (service["metadata"]["name"], job["metadata"]["name"]) == (f"{plan.job}-hosts", plan.job)
+    assert service["metadata"]["labels"]["torchyard/role"] == "companion"
+    assert ("v1", "Service") in [(kind.api, kind.kind) for kind in plan.made]
+
+
+def test_jobset_in_a_wrapper_is_launched(launched: Launched) -> None:
+    """A JobSet in an AppWrapper has the pods of a JobSet, with the random end of their names."""
+    plan = launched(build_wrapper(JOBSET))
+    assert plan.pods == launched(JOBSET).pods
+    assert plan.node(f"{plan.job}-rest-1-2-abcde") == "rest-1-2"
+    assert [kind.kind for kind in plan.watch] == ["AppWrapper", "JobSet", "Pod"]
+
+
+def test_plain_pods_in_a_wrapper_are_launched(launched: Launched) -> None:
+    """Plain Pods in an AppWrapper are its job: each gets a name of the run, and is a node."""
+    second = POD_OBJECT | {"metadata": {"name": "b"}}
+    plan = launched(build_wrapper(POD_OBJECT, second))
+    names = [component["template"]["metadata"]["name"] for component in plan.main["spec"]["components"]]
+    assert plan.pods == {"a": f"{plan.job}-a", "b": f"{plan.job}-b"}
+    assert (names, plan.wrapped) == (list(plan.pods.values()), None)
+
+
+@pytest.mark.parametrize(
+    ("components", "message"),
+    [
+        ((PYTORCHJOB, JOBSET), "the PyTorchJob train and the JobSet train, and a run has one job"),
+        (
+            (POD_OBJECT | {"apiVersion": "apps/v1", "kind": "Deployment"},),
+            r"Deployment outer-a \(apps/v1\), whose pods",
+        ),
+        ((SERVICE,), "contains no job: .* it contains: Service"),
+    ],
+)
+def test_wrapper_that_cannot_be_watched_is_refused(
+    launched: Launched, components: tuple[dict[str, Any], ...], message: str
+) -> None:
+    """An AppWrapper with two jobs, with pods that cannot be followed, or without a job is refused by name."""
+    with pytest.raises(ProfileError, match=message):
+        launched(build_wrapper(*components))
+
+
+# --- the name
+
+
+def test_kept_name(launched: Launched) -> None:
+    """With `manifest_name: keep` the job and its references keep their names, and an attempt is told by its labels."""
+    first, second = (launched(JOB, manifest_name="keep", attempt=attempt) for attempt in (1, 2))
+    assert first.job == second.job == first.main["metadata"]["name"] == "train"
+    assert list(first.pods.values()) == ["train-lead-0", "train-rest-0", "train-rest-1", "train-rest-2"]
+    assert first.labels != second.labels
+
+
+def test_replacements_and_doubts_are_in_the_plan(launched: Launched) -> None:
+    """The plan shows each reference to the job that follows its name, and each that may be one."""
+    container = {"name": "main", "image": "a:1", "command": ["sh", "-c", "ping train-lead-0; ping train-ps-0"]}
+    task = {"name": "lead", "replicas": 1, "template": {"spec": {"containers": [container]}}}
+    plan = launched(change_spec(JOB, tasks=[task], minAvailable=1))
+    findings = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    where = "Job train, spec.tasks[0].template.spec.containers[0].command[2]"
+    of_script = {finding.verdict: finding.what for finding in findings if finding.where == where}
+    assert of_script["ok"] == f"train-lead-0 becomes {plan.job}-lead-0"
+    assert "`train-ps-0` stays as it is" in of_script["warning"]
+
+
+def test_object_of_a_server_is_launched_as_a_new_one(launched: Launched) -> None:
+    """What `kubectl get -o yaml` prints is launched without what the server had added, and one line reports it."""
+    metadata = {"name": "train", "uid": "1", "resourceVersion": "2", "generateName": "t"}
+    plan = launched(JOB | {"metadata": metadata, "status": {"state": {"phase": "Completed"}}})
+    findings = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    assert plan.main["metadata"].keys() == {"name", "labels"}
+    assert "status" not in plan.main
+    reports = [finding.what for finding in findings if finding.where == "Job train" and finding.verdict == "ok"]
+    dropped = "status, metadata.uid, metadata.resourceVersion, metadata.generateName"
+    assert reports == [f"it was read from a server; left out is what that had added: {dropped}"]
+
+
+def test_each_role_may_have_its_own_container(launched: Launched) -> None:
+    """Roles may have containers of different names; the main one of each counts, also beside a mesh's proxy."""
+    pod = {
+        "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "trainer"}},
+        "spec": {"containers": [{"name": "proxy", "image": "p:1"}, {"name": "trainer", "image": "a:1"}]},
+    }
+    tasks = [*JOB["spec"]["tasks"], {"name": "other", "replicas": 1, "template": pod}]  # type: ignore[index]
+    plan = launched(change_spec(JOB, tasks=tasks))
+    templates = [task["template"] for task in plan.main["spec"]["tasks"]]
+    assert [find_main_container(template) for template in templates] == ["main", "main", "trainer"]

@@ -1,0 +1,39 @@
+"""Why a manifest's job cannot be launched. Most faults are tested with whole manifests in test_user_manifest.py."""
+
+import pytest
+
+from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched, change_spec
+from torchyard.model.errors import ProfileError
+
+TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"}}
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (TRAIN_JOB, r"it has: TrainJob \(trainer.kubeflow.org/v1alpha1\); supported are PyTorchJob"),
+        (DEPLOYMENT, "the Deployment of apps/v1 is not supported; supported are PyTorchJob"),
+        (PYTORCHJOB, "the PyTorchJob of kubeflow.org/v1 is of another launcher: write launcher: pytorchjob"),
+    ],
+)
+def test_other_kind_is_named(launched: Launched, document: dict[str, object], message: str) -> None:
+    """A manifest without a job of the launcher is refused with the kind that it has, and the launcher of that."""
+    with pytest.raises(ProfileError, match=message):
+        launched(document, launcher="volcano")
+
+
+@pytest.mark.parametrize(
+    ("amount", "message"),
+    [
+        (None, r"limits.nvidia.com/gpu: it is empty; write an amount"),
+        ("$GPU_PER_NODE", r"`\$GPU_PER_NODE` contains \$GPU_PER_NODE, a placeholder that is not filled in"),
+        ("<n>", "`<n>` contains <n>, a placeholder"),
+    ],
+)
+def test_amount_is_a_number(launched: Launched, amount: str | None, message: str) -> None:
+    """An amount of a resource that is empty, or a placeholder, is refused with its key."""
+    container = {"name": "main", "image": "a:1", "resources": {"limits": {"nvidia.com/gpu": amount}}}
+    task = {"name": "lead", "replicas": 1, "template": {"spec": {"containers": [container]}}}
+    with pytest.raises(ProfileError, match=message):
+        launched(change_spec(JOB, tasks=[task]))

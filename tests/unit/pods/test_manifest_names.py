@@ -1,0 +1,178 @@
+"""What refers to a job inside its own manifest follows when a run names the job."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from torchyard.pods.manifest_names import JobReference, rename_references
+
+VOLCANO = JobReference("Job", "train", ("master", "worker"), has_service=True)
+PYTORCHJOB = JobReference("PyTorchJob", "train", ("master", "worker"), has_service=False)
+JOBSET = JobReference("JobSet", "train", ("node-0", "node"), has_service=True)
+INDEXED = JobReference("Job", "train", ("",), has_service=False)
+NEW = "night-1a2b-1"
+
+
+def build_job(job: JobReference, **pod: Any) -> dict[str, Any]:
+    """A job whose only pod has these fields. Only the names in it matter here."""
+    template = {"spec": {"containers": [{"name": "train", "image": "registry/train:1"}]} | pod}
+    return {"kind": job.kind, "metadata": {"name": job.name}, "spec": {"template": template}}
+
+
+def rename(job: JobReference, *documents: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The documents after a job has got another name, what was replaced, and the doubts."""
+    renamed = copy.deepcopy(list(documents))
+    renaming = rename_references(renamed, [job], NEW)
+    return renamed, [str(finding) for finding in renaming.replaced], [str(finding) for finding in renaming.doubts]
+
+
+def rename_script(job: JobReference, script: str, *others: dict[str, Any]) -> str:
+    """A script of the job's container after the job has got another name."""
+    container = {"name": "train", "command": ["bash", "-c", script]}
+    (document, *_), _, _ = rename(job, build_job(job, containers=[container]), *others)
+    return str(document["spec"]["template"]["spec"]["containers"][0]["command"][2])
+
+
+SERVICE = {"kind": "Service", "metadata": {"name": "train-hosts"}, "spec": {"clusterIP": "None"}}
+REFERENCES = [
+    (JOBSET, "MASTER=train-node-0-0.train python t.py", f"MASTER={NEW}-node-0-0.{NEW} python t.py"),
+    (JOBSET, "for i in 0 1; do ping train-node-0-$i.train; done", f"for i in 0 1; do ping {NEW}-node-0-$i.{NEW}; done"),
+    (JOBSET, "echo $(hostname).train", f"echo $(hostname).{NEW}"),
+    (
+        PYTORCHJOB,
+        "accelerate launch --main_process_ip=train-worker-0",
+        f"accelerate launch --main_process_ip={NEW}-worker-0",
+    ),
+    (PYTORCHJOB, "composer --master_addr train-master-0 t.py", f"composer --master_addr {NEW}-master-0 t.py"),
+    (
+        PYTORCHJOB,
+        "torchrun --rdzv-endpoint tcp://train-worker-0:29500",
+        f"torchrun --rdzv-endpoint tcp://{NEW}-worker-0:29500",
+    ),
+    (VOLCANO, "H=train-worker-1.train.ml.svc.cluster.local", f"H={NEW}-worker-1.{NEW}.ml.svc.cluster.local"),
+    (VOLCANO, "nslookup train.$NS.svc", f"nslookup {NEW}.$NS.svc"),
+    (VOLCANO, "torchrun --rdzv_endpoint=train:29500", f"torchrun --rdzv_endpoint={NEW}:29500"),
+    (VOLCANO, "i=${HOSTNAME#train-worker-}", f"i=${{HOSTNAME#{NEW}-worker-}}"),
+    (VOLCANO, "hostname | sed s/train-worker-//", f"hostname | sed s/{NEW}-worker-//"),
+    (VOLCANO, "JOB=train; ping $JOB-worker-0", f"JOB={NEW}; ping $JOB-worker-0"),
+    (VOLCANO, "P=train-worker; ping $P-0", f"P={NEW}-worker; ping $P-0"),
+    (VOLCANO, "kubectl get pods -l volcano.sh/job-name=train", f"kubectl get pods -l volcano.sh/job-name={NEW}"),
+    (
+        VOLCANO,
+        "kubectl get vcjob/train; kubectl delete cm train-x",
+        f"kubectl get vcjob/{NEW}; kubectl delete cm train-x",
+    ),
+    (INDEXED, "torchrun --master_addr train-0.train-hosts", f"torchrun --master_addr {NEW}-0.{NEW}-hosts"),
+]
+
+
+@pytest.mark.parametrize(("job", "script", "expected"), REFERENCES, ids=[row[1] for row in REFERENCES])
+def test_reference_in_a_script_follows(job: JobReference, script: str, expected: str) -> None:
+    """A pod's name, its address, the job's Service and the job in a selector follow the job's new name."""
+    assert rename_script(job, script, SERVICE) == expected
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python train.py --name train --data /mnt/train-worker-0/data",
+        "import train; train.train(model.train)",
+        "export WANDB_NAME=train; tee /logs/train.log",
+        "docker pull registry/train:1",
+        "pretrain-worker-0 train-ing train_worker_0",
+        "python -m train --split train --resnet train-50",
+    ],
+)
+def test_what_only_looks_like_the_name_stays(script: str) -> None:
+    """A path, a module, a data set or an experiment of the same name is not the job, and causes no doubt."""
+    for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
+        container = {"name": "train", "command": ["bash", "-c", script]}
+        document = build_job(job, containers=[container])
+        assert rename(job, document) == ([document], [], [])
+
+
+def test_variable_that_builds_a_pods_name_follows() -> None:
+    """A variable with the job's name follows if a script builds the name of a pod from it; another one stays."""
+    env = [{"name": "JOB", "value": "train"}, {"name": "WANDB_NAME", "value": "train"}]
+    container = {"name": "a", "command": ["sh", "-c", "ping ${JOB}-worker-0"], "env": env}
+    (document,), _, _ = rename(VOLCANO, build_job(VOLCANO, containers=[container]))
+    variables = document["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [variable["value"] for variable in variables] == [NEW, "train"]
+
+
+def test_selector_of_the_jobs_pods_follows() -> None:
+    """A selector by a label of the controller follows, in both forms; one by the user's own label stays."""
+    terms = [
+        {"labelSelector": {"matchLabels": {"volcano.sh/job-name": "train"}}},
+        {"labelSelector": {"matchExpressions": [{"key": "job-name", "operator": "In", "values": ["train-master-0"]}]}},
+        {"labelSelector": {"matchLabels": {"app": "train"}}},
+    ]
+    (document,), _, _ = rename(VOLCANO, build_job(VOLCANO, affinity={"podAntiAffinity": terms}))
+    by_label, by_expression, by_own_label = document["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert by_label["labelSelector"]["matchLabels"] == {"volcano.sh/job-name": NEW}
+    assert by_expression["labelSelector"]["matchExpressions"][0]["values"] == [f"{NEW}-master-0"]
+    assert by_own_label["labelSelector"]["matchLabels"] == {"app": "train"}
+
+
+def test_companion_with_the_jobs_name_follows() -> None:
+    """A ConfigMap named after the job, what mounts it, and a reference to the job by kind and name follow."""
+    rings = {"kind": "ConfigMap", "metadata": {"name": "rings-config-train"}, "data": {"hosts": "train-worker-0:8"}}
+    monitor = {"kind": "Other", "metadata": {"name": "a"}, "spec": {"controllerRef": {"kind": "Job", "name": "train"}}}
+    job = build_job(VOLCANO, volumes=[{"name": "r", "configMap": {"name": "rings-config-train"}}])
+    (new_job, new_rings, new_monitor), replaced, _ = rename(VOLCANO, job, rings, monitor)
+    assert new_job["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] == f"rings-config-{NEW}"
+    assert (new_rings["metadata"]["name"], new_rings["data"]["hosts"]) == (f"rings-config-{NEW}", f"{NEW}-worker-0:8")
+    assert new_monitor["spec"]["controllerRef"]["name"] == NEW
+    assert f"ConfigMap rings-config-train, data.hosts: train-worker-0:8 becomes {NEW}-worker-0:8" in replaced
+
+
+def test_claim_with_the_jobs_name_stays() -> None:
+    """A claim holds data that outlives a run, so that it keeps its name, as do images and containers."""
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "train-data"}}
+    volumes = [{"name": "train", "persistentVolumeClaim": {"claimName": "train-data"}}]
+    documents = [build_job(VOLCANO, volumes=volumes), claim]
+    assert rename(VOLCANO, *documents) == (documents, [], [])
+
+
+def test_subdomain_follows_its_service() -> None:
+    """The subdomain of the pods is the Service of the controller, or the companion, under its new name."""
+    job = build_job(VOLCANO, subdomain="train")
+    (new_job,), _, _ = rename(VOLCANO, job)
+    assert new_job["spec"]["template"]["spec"]["subdomain"] == NEW
+    (new_job, service), _, _ = rename(INDEXED, build_job(INDEXED, subdomain="train-hosts"), SERVICE)
+    assert new_job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == f"{NEW}-hosts"
+
+
+@pytest.mark.parametrize(
+    ("script", "doubt"),
+    [
+        ("RANK=$(hostname | cut -d- -f4-)", "takes a part of the pod's name by its number from the start"),
+        ("RANK=$(echo $HOSTNAME | awk -F- '{print $3}')", "takes a part of the pod's name by its number"),
+        ("ping train-ps-0", "`train-ps-0` stays as it is"),
+    ],
+)
+def test_uncertain_reference_is_a_doubt(script: str, doubt: str) -> None:
+    """What may refer to the job, and cannot be replaced with certainty, is a finding that names the key."""
+    job = build_job(VOLCANO, containers=[{"name": "a", "command": ["sh", "-c", script]}])
+    (new_job,), replaced, doubts = rename(VOLCANO, job)
+    assert (new_job, replaced, len(doubts)) == (job, [], 1)
+    assert doubt in doubts[0]
+    assert "Job train, spec.template.spec.containers[0].command[2]" in doubts[0]
+    assert "manifest_name: keep" in doubts[0]
+
+
+def test_part_of_a_name_with_as_many_parts_is_no_doubt() -> None:
+    """A script that counts the parts of the pod's name works if the new name has as many."""
+    script = "RANK=$(hostname | cut -d- -f5)"
+    job = JobReference("Job", "my-old-job", ("worker",), has_service=True)
+    document = build_job(job, containers=[{"name": "a", "command": ["sh", "-c", script]}])
+    assert rename(job, document) == ([document], [], [])
+
+
+def test_new_name_may_contain_the_old_one() -> None:
+    """A new name that begins with the old one is not replaced again."""
+    document = build_job(PYTORCHJOB, containers=[{"name": "a", "args": ["train-worker-0 train-worker-1"]}])
+    rename_references([document], [PYTORCHJOB], "train-worker-1")
+    args = document["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args == ["train-worker-1-worker-0 train-worker-1-worker-1"]

@@ -1,0 +1,194 @@
+"""Why the job of a user's manifest cannot be launched: each finding names the key, and what is valid there."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchyard.lint.workload import find_workload_kind, list_workloads, list_wrapped_objects
+from torchyard.model.finding import Finding
+from torchyard.pods.job_kind import JobKind, PodSet
+from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
+from torchyard.pods.volumes import Manifest
+
+_MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
+_MAX_HOST_NAME_CHARS = 63  # characters of a host name
+_COUNT_KEYS = ("replicas", "parallelism", "completions", "minAvailable", "minReplicas", "maxReplicas", "backoffLimit")
+_PLACEHOLDER_PATTERN = re.compile(r"\$\{?\w+\}?|\{\{.*?\}\}|<[\w .-]+>|__\w+__")
+_RENDER_FIX = "fill it in first (envsubst, or helm template), and name the result"
+_SUPPORTED = "PyTorchJob, Volcano's Job, JobSet, AppWrapper and the Indexed Job of batch/v1"
+
+
+def find_main_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
+    """Why the documents do not hold exactly one job of this kind; empty if they do."""
+    count = sum(is_main_job(document, job_kind) for document in documents)
+    if count == 1:
+        return []
+    if count > 1:
+        names = ", ".join(get_name(document) or "?" for document in documents if is_main_job(document, job_kind))
+        problem = f"holds {count} of kind {job_kind.kind} ({names}), and a run has one job: write a profile for each"
+        return [Finding("manifest", problem)]
+    reasons = [_explain_other_kind(document, job_kind) for document in documents]
+    found = "; ".join(reason for reason in reasons if reason)
+    if not found:
+        kinds = ", ".join(f"{document.get('kind')} ({document.get('apiVersion')})" for document in documents)
+        found = f"it has: {kinds}; supported are {_SUPPORTED}"
+    return [Finding("manifest", f"holds no {job_kind.kind} of {job_kind.api}, which this launcher runs: {found}")]
+
+
+def _explain_other_kind(document: Manifest, job_kind: JobKind) -> str:
+    """Why a document is not the job of this launcher; empty if it is not a job at all."""
+    api, kind = document.get("apiVersion"), document.get("kind")
+    group = str(api).rpartition("/")[0]
+    if kind == job_kind.kind and group == job_kind.api.rpartition("/")[0]:
+        return f"the {kind} is of {api}, a version that is not supported: rewrite it for {job_kind.api}"
+    launcher = find_workload_kind(document)
+    if launcher == "pod":
+        return ""
+    if launcher:
+        return f"the {kind} of {api} is of another launcher: write launcher: {launcher}"
+    if _has_pods(document):
+        return f"the {kind} of {api} is not supported; supported are {_SUPPORTED}"
+    return ""
+
+
+def _has_pods(document: Manifest) -> bool:
+    """Whether an object of an unknown kind creates pods, by the shape of its specification."""
+    if isinstance(document, Mapping):
+        return any(key in ("containers", "template") or _has_pods(value) for key, value in document.items())
+    return isinstance(document, list) and any(_has_pods(item) for item in document)
+
+
+def is_main_job(document: Manifest, job_kind: JobKind) -> bool:
+    return document.get("kind") == job_kind.kind and document.get("apiVersion") == job_kind.api
+
+
+def find_kept_name_faults(main: Manifest, job_kind: JobKind) -> list[Finding]:
+    """Why a job cannot keep its name; empty if it can."""
+    if not get_name(main):
+        return [Finding("manifest_name", "the job has no name to keep: write metadata.name, or manifest_name: run")]
+    try:
+        inner_name = get_name(job_kind.find_job(main))
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return []  # another finding reports it
+    if inner_name != get_name(main):
+        problem = f"the {main['kind']} is called {get_name(main)}, and the job in it {inner_name or 'nothing'}"
+        return [Finding("manifest_name", problem, "give both one name, or write manifest_name: run")]
+    return []
+
+
+def get_name(document: Manifest) -> str:
+    """The name of an object; empty if it has none."""
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def find_metadata_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
+    """Objects without metadata or, beside the job, without a name."""
+    findings = []
+    for document in documents:
+        if not isinstance(document.get("metadata"), dict):
+            problem = f"the {document.get('kind')} has no metadata: write a mapping with its name"
+            findings.append(Finding("manifest", problem))
+        elif not is_main_job(document, job_kind) and not get_name(document):
+            problem = f"the {document.get('kind')} beside the job has no name: write metadata.name"
+            findings.append(Finding("manifest", problem))
+    return findings
+
+
+def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Finding]:
+    """Why the job cannot be launched as it is; empty if it can. `job_name`: the one that it will have."""
+    location = f"the {main['kind']}"
+    spec = main.get("spec")
+    number_faults = (*_find_count_faults(spec, "spec"), *_find_amount_faults(spec, "spec"))
+    findings = [finding.within(location) for finding in number_faults]
+    if findings:
+        return findings
+    unsupported = job_kind.explain_unsupported(main)
+    if unsupported:
+        return [Finding("manifest", unsupported)]
+    try:
+        job = job_kind.find_job(main)
+        pod_sets = list_pod_sets(job, job_kind)
+        list_capacities(job, pod_sets, job_kind)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):  # some part has another shape
+        return list(_explain_shape(main)) or [Finding(location, "it has no pods that could be read")]
+    pod_count = sum(pod_set.pod_count for pod_set in pod_sets)
+    if not pod_count:
+        return list(_explain_shape(main)) or [Finding(location, "it has no pods: all of its replicas are 0")]
+    if pod_count > _MAX_PODS:
+        return [Finding(location, f"it has {pod_count} pods: at most {_MAX_PODS} are supported")]
+    return [finding for pod_set in pod_sets for finding in _find_long_names(pod_set, job_name, job_kind)]
+
+
+def _find_count_faults(node: Any, key_path: str) -> Iterator[Finding]:
+    """Numbers of pods that are texts: Kubernetes takes numbers."""
+    for path, key, value in _walk(node, key_path):
+        if key in _COUNT_KEYS and isinstance(value, str):
+            fix = f"write {value}" if value.isdecimal() else "write a number"
+            yield _find_placeholder(path, value) or Finding(path, f"`{value}` is a text, not a number", fix)
+
+
+def _find_amount_faults(node: Any, key_path: str) -> Iterator[Finding]:
+    """Amounts of resources that are empty or placeholders."""
+    for path, key, value in _walk(node, key_path):
+        if key not in ("limits", "requests") or not isinstance(value, dict):
+            continue
+        for name, amount in value.items():
+            amount_path = f"{path}.{name}"
+            if amount is None:
+                yield Finding(amount_path, "it is empty", "write an amount, or remove the key")
+            elif isinstance(amount, str):
+                placeholder = _find_placeholder(amount_path, amount)
+                if placeholder:
+                    yield placeholder
+
+
+def _walk(node: Any, key_path: str) -> Iterator[tuple[str, str, Any]]:
+    """Every value of a mapping at any depth, with its path and its key."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield f"{key_path}.{key}", str(key), value
+            yield from _walk(value, f"{key_path}.{key}")
+    elif isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from _walk(item, f"{key_path}[{index}]")
+
+
+def _find_placeholder(path: str, text: str) -> Finding | None:
+    """A finding if a text is one of a template that was not filled in; else None."""
+    placeholder = _PLACEHOLDER_PATTERN.search(text)
+    if not placeholder:
+        return None
+    return Finding(path, f"`{text}` contains {placeholder[0]}, a placeholder that is not filled in", _RENDER_FIX)
+
+
+def _explain_shape(main: Manifest) -> Iterator[Finding]:
+    """What prevents the pods of a job from being read."""
+    for workload in list_workloads(main):
+        if not workload.groups:
+            yield Finding(workload.location, "it has no tasks, replicas or jobs with a pod template")
+        for group in workload.groups:
+            if not group.pod:
+                yield Finding(f"{workload.location}, {group.key_path}", "it has no pod template (template.spec)")
+            elif not group.containers:
+                yield Finding(f"{workload.location}, {group.pod_path}.containers", "there is no container")
+            for container in group.containers:
+                if not isinstance(container.spec.get("name"), str):
+                    yield Finding(f"{workload.location}, {container.key_path}.name", "the container has no name")
+            if group.spec.get("replicas", 1) is None:
+                problem = "it is empty, and then there is no pod" if workload.kind == "volcano" else "it is empty"
+                yield Finding(f"{workload.location}, {group.key_path}.replicas", problem, "write a number")
+    if main["kind"] == "AppWrapper" and not any(list_wrapped_objects(main)):
+        yield Finding("the AppWrapper", "it has no component with a template")
+
+
+def _find_long_names(pod_set: PodSet, job_name: str, job_kind: JobKind) -> Iterator[Finding]:
+    """The last pod of a set, which has the longest name, if Kubernetes would refuse that name."""
+    name = next(reversed(pod_set.name_pods(job_name).values()), "")
+    if job_kind.has_random_suffix and name:
+        name += "-xxxxx"
+    if len(name) > _MAX_HOST_NAME_CHARS:
+        excess = len(name) - _MAX_HOST_NAME_CHARS
+        problem = f"the pod {name} has a name of {len(name)} characters, and at most {_MAX_HOST_NAME_CHARS} are allowed"
+        yield Finding("name", problem, f"shorten the profile's name by {excess}, or that of the role")

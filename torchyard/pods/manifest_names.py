@@ -1,0 +1,379 @@
+"""A job's name inside its own manifest: what refers to the job there, and what it becomes when a run names the job.
+
+A run gives the job of a manifest a new name. The manifest may contain the old one elsewhere: in a pod's address inside
+a script, in the label of a selector, in the name of a ConfigMap that a controller composes from the job's. What
+certainly refers to the job is replaced; what may refer to it is a finding; anything else that looks like the name (an
+image, a path, a user's own label) stays as it is.
+
+Texts are first marked: each occurrence of a job's name that refers to the job becomes that job's mark, a control
+character, which the new name replaces in the end. So the new name, which may contain the old one, is never searched.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchyard.model.finding import Finding
+from torchyard.pods.volumes import Manifest
+
+# Labels and annotations whose value is the name of a job, by the controllers that set them on the job's pods.
+_JOB_NAME_KEYS = (
+    "batch.kubernetes.io/job-name",
+    "job-name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "kubeflow.org/job-name",
+    "pod-group.scheduling.sigs.k8s.io",
+    "pytorch-job-name",
+    "scheduling.k8s.io/group-name",
+    "scheduling.x-k8s.io/pod-group",
+    "training.kubeflow.org/job-name",
+    "volcano.sh/job-name",
+    "workload.codeflare.dev/appwrapper",
+)
+# The companions that belong to one job: each run gets its own if the job's name is a part of theirs.
+_RENAMED_KINDS = (
+    "ConfigMap",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "PodGroup",
+    "PodMonitor",
+    "Service",
+    "ServiceMonitor",
+)
+_CONFIG_MAP_KEYS = ("configMap", "configMapRef", "configMapKeyRef")
+_SERVICE_KEYS = ("subdomain", "serviceName")
+# Keys whose text names something else: an image, a place in a file system, an object of another kind.
+_OPAQUE_KEYS = (
+    "apiVersion",
+    "claimName",
+    "image",
+    "kind",
+    "mountPath",
+    "name",
+    "namespace",
+    "path",
+    "secretName",
+    "serviceAccountName",
+    "subPath",
+    "workingDir",
+)
+_LABEL_KEYS = ("labels", "matchLabels", "nodeSelector", "selector")
+# Before a name: the start of a word that is not a part of a path. `//` begins a host, and `s/` a sed expression.
+_START = r"(?:(?<![\w./-])|(?<=//)|(?<=\bs/)|(?<=/\^))"
+_END = r"(?![\w-])"
+_VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w+|\$\(\w[^()\n]*\))"
+_CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
+_HOST_OPTION = r"(?:addr|address|endpoint|host|hostname|ip|url|server|service|svc)"
+_FILE_NAME_END = r"(?!\.(?:py|sh|ya?ml|json|log|txt|pth?|tar|gz)\b)"
+_KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
+_HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
+# A part of a pod's name, by its number from the start.
+_FIELD_PATTERN = re.compile(
+    r"cut\s+-d\s*[\"']?-[\"']?\s+-f\s*[\"']?\d"
+    r"|cut\s+-f\s*[\"']?\d[\d,-]*[\"']?\s+-d\s*[\"']?-"
+    r"|awk\s+-F\s*[\"']?-[\"']?\s+[\"']\{\s*print\s+\$\d"
+    r"|split\(\s*[\"']-[\"']\s*\)\s*\[\s*\d"
+)
+_PARENTS_OF_NAME = 2  # mappings around the name of an object: metadata, and the object itself
+_KEEP_FIX = "write manifest_name: keep in the profile, and the job keeps its name"
+_MAX_SHOWN_WORDS = 4
+_MAX_SHOWN_CHARS = 100  # of a word
+
+
+class JobReference(NamedTuple):
+    """A job as its manifest calls it.
+
+    kind: of its object.
+    name: in the manifest.
+    roles: the names of its sets of pods, which are called <name>-<role>-<i>; "" if they are called <name>-<i>.
+    has_service: its controller creates a headless Service of the job's name.
+    """
+
+    kind: str
+    name: str
+    roles: tuple[str, ...]
+    has_service: bool
+
+
+class Renaming(NamedTuple):
+    """What became of the references to a job.
+
+    replaced: what was replaced, as findings that are in order.
+    doubts: what may refer to the job, and was not replaced.
+    """
+
+    replaced: tuple[Finding, ...]
+    doubts: tuple[Finding, ...]
+
+
+class _Text(NamedTuple):
+    """A text in a manifest.
+
+    keys: the path in its object, with `[i]` for an item of a list.
+    parents: the mappings around it, the outermost first.
+    replace: sets another value.
+    """
+
+    location: str
+    keys: tuple[str, ...]
+    parents: tuple[Mapping[str, Any], ...]
+    value: str
+    replace: Callable[[str], None]
+
+    @property
+    def key(self) -> str:
+        """The name of the last key that is not a position in a list."""
+        return next(key for key in reversed(self.keys) if not key.startswith("["))
+
+    @property
+    def where(self) -> str:
+        return f"{self.location}, {'.'.join(self.keys).replace('.[', '[')}"
+
+
+def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference], new_name: str) -> Renaming:
+    """Replace every reference to the jobs in the documents, in place. The jobs' own `metadata.name` is not changed."""
+    texts = [text for document in documents for text in _list_texts(document)]
+    marker = _Marker(texts, jobs)
+    replaced: list[Finding] = []
+    doubts: list[Finding] = []
+    for text in texts:
+        marked = marker.mark(text)
+        if marked != text.value:
+            replaced.append(Finding(text.where, marker.describe_changes(marked, new_name), verdict="ok"))
+            text.replace(marker.finish(marked, new_name))
+        if not _is_opaque(text):
+            doubts += _find_doubts(text, marked, jobs, new_name)
+    return Renaming(tuple(replaced), tuple(dict.fromkeys(doubts)))
+
+
+def _list_texts(document: Manifest) -> Iterator[_Text]:
+    """Every text in a document, in its order."""
+    metadata = document.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, Mapping) else ""
+    return _walk(document, f"{document.get('kind')} {name}".strip(), (), ())
+
+
+def _walk(node: Any, location: str, keys: tuple[str, ...], parents: tuple[Mapping[str, Any], ...]) -> Iterator[_Text]:
+    if isinstance(node, dict):
+        entries: list[tuple[Any, str]] = [(key, str(key)) for key in node]
+        parents = (*parents, node)
+    elif isinstance(node, list):
+        entries = [(index, f"[{index}]") for index in range(len(node))]
+    else:
+        return
+    for key, key_text in entries:
+        child = node[key]
+        if isinstance(child, str):
+            yield _Text(location, (*keys, key_text), parents, child, functools.partial(node.__setitem__, key))
+        else:
+            yield from _walk(child, location, (*keys, key_text), parents)
+
+
+def _is_opaque(text: _Text) -> bool:
+    """Whether a text names something else than a job, or is one of the user's own labels."""
+    return text.key in _OPAQUE_KEYS or any(key in _LABEL_KEYS for key in text.keys[:-1])
+
+
+class _Marker:
+    """Marks what refers to the jobs in the texts of a manifest.
+
+    Patterns are tried in order, each on what the earlier ones have left.
+    """
+
+    def __init__(self, texts: Sequence[_Text], jobs: Sequence[JobReference]) -> None:
+        self._jobs = jobs
+        # Of each object that gets another name: its marked name, by its kind and name.
+        self._objects: dict[tuple[str, str], str] = {}
+        for mark, job in self._list_marks():
+            self._objects[job.kind, job.name] = mark
+            if job.has_service:
+                self._objects["Service", job.name] = mark
+        for text in texts:
+            self._add_companion(text)
+        self._variables = {name for text in texts for name in self._list_name_variables(text.value)}
+        self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
+        self._kubectl_rules = list(self._list_kubectl_rules())
+
+    def _list_marks(self) -> Iterator[tuple[str, JobReference]]:
+        return ((chr(index), job) for index, job in enumerate(self._jobs))
+
+    def _add_companion(self, text: _Text) -> None:
+        """Note the new name of an object beside the job, if the text is its name and contains the job's."""
+        kind = self._get_object_kind(text)
+        if kind == "Pod" and len(text.parents) > _PARENTS_OF_NAME:  # one of the job's pods, inside its main object
+            mark, job = next(self._list_marks())
+            self._objects["Pod", text.value] = f"{mark}-{text.value.removeprefix(f'{job.name}-')}"
+            return
+        if kind not in _RENAMED_KINDS or (kind, text.value) in self._objects:
+            return
+        for mark, job in self._list_marks():
+            marked, count = re.subn(rf"(?<![^-.]){re.escape(job.name)}(?![^-.])", mark, text.value)
+            if count:
+                self._objects[str(kind), text.value] = marked
+                return
+
+    @staticmethod
+    def _get_object_kind(text: _Text) -> Any:
+        """The kind of the object whose name the text is; None if it is another text."""
+        if text.keys[-2:] != ("metadata", "name") or len(text.parents) < _PARENTS_OF_NAME:
+            return None
+        return text.parents[-2].get("kind")
+
+    def _list_name_variables(self, value: str) -> Iterator[str]:
+        """The variables from which a text builds the names or addresses of pods."""
+        for job in self._jobs:
+            roles = _alternate(role for role in job.roles if role)
+            for pattern in (rf"\$[{{(]?(\w+)[}})]?-(?:{roles})\b", r"[\w})]\.\$[{(]?(\w+)[})]?(?![\w(])"):
+                yield from re.findall(pattern, value)
+
+    # --- rules
+
+    def _list_pod_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
+        """Pods: train-worker-0, train-worker-$i, ${HOSTNAME#train-}."""
+        for mark, job in self._list_marks():
+            name = re.escape(job.name)
+            roles = _alternate(role for role in job.roles if role)
+            if roles:
+                yield re.compile(rf"{_START}{name}(?=-(?:{roles})-)"), mark
+                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles})[\"']?(?:[\s;&]|$))"), rf"\1{mark}"
+            if "" in job.roles:
+                yield re.compile(rf"{_START}{name}(?=-(?:\d{{1,4}}|{_VARIABLE})\.)"), mark
+            yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
+
+    def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
+        """Services: pod.train, $(hostname).train, train.ns.svc, --rdzv-endpoint=train:29500."""
+        marks = "".join(mark for mark, _ in self._list_marks())
+        for (kind, service), marked in self._objects.items():
+            if kind != "Service":
+                continue
+            name = re.escape(service)
+            yield re.compile(rf"([{marks}][^\s\"',:/.]*\.|{_VARIABLE}\.){name}(?![\w(-])"), rf"\1{marked}"
+            yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\1{marked}"
+            host = rf"({_HOST_OPTION}[\"']?\s*[=:]?\s*[\"']?(?:\w+://)?){name}(?=[:\"'\s,/]|$)"
+            yield re.compile(host, re.IGNORECASE), rf"\1{marked}"
+            if "-" in service:
+                yield re.compile(rf"{_START}{name}{_END}{_FILE_NAME_END}"), marked
+
+    def _list_label_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
+        """Selectors: volcano.sh/job-name=train."""
+        keys = _alternate(_JOB_NAME_KEYS)
+        for mark, job in self._list_marks():
+            roles = _alternate(role for role in job.roles if role)
+            end = rf"(?=-(?:{roles})\b|{_END})" if roles else _END
+            pattern = rf"((?:{keys})[\"']?\s*(?:==?|:|in \()\s*[\"']?){re.escape(job.name)}{end}"
+            yield re.compile(pattern), rf"\1{mark}"
+
+    def _list_kubectl_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
+        """Arguments of kubectl: vcjob/train, configmap train-hosts."""
+        for (kind, name), marked in self._objects.items():
+            short = {"ConfigMap": "|cm", "Service": "|svc", "Job": "|vcjob"}.get(kind, "")
+            pattern = rf"\b((?:{kind.lower()}{short})s?(?:\.[\w.]+)?[/ ]){re.escape(name)}{_END}"
+            yield re.compile(pattern, re.IGNORECASE), rf"\1{marked}"
+
+    # --- one text
+
+    def mark(self, text: _Text) -> str:
+        """The text, marked."""
+        marked_name = self._mark_name(text)
+        if marked_name is not None:
+            return marked_name
+        if _is_opaque(text):
+            return text.value
+        is_variable = text.key == "value" and isinstance(text.parents[-1].get("name"), str)
+        if is_variable:
+            return self._mark_variable(text.parents[-1]["name"], text.value)
+        return self._mark_script(text.value)
+
+    def _mark_name(self, text: _Text) -> str | None:
+        """The marked name of an object, if the text is one; None if it is another text."""
+        parent = text.parents[-1]
+        kind: Any = self._get_object_kind(text)
+        if kind is not None:
+            is_job = any(job.kind == kind and job.name == text.value for job in self._jobs)
+            return None if is_job else self._objects.get((kind, text.value))
+        if text.key in _JOB_NAME_KEYS or (text.key == "values" and parent.get("key") in _JOB_NAME_KEYS):
+            return self._mark_job_name(text.value)
+        if text.key in _SERVICE_KEYS:
+            kind = "Service"
+        elif text.key == "name" and len(text.keys) > 1 and text.keys[-2] in _CONFIG_MAP_KEYS:
+            kind = "ConfigMap"
+        elif text.key == "name":
+            kind = parent.get("kind")
+        return self._objects.get((kind, text.value)) if isinstance(kind, str) else None
+
+    def _mark_job_name(self, value: str) -> str | None:
+        """The value of a label: the job's name, or that of a Job in a JobSet; None if it names another job."""
+        for mark, job in self._list_marks():
+            roles = _alternate(role for role in job.roles if role)
+            suffix = rf"(-(?:{roles})(?:-\d+)?)?" if roles else "()"
+            match = re.fullmatch(rf"{re.escape(job.name)}{suffix}", value)
+            if match:
+                return f"{mark}{match[1] or ''}"
+        return self._objects.get(("PodGroup", value))
+
+    def _mark_variable(self, name: str, value: str) -> str:
+        """The value of an environment variable."""
+        for mark, job in self._list_marks():
+            if value == job.name and name in self._variables:
+                return mark
+        prefix = f"{name}="
+        return self._mark_script(prefix + value).removeprefix(prefix)
+
+    def _mark_script(self, value: str) -> str:
+        """A script, an argument, or the content of a file."""
+        rules = self._rules + self._kubectl_rules if _KUBECTL_PATTERN.search(value) else self._rules
+        for pattern, marked in rules:
+            value = pattern.sub(marked, value)
+        for mark, job in self._list_marks():
+            for variable in self._variables:
+                assignment = rf"(\b{variable}=[\"']?){re.escape(job.name)}(?=[\"']?(?:[\s;&]|$))"
+                value = re.sub(assignment, rf"\1{mark}", value)
+        return value
+
+    # --- the result
+
+    def finish(self, marked: str, new_name: str) -> str:
+        """The text with the new name."""
+        for mark, _ in self._list_marks():
+            marked = marked.replace(mark, new_name)
+        return marked
+
+    def describe_changes(self, marked: str, new_name: str) -> str:
+        """`train-worker-0 becomes run-worker-0` for each word that changes; of many words the first."""
+        marks = "".join(mark for mark, _ in self._list_marks())
+        changes: dict[str, str] = {}
+        for word in re.findall(rf"[^\s\"'=,;]*[{marks}][^\s\"',;]*", marked):
+            before = word
+            for mark, job in self._list_marks():
+                before = before.replace(mark, job.name)
+            changes[before[:_MAX_SHOWN_CHARS]] = self.finish(word, new_name)[:_MAX_SHOWN_CHARS]
+        shown = [f"{before} becomes {after}" for before, after in list(changes.items())[:_MAX_SHOWN_WORDS]]
+        hidden_count = len(changes) - len(shown)
+        if hidden_count:
+            shown.append(f"and {hidden_count} more")
+        return ", ".join(shown)
+
+
+def _alternate(words: Any) -> str:
+    """A pattern for one of these words, the longest first; empty without a word."""
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_name: str) -> Iterator[Finding]:
+    """What may refer to a job in a text, and was not marked."""
+    for job in jobs:
+        has_other_parts = job.name.count("-") != new_name.count("-")
+        field = _FIELD_PATTERN.search(marked)
+        if has_other_parts and field and _HOST_NAME_PATTERN.search(marked):
+            problem = (
+                f"`{field[0]}` takes a part of the pod's name by its number from the start, and a run's job has a "
+                f"name with other parts: {new_name}"
+            )
+            yield Finding(
+                text.where, problem, f"count from the end, as ${{HOSTNAME##*-}} does, or {_KEEP_FIX}", "warning"
+            )
+        pod = re.search(rf"{_START}{re.escape(job.name)}-[a-z][a-z0-9]*-(?:\d|\$)[^\s\"':,]*", marked)
+        if pod:
+            problem = f"a run gives the job the name {new_name}: `{pod[0][:_MAX_SHOWN_CHARS]}` stays as it is"
+            yield Finding(text.where, problem, f"if it means a pod of the job, {_KEEP_FIX}", "warning")

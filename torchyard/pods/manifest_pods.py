@@ -1,0 +1,60 @@
+"""The pods of the job in a user's manifest: its sets of pods, and the capacity that they need."""
+
+from collections.abc import Sequence
+
+from torchyard.model.requirements import Capacity
+from torchyard.pods.job_kind import JobKind, PodSet
+from torchyard.pods.volumes import Manifest
+
+
+def list_pod_sets(job: Manifest, job_kind: JobKind) -> list[PodSet]:
+    """The sets of pods of a job.
+
+    Raises KeyError, IndexError, TypeError, AttributeError or ValueError if the job has another shape.
+    """
+    pod_sets = list(job_kind.list_pod_sets(job))
+    for pod_set in pod_sets:
+        if not isinstance(pod_set.name, str) or not pod_set.container:
+            raise TypeError(f"{pod_set.name!r} is not the name of pods, or they have no named container")
+        for obj in (job, pod_set.template):
+            if not isinstance(obj.get("metadata") or {}, dict):
+                raise TypeError("metadata is not a mapping")
+            if not isinstance((obj.get("metadata") or {}).get("labels") or {}, dict):
+                raise TypeError("labels are not a mapping")
+    return pod_sets
+
+
+def list_capacities(job: Manifest, pod_sets: Sequence[PodSet], job_kind: JobKind) -> list[Capacity]:
+    """The capacity that the pods need: one requirement for all sets of pods that need the same nodes.
+
+    A gang that is smaller than all pods, by Volcano's minAvailable, needs room for that many pods of the first set.
+    Raises ValueError or TypeError if an amount is not one of Kubernetes, KeyError if a container has no name.
+    """
+    capacities: dict[str, Capacity] = {}
+    for pod_set in pod_sets:
+        capacity = _build_capacity(pod_set, job_kind)
+        key = capacity.model_copy(update={"pods": 0}).model_dump_json()
+        earlier_pods = capacities[key].pods if key in capacities else 0
+        if capacity.pods:
+            capacities[key] = capacity.model_copy(update={"pods": earlier_pods + capacity.pods})
+    min_available = job["spec"].get("minAvailable")
+    if isinstance(min_available, int) and 0 < min_available < sum(pod_set.pod_count for pod_set in pod_sets):
+        first = next(iter(capacities.values()))
+        return [first.model_copy(update={"pods": min_available if len(capacities) == 1 else first.pods})]
+    return list(capacities.values())
+
+
+def _build_capacity(pod_set: PodSet, job_kind: JobKind) -> Capacity:
+    """The capacity that a set of pods needs. Under the host's network a port allows one pod per node."""
+    spec = pod_set.template["spec"]
+    container = next(container for container in spec["containers"] if container["name"] == pod_set.container)
+    container_resources = container.get("resources") or {}
+    resources = (container_resources.get("limits") or {}) | (container_resources.get("requests") or {})
+    has_ports = job_kind.has_ports or container.get("ports")
+    return Capacity(
+        pods=pod_set.pod_count,
+        labels=spec.get("nodeSelector") or {},
+        tolerations=tuple(toleration.get("key") or "" for toleration in spec.get("tolerations") or ()),
+        resources={name: str(amount) for name, amount in resources.items()},
+        one_per_node=bool(spec.get("hostNetwork") and has_ports),
+    )
