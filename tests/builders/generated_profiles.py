@@ -14,7 +14,7 @@ from torchyard.model.profile import WITH_AGENT, WITHOUT_AGENT, Profile
 from torchyard.model.run import Run
 
 # Add a new launcher here to have the properties tested for it.
-POD_LAUNCHERS = ("volcano", "pytorchjob", "appwrapper", "jobset", "runai")
+POD_LAUNCHERS = ("volcano", "pytorchjob", "appwrapper", "jobset", "job", "runai")
 SHIPPED_HARDWARE = {name: load_hardware(name) for name in sorted(list_hardware())}
 Keys = st.SearchStrategy[dict[str, Any]]
 TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])
@@ -121,6 +121,7 @@ OPTIONS: dict[str, Keys] = {
         {"project": st.just("vision"), "through": st.just("kubernetes")}, optional={"interactive": st.booleans()}
     ),
     "jobset": optional_keys(queue=NAMES, suspend=st.booleans()),
+    "job": optional_keys(queue=NAMES, suspend=st.booleans()),
     "baremetal": optional_keys(port=st.integers(1024, 65533)),
 }
 
@@ -153,7 +154,7 @@ def profiles(draw: st.DrawFn, launcher: str) -> Profile:
     )
     keys: dict[str, Any] = {"name": draw(name), "about": "drawn", "launcher": launcher, "program": "train.py"}
     keys |= (
-        draw(rendezvous_keys(1000 if in_pods else 4, is_elastic=launcher not in ("jobset", "baremetal")))
+        draw(rendezvous_keys(1000 if in_pods else 4, is_elastic=launcher not in ("jobset", "job", "baremetal")))
         | draw(JOB_KEYS)
         | {"options": draw(OPTIONS[launcher])}
     )

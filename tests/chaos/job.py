@@ -216,9 +216,9 @@ class ClusterTrial(Trial):
         for plan in self.folder.plans():
             if not isinstance(plan, ManifestPlan):
                 continue
-            for node, path in plan.nodes.items():
-                if pod.startswith(f"{plan.job}-{node}") and Path(path).exists():
-                    return Path(path)
+            path = plan.nodes.get(plan.node(pod))
+            if path and Path(path).exists():
+                return Path(path)
         return None
 
     def close(self) -> None:

@@ -14,9 +14,11 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import Field
 
 from torchyard.diagnosis import job_status, pod_facts
+from torchyard.launchers import job as indexed_job
 from torchyard.launchers import jobset, pytorchjob
 from torchyard.lint.workload import list_wrapped_objects
 from torchyard.model.base import Duration, FrozenModel, Pause
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission
@@ -136,7 +138,7 @@ def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
         watch=(WatchedKind(api=options.api, kind=_KIND), *inner_job.watch),
         list_pod_sets=inner_kind.list_pod_sets if inner_kind else _list_plain_pods,
         list_companions=_list_companions,
-        explain_unsupported=_explain_unsupported,
+        list_faults=_list_faults,
         **fields,
     )
 
@@ -171,10 +173,16 @@ def _list_components(wrapper: object) -> list[Manifest]:
 
 def _get_inner_job(obj: Mapping[str, Any]) -> _InnerJob | None:
     """The kind of job that a component is; None if it is another object, or a plain Pod."""
-    for inner_job in (_PYTORCHJOB, _JOBSET):
+    for inner_job in (_PYTORCHJOB, _JOBSET, _INDEXED_JOB):
         if (obj.get("apiVersion"), obj.get("kind")) == (inner_job.api, inner_job.kind):
             return inner_job
     return None
+
+
+def _get_inner_kind(obj: Mapping[str, Any]) -> JobKind | None:
+    """The kind of job that a component is, as its own launcher plans it; None if it is another object."""
+    inner_job = _get_inner_job(obj)
+    return inner_job.job_kind if inner_job else None
 
 
 def _find_inner_job(wrapper: object) -> _InnerJob | None:
@@ -194,7 +202,7 @@ def _list_plain_pods(wrapper: Manifest) -> Iterator[PodSet]:
     """The Pods that an AppWrapper contains, each a set of one."""
     for obj in _list_components(wrapper):
         if _is_pod(obj):
-            yield PodSet(obj["metadata"]["name"], 1, obj, has_index=False)
+            yield PodSet(obj["metadata"]["name"], 1, obj, naming="own")
 
 
 def _list_companions(wrapper: Manifest) -> list[Manifest]:
@@ -204,29 +212,35 @@ def _list_companions(wrapper: Manifest) -> list[Manifest]:
     return [obj for obj in _list_components(wrapper) if not is_job(obj)]
 
 
-def _explain_unsupported(wrapper: Manifest) -> str | None:
-    """Why an AppWrapper cannot be run: a run watches one job. None if it can."""
+def _list_faults(wrapper: Manifest) -> list[Finding]:
+    """Why an AppWrapper cannot be followed: a run watches one job. Empty if it can."""
     components = _list_components(wrapper)
     for obj in components:
         is_known = _get_inner_job(obj) or _is_pod(obj)
         if not is_known and "containers" in str(obj.get("spec")):
             name = pod_facts.get_mapping(obj, "metadata").get("name")
-            return (
+            problem = (
                 f"the AppWrapper contains the {obj.get('kind')} {name} ({obj.get('apiVersion')}), whose pods cannot be "
-                f"followed: a PyTorchJob of {_PYTORCHJOB.api}, a JobSet of {_JOBSET.api} and plain Pods can"
+                f"followed: {_FOLLOWED} can"
             )
+            return [Finding("manifest", problem)]
     jobs = [obj for obj in components if _get_inner_job(obj)]
     if len(jobs) > 1:
-        kinds = " and ".join(f"the {obj['kind']} {obj['metadata'].get('name')}" for obj in jobs)
-        return f"the AppWrapper contains {kinds}, and a run has one job: write an AppWrapper for each"
-    if any(
-        item.get("replicas", 1) != 1 for item in pod_facts.get_mappings(wrapper, "spec", "resources", "GenericItems")
-    ):
-        return "the AppWrapper has an item with replicas other than 1: write the item once, with more pods in it"
+        kinds = " and ".join(f"the {obj['kind']} {pod_facts.get_mapping(obj, 'metadata').get('name')}" for obj in jobs)
+        problem = f"the AppWrapper contains {kinds}, and a run has one job: write an AppWrapper for each"
+        return [Finding("manifest", problem)]
+    for obj in jobs:
+        inner_kind = _get_inner_kind(obj)
+        if inner_kind and inner_kind.list_faults(obj):
+            return [finding.within("the AppWrapper") for finding in inner_kind.list_faults(obj)]
+    items = pod_facts.get_mappings(wrapper, "spec", "resources", "GenericItems")
+    if any(item.get("replicas", 1) != 1 for item in items):
+        problem = "the AppWrapper has an item with replicas other than 1: write the item once, with more pods in it"
+        return [Finding("manifest", problem)]
     if not jobs and not any(_is_pod(obj) for obj in components):
         kinds = ", ".join(str(obj.get("kind")) for obj in components) or "nothing"
-        return f"the AppWrapper contains no job: a PyTorchJob, a JobSet or Pods are needed; it contains: {kinds}"
-    return None
+        return [Finding("manifest", f"the AppWrapper contains no job, but {kinds}: write {_FOLLOWED}")]
+    return []
 
 
 # --- building
@@ -303,6 +317,7 @@ def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterR
 
 # Before and between its tries: there may be no PyTorchJob, or one that is being deleted.
 _WAITING_PHASES = {"": "is new", "Suspended": "is suspended", "Resuming": "creates its {kind}"}
+_FOLLOWED = "a PyTorchJob of kubeflow.org/v1, a JobSet of jobset.x-k8s.io/v1alpha2, an Indexed Job or plain Pods"
 _ENDED_PHASES = ("Completed", "RunningHoldCompletion")
 _RETRY_PHASES = {
     "Resetting": "removes a failed try, to start again",
@@ -409,6 +424,15 @@ _JOBSET = _InnerJob(
     ),
     read_status=jobset.read_status,
     job_kind=jobset.JOB_KIND,
+)
+_INDEXED_JOB = _InnerJob(
+    kind=indexed_job.KIND,
+    api=indexed_job.JOB_KIND.api,
+    resource="jobs.batch",
+    watch=indexed_job.JOB_KIND.watch,
+    requirements=(),
+    read_status=indexed_job.read_status,
+    job_kind=indexed_job.JOB_KIND,
 )
 _PODS = _InnerJob(
     kind="Pod",

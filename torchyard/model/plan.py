@@ -134,7 +134,7 @@ class ManifestPlan(FrozenModel):
     lease: dict[str, Any] = Field(description="the Lease, named like the run; it owns the other objects")
     store: tuple[dict[str, Any], ...] = ()
     objects: tuple[dict[str, Any], ...] = Field(
-        description="what the job's pods mount, then the job itself, which is the last one"
+        description="what the job's pods use, then the job itself, which is the last one"
     )
     wrapped: dict[str, Any] | None = Field(
         None, description="the job inside the main object that creates the pods; None if the main object does so itself"

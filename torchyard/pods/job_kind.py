@@ -1,10 +1,11 @@
 """A kind of job in a cluster, and the plan of a job of that kind: our own jobs and those of manifests go this way."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torchyard.agents import command
 from torchyard.diagnosis import pod_facts
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, ObjectKind, Ranks, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, ReferencedObject
@@ -19,23 +20,22 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 class PodSet(NamedTuple):
-    """The pods of one template in a job.
+    """The pods of one template in a job. The nodes are called <name>-<i>.
 
-    name: of the set; or of the pod itself, if it has no index.
-    has_index: a pod is called <job>-<name>-<i>; False: the only pod is called <name>.
+    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); or <name>, the own name of a single pod.
     """
 
     name: str
     pod_count: int
     template: Manifest
-    has_index: bool = True
+    naming: Literal["by set", "by job", "own"] = "by set"
 
     def name_pods(self, job_name: str) -> dict[str, str]:
-        """The name of each pod by that of its node, which lacks the job's name."""
-        if not self.has_index:
+        """The name of each pod by that of its node, without the random suffix that it may have."""
+        if self.naming == "own":
             return {self.name.removeprefix(f"{job_name}-"): self.name}
-        nodes = [f"{self.name}-{index}" for index in range(self.pod_count)]
-        return {node: f"{job_name}-{node}" for node in nodes}
+        prefix = f"{job_name}-{self.name}" if self.naming == "by set" else job_name
+        return {f"{self.name}-{index}": f"{prefix}-{index}" for index in range(self.pod_count)}
 
     @property
     def container(self) -> str | None:
@@ -53,9 +53,9 @@ def _contain_nothing(_: Manifest) -> list[Manifest]:
     return []
 
 
-def _support_all(_: Manifest) -> str | None:
-    """Every job of a kind can be run."""
-    return None
+def _list_no_faults(_: Manifest) -> list[Finding]:
+    """The faults of a job whose launcher can follow every job of its kind."""
+    return []
 
 
 class JobKind(NamedTuple):
@@ -70,7 +70,8 @@ class JobKind(NamedTuple):
     find_job: from the main object to the object in it that creates the pods, such as the job that an AppWrapper wraps;
         the main object itself if they are the same. It may raise the same errors.
     list_companions: the objects beside the job that its main object contains, and its controller creates.
-    explain_unsupported: why a job of this kind from a manifest cannot be run; None if it can.
+    list_faults: from the main object of a manifest to the reasons why a run cannot follow it, although the API server
+        accepts it. It raises nothing for an object of another shape.
     has_ports: the controller gives each pod a port, which is the node's under its network.
     has_random_suffix: the pods' names end in a random word.
     has_service: the controller creates a headless Service of the job's name, through which the pods find each other.
@@ -84,7 +85,7 @@ class JobKind(NamedTuple):
     made: tuple[ObjectKind, ...] = (ObjectKind(api="v1", kind="Service"),)
     find_job: Callable[[Manifest], Manifest] = _find_main
     list_companions: Callable[[Manifest], list[Manifest]] = _contain_nothing
-    explain_unsupported: Callable[[Manifest], str | None] = _support_all
+    list_faults: Callable[[Manifest], list[Finding]] = _list_no_faults
     has_ports: bool = False
     has_random_suffix: bool = False
     has_service: bool = False

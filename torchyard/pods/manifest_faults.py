@@ -104,9 +104,9 @@ def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Fi
     findings = [finding.within(location) for finding in number_faults]
     if findings:
         return findings
-    unsupported = job_kind.explain_unsupported(main)
-    if unsupported:
-        return [Finding("manifest", unsupported)]
+    findings = job_kind.list_faults(main)
+    if findings:
+        return findings
     try:
         job = job_kind.find_job(main)
         pod_sets = list_pod_sets(job, job_kind)

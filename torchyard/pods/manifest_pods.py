@@ -27,7 +27,8 @@ def list_pod_sets(job: Manifest, job_kind: JobKind) -> list[PodSet]:
 def list_capacities(job: Manifest, pod_sets: Sequence[PodSet], job_kind: JobKind) -> list[Capacity]:
     """The capacity that the pods need: one requirement for all sets of pods that need the same nodes.
 
-    A gang that is smaller than all pods, by Volcano's minAvailable, needs room for that many pods of the first set.
+    A job of which fewer pods run at a time than it has, by Volcano's minAvailable or a Job's parallelism, needs room
+    for that many pods of the first set.
     Raises ValueError or TypeError if an amount is not one of Kubernetes, KeyError if a container has no name.
     """
     capacities: dict[str, Capacity] = {}
@@ -37,10 +38,10 @@ def list_capacities(job: Manifest, pod_sets: Sequence[PodSet], job_kind: JobKind
         earlier_pods = capacities[key].pods if key in capacities else 0
         if capacity.pods:
             capacities[key] = capacity.model_copy(update={"pods": earlier_pods + capacity.pods})
-    min_available = job["spec"].get("minAvailable")
-    if isinstance(min_available, int) and 0 < min_available < sum(pod_set.pod_count for pod_set in pod_sets):
+    needed_pods = job["spec"].get("minAvailable") or job["spec"].get("parallelism")
+    if isinstance(needed_pods, int) and 0 < needed_pods < sum(pod_set.pod_count for pod_set in pod_sets):
         first = next(iter(capacities.values()))
-        return [first.model_copy(update={"pods": min_available if len(capacities) == 1 else first.pods})]
+        return [first.model_copy(update={"pods": needed_pods if len(capacities) == 1 else first.pods})]
     return list(capacities.values())
 
 

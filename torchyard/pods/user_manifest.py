@@ -107,8 +107,10 @@ def _rename_job(main: Manifest, documents: Sequence[Manifest], new_name: str, jo
     job = job_kind.find_job(main)
     roles: list[str] = []
     for pod_set in list_pod_sets(job, job_kind):
-        # A script may compute the number of a Job in a JobSet, too: train-worker-$i-0.
-        roles += [pod_set.name, pod_set.name.rstrip("0123456789").rstrip("-")]
+        if pod_set.naming == "by job":
+            roles.append("")
+        else:  # a script may compute the number of a Job in a JobSet, too: train-worker-$i-0
+            roles += [pod_set.name, pod_set.name.rstrip("0123456789").rstrip("-")]
     jobs: list[JobReference] = []
     for obj in (main,) if job is main else (main, job):
         name = (obj.get("metadata") or {}).get("name")

@@ -68,6 +68,7 @@ PROFILE_KEYS: list[dict[str, Any]] = [
     {"launcher": "pytorchjob", "rendezvous": "static"},
     {"launcher": "pytorchjob", "rendezvous": "env", "program": "x.py"},
     {"launcher": "jobset", "rendezvous": "etcd-v2"},
+    {"launcher": "job"},
 ]
 
 

@@ -30,7 +30,7 @@ from tests.inputs.recorded_jobs import FILES, damaged_observations
 from tests.inputs.recording import OBSERVED, RecordedMoment
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis import job_status, pod_facts
-from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
+from torchyard.launchers import appwrapper, baremetal, job, jobset, pytorchjob, registry, runai, volcano
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.errors import ExtensionError
 from torchyard.model.plan import Plan
@@ -49,7 +49,7 @@ def test_launcher_is_found_by_its_file() -> None:
 
 def test_launchers_keep_the_protocol() -> None:
     """Every launcher has Options, plan and read_status; the annotation is what mypy checks."""
-    modules: list[registry.Launcher] = [appwrapper, baremetal, jobset, pytorchjob, runai, volcano]
+    modules: list[registry.Launcher] = [appwrapper, baremetal, job, jobset, pytorchjob, runai, volcano]
     assert [registry.load_launcher(name) for name in registry.list_launchers()] == modules
 
 

@@ -41,7 +41,7 @@ MAY_BE_EMPTY = (
 def test_names_are_valid_in_kubernetes(profile: Profile, run: Run) -> None:
     """Names of objects and pods are valid as host names and Services, and other names are valid for their kind."""
     plan = plan_pods(profile, run)
-    pods = [f"{plan.job}-{name}{'-abcde' if plan.has_random_suffix else ''}" for name in plan.nodes]
+    pods = [f"{pod}{'-abcde' if plan.has_random_suffix else ''}" for pod in plan.pods.values()]
     rules = {
         SERVICE: [*find_values(plan, r"metadata\.name"), *pods],
         LABEL: [

@@ -24,6 +24,7 @@ LAUNCHERS: list[dict[str, Any]] = [
     {"launcher": "appwrapper"},
     {"launcher": "appwrapper", "options": {"api": "mcad.ibm.com/v1beta1"}},
     {"launcher": "jobset"},
+    {"launcher": "job"},
     {"launcher": "runai", "options": {"project": "mlo", "through": "kubernetes"}},
 ]
 
@@ -40,7 +41,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 def test_pods_find_each_file_at_its_path(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
     """Each file is mounted alone and read-only, from a ConfigMap of the attempt that is created before the job."""
     plan = planned(attempt=3, files=files, **keys)
-    config_map, job = plan.objects
+    config_map, job = plan.objects[-2:]
     assert (config_map["kind"], config_map["metadata"]["name"]) == ("ConfigMap", f"{plan.job}-files")
     assert plan.labels.items() <= config_map["metadata"]["labels"].items()
     assert job == plan.main
@@ -79,7 +80,7 @@ def test_pods_find_the_recorder_without_a_folder_of_the_node(planned: Planned, k
     files = mounts["/run/torchyard"]
     source = volumes[files["name"]]["configMap"]
     keys_by_path = {item["path"]: item["key"] for item in source["items"]}
-    config_map = plan.objects[0]
+    config_map = plan.objects[-2]
     assert (files["readOnly"], source["name"]) == (True, config_map["metadata"]["name"])
     assert config_map["data"].keys() == set(keys_by_path.values())
     recorder = config_map["data"][keys_by_path["black_box/site/sitecustomize.py"]]
@@ -97,7 +98,7 @@ def test_pods_start_without_the_files_that_only_torchyard_needs(
     mounts = {mount["mountPath"]: mount for mount in get_container(plan)["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in get_pod_spec(plan)["volumes"]}
     source = volumes[mounts["/run/torchyard"]["name"]]["configMap"]
-    assert (find_optional_object(plan.objects[0]) is None) == needs_files
+    assert (find_optional_object(plan.objects[-2]) is None) == needs_files
     assert source.get("optional", False) == (not needs_files)
     has_permission = any(permission.resource == "configmaps" for permission in list_requirements(plan, Permission))
     assert has_permission == needs_files
@@ -106,7 +107,7 @@ def test_pods_start_without_the_files_that_only_torchyard_needs(
 def test_own_files_leave_room_for_those_of_the_profile(planned: Planned) -> None:
     """torchyard's own files, all that a job can have, fit into the 128 KiB that the limit of `files` leaves them."""
     keys = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf", "check_fabric": "30s", "min_busbw": 20, "nodes": 2}
-    config_map = planned(**keys).objects[0]
+    config_map = planned(**keys).objects[-2]
     assert sum(len(text.encode()) for text in config_map["data"].values()) < 128 << 10
 
 

@@ -7,7 +7,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import ReferencedObject
 from torchyard.pods.job_kind import QUEUE_LABEL, PodSet
 
-KUEUE_OPTIONS = {"jobset": "queue", "appwrapper": "queue", "pytorchjob": "local_queue"}
+KUEUE_OPTIONS = {"job": "queue", "jobset": "queue", "appwrapper": "queue", "pytorchjob": "local_queue"}
 
 
 def test_main_container_is_the_operators_own() -> None:

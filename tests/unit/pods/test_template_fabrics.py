@@ -8,7 +8,7 @@ from tests.builders.plan_parts import get_command, get_container, get_mounts, ge
 from tests.conftest import Planned
 from torchyard.model.requirements import ReferencedObject
 
-BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob", "jobset", "appwrapper"])
+BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob", "jobset", "job", "appwrapper"])
 TCPX = {"hardware": "gke/a3-high", "fabric": "tcpx"}
 A4X_MAX = {"hardware": "gke/a4x-max", "fabric": "gib-dra"}
 DAEMON = {

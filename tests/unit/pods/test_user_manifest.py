@@ -309,7 +309,7 @@ def test_plain_pods_in_a_wrapper_are_launched(launched: Launched) -> None:
             (POD_OBJECT | {"apiVersion": "apps/v1", "kind": "Deployment"},),
             r"Deployment outer-a \(apps/v1\), whose pods",
         ),
-        ((SERVICE,), "contains no job: .* it contains: Service"),
+        ((SERVICE,), "contains no job, but Service: write a PyTorchJob"),
     ],
 )
 def test_wrapper_that_cannot_be_watched_is_refused(

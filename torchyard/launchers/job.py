@@ -1,0 +1,197 @@
+"""Job of Kubernetes itself, for clusters without an operator: an Indexed Job, and a Service that resolves its pods."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from torchyard.agents import command, process_env, torchrun
+from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.diagnosis import job_status, pod_facts
+from torchyard.model.base import FrozenModel
+from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding, warning_check
+from torchyard.model.plan import ManifestPlan, WatchedKind
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import Advice, ClusterRequirement, Permission
+from torchyard.model.resolved import ResolvedProfile
+from torchyard.model.run import Observation, Run, Status
+from torchyard.pods import etcd as _store
+from torchyard.pods import requirements, template
+from torchyard.pods.job_kind import (
+    QUEUE_LABEL,
+    JobKind,
+    PodSet,
+    build_metadata,
+    list_queue_requirements,
+    plan_own_job,
+)
+from torchyard.pods.volumes import Manifest
+
+_API = "batch/v1"
+KIND = "Job"
+_NODE_NAME = "worker"  # of the nodes and of the container; a Job has no name for its only set of pods
+PROGRAM_IS_A_FILE = False
+_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_JOB_NAME_LABEL = "job-name"  # the controller sets it on the Job's pods; batch.kubernetes.io/job-name came with 1.27
+
+
+class Options(FrozenModel):
+    """The options of this launcher."""
+
+    queue: str | None = Field(None, description="a LocalQueue of Kueue, which then starts all pods or none")
+    suspend: bool = Field(False, description="the Job waits until it is resumed, for example by Kueue")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
+
+
+def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
+    """One Job, and before it the Service of its pods; with etcd-v2 the run's own store before both."""
+    options = Options.model_validate(profile.options)
+    template.validate_pod_profile(profile)
+    if profile.manifest:
+        from torchyard.pods import user_manifest
+
+        return user_manifest.plan_manifest(profile, run, JOB_KIND, _list_manifest_requirements(profile))
+    if profile.nodes.min != profile.nodes.max:
+        problem = f"must be one number, not {profile.nodes}: a Job needs all of its pods"
+        raise ProfileError(profile.name, (Finding("nodes", problem),))
+    job = _build_job(profile, run, options)
+    job_plan = plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, _list_own_requirements(profile, options))
+    return job_plan.model_copy(update={"objects": (_build_service(profile, run), *job_plan.objects)})
+
+
+def _build_job(profile: ResolvedProfile, run: Run, options: Options) -> dict[str, Any]:
+    """The Job. A failed pod ends it and nothing restarts: a new attempt is torchyard's decision."""
+    node = _build_job_node(profile, run)
+    pods = profile.nodes.max
+    env = template.build_container_env(profile, run, process_env.pod_environment(profile, node, _INDEX_FIELD))
+    container = template.build_container(profile, _NODE_NAME, command.pod_command(profile, run, node), env)
+    pod_template = template.build_pod_template(profile, run, container)
+    pod_template["spec"]["subdomain"] = run.job(profile)
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods,
+        "backoffLimit": 0,
+        "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+    }
+    if options.suspend:
+        spec["suspend"] = True
+    spec["template"] = pod_template
+    return {
+        "apiVersion": _API,
+        "kind": KIND,
+        "metadata": build_metadata(profile, run, options.queue),
+        "spec": spec,
+    }
+
+
+def _build_service(profile: Profile, run: Run) -> Manifest:
+    """The headless Service that resolves the pods' host names, also of pods that are not ready: the agents meet there.
+
+    It selects by the Job's own label, which the pod of the run's store does not have.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": build_metadata(profile, run),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {_JOB_NAME_LABEL: run.job(profile)},
+        },
+    }
+
+
+def _build_job_node(profile: Profile, run: Run) -> JobNode:
+    """One pod as a node of the job. Its host name is its name without the random suffix, in the run's Service.
+
+    The name resolves to the pod's address also under the host's network, where it is the machine's.
+    """
+    job = run.job(profile)
+    if profile.rendezvous == "etcd-v2":
+        endpoint = Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT)
+    else:
+        endpoint = Endpoint(address=f"{job}-0.{job}", port=torchrun.first_port(run))
+    return JobNode(endpoint, process_env.NODE_VARIABLE, f"{job}-$({process_env.NODE_VARIABLE}).{job}")
+
+
+def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
+    """The pods of a Job, one for each index."""
+    spec = job["spec"]
+    yield PodSet(_NODE_NAME, int(spec["completions"]), spec["template"], naming="by job")
+
+
+def _list_faults(job: Manifest) -> list[Finding]:
+    """Why a Job of a manifest cannot be followed; empty if it can, or if it has another shape."""
+    mode = pod_facts.get_mapping(job, "spec").get("completionMode")
+    if mode == "Indexed":
+        return []
+    problem = f"the Job has completionMode {mode or 'NonIndexed, the default'}, so that its pods have random names"
+    remedy = "write spec.completionMode: Indexed, and spec.completions: the number of pods"
+    return [Finding("manifest", problem, remedy)]
+
+
+JOB_KIND = JobKind(
+    launcher="job",
+    api=_API,
+    kind=KIND,
+    watch=(WatchedKind(api=_API, kind=KIND), WatchedKind(api="v1", kind="Pod")),
+    list_pod_sets=_list_pod_sets,
+    made=(),
+    list_faults=_list_faults,
+    has_random_suffix=True,
+)
+
+
+def _list_own_requirements(profile: Profile, options: Options) -> tuple[ClusterRequirement, ...]:
+    own_requirements = list(_list_requirements(options.queue))
+    own_requirements.append(Permission(verbs=("create", "get", "list", "delete"), resource="services"))
+    if not options.queue and profile.nodes.max > 1:
+        own_requirements.append(_advise_queue("options.queue", "name a LocalQueue of Kueue"))
+    return tuple(own_requirements)
+
+
+def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, ...]:
+    """The requirements of a manifest's Job; it may have the label of a LocalQueue."""
+    for obj in profile.manifest:
+        if obj["kind"] == KIND and obj["apiVersion"] == _API:
+            metadata = pod_facts.get_mapping(obj, "metadata")
+            queue = pod_facts.to_text(pod_facts.get_mapping(metadata, "labels").get(QUEUE_LABEL))
+            job_requirements = list(_list_requirements(queue or None))
+            if not queue and pod_facts.get_mapping(obj, "spec").get("completions") != 1:
+                location = f"Job {metadata.get('name')}, metadata.labels"
+                job_requirements.append(_advise_queue(location, f"name a LocalQueue of Kueue in {QUEUE_LABEL}"))
+            return tuple(job_requirements)
+    return _list_requirements(None)
+
+
+def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
+    return (*list_queue_requirements(queue), requirements.job_permission("jobs.batch"))
+
+
+def _advise_queue(location: str, remedy: str) -> Advice:
+    """The advice for a Job of several pods without a queue."""
+    problem = "no scheduler starts the pods together: some may hold their machines while the others wait for room"
+    return Advice(finding=warning_check(location, problem, f"{remedy}, which starts all pods or none"))
+
+
+# FailureTarget and SuccessCriteriaMet are not read: they precede Failed and Complete until the last pod has ended.
+_TERMS = job_status.JobKindTerms(KIND, "Complete", "spec.suspend")
+
+
+def read_status(observed: Observation) -> Status:
+    """The Job's status: its end from its conditions, the rest from its pods."""
+    gang = _read_gang(observed)
+    status = job_status.find_condition_status(observed, _TERMS, gang)
+    has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition reports it
+    return status or job_status.build_unfinished_status(
+        observed, job_status.select_job_pods(observed), gang, has_started=has_started
+    )
+
+
+def _read_gang(observed: Observation) -> job_status.Gang:
+    """The number of indices, and of the pods that run at a time."""
+    spec = pod_facts.get_mapping(job_status.find_job_object(observed, KIND), "spec")
+    total = pod_facts.to_number(spec.get("completions"))
+    return job_status.Gang(total, min(pod_facts.to_number(spec.get("parallelism"), 1), total))
