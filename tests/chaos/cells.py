@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 from tests.tools.matrix import flatten
 
 Step = Literal["preflight", "etcd", "submit", "pending", "running", "collect", "teardown"]
-Launcher = Literal["volcano", "pytorchjob", "baremetal"]
+Launcher = Literal["volcano", "pytorchjob", "job", "baremetal"]
 STEPS: tuple[Step, ...] = ("preflight", "etcd", "submit", "pending", "running", "collect", "teardown")
-CLUSTER_LAUNCHERS: tuple[Launcher, ...] = ("volcano", "pytorchjob")
+CLUSTER_LAUNCHERS: tuple[Launcher, ...] = ("volcano", "pytorchjob", "job")
 LAUNCHERS: tuple[Launcher, ...] = (*CLUSTER_LAUNCHERS, "baremetal")
 POD_STEPS: tuple[Step, ...] = ("submit", "pending", "running")
 AGENT_STEPS: tuple[Step, ...] = ("pending", "running", "teardown")

@@ -28,6 +28,7 @@ ROLE_LABEL = "torchyard/role"
 JOB_KINDS: dict[Launcher, tuple[str, str]] = {
     "volcano": ("batch.volcano.sh/v1alpha1", "jobs"),
     "pytorchjob": ("kubeflow.org/v1", "pytorchjobs"),
+    "job": ("batch/v1", "jobs"),
 }
 EVICTED_STATUS = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
 NODE_LOST_CONDITION = {

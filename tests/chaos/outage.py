@@ -14,6 +14,7 @@ SERVER = "API server restart"
 COMPONENT_BUILDERS = {
     "volcano": components.vc_controller_manager,
     "pytorchjob": components.training_operator,
+    "job": components.kube_controller_manager,
     SERVER: components.kube_apiserver,
 }
 

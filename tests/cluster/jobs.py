@@ -27,6 +27,7 @@ JOB_KINDS = (
     ("kubeflow.org/v1", "PyTorchJob"),
     ("workload.codeflare.dev/v1beta2", "AppWrapper"),
     ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    ("batch/v1", "Job"),
 )
 
 

@@ -17,7 +17,7 @@ from tests.cluster.objects import delete_by_name
 from tests.cluster.provide import ProvidedObjects, build_local_overrides
 from tests.cluster.small import NEEDS_MCAD, list_pod_profiles, pick_one_per_kind
 from torchyard.kube.client import Client
-from torchyard.launchers import jobset, pytorchjob, registry, volcano
+from torchyard.launchers import job, jobset, pytorchjob, registry, volcano
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
@@ -183,8 +183,8 @@ def label_node(client: Client, node: dict[str, Any], value: str | None) -> None:
 def test_deleted_by_another(run_profile: RunProfile, namespace: str, profile: str) -> None:
     """If another user deletes the job, the run fails with that as its cause, and not with a failed pod."""
     client = Client(Cluster(namespace=namespace))
-    job = build_plan(profile, build_local_overrides(profile, namespace)).main
-    kind = (job["apiVersion"], job["kind"])
+    main = build_plan(profile, build_local_overrides(profile, namespace)).main
+    kind = (main["apiVersion"], main["kind"])
 
     def delete_when_running() -> None:
         for _ in range(200):
@@ -203,13 +203,14 @@ def test_deleted_by_another(run_profile: RunProfile, namespace: str, profile: st
     assert "was deleted by another user or controller" in report.sentence
 
 
-# What each webhook refuses: names that no profile can produce.
+# What each webhook, or the API server itself, refuses: names that no profile can produce.
 REFUSED: dict[str, tuple[object, str, str, str]] = {
     "volcano": (volcano, "_TASK_NAME", "Worker", "a lowercase RFC 1123 label"),
     "pytorchjob": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
     "appwrapper": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
     "runai": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
     "jobset": (jobset, "_JOB_NAME", "Worker", "a lowercase RFC 1123 label"),
+    "job": (job, "_NODE_NAME", "Worker", "a lowercase RFC 1123 label"),
 }
 
 

@@ -20,7 +20,7 @@ from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
-PROFILES = ("yolov5-volcano", "yolov5-volcano-etcd", "yolov5-pytorchjob", "yolov5-pytorchjob-etcd")
+PROFILES = ("yolov5-volcano", "yolov5-volcano-etcd", "yolov5-pytorchjob", "yolov5-pytorchjob-etcd", "yolov5-job")
 SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 
 

@@ -34,7 +34,14 @@ from torchyard.pods import lease_record
 
 GROUP = "rbac.authorization.k8s.io"
 NAME = "least"
-ONE_PER_SYSTEM = ("yolov5-volcano-etcd", "yolov5-pytorchjob-etcd", "fms-vela", "yolov5-jobset", *NEEDS_MCAD)
+ONE_PER_SYSTEM = (
+    "yolov5-volcano-etcd",
+    "yolov5-pytorchjob-etcd",
+    "fms-vela",
+    "yolov5-jobset",
+    "yolov5-job",
+    *NEEDS_MCAD,
+)
 COMPLETE_RUNS = (
     "yolov5-volcano-etcd",
     "yolov5-pytorchjob-etcd",
@@ -42,6 +49,7 @@ COMPLETE_RUNS = (
     "mnist-2x4",
     "fms-vela",
     "yolov5-jobset",
+    "yolov5-job",
 )
 FindFailures = Callable[[ManifestPlan], list[str]]
 Rights = frozenset[tuple[str, str]]  # resource, as preflight spells it, and verb
