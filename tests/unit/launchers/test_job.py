@@ -125,11 +125,12 @@ def test_pods_that_start_one_by_one_are_reported(
 
 
 def test_users_own_job_is_launched(launched: Launched) -> None:
-    """An Indexed Job keeps its fields and its Service, and gets the run's name and labels."""
+    """An Indexed Job and its Service keep their fields, and get the run's name and labels."""
     plan = launched(SERVICE, MANIFEST, launcher="job")
     assert plan.pods == {f"worker-{index}": f"{plan.job}-{index}" for index in range(3)}
-    assert plan.main["spec"]["template"]["spec"] == MANIFEST["spec"]["template"]["spec"]  # type: ignore[index]
-    assert [obj["kind"] for obj in plan.store] == ["Service"]
+    pod = MANIFEST["spec"]["template"]["spec"]  # type: ignore[index]
+    assert plan.main["spec"]["template"]["spec"] == pod | {"subdomain": plan.job}
+    assert [(obj["kind"], obj["metadata"]["name"]) for obj in plan.store] == [("Service", plan.job)]
     assert plan.pod["metadata"]["labels"].items() >= plan.labels.items()
 
 
