@@ -34,10 +34,7 @@ _GPUS_PER_NODE = 8
 def find_address_traps(
     jobs: Sequence[Workload], objects: Sequence[object], *, is_renamed: bool
 ) -> Iterator[tuple[str, Finding]]:
-    """Yield each trap once for each job, at the first key that has it.
-
-    `is_renamed`: a run gives the jobs other names.
-    """
+    """Yield the traps of each job, with the job's kind and name. `is_renamed`: a run gives the jobs other names."""
     services = {str(yaml_value(obj, "metadata", "name")) for obj in objects if yaml_value(obj, "kind") == "Service"}
     for job in jobs:
         findings = [
@@ -49,9 +46,7 @@ def find_address_traps(
         if is_renamed:
             findings += _find_name_of_other_run(job)
         findings += _find_missing_service(job, services)
-        # Reversed, so that the first key with a problem is the one that is reported.
-        findings_by_problem = {finding.what: finding for finding in reversed(findings)}
-        for finding in findings_by_problem.values():
+        for finding in findings:
             yield job.location, finding
 
 

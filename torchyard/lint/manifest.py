@@ -5,7 +5,7 @@ The rules follow the sources of Volcano 1.15 and training-operator 1.9.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,10 +36,11 @@ _FAILURE_EVENTS = ("PodFailed", "TaskFailed", "*")
 _RESTARTING_POLICIES = ("Always", "OnFailure")
 _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
 _MAX_RESTARTS = 10
+_MAX_KEY_PATHS = 3  # of one warning, so that it stays short
 
 
 def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[Finding, ...]:
-    """Return a warning for each trap: the object and the key, what will happen, and what to write instead.
+    """Return a warning for each trap: the object and the keys, what will happen, and what to write instead.
 
     Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; skips other objects.
     Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
@@ -54,10 +55,21 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
     findings += find_address_traps(jobs, objects, is_renamed=is_renamed)
     findings += _find_duplicate_pods(jobs)
     findings += lint_appwrappers(objects)
-    warnings = (
-        replace(finding, where=f"{location}, {finding.where}", verdict="warning") for location, finding in findings
-    )
-    return tuple(dict.fromkeys(warnings))
+    return tuple(_merge_repetitions(findings))
+
+
+def _merge_repetitions(findings: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
+    """Yield one warning for each trap of an object, with the paths of the keys that have it."""
+    key_paths_by_trap: dict[tuple[str, Finding], list[str]] = defaultdict(list)
+    for location, finding in findings:
+        key_paths = key_paths_by_trap[location, replace(finding, where="", verdict="warning")]
+        if finding.where not in key_paths:
+            key_paths.append(finding.where)
+    for (location, warning), key_paths in key_paths_by_trap.items():
+        full_location = ", ".join([location, *key_paths[:_MAX_KEY_PATHS]])
+        if len(key_paths) > _MAX_KEY_PATHS:
+            full_location += f" and {len(key_paths) - _MAX_KEY_PATHS} more"
+        yield replace(warning, where=full_location)
 
 
 def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, Finding]]:

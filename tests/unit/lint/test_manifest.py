@@ -150,6 +150,24 @@ def test_warning_has_three_parts() -> None:
     assert lint_manifest(objects) == (Finding("Job train, spec.minAvailable", problem, remedy, "warning"),)
 
 
+def test_trap_of_several_roles_is_one_warning() -> None:
+    """A trap that several roles of a job have is reported once, with the keys of all of them."""
+    unnamed = MASTER.replace('image: "train:v1"', "image: train")
+    (warning,) = lint_manifest(parse(unnamed))
+    master_path = "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].image"
+    assert warning.where == f"PyTorchJob train, {master_path}, {TRAIN}.containers[0].image"
+
+
+def test_many_keys_of_one_trap_are_counted() -> None:
+    """A warning names three keys, and the number of the others."""
+    objects = parse(VOLCANO)
+    (task,) = objects[0]["spec"]["tasks"]
+    task["template"]["spec"]["restartPolicy"] = "Always"
+    objects[0]["spec"]["tasks"] = [task] * 5
+    (warning,) = [finding for finding in lint_manifest(objects) if "forever" in finding.what]
+    assert warning.where.endswith(", spec.tasks[2].template.spec.restartPolicy and 2 more")
+
+
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 ODD = st.recursive(
     PLAIN, lambda children: st.lists(children, max_size=2) | st.dictionaries(st.text(), children, max_size=2)
