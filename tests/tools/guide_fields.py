@@ -8,7 +8,6 @@ holds the reasons. A field is a path: `spec.queue`, `pod.hostNetwork`, `containe
 """
 
 import functools
-import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -134,7 +133,7 @@ def read_command(container: ManifestContainer) -> Fields:
         return {"command": " ".join(argv)}
     program_index = argv.index(programs[0])
     if container.torchrun_calls:
-        options = itertools.takewhile(lambda option: option[0], container.torchrun_calls[0])
+        options = container.torchrun_calls[0].options
         fields |= {f"torchrun.{name}": value.replace("\0", "…") for name, value in options}
     fields |= {f"arg.{arg.partition('=')[0]}": arg.partition("=")[2] for arg in argv[program_index + 1 :]}
     return fields | {"program": argv[program_index]}

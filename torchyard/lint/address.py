@@ -44,7 +44,7 @@ def find_address_traps(
             *_find_crowded_nodes(job),
         ]
         if is_renamed:
-            findings += _find_name_of_other_run(job)
+            findings += _find_name_of_other_run(job, services)
         findings += _find_missing_service(job, services)
         for finding in findings:
             yield job.location, finding
@@ -69,12 +69,20 @@ def _list_addresses(job: Workload) -> Iterator[_Address]:
         for name in ("rdzv-endpoint", "master-addr"):
             host, _, port = (container.find_option(name) or "").partition(":")
             yield _Address(container.script_path, host, port or container.find_option("master-port") or "")
-        master_host = _get_variable(container, "MASTER_ADDR")
-        master_port = _get_variable(container, "MASTER_PORT")
-        yield _Address(f"{container.key_path}.env", master_host, master_port)
+        if _is_master_variable_read(job, container):
+            master_host = _get_variable(container, "MASTER_ADDR")
+            master_port = _get_variable(container, "MASTER_PORT")
+            yield _Address(f"{container.key_path}.env", master_host, master_port)
         for address in _list_init_methods(container, "tcp"):
             host, _, port = address.partition(":")
             yield _Address(container.script_path, host, port)
+
+
+def _is_master_variable_read(job: Workload, container: ManifestContainer) -> bool:
+    """Whether the program can get the MASTER_ADDR of the manifest: torchrun gives its processes one of its own."""
+    if job.gets_master_address:
+        return False
+    return not container.torchrun_calls or "MASTER_ADDR" in " ".join(container.argv)
 
 
 def _get_variable(container: ManifestContainer, name: str) -> str:
@@ -110,11 +118,11 @@ def _find_fixed_address(job: Workload) -> Iterator[Finding]:
             yield Finding(key_path, problem, _FIRST_POD_FIXES.get(job.kind, ""))
 
 
-def _find_name_of_other_run(job: Workload) -> Iterator[Finding]:
+def _find_name_of_other_run(job: Workload, services: Set[str]) -> Iterator[Finding]:
     if job.kind not in _FIRST_POD_FIXES:
         return
     for key_path, host, _ in _list_addresses(job):
-        if _is_own_name(job, host):
+        if _is_own_name(job, host) and host.partition(".")[0] not in services:
             problem = f"a run gives the job another name, so no pod has the name {host}"
             yield Finding(key_path, problem, _FIRST_POD_FIXES[job.kind])
 

@@ -51,7 +51,7 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
         for job in jobs:
             findings += [(job.location, finding) for finding in rule(job)]
     findings += find_etcd_without_v2(jobs)
-    findings += find_shared_rendezvous_ids(jobs, objects)
+    findings += find_shared_rendezvous_ids(jobs, objects, is_renamed=is_renamed)
     findings += find_address_traps(jobs, objects, is_renamed=is_renamed)
     findings += _find_duplicate_pods(jobs)
     findings += lint_appwrappers(objects)
@@ -228,6 +228,8 @@ def _find_elastic_start(job: Workload) -> Iterator[Finding]:
     max_replicas = yaml_number(yaml_value(job.elastic_policy, "maxReplicas"))
     if min_replicas is None or max_replicas is None or min_replicas == max_replicas:
         return
+    if not job.runs_torchrun or job.has_hidden_options:
+        return
     # With metrics the number of pods is meant to change, and an explicit --nnodes overrides the policy.
     if yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None:
         return
@@ -265,13 +267,13 @@ def _find_worker_group(job: Workload) -> ReplicaGroup | None:
 
 def _find_many_restarts(job: Workload) -> Iterator[Finding]:
     count = yaml_number(yaml_value(job.elastic_policy, "maxRestarts")) or 0
-    if count > _MAX_RESTARTS:
+    if count > _MAX_RESTARTS and job.runs_torchrun:
         problem = f"a permanent failure restarts all workers {count} times before the job fails"
         yield Finding("spec.elasticPolicy.maxRestarts", problem, "write 0, or a few for transient failures")
 
 
 def _find_standalone(job: Workload) -> Iterator[Finding]:
-    if yaml_value(job.elastic_policy, "standalone") is True:
+    if yaml_value(job.elastic_policy, "standalone") is True and job.runs_torchrun:
         problem = "the operator sets PET_STANDALONE to an empty value, on which torchrun crashes (ValueError)"
         yield Finding("spec.elasticPolicy.standalone", problem, "remove the key")
 

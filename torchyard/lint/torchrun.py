@@ -33,7 +33,7 @@ _LASTING_FIELD_PARTS = ("group-name", "job-name")
 def _find_repeated_options(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         for call in container.torchrun_calls:
-            names = [option.name for option in call]
+            names = [option.name for option in call.options]
             for name in dict.fromkeys(names):
                 count = names.count(name)
                 if count > 1:
@@ -49,6 +49,8 @@ class _MinNodes(NamedTuple):
 
 
 def _find_too_few_pods(job: Workload) -> Iterator[Finding]:
+    if not job.runs_torchrun or job.has_hidden_options:
+        return
     minimum = _get_min_nodes(job)
     max_nodes = yaml_number(yaml_value(job.elastic_policy, "maxReplicas")) or 0
     is_scaled = yaml_value(job.elastic_policy, "metrics") or job.find_option("nnodes") is not None
@@ -77,7 +79,8 @@ def _find_missing_python_etcd(job: Workload) -> Iterator[Finding]:
     if not job.uses_etcd:
         return
     for container in job.containers:
-        if _STOCK_IMAGE_PATTERN.fullmatch(container.image) and "python-etcd" not in " ".join(container.argv):
+        is_stock_image = _STOCK_IMAGE_PATTERN.fullmatch(container.image)
+        if is_stock_image and container.torchrun_calls and "python-etcd" not in " ".join(container.argv):
             yield Finding(
                 f"{container.key_path}.image",
                 f"the rendezvous in etcd needs python-etcd, which `{container.image}` lacks: torchrun exits within 2 s",
@@ -143,10 +146,13 @@ def _is_lasting(variable: object) -> bool:
     return isinstance(value, str) and "$" not in value
 
 
-def find_shared_rendezvous_ids(jobs: Sequence[Workload], objects: Sequence[object]) -> Iterator[tuple[str, Finding]]:
+def find_shared_rendezvous_ids(
+    jobs: Sequence[Workload], objects: Sequence[object], *, is_renamed: bool
+) -> Iterator[tuple[str, Finding]]:
     """Yield jobs whose rendezvous id is the same in every run, if their etcd outlives the run.
 
-    An etcd in the manifest is new for every run.
+    An etcd in the manifest is new for every run. `is_renamed`: a run gives the jobs other names, and the elasticPolicy
+    of a PyTorchJob that has no id its own.
     """
     if any(ETCD_IMAGE_PATTERN.fullmatch(image) for image in _list_images(objects)):
         return
@@ -154,7 +160,12 @@ def find_shared_rendezvous_ids(jobs: Sequence[Workload], objects: Sequence[objec
         rendezvous_id = job.find_option("rdzv-id", "rdzvId")
         if not job.uses_etcd or (rendezvous_id and ("$" in rendezvous_id or SUBSTITUTED_TEXT in rendezvous_id)):
             continue
+        if not rendezvous_id and is_renamed and job.elastic_policy is not None:
+            continue
         key_path = "spec.elasticPolicy.rdzvId" if job.elastic_policy else job.containers[0].script_path
+        fix = _NEW_ID_FIXES.get(job.kind, "write an id that is new for every run")
+        if rendezvous_id and is_renamed and yaml_value(job.elastic_policy, "rdzvId") == rendezvous_id:
+            fix = "remove it: each run adds an id of its own"
         if rendezvous_id:
             reason = f"the id {rendezvous_id} is the same in every run"
         else:
@@ -163,7 +174,6 @@ def find_shared_rendezvous_ids(jobs: Sequence[Workload], objects: Sequence[objec
             f"{reason}: two jobs on one etcd join each other, and a second run within 2 hours fails with "
             "RendezvousClosedError"
         )
-        fix = _NEW_ID_FIXES.get(job.kind, "write an id that is new for every run")
         yield job.location, Finding(key_path, problem, fix)
 
 

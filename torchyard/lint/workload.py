@@ -38,6 +38,18 @@ class TorchrunOption(NamedTuple):
     value: str
 
 
+class TorchrunCall(NamedTuple):
+    """What follows `torchrun` on a command line: its options, and the program; empty if no word follows the options."""
+
+    options: list[TorchrunOption]
+    program: str
+
+    @property
+    def has_hidden_options(self) -> bool:
+        """Whether the word after the options is known only at run time, so that it may hold more of them."""
+        return self.program.startswith(("$", SUBSTITUTED_TEXT))
+
+
 def yaml_value(node: object, *keys: str) -> Any:
     """The value under these keys; None if one is missing or is not a mapping."""
     for key in keys:
@@ -130,23 +142,30 @@ class ManifestContainer(NamedTuple):
         return f"{self.key_path}.{key}"
 
     @property
-    def torchrun_calls(self) -> list[list[TorchrunOption]]:
-        """The options of every torchrun that the container starts, one list for each."""
-        argv = split_script(self.script) if self.shell else self.argv
-        if self.shell and '"$@"' in self.script:  # the words after the script
+    def script_argv(self) -> list[str]:
+        """The words of the script, with `;` after each command; of `command` and `args` if they are not a script."""
+        if not self.shell:
+            return self.argv
+        argv = split_script(self.script)
+        if '"$@"' in self.script:  # the words after the script
             argv += self.argv[self.argv.index(self.script) + 1 :]
-        return [
-            parse_torchrun_options(argv[index + 1 :])
-            for index, arg in enumerate(argv)
-            if _TORCHRUN_PATTERN.fullmatch(arg)
+        return argv
+
+    @property
+    def torchrun_calls(self) -> list[TorchrunCall]:
+        """Every torchrun that the container starts."""
+        argv = self.script_argv
+        calls = [
+            parse_torchrun_call(argv[index + 1 :]) for index, arg in enumerate(argv) if _TORCHRUN_PATTERN.fullmatch(arg)
         ]
+        return [call for call in calls if call.program]  # without one, a script names torchrun only, as `pip` does
 
     def find_option(self, name: str) -> str | None:
         """An option of torchrun, from its command line or else its environment; None if neither has it.
 
         `$NAME` if the environment takes the value from a field.
         """
-        values = [option.value for call in self.torchrun_calls for option in call if option.name == name]
+        values = [option.value for call in self.torchrun_calls for option in call.options if option.name == name]
         if values:
             return values[-1]  # as torchrun's parser does
         variable_name = f"PET_{name.upper().replace('-', '_')}"
@@ -176,19 +195,21 @@ def _join_quoted_words(match: re.Match[str]) -> str:
     return re.sub(r"[\s;&|]", "_", match[1] or match[2] or "")
 
 
-def parse_torchrun_options(argv: list[str]) -> list[TorchrunOption]:
-    """The options before the program, with dashes in their names: `--nproc_per_node` is `nproc-per-node`."""
-    options = []
+def parse_torchrun_call(argv: list[str]) -> TorchrunCall:
+    """The words after `torchrun`. Options have dashes in their names: `--nproc_per_node` is `nproc-per-node`."""
+    options: list[TorchrunOption] = []
     remaining_args = iter(argv)
     for arg in remaining_args:
+        if arg == "--":
+            return TorchrunCall(options, next(remaining_args, ""))
         if not arg.startswith("-"):
-            break
+            return TorchrunCall(options, "" if arg == ";" else arg)
         name, has_value, value = arg.lstrip("-").partition("=")
         name = name.replace("_", "-")  # torchrun accepts both spellings
         if not has_value and name not in _FLAG_OPTIONS:
             value = next(remaining_args, "")
         options.append(TorchrunOption(name, value))
-    return options
+    return TorchrunCall(options, "")
 
 
 def is_floating_image(image: str) -> bool:
@@ -268,6 +289,31 @@ class Workload(NamedTuple):
     def all_containers(self) -> list[ManifestContainer]:
         """The init containers and the regular ones of all groups."""
         return [container for group in self.groups for container in group.all_containers]
+
+    @property
+    def runs_torchrun(self) -> bool:
+        """Whether a container certainly starts torchrun: a script of the image may start it too."""
+        return any(container.torchrun_calls for container in self.containers)
+
+    @property
+    def has_hidden_options(self) -> bool:
+        """Whether options of torchrun may be in a variable whose content is known only at run time."""
+        return any(call.has_hidden_options for container in self.containers for call in container.torchrun_calls)
+
+    @property
+    def gets_master_address(self) -> bool:
+        """Whether the controller appends its own MASTER_ADDR to the variables of every container; the last one wins."""
+        if self.kind == "pytorchjob":
+            return any(group.name == "Master" for group in self.groups)
+        plugins = yaml_mapping(yaml_value(self.spec, "plugins"))
+        if self.kind != "volcano" or "pytorch" not in plugins:
+            return False
+        master_name = "master"  # the plugin's default
+        for flag in yaml_list(plugins["pytorch"]):
+            option, _, value = str(flag).partition("=")
+            if option.lstrip("-") == "master":
+                master_name = value
+        return any(group.name == master_name for group in self.groups)
 
     @property
     def elastic_policy(self) -> YamlNode | None:

@@ -95,6 +95,42 @@ def test_address_that_may_be_right_gets_no_warning(host: str) -> None:
     assert lint_manifest(parse(LAUNCH_MANIFEST.replace("$MASTER_ADDR", host))) == ()
 
 
+VOLCANO_PLUGIN = VOLCANO.replace("env: [], ", 'pytorch: ["--master=worker"], env: [], ')
+
+
+@pytest.mark.parametrize(
+    ("manifest", "is_read"),
+    [
+        (VOLCANO.replace("torchrun", "train"), True),
+        (VOLCANO, False),
+        (VOLCANO.replace("train.py", "train.py --at=$MASTER_ADDR"), True),
+        (VOLCANO_PLUGIN.replace("torchrun", "train"), False),
+        (VOLCANO_PLUGIN.replace("torchrun", "train").replace("--master=worker", "--master=main"), True),
+    ],
+    ids=["program", "torchrun", "command", "plugin", "plugin-without-master"],
+)
+def test_address_in_a_variable_counts_if_the_program_gets_it(manifest: str, is_read: bool) -> None:
+    """torchrun gives its processes a MASTER_ADDR of its own, and a controller's wins over the one of the manifest."""
+    manifest = manifest.replace("env:\n", "env:\n          - {name: MASTER_ADDR, value: 10.2.19.4}\n")
+    manifest = manifest.replace("etcd-v2", "c10d")
+    warnings = [finding for finding in lint_manifest(parse(manifest)) if "10.2.19.4" in finding.what]
+    assert bool(warnings) == is_read
+
+
+def test_operators_address_wins() -> None:
+    """A PyTorchJob with a Master gets its MASTER_ADDR from the operator, whatever the manifest sets."""
+    manifest = LAUNCH_MANIFEST.replace(
+        "ports: [{name", "env: [{name: MASTER_ADDR, value: mnist-master-0}]\n            ports: [{name"
+    )
+    assert lint_manifest(parse(manifest)) == ()
+
+
+def test_service_of_the_manifest_keeps_its_name() -> None:
+    """A Service in the manifest that has the job's name in its own exists under that name in every run."""
+    manifest = PYTORCHJOB.replace("name: etcd}", "name: train-etcd}").replace("rdzvHost: etcd", "rdzvHost: train-etcd")
+    assert lint_manifest(parse(manifest)) == ()
+
+
 def test_data_file_is_not_a_rendezvous() -> None:
     """A `file://` is a trap only as torch's init_method, not as the path of data."""
     assert lint_manifest(parse(LAUNCH_MANIFEST.replace("train.py", "train.py --data=file:///shared/images"))) == ()

@@ -39,12 +39,33 @@ def test_id_of_a_manifests_own_etcd_may_be_the_same() -> None:
     assert lint_manifest(parse(PYTORCHJOB.replace("rdzvId: train-1, ", ""))) == ()
 
 
+OTHER_ETCD = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:")
+
+
 def test_id_from_the_name_of_the_job_is_new() -> None:
     """With an etcd that outlives the run, the id can come from the job's name, which is new for every run."""
-    manifest = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:").replace("rdzvId: train-1, ", "")
-    (warning,) = lint_manifest(parse(manifest))
+    manifest = OTHER_ETCD.replace("rdzvId: train-1, ", "")
+    (warning,) = lint_manifest(parse(manifest), is_renamed=False)
     assert "every job has the id `none`" in warning.what
     assert warning.remedy.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name")
     source = "{fieldRef: {fieldPath: \"metadata.labels['training.kubeflow.org/job-name']\"}}"
     ports_with_env = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"
-    assert lint_manifest(parse(manifest.replace("ports: [{name: pytorchjob-port", ports_with_env))) == ()
+    manifest = manifest.replace("ports: [{name: pytorchjob-port", ports_with_env)
+    assert lint_manifest(parse(manifest), is_renamed=False) == ()
+
+
+def test_run_adds_the_id_of_an_elastic_policy() -> None:
+    """A run gives an elasticPolicy without an id its own, so the missing id is not a trap, and a fixed one can go."""
+    assert lint_manifest(parse(OTHER_ETCD.replace("rdzvId: train-1, ", ""))) == ()
+    (warning,) = lint_manifest(parse(OTHER_ETCD))
+    assert warning.remedy == "remove it: each run adds an id of its own"
+
+
+@pytest.mark.parametrize("command_text", ["[python, train.py]", "[]", "[torchrun, $OPTIONS, train.py]"])
+@pytest.mark.parametrize("policy_text", ["minReplicas: 1, maxReplicas: 4", "minReplicas: 4"])
+def test_other_program_may_not_wait_for_nodes(policy_text: str, command_text: str) -> None:
+    """torchrun's use of an elasticPolicy is reported only if a container certainly starts it, with known options."""
+    manifest = PYTORCHJOB.replace("minReplicas: 1", policy_text)
+    assert [finding for finding in lint_manifest(parse(manifest)) if "torchrun waits" in finding.what]
+    manifest = manifest.replace('[torchrun, --nproc-per-node, "2", train.py]', command_text)
+    assert not [finding for finding in lint_manifest(parse(manifest)) if "torchrun" in finding.what]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.inputs.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
 from torchyard.lint.manifest import lint_manifest
-from torchyard.lint.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_options, split_script
+from torchyard.lint.workload import is_floating_image, is_new_etcd, list_workloads, parse_torchrun_call, split_script
 
 
 def test_words_after_a_script_are_read() -> None:
@@ -17,7 +17,8 @@ def test_words_after_a_script_are_read() -> None:
 def test_options_are_torchruns_own() -> None:
     """Options after the program belong to the program, and the value of a substitution is unknown."""
     argv = split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
-    assert parse_torchrun_options(argv[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
+    assert parse_torchrun_call(argv[1:]) == ([("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")], "train")
+    assert parse_torchrun_call(["--nnodes=2", "--", "train.py", "--x"]) == ([("nnodes", "2")], "train.py")
 
 
 @pytest.mark.parametrize(
