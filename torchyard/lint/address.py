@@ -2,14 +2,13 @@
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
 
 from torchyard.lint.workload import (
     ManifestContainer,
     Workload,
     yaml_entries,
-    yaml_mapping,
     yaml_number,
     yaml_text,
     yaml_value,
@@ -166,7 +165,7 @@ def _find_crowded_nodes(job: Workload) -> Iterator[Finding]:
     if not all(group.uses_host_network for group in job.groups):
         return
     # Pods that use all GPUs of a node need a node each in any case.
-    gpu_counts = [_count_gpus(container.spec) for container in job.containers]
+    gpu_counts = [container.gpu_count for container in job.containers]
     if 0 < max(gpu_counts, default=0) < _GPUS_PER_NODE:
         yield Finding(
             f"{job.groups[0].pod_path}.hostNetwork",
@@ -174,14 +173,6 @@ def _find_crowded_nodes(job: Workload) -> Iterator[Finding]:
             "and those without a node of their own stay pending",
             "remove hostNetwork, or request fewer and larger pods",
         )
-
-
-def _count_gpus(container: Mapping[str, Any]) -> int:
-    """The GPUs in a container's limits, of any vendor."""
-    limits = yaml_mapping(yaml_value(container, "resources", "limits"))
-    return sum(
-        int(str(amount)) for name, amount in limits.items() if str(name).endswith("/gpu") and str(amount).isdecimal()
-    )
 
 
 def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding]:

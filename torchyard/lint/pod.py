@@ -14,8 +14,10 @@ from torchyard.lint.workload import (
     yaml_value,
 )
 from torchyard.model.finding import Finding
+from torchyard.model.rules import find_image_fault
 
 _ETCD_HINT = "a version of 3.5, such as quay.io/coreos/etcd:v3.5.35"
+_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _HEREDOC_PATTERN = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
 _LITERAL_PATTERN = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?<!\S)#[^\n]*", re.DOTALL)
 _BASH_PATTERN = re.compile(
@@ -23,7 +25,7 @@ _BASH_PATTERN = re.compile(
 )
 
 
-def _find_floating_images(job: Workload) -> Iterator[Finding]:
+def _find_unusable_images(job: Workload) -> Iterator[Finding]:
     for container in job.all_containers:
         key_path = f"{container.key_path}.image"
         image = container.image
@@ -33,6 +35,9 @@ def _find_floating_images(job: Workload) -> Iterator[Finding]:
                 "the pod crash-loops, and torchrun's etcd-v2 cannot connect"
             )
             yield Finding(key_path, problem, f"use {_ETCD_HINT}")
+        elif image and find_image_fault(image):
+            problem = f"`{image}` {find_image_fault(image)}: the pods cannot start"
+            yield Finding(key_path, problem, "write the image's name, or render the template before the run")
         elif image and is_floating_image(image):
             problem = f"`{image}` may be another image on another day or another node"
             yield Finding(key_path, problem, "write the tag of a version, or a digest")
@@ -65,6 +70,29 @@ def _find_unbounded_memory(job: Workload) -> Iterator[Finding]:
             if is_memory and not yaml_value(volume, "emptyDir", "sizeLimit"):
                 problem = "files in it use memory, up to the pod's limit or, without one, all of the node's"
                 yield Finding(f"{key_path}.emptyDir", problem, "write a sizeLimit, such as 32Gi")
+
+
+def _find_small_shared_memory(job: Workload) -> Iterator[Finding]:
+    for group in job.groups:
+        if group.pod.get("hostIPC") is True:  # the pods then have the node's /dev/shm
+            continue
+        for container in group.containers:
+            has_peers = container.gpu_count > 1 or job.pod_count > 1
+            if container.gpu_count and has_peers and not _has_own_shared_memory(job, container):
+                yield Finding(
+                    f"{container.key_path}.volumeMounts",
+                    "/dev/shm has 64 MiB, the runtime's default: with more, DataLoader workers die of a bus error and "
+                    "NCCL fails with `No space left on device`",
+                    "mount an emptyDir {medium: Memory, sizeLimit: 32Gi} at /dev/shm",
+                )
+
+
+def _has_own_shared_memory(job: Workload, container: ManifestContainer) -> bool:
+    """Whether a volume is mounted at /dev/shm, or over all of /dev."""
+    mounts = [*yaml_entries("", container.spec.get("volumeMounts"))]
+    if job.kind == "volcano":
+        mounts += yaml_entries("", job.spec.get("volumes"))  # Volcano mounts these into every container
+    return any(yaml_text(mount.get("mountPath")).rstrip("/") in ("/dev/shm", "/dev") for _, mount in mounts)
 
 
 def _find_prefixed_capabilities(job: Workload) -> Iterator[Finding]:
@@ -132,6 +160,24 @@ def _find_nccl_file(job: Workload) -> Iterator[Finding]:
             yield Finding(f"{container.key_path}.env", problem, "remove NCCL_DEBUG_FILE")
 
 
+def _find_loopback_interface(job: Workload) -> Iterator[Finding]:
+    if job.pod_count < 2:
+        return
+    for container in job.containers:
+        for name in _INTERFACE_VARIABLES:
+            value = yaml_text(yaml_value(container.env.get(name), "value"))
+            key_path = f"{container.key_path}.env"
+            match = re.search(rf"\b{name}=[\"']?(=?lo)(?![\w,.:-])", container.script)
+            if match:
+                value = match[1]
+                key_path = container.script_path
+            if value in ("lo", "=lo"):
+                problem = (
+                    f"{name} selects lo, the loopback of each pod, over which the job's pods do not reach each other"
+                )
+                yield Finding(key_path, problem, "write the interface of the pods' network, or remove the variable")
+
+
 def _find_bash_in_sh(job: Workload) -> Iterator[Finding]:
     for container in job.containers:
         if container.shell not in ("sh", "dash", "ash"):
@@ -159,12 +205,14 @@ def _keep_substitutions(match: re.Match[str]) -> str:
 
 
 POD_RULES = (
-    _find_floating_images,
+    _find_unusable_images,
     _find_broad_tolerations,
     _find_unbounded_memory,
+    _find_small_shared_memory,
     _find_prefixed_capabilities,
     _find_host_ports,
     _find_host_dns,
     _find_nccl_file,
+    _find_loopback_interface,
     _find_bash_in_sh,
 )

@@ -14,6 +14,7 @@ _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
 )
 APPWRAPPER_KIND = "AppWrapper"
 ETCD_IMAGE_PATTERN = re.compile(r"(?:.*/)?etcd(?::v?(?P<major>\d{1,3})\.(?P<minor>\d{1,3}).*|[:@].*)?", re.DOTALL)
+_GPU_PATTERN = re.compile(r".*/gpu(?:\.shared)?|nvidia\.com/mig-.+", re.DOTALL)
 _SHELLS = frozenset({"sh", "dash", "ash", "bash", "ksh", "zsh"})
 SUBSTITUTED_TEXT = "\0"  # replaces a shell substitution, whose value is known only at run time
 _QUOTED_PATTERN = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|(?<!\S)#[^\n]*""", re.DOTALL)
@@ -108,6 +109,16 @@ class ManifestContainer(NamedTuple):
         return {
             yaml_text(variable.get("name")): variable for _, variable in yaml_entries("", yaml_value(self.spec, "env"))
         }
+
+    @property
+    def gpu_count(self) -> int:
+        """The GPUs that the container requests, of any vendor; slices of one count each."""
+        counts = [0]
+        for key in ("limits", "requests"):
+            amounts = yaml_mapping(yaml_value(self.spec, "resources", key))
+            gpus = [str(amount) for name, amount in amounts.items() if _GPU_PATTERN.fullmatch(str(name))]
+            counts.append(sum(int(amount) for amount in gpus if amount.isdecimal()))
+        return max(counts)
 
     @property
     def shell(self) -> str:

@@ -14,6 +14,12 @@ _PATH_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PATH_PART}(?:/{_PATH_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]+)?"
 )
+# What examples write in place of a registry, an account or a tag: `<account>`, `$IMAGE`, `{{ tag }}`, `your-registry`.
+_PLACEHOLDER = re.compile(
+    r"[<>{}$]|path/to/|(?<![a-z0-9])(?:your(?:[-_]|registry|repo|org|name|user|image|project|company|account|docker)"
+    r"|(?:replace|change)[-_]?(?:me|this)\b|placeholder|(?:docker(?:hub)?[-_])?user[-_]?name/)",
+    re.IGNORECASE,
+)
 # Yields a finding for each mistake, whose `where` is the key that is to be changed.
 RuleFunction = Callable[[Profile], Iterator[Finding]]
 
@@ -194,11 +200,18 @@ def _check_counts(profile: Profile) -> Iterator[Finding]:
 
 @_reads("image")
 def _check_image(profile: Profile) -> Iterator[Finding]:
-    if profile.image is not None and not _IMAGE.fullmatch(profile.image):
-        yield Finding(
-            "image",
-            f"{profile.image!r} is not the name of an image: write [registry/]path[:tag], the path in lower case",
-        )
+    fault = find_image_fault(profile.image) if profile.image is not None else None
+    if fault:
+        yield Finding("image", f"{profile.image!r} {fault}: write [registry/]path[:tag], the path in lower case")
+
+
+def find_image_fault(image: str) -> str | None:
+    """Why a text cannot be the name of an image, as a clause; None if it can."""
+    if _PLACEHOLDER.search(image):
+        return "is a placeholder"
+    if not _IMAGE.fullmatch(image):
+        return "is not the name of an image"
+    return None
 
 
 @_reads("mounts")

@@ -17,6 +17,7 @@ spec:
       template:
         spec:
           hostNetwork: true
+          hostIPC: true
           dnsPolicy: ClusterFirstWithHostNet
           containers:
           - name: pytorch

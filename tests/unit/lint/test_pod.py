@@ -2,10 +2,39 @@
 
 import pytest
 
-from tests.inputs.sound_manifests import POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap
+from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap, parse
+from torchyard.lint.manifest import lint_manifest
 
+SHM_PATH = f"{POD}.containers[0].volumeMounts"
+GPU_MANIFEST = VOLCANO.replace(
+    "          env:\n", "          resources: {limits: {nvidia.com/gpu: 1}}\n          env:\n"
+)
 TRAPS: list[Trap] = [
     (VOLCANO, "train:v1", "train", f"{POD}.containers[0].image", "another image on another day"),
+    (
+        VOLCANO,
+        "registry.example:5000/",
+        "${REGISTRY}/",
+        f"{POD}.containers[0].image",
+        "`${REGISTRY}/train:v1` is a place",
+    ),
+    (VOLCANO, "train:v1", "Train:v1", f"{POD}.containers[0].image", "is not the name of an image"),
+    (VOLCANO, "env:\n", "resources: {limits: {amd.com/gpu: 1}}\n          env:\n", SHM_PATH, "64 MiB"),
+    (
+        PYTORCHJOB,
+        "ports: [{name: py",
+        "resources: {requests: {nvidia.com/gpu: '2'}}\n            ports: [{name: py",
+        f"{TRAIN}.containers[0].volumeMounts",
+        "64 MiB",
+    ),
+    (
+        VOLCANO,
+        "{name: NCCL_DEBUG_FILE, value: /dev/stdout}",
+        "{name: GLOO_SOCKET_IFNAME, value: lo}",
+        f"{POD}.containers[0].env",
+        "lo, the loopback",
+    ),
+    (VOLCANO, "first=", "export NCCL_SOCKET_IFNAME='=lo'; first=", f"{POD}.containers[0].command", "lo, the loopback"),
     (VOLCANO, "train:v1", "train:latest", f"{POD}.containers[0].image", "write the tag"),
     (VOLCANO, "{key: nvidia.com/gpu, o", "{o", f"{POD}.tolerations[0]", "never evicted"),
     (VOLCANO, "env:\n", "ports: [{containerPort: 29400}]\n          env:\n", f"{POD}.containers[0].ports", "29400"),
@@ -25,3 +54,35 @@ TRAPS: list[Trap] = [
 def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text"),
+    [
+        ("          env:\n", "          volumeMounts: [{name: shm, mountPath: /dev/shm/}]\n          env:\n"),
+        ("          env:\n", "          volumeMounts: [{name: devices, mountPath: /dev}]\n          env:\n"),
+        ("hostNetwork: true", "hostNetwork: true\n        hostIPC: true"),
+        ("  tasks:\n", "  volumes: [{mountPath: /dev/shm, volumeClaimName: ram}]\n  tasks:\n"),
+    ],
+)
+def test_shared_memory_of_the_manifest_is_enough(old_text: str, new_text: str) -> None:
+    """A volume at /dev/shm or over it, of the pod or of the Volcano Job, and the node's /dev/shm are larger."""
+    assert len(lint_manifest(parse(GPU_MANIFEST))) == 1
+    assert lint_manifest(parse(GPU_MANIFEST.replace(old_text, new_text, 1))) == ()
+
+
+def test_one_gpu_alone_may_need_little_shared_memory() -> None:
+    """A pod with one GPU and no peers is not reported."""
+    one_pod = GPU_MANIFEST.replace("replicas: 2", "replicas: 1").replace("minAvailable: 2", "")
+    assert lint_manifest(parse(one_pod)) == ()
+
+
+@pytest.mark.parametrize("value", ["eth0", "^lo,docker0", "lo,eth0"])
+def test_interface_that_reaches_peers_gets_no_warning(value: str) -> None:
+    """A list of interfaces that only contains or excludes lo is not a trap, nor is lo in a job of one pod."""
+    variable = f"{{name: NCCL_SOCKET_IFNAME, value: '{value}'}}"
+    assert lint_manifest(parse(VOLCANO.replace("{name: NCCL_DEBUG_FILE, value: /dev/stdout}", variable))) == ()
+    assert lint_manifest(parse(VOLCANO.replace("first=", f"export NCCL_SOCKET_IFNAME={value}; first="))) == ()
+    master = MASTER[: MASTER.index("    Worker")]
+    one_pod = master.replace("command:", "env: [{name: GLOO_SOCKET_IFNAME, value: lo}], command:")
+    assert lint_manifest(parse(one_pod)) == ()

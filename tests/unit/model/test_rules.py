@@ -60,6 +60,11 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
     [
         ({"image": "not an image!"}, "image: 'not an image!' is not the name of an image"),
         ({"image": "Train:v1"}, "image: 'Train:v1' is not the name of an image"),
+        (
+            {"image": "gcr.io/<project>/train:v1"},
+            "image: 'gcr.io/<project>/train:v1' is a placeholder: write [registry",
+        ),
+        ({"image": "your-registry/train:v1"}, "image: 'your-registry/train:v1' is a placeholder"),
         ({"mounts": {"data": {"claim": "x"}}}, "mounts: 'data' is not an absolute path: start it with /"),
         ({"mounts": {"": {"claim": "x"}}}, "mounts: '' is not an absolute path"),
         ({"env": {"": "x"}}, "env: '' is not the name of a variable"),
