@@ -107,7 +107,7 @@ def _is_machine_address(host: str) -> bool:
 
 
 def _find_fixed_address(job: Workload) -> Iterator[Finding]:
-    if job.kind == "pod" or job.uses_etcd:
+    if not job.is_job or job.uses_etcd:
         return
     for key_path, host, port in _list_addresses(job):
         if _is_machine_address(host):

@@ -42,7 +42,8 @@ _MAX_KEY_PATHS = 3  # of one warning, so that it stays short
 def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[Finding, ...]:
     """Return a warning for each trap: the object and the keys, what will happen, and what to write instead.
 
-    Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; skips other objects.
+    Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them, and the Pods, Deployments and StatefulSets
+    beside them; skips other objects.
     Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
     """
     jobs = [job for obj in objects for job in list_workloads(obj)]

@@ -45,7 +45,7 @@ def _find_unusable_images(job: Workload) -> Iterator[Finding]:
 
 def _is_broken_etcd(container: ManifestContainer) -> bool:
     """Whether a container starts etcd 3.6 or newer with --enable-v2, an option that 3.6 removed."""
-    return is_new_etcd(container.image) and any(arg.startswith("--enable-v2") for arg in container.argv)
+    return is_new_etcd(container.image) and any(arg.startswith("--enable-v2") for arg in container.script_argv)
 
 
 def _find_broad_tolerations(job: Workload) -> Iterator[Finding]:
@@ -73,6 +73,8 @@ def _find_unbounded_memory(job: Workload) -> Iterator[Finding]:
 
 
 def _find_small_shared_memory(job: Workload) -> Iterator[Finding]:
+    if not job.is_job:
+        return
     for group in job.groups:
         if group.pod.get("hostIPC") is True:  # the pods then have the node's /dev/shm
             continue
@@ -124,8 +126,8 @@ def _find_host_ports(job: Workload) -> Iterator[Finding]:
 
 
 def _list_host_containers(job: Workload) -> Iterator[ManifestContainer]:
-    """Yield the containers of a job that use their node's network; none of a bare Pod."""
-    if job.kind == "pod":
+    """Yield the containers of a job that use their node's network; none of a companion."""
+    if not job.is_job:
         return
     for group in job.groups:
         if group.uses_host_network:
@@ -137,7 +139,7 @@ def _is_job_port(job: Workload, port: object) -> bool:
 
 
 def _find_host_dns(job: Workload) -> Iterator[Finding]:
-    if job.kind == "pod":
+    if not job.is_job:
         return
     node_dns_policies: list[str | None] = ["ClusterFirst", "Default"]
     if job.kind != "volcano":  # its webhook sets ClusterFirstWithHostNet where no policy is set
@@ -161,7 +163,7 @@ def _find_nccl_file(job: Workload) -> Iterator[Finding]:
 
 
 def _find_loopback_interface(job: Workload) -> Iterator[Finding]:
-    if job.pod_count < 2:
+    if not job.is_job or job.pod_count < 2:
         return
     for container in job.containers:
         for name in _INTERFACE_VARIABLES:

@@ -189,22 +189,20 @@ def _list_images(value: object) -> Iterator[str]:
 
 
 def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, Finding]]:
-    """Yield each etcd Pod that does not serve the v2 API, if a job beside it needs that API."""
+    """Yield each etcd beside the jobs that does not serve the v2 API, if one of them needs that API."""
     if not any(job.uses_etcd for job in jobs):
         return
-    for pod in jobs:
-        if pod.kind != "pod":
-            continue
-        for container in pod.containers:
+    for companion in jobs:
+        for container in companion.containers if not companion.is_job else ():
             if ETCD_IMAGE_PATTERN.fullmatch(container.image) and not _is_serving_v2(container):
                 problem = "this etcd does not serve the v2 API, which the job's rendezvous requests: it gets a 404"
                 finding = Finding(container.key_path, problem, "use etcd 3.5 with --enable-v2 in its command")
-                yield pod.location, finding
+                yield companion.location, finding
 
 
 def _is_serving_v2(container: ManifestContainer) -> bool:
     """Whether an etcd serves the v2 API. One that exits because of --enable-v2 counts: another rule reports it."""
-    for arg in container.argv:
+    for arg in container.script_argv:
         if arg.startswith("--enable-v2") and not arg.endswith("=false"):
             return True
     if ":v3.3." in container.image or ":3.3." in container.image:  # the API was on by default until 3.3

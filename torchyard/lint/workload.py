@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 YamlNode = Mapping[str, Any]
-WorkloadKind = Literal["volcano", "pytorchjob", "jobset", "pod"]
+WorkloadKind = Literal["volcano", "pytorchjob", "jobset", "pod", "server"]  # server: of pods that never end
 _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
     ("batch.volcano.sh/", "Job", "volcano"),
     ("kubeflow.org/", "PyTorchJob", "pytorchjob"),
     ("jobset.x-k8s.io/", "JobSet", "jobset"),
     ("v1", "Pod", "pod"),
+    ("apps/", "Deployment", "server"),
+    ("apps/", "StatefulSet", "server"),
 )
 APPWRAPPER_KIND = "AppWrapper"
 ETCD_IMAGE_PATTERN = re.compile(r"(?:.*/)?etcd(?::v?(?P<major>\d{1,3})\.(?P<minor>\d{1,3}).*|[:@].*)?", re.DOTALL)
@@ -240,9 +242,9 @@ def is_new_etcd(image: str) -> bool:
 
 
 class ReplicaGroup(NamedTuple):
-    """The pods of one template: a Volcano task, a replica type of a PyTorchJob, a Job of a JobSet, or one bare Pod.
+    """The pods of one template: a Volcano task, a replica type of a PyTorchJob, a Job of a JobSet, or a companion.
 
-    key_path, spec: of the task, replica type or Job.
+    key_path, spec: of the task, replica type, Job or companion.
     pod_path, pod: of the pod's spec in it.
     """
 
@@ -285,6 +287,11 @@ class Workload(NamedTuple):
     namespace: str
     spec: YamlNode
     groups: tuple[ReplicaGroup, ...]
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is a job, and not a companion of one, such as the Pod or Deployment of an etcd."""
+        return self.kind not in ("pod", "server")
 
     @property
     def pod_count(self) -> int:
@@ -352,8 +359,8 @@ class Workload(NamedTuple):
 
     @property
     def pod_names(self) -> Iterator[str]:
-        """The names of the pods; of a very large group only the first."""
-        for group in self.groups:
+        """The names of the pods; of a very large group only the first, and none of a server."""
+        for group in self.groups if self.kind != "server" else ():
             for index in range(min(group.replicas, _MAX_POD_NAMES)):
                 yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{index}"
 
@@ -401,6 +408,8 @@ def _list_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
     """Yield the groups of a workload; replicas that are left out are 0 in Volcano and 1 elsewhere."""
     if kind == "pod":
         yield ReplicaGroup("", 1, "spec", spec, "spec", spec)
+    elif kind == "server":
+        yield _build_group("", "spec", spec)
     elif kind == "volcano":
         for key_path, task in yaml_entries("spec.tasks", spec.get("tasks")):
             yield _build_group(yaml_text(task.get("name")), key_path, task, default_replicas=0)

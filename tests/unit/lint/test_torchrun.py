@@ -27,6 +27,28 @@ def test_trap_is_reported(case: Trap) -> None:
     assert len(find_trap(case)) == 1
 
 
+ETCD_POD = PYTORCHJOB[PYTORCHJOB.index("apiVersion: v1\nkind: Pod") :]
+ETCD_DEPLOYMENT = (
+    ETCD_POD.replace("v1\nkind: Pod", "apps/v1\nkind: Deployment")
+    .replace("spec:\n  containers:", "spec:\n  template:\n   spec:\n    containers:")
+    .replace("  - {name: etcd", "    - {name: etcd")
+)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+@pytest.mark.parametrize("command_text", ["[etcd, --enable-v2]", "[sh, -c, exec etcd --enable-v2=true]"])
+def test_etcd_of_a_deployment_is_read_too(kind: str, command_text: str) -> None:
+    """An etcd in a Deployment or a StatefulSet has the traps of one in a Pod, also if a script starts it."""
+    manifest = PYTORCHJOB.replace(ETCD_POD, ETCD_DEPLOYMENT.replace("Deployment", kind))
+    manifest = manifest.replace("[etcd, --enable-v2]", command_text)
+    container_path = f"{kind} etcd, spec.template.spec.containers[0]"
+    assert lint_manifest(parse(manifest)) == ()
+    (warning,) = lint_manifest(parse(manifest.replace("--enable-v2", "--debug")))
+    assert (warning.where, "404" in warning.what) == (container_path, True)
+    (warning,) = lint_manifest(parse(manifest.replace("v3.5.30", "latest")))
+    assert (warning.where, "crash-loops" in warning.what) == (f"{container_path}.image", True)
+
+
 def test_restart_in_place_keeps_the_rendezvous_id() -> None:
     """A container that the kubelet restarts finds its own closed rendezvous, whatever id the manifest has."""
     manifest = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
