@@ -89,6 +89,35 @@ spec:
       template: {spec: {containers: [{name: pytorch, image: "train:v1", command: [torchrun, train.py]}]}}
     Worker: {<<: *replica, replicas: 3, restartPolicy: ExitCode}
 """
+JOBSET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: train}
+spec:
+  failurePolicy: {maxRestarts: 2}
+  replicatedJobs:
+  - name: worker
+    template:
+      spec:
+        backoffLimit: 0
+        parallelism: 2
+        completions: 2
+        template:
+          spec:
+            restartPolicy: Never
+            containers:
+            - name: worker
+              image: train:v1
+              env:
+              - name: HEAD
+                valueFrom: {fieldRef: {fieldPath: "metadata.labels['jobset.sigs.k8s.io/jobset-name']"}}
+              command:
+              - torchrun
+              - --nnodes=2
+              - --rdzv-backend=c10d
+              - --rdzv-endpoint=$(HEAD)-worker-0-0.$(HEAD):29417
+              - train.py
+"""
 
 
 # The manifest, the text to replace, its replacement, the location of the trap, and part of its sentence.

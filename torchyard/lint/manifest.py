@@ -1,6 +1,6 @@
 """Traps in a manifest: what it will do that its author does not expect.
 
-The rules follow the sources of Volcano 1.15 and training-operator 1.9.
+The rules follow the sources of Volcano 1.15, training-operator 1.9 and JobSet 0.10.
 """
 
 import re
@@ -14,6 +14,7 @@ from torchyard.lint.appwrapper import lint_appwrappers
 from torchyard.lint.pod import POD_RULES
 from torchyard.lint.torchrun import TORCHRUN_RULES, find_etcd_without_v2, find_shared_rendezvous_ids
 from torchyard.lint.workload import (
+    ManifestContainer,
     ReplicaGroup,
     Workload,
     YamlNode,
@@ -35,6 +36,7 @@ _SERVICE_PLUGINS = ("svc", "pytorch", "tensorflow", "mpi", "ray")  # svc, and th
 _FAILURE_EVENTS = ("PodFailed", "TaskFailed", "*")
 _RESTARTING_POLICIES = ("Always", "OnFailure")
 _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
+_DEFAULT_BACKOFF_LIMIT = 6  # of a Job
 _MAX_RESTARTS = 10
 _MAX_KEY_PATHS = 3  # of one warning, so that it stays short
 
@@ -279,6 +281,57 @@ def _find_standalone(job: Workload) -> Iterator[Finding]:
         yield Finding("spec.elasticPolicy.standalone", problem, "remove the key")
 
 
+def _find_rejected_roles(job: Workload) -> Iterator[Finding]:
+    if job.kind != "pytorchjob":
+        return
+    for group in job.groups:
+        names = [container.spec.get("name") for container in group.containers]
+        if names and "pytorch" not in names:
+            problem = "the webhook rejects a role without a container named pytorch"
+            yield Finding(f"{group.pod_path}.containers", problem, "give this name to the container that trains")
+    if job.elastic_policy is not None and job.groups and _find_worker_group(job) is None:
+        problem = "the webhook rejects an elasticPolicy without a Worker"
+        yield Finding("spec.elasticPolicy", problem, "remove it, or write a Worker")
+
+
+# --- JobSet --------------------------------------------------------------------------------------------------------
+
+
+def _find_jobset_restarts(job: Workload) -> Iterator[Finding]:
+    if job.kind != "jobset" or job.pod_count < 2:
+        return
+    for group in job.groups:
+        limit = yaml_number(group.spec.get("backoffLimit"))
+        has_own_policy = group.spec.get("podFailurePolicy") or group.spec.get("backoffLimitPerIndex") is not None
+        if limit == 0 or has_own_policy or not any(_is_training(container) for container in group.containers):
+            continue
+        limit_text = f"{limit} times (backoffLimit)"
+        if limit is None:
+            limit_text = f"{_DEFAULT_BACKOFF_LIMIT} times (the default of backoffLimit)"
+        effect = (
+            f"{limit_text} before its Job fails: its peers hang meanwhile, and the JobSet's failurePolicy does not act"
+        )
+        fix = "failurePolicy.maxRestarts of the JobSet restarts all pods together"
+        restart_policy = group.pod.get("restartPolicy")
+        if restart_policy == "Never":
+            yield Finding(
+                f"{group.key_path}.backoffLimit", f"a failed pod is replaced {effect}", f"write backoffLimit: 0; {fix}"
+            )
+        else:
+            policy_text = "OnFailure" if restart_policy else "OnFailure, the default of a JobSet,"
+            yield Finding(
+                f"{group.pod_path}.restartPolicy",
+                f"{policy_text} restarts a failed container in its pod {effect}",
+                f"write Never, and backoffLimit: 0 in the Job's spec; {fix}",
+            )
+
+
+def _is_training(container: ManifestContainer) -> bool:
+    """Whether a container certainly trains together with its peers: it has GPUs, torchrun or a common address."""
+    has_address = "MASTER_ADDR" in container.env or "MASTER_ADDR" in " ".join(container.argv)
+    return container.gpu_count > 0 or bool(container.torchrun_calls) or has_address
+
+
 _RULES: tuple[_LintRule, ...] = (
     *POD_RULES,
     *TORCHRUN_RULES,
@@ -294,4 +347,6 @@ _RULES: tuple[_LintRule, ...] = (
     _find_early_success,
     _find_many_restarts,
     _find_standalone,
+    _find_rejected_roles,
+    _find_jobset_restarts,
 )

@@ -26,6 +26,8 @@ _NEW_ID_FIXES = {
     "pytorchjob": "give the container the variable PET_RDZV_ID from the pod's label training.kubeflow.org/job-name",
     "volcano": "take it from the pod's annotation scheduling.k8s.io/group-name",
 }
+_ADDRESS_FIX = "write --rdzv-backend=c10d and the first pod's address as --rdzv-endpoint"
+_ADDRESS_FIXES = {"pytorchjob": "write a Master, or an elasticPolicy: the operator then sets the address"}
 # Parts of the names of fields in a Volcano Job's pods whose values do not change at a restart.
 _LASTING_FIELD_PARTS = ("group-name", "job-name")
 
@@ -39,6 +41,44 @@ def _find_repeated_options(job: Workload) -> Iterator[Finding]:
                 if count > 1:
                     problem = f"--{name} is given {count} times, and the last one counts"
                     yield Finding(container.script_path, problem, "write it once")
+
+
+def _find_missing_rendezvous(job: Workload) -> Iterator[Finding]:
+    if not job.is_job:
+        return
+    groups = [group for group in job.groups if any(container.torchrun_calls for container in group.containers)]
+    pod_count = sum(group.replicas for group in groups)
+    # The Training Operator sets PET_NNODES in all jobs, and the address in those with a Master or an elasticPolicy.
+    is_addressed = job.kind == "pytorchjob" and (job.gets_master_address or job.elastic_policy is not None)
+    for container in (container for group in groups for container in group.containers):
+        if not container.torchrun_calls or _may_have_more_options(container):
+            continue
+        has_address = any(container.find_option(name) is not None for name in ("rdzv-endpoint", "master-addr"))
+        nodes = container.find_option("nnodes")
+        if nodes in ("1", "1:1"):
+            continue
+        if pod_count < 2 and not re.fullmatch(r"\d+", nodes or ""):
+            continue
+        if nodes is None and job.kind != "pytorchjob":
+            address_fix = (
+                "" if has_address else ", and --rdzv-backend=c10d with the first pod's address as --rdzv-endpoint"
+            )
+            yield Finding(
+                container.script_path,
+                f"torchrun without --nnodes starts a training of its own in each of the {pod_count} pods",
+                f"write --nnodes={pod_count}{address_fix}",
+            )
+        elif not has_address and not is_addressed:
+            problem = "torchrun has no address of the first pod: each pod waits for the others at its own 127.0.0.1"
+            yield Finding(container.script_path, problem, _ADDRESS_FIXES.get(job.kind, _ADDRESS_FIX))
+
+
+def _may_have_more_options(container: ManifestContainer) -> bool:
+    """Whether torchrun may get options that are not written out, or is told that each pod trains alone."""
+    if container.spec.get("envFrom") or "PET_" in " ".join(container.argv):
+        return True
+    is_alone = container.find_option("standalone") is not None
+    return is_alone or any(call.has_hidden_options for call in container.torchrun_calls)
 
 
 class _MinNodes(NamedTuple):
@@ -213,6 +253,7 @@ def _is_serving_v2(container: ManifestContainer) -> bool:
 
 TORCHRUN_RULES = (
     _find_repeated_options,
+    _find_missing_rendezvous,
     _find_too_few_pods,
     _find_missing_python_etcd,
     _find_reused_rendezvous_id,

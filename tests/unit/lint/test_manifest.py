@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import Planned, manifest_plan_of
 from tests.inputs.sound_manifests import (
+    JOBSET,
     MASTER,
     POD,
     PYTORCHJOB,
@@ -106,12 +107,14 @@ def test_own_plans_show_none(planned: Planned, launcher: str, rendezvous: str, n
     assert lint_manifest([*plan.store, *plan.objects], is_renamed=False) == ()
 
 
-@pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER])
+@pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER, JOBSET])
 def test_sound_manifest_shows_none(manifest: str) -> None:
     """A manifest that does what its author means gets no warning."""
     assert lint_manifest(parse(manifest)) == ()
 
 
+RESTARTED_JOBSET = JOBSET.replace("backoffLimit: 0", "backoffLimit: 3")
+JOBSET_JOB = "spec.replicatedJobs[0].template.spec"
 TRAPS: list[Trap] = [
     (VOLCANO, "minAvailable: 2", "minAvailable: 0", "spec.minAvailable", "replaces 0 by 2"),
     (VOLCANO, "[PodFailed, PodEvicted]", "[PodEvicted]", "spec.policies", "its peers hang"),
@@ -132,6 +135,30 @@ TRAPS: list[Trap] = [
         "creates the pod train-worker-0 too",
     ),
     (MASTER, "{backoffLimit: 3}", "{}", "spec.pytorchReplicaSpecs.Master.restartPolicy", "forever"),
+    (
+        MASTER,
+        "name: pytorch",
+        "name: train",
+        "spec.pytorchReplicaSpecs.Master.template.spec.containers",
+        "named pytorch",
+    ),
+    (PYTORCHJOB, "    Worker:", "    Chief:", "spec.elasticPolicy", "rejects an elasticPolicy without a Worker"),
+    (
+        RESTARTED_JOBSET,
+        "restartPolicy: Never",
+        "",
+        f"{JOBSET_JOB}.template.spec.restartPolicy",
+        "the default of a JobSet",
+    ),
+    (
+        RESTARTED_JOBSET,
+        "Policy: Never",
+        "Policy: OnFailure",
+        f"{JOBSET_JOB}.template.spec.restartPolicy",
+        "OnFailure restarts",
+    ),
+    (JOBSET, "backoffLimit: 0", "", f"{JOBSET_JOB}.backoffLimit", "replaced 6 times (the default of backoffLimit)"),
+    (JOBSET, "backoffLimit: 0", "backoffLimit: 3", f"{JOBSET_JOB}.backoffLimit", "replaced 3 times"),
     (MASTER, "replicas: 1", "restartPolicy: Never", "spec.pytorchReplicaSpecs.Master.replicas", "without replicas: 1"),
 ]
 
@@ -140,6 +167,24 @@ TRAPS: list[Trap] = [
 def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text"),
+    [
+        ("torchrun\n", "python\n"),
+        ("parallelism: 2", "parallelism: 1"),
+        (
+            "backoffLimit: 0",
+            "podFailurePolicy: {rules: [{action: FailJob, onExitCodes: {operator: NotIn, values: [0]}}]}",
+        ),
+        ("backoffLimit: 0", "backoffLimitPerIndex: 0"),
+    ],
+)
+def test_restart_without_peers_gets_no_warning(old_text: str, new_text: str) -> None:
+    """A pod's restart is a trap only in a training of several pods, whose Job has no other policy for it."""
+    manifest = JOBSET.replace("--nnodes=2", "--nnodes=1").replace(old_text, new_text).replace("backoffLimit: 0", "")
+    assert lint_manifest(parse(manifest)) == ()
 
 
 def test_warning_has_three_parts() -> None:
@@ -176,6 +221,7 @@ READABLE_MANIFESTS = [load_guide_manifest(row) for row in GUIDE_WARNINGS] + [
     parse(VOLCANO),
     parse(PYTORCHJOB),
     parse(MASTER),
+    parse(JOBSET),
 ]
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from tests.inputs.sound_manifests import POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
 from torchyard.lint.manifest import lint_manifest
 
+C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
+VOLCANO_COMMAND_PATH = f"{POD}.containers[0].command"
 TRAPS: list[Trap] = [
     (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),
     (VOLCANO, "$JOB_ID-$TRY", "${JOB_ID}", "spec.policies", "RestartJob starts again with the same rendezvous id"),
@@ -13,6 +15,21 @@ TRAPS: list[Trap] = [
     (VOLCANO, '--rdzv_id="$JOB_ID-$TRY"', "", f"{POD}.containers[0].command", "every job has the id `none`"),
     (VOLCANO, "--nnodes=$VC", "--nnodes 3 --nnodes=$VC", f"{POD}.containers[0].command", "--nnodes is given 2"),
     (VOLCANO, "=$VC_WORKER_NUM", "=4:8", f"{POD}.containers[0].command", "waits for 4 nodes"),
+    (C10D_MANIFEST, "--nnodes=$VC_WORKER_NUM", "", VOLCANO_COMMAND_PATH, "a training of its own in each of the 2 pods"),
+    (
+        C10D_MANIFEST,
+        '--rdzv-endpoint="$first:2379"',
+        "",
+        VOLCANO_COMMAND_PATH,
+        "waits for the others at its own 127.0.0.1",
+    ),
+    (
+        MASTER,
+        "Master: &replica\n      replicas: 1",
+        "Worker: &replica\n      replicas: 2",
+        f"{TRAIN}.containers[0].command",
+        "an elasticPolicy",
+    ),
     (PYTORCHJOB, ", --enable-v2", "", "spec.containers[0]", "404"),
     (PYTORCHJOB, "quay.io/coreos/etcd:", "mirror/keys:", "spec.elasticPolicy.rdzvId", "the id train-1 is the same"),
     (PYTORCHJOB, "minReplicas: 1", "minReplicas: 2", "spec.elasticPolicy.minReplicas", "waits for 2 nodes"),
@@ -25,6 +42,27 @@ TRAPS: list[Trap] = [
 def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text"),
+    [
+        ("--nnodes=$VC_WORKER_NUM", "--nnodes=1"),
+        ("--nnodes=$VC_WORKER_NUM", "--standalone"),
+        ("--nnodes=$VC_WORKER_NUM", "$OPTIONS"),
+        ("--nnodes=$VC_WORKER_NUM", "$(cat /etc/options)"),
+        ('--rdzv-endpoint="$first:2379"', "--master-addr=$first"),
+        ("torchrun --nnodes=$VC_WORKER_NUM", "export PET_NNODES=2; torchrun"),
+        ("torchrun --nnodes=$VC_WORKER_NUM", "which torchrun; train"),
+        ("replicas: 2", "replicas: 1"),
+    ],
+)
+def test_torchrun_that_may_find_its_peers_gets_no_warning(old_text: str, new_text: str) -> None:
+    """A missing option is a trap only if it is certainly missing, and the pods are to train together."""
+    manifest = C10D_MANIFEST.replace(old_text, new_text).replace("minAvailable: 2", "minAvailable: 1")
+    if old_text == "replicas: 2":
+        manifest = manifest.replace("--nnodes=$VC_WORKER_NUM", "")
+    assert not [finding for finding in lint_manifest(parse(manifest)) if "torchrun" in finding.what]
 
 
 ETCD_POD = PYTORCHJOB[PYTORCHJOB.index("apiVersion: v1\nkind: Pod") :]
