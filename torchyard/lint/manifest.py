@@ -11,6 +11,7 @@ from typing import Any
 
 from torchyard.lint.address import find_address_traps
 from torchyard.lint.appwrapper import lint_appwrappers
+from torchyard.lint.fields import find_refused_fields, find_refused_metadata, find_refused_numbers
 from torchyard.lint.pod import POD_RULES
 from torchyard.lint.torchrun import TORCHRUN_RULES, find_etcd_without_v2, find_shared_rendezvous_ids
 from torchyard.lint.workload import (
@@ -53,6 +54,7 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
     for rule in _RULES:
         for job in jobs:
             findings += [(job.location, finding) for finding in rule(job)]
+    findings += find_refused_metadata(objects)
     findings += find_etcd_without_v2(jobs)
     findings += find_shared_rendezvous_ids(jobs, objects, is_renamed=is_renamed)
     findings += find_address_traps(jobs, objects, is_renamed=is_renamed)
@@ -333,6 +335,8 @@ def _is_training(container: ManifestContainer) -> bool:
 
 
 _RULES: tuple[_LintRule, ...] = (
+    find_refused_fields,
+    find_refused_numbers,
     *POD_RULES,
     *TORCHRUN_RULES,
     _find_hidden_gang,

@@ -289,6 +289,11 @@ class Workload(NamedTuple):
     groups: tuple[ReplicaGroup, ...]
 
     @property
+    def is_wrapped(self) -> bool:
+        """Whether the object is in an AppWrapper."""
+        return self.location.startswith(APPWRAPPER_KIND)
+
+    @property
     def is_job(self) -> bool:
         """Whether it is a job, and not a companion of one, such as the Pod or Deployment of an etcd."""
         return self.kind not in ("pod", "server")

@@ -1,0 +1,194 @@
+"""Fields that the API server refuses: those of another place in the object, misspelled ones, and numbers for texts.
+
+torchyard and kubectl create objects with strict field validation. The fields are those of Kubernetes 1.34, Volcano
+1.14, training-operator 1.9 and JobSet 0.10. A field that is in none of them may belong to a newer release and is not
+reported.
+"""
+
+import difflib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torchyard.lint.workload import (
+    APPWRAPPER_KIND,
+    ReplicaGroup,
+    Workload,
+    WorkloadKind,
+    YamlNode,
+    list_wrapped_objects,
+    yaml_entries,
+    yaml_list,
+    yaml_mapping,
+    yaml_text,
+    yaml_value,
+)
+from torchyard.model.finding import Finding
+
+_SPEC_FIELDS: dict[WorkloadKind, str] = {
+    "volcano": "maxRetry minAvailable minSuccess networkTopology plugins policies priorityClassName queue "
+    "runningEstimate schedulerName tasks ttlSecondsAfterFinished volumes",
+    "pytorchjob": "elasticPolicy nprocPerNode pytorchReplicaSpecs runPolicy",
+    "jobset": "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend "
+    "ttlSecondsAfterFinished",
+}
+_POLICY_FIELDS = {  # of a PyTorchJob
+    "runPolicy": "activeDeadlineSeconds backoffLimit cleanPodPolicy managedBy schedulingPolicy suspend "
+    "ttlSecondsAfterFinished",
+    "elasticPolicy": "maxReplicas maxRestarts metrics minReplicas nProcPerNode rdzvBackend rdzvConf rdzvHost rdzvId "
+    "rdzvPort standalone",
+}
+_REPLICATED_JOB_FIELDS = "dependsOn groupName name replicas template"
+_GROUP_FIELDS: dict[WorkloadKind, str] = {
+    "volcano": "dependsOn maxRetry minAvailable name partitionPolicy policies replicas template topologyPolicy",
+    "pytorchjob": "replicas restartPolicy template",
+    "jobset": "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy "
+    "manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy replicas selector successPolicy "
+    "suspend template ttlSecondsAfterFinished",  # replicas: added by the reader of the manifest
+}
+_TEMPLATE_FIELDS = "metadata spec"
+_METADATA_FIELDS = "annotations finalizers labels name namespace"
+_POD_FIELDS = (
+    "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks "
+    "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride imagePullSecrets "
+    "initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName readinessGates "
+    "resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates securityContext "
+    "serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds "
+    "tolerations topologySpreadConstraints volumes"
+)
+_CONTAINER_FIELDS = (
+    "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy "
+    "resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath "
+    "terminationMessagePolicy tty volumeDevices volumeMounts workingDir"
+)
+_REFUSED = "the API server refuses the object"
+_MIN_SIMILARITY = 0.9  # of two names, one of which is a misspelling of the other
+
+
+class _Place(NamedTuple):
+    """A mapping in an object, which may be missing there (empty), and the names of its fields."""
+
+    key_path: str
+    fields: str
+    node: YamlNode
+
+
+def find_refused_fields(job: Workload) -> Iterator[Finding]:
+    """Yield the fields that are not known where they are, but in another place of the job or in another spelling."""
+    places = list(_list_places(job))
+    # The controller of an AppWrapper creates the object in it without strict validation.
+    effect = "the API server drops it" if job.is_wrapped else _REFUSED
+    for place in places:
+        for field in place.node:
+            if field in place.fields.split():
+                continue
+            fix = _find_right_field(str(field), place, places)
+            if fix:
+                problem = f"{field} is not a field of this place: {effect}"
+                yield Finding(f"{place.key_path}.{field}", problem, fix)
+
+
+def _list_places(job: Workload) -> Iterator[_Place]:
+    """Yield the places of a job with known fields, outer before inner ones; of a companion, those of its pods."""
+    if job.kind in _SPEC_FIELDS:
+        yield _Place("spec", _SPEC_FIELDS[job.kind], job.spec)
+    if job.kind == "pytorchjob":
+        for key, fields in _POLICY_FIELDS.items():
+            yield _Place(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)))
+    if job.kind == "jobset":
+        for key_path, replicated_job in yaml_entries("spec.replicatedJobs", job.spec.get("replicatedJobs")):
+            yield _Place(key_path, _REPLICATED_JOB_FIELDS, replicated_job)
+            yield _Place(f"{key_path}.template", _TEMPLATE_FIELDS, yaml_mapping(replicated_job.get("template")))
+    for group in job.groups:
+        if job.kind in _GROUP_FIELDS:
+            template = yaml_mapping(group.spec.get("template"))
+            yield _Place(group.key_path, _GROUP_FIELDS[job.kind], group.spec)
+            yield _Place(f"{group.key_path}.template", _TEMPLATE_FIELDS, template)
+            metadata = yaml_mapping(template.get("metadata"))
+            yield _Place(f"{group.key_path}.template.metadata", _METADATA_FIELDS, metadata)
+        yield _Place(group.pod_path, _POD_FIELDS, group.pod)
+        for container in group.all_containers:
+            yield _Place(container.key_path, _CONTAINER_FIELDS, container.spec)
+
+
+def _find_right_field(field: str, place: _Place, places: Sequence[_Place]) -> str:
+    """Where or how to write a field; empty if that is not known."""
+    known_fields = place.fields.split()
+    for known_field in known_fields:
+        if known_field.lower() == field.lower():
+            return f"write {known_field}"
+    similar_fields = difflib.get_close_matches(field, known_fields, n=1, cutoff=_MIN_SIMILARITY)
+    if similar_fields:
+        return f"write {similar_fields[0]}"
+    candidates = [candidate for candidate in places if field in candidate.fields.split()]
+    if candidates:
+        nearest = max(candidates, key=lambda candidate: _count_common_keys(candidate.key_path, place.key_path))
+        return f"write it in {nearest.key_path.removeprefix(f'{place.key_path}.')}"
+    if field == "creationTimestamp":  # as `kubectl create --dry-run` prints it, with null
+        return "remove it"
+    return ""
+
+
+def _count_common_keys(key_path: str, other_path: str) -> int:
+    """The number of keys with which both paths start."""
+    key_pairs = zip(key_path.split("."), other_path.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], key_pairs))
+
+
+# --- texts ---------------------------------------------------------------------------------------------------------
+
+
+def find_refused_numbers(job: Workload) -> Iterator[Finding]:
+    """Yield numbers and booleans without quotes where only a text is valid."""
+    values = [("spec.nprocPerNode", job.spec.get("nprocPerNode"))] if job.kind == "pytorchjob" else []
+    for key in ("rdzvId", "rdzvHost"):
+        values.append((f"spec.elasticPolicy.{key}", yaml_value(job.elastic_policy, key)))
+    for group in job.groups:
+        values += _list_texts(group)
+    yield from _find_numbers(values)
+
+
+def find_refused_metadata(objects: Sequence[object], parent_location: str = "") -> Iterator[tuple[str, Finding]]:
+    """Yield numbers and booleans in the labels, annotations and texts of objects, with each object's kind and name."""
+    for obj in objects:
+        kind = yaml_text(yaml_value(obj, "kind"))
+        location = f"{parent_location}{kind} {yaml_text(yaml_value(obj, 'metadata', 'name'))}".strip()
+        values: list[tuple[str, object]] = []
+        for key in ("labels", "annotations"):
+            values += _list_children(f"metadata.{key}", yaml_value(obj, "metadata", key))
+        if kind == "ConfigMap":
+            values += _list_children("data", yaml_value(obj, "data"))
+        for finding in _find_numbers(values):
+            yield location, finding
+        if kind == APPWRAPPER_KIND:
+            yield from find_refused_metadata(list(list_wrapped_objects(obj)), f"{location}, ")
+
+
+def _list_texts(group: ReplicaGroup) -> Iterator[tuple[str, object]]:
+    """Yield the values of a group's pods that must be texts, each with its path."""
+    metadata = yaml_value(group.spec, "template", "metadata")
+    for key in ("labels", "annotations"):
+        yield from _list_children(f"{group.key_path}.template.metadata.{key}", yaml_value(metadata, key))
+    yield from _list_children(f"{group.pod_path}.nodeSelector", group.pod.get("nodeSelector"))
+    for key_path, toleration in yaml_entries(f"{group.pod_path}.tolerations", group.pod.get("tolerations")):
+        yield f"{key_path}.value", toleration.get("value")
+    for container in group.all_containers:
+        for key_path, variable in yaml_entries(f"{container.key_path}.env", container.spec.get("env")):
+            yield f"{key_path}.value", variable.get("value")
+        for key in ("command", "args"):
+            for index, arg in enumerate(yaml_list(container.spec.get(key))):
+                yield f"{container.key_path}.{key}[{index}]", arg
+
+
+def _list_children(key_path: str, node: object) -> Iterator[tuple[str, object]]:
+    """Yield the values of a mapping, each with its path."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield f"{key_path}.{key}", value
+
+
+def _find_numbers(values: Sequence[tuple[str, object]]) -> Iterator[Finding]:
+    for key_path, value in values:
+        if isinstance(value, bool | int | float):
+            problem = f"a number or a boolean without quotes is not a text: {_REFUSED}"
+            yield Finding(key_path, problem, 'put it in quotes, such as "1" or "true"')
