@@ -1,4 +1,4 @@
-"""Fields that the API server refuses: those of another place in the object, misspelled ones, and numbers for texts.
+"""Fields that the API server refuses: those of another part of the object, misspelled ones, and numbers for texts.
 
 torchyard and kubectl create objects with strict field validation. The fields are those of Kubernetes 1.34, Volcano
 1.14, training-operator 1.9 and JobSet 0.10. A field that is in none of them may belong to a newer release and is not
@@ -65,7 +65,7 @@ _REFUSED = "the API server refuses the object"
 _MIN_SIMILARITY = 0.9  # of two names, one of which is a misspelling of the other
 
 
-class _Place(NamedTuple):
+class _Section(NamedTuple):
     """A mapping in an object, which may be missing there (empty), and the names of its fields."""
 
     key_path: str
@@ -74,56 +74,56 @@ class _Place(NamedTuple):
 
 
 def find_refused_fields(job: Workload) -> Iterator[Finding]:
-    """Yield the fields that are not known where they are, but in another place of the job or in another spelling."""
-    places = list(_list_places(job))
+    """Yield the fields that are not known where they are, but in another section of the job or in another spelling."""
+    sections = list(_list_sections(job))
     # The controller of an AppWrapper creates the object in it without strict validation.
     effect = "the API server drops it" if job.is_wrapped else _REFUSED
-    for place in places:
-        for field in place.node:
-            if field in place.fields.split():
+    for section in sections:
+        for field in section.node:
+            if field in section.fields.split():
                 continue
-            fix = _find_right_field(str(field), place, places)
+            fix = _find_right_field(str(field), section, sections)
             if fix:
-                problem = f"{field} is not a field of this place: {effect}"
-                yield Finding(f"{place.key_path}.{field}", problem, fix)
+                problem = f"{field} is not a field of this mapping: {effect}"
+                yield Finding(f"{section.key_path}.{field}", problem, fix)
 
 
-def _list_places(job: Workload) -> Iterator[_Place]:
-    """Yield the places of a job with known fields, outer before inner ones; of a companion, those of its pods."""
+def _list_sections(job: Workload) -> Iterator[_Section]:
+    """Yield the sections of a job with known fields, outer before inner ones; of a companion, those of its pods."""
     if job.kind in _SPEC_FIELDS:
-        yield _Place("spec", _SPEC_FIELDS[job.kind], job.spec)
+        yield _Section("spec", _SPEC_FIELDS[job.kind], job.spec)
     if job.kind == "pytorchjob":
         for key, fields in _POLICY_FIELDS.items():
-            yield _Place(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)))
+            yield _Section(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)))
     if job.kind == "jobset":
         for key_path, replicated_job in yaml_entries("spec.replicatedJobs", job.spec.get("replicatedJobs")):
-            yield _Place(key_path, _REPLICATED_JOB_FIELDS, replicated_job)
-            yield _Place(f"{key_path}.template", _TEMPLATE_FIELDS, yaml_mapping(replicated_job.get("template")))
+            yield _Section(key_path, _REPLICATED_JOB_FIELDS, replicated_job)
+            yield _Section(f"{key_path}.template", _TEMPLATE_FIELDS, yaml_mapping(replicated_job.get("template")))
     for group in job.groups:
         if job.kind in _GROUP_FIELDS:
             template = yaml_mapping(group.spec.get("template"))
-            yield _Place(group.key_path, _GROUP_FIELDS[job.kind], group.spec)
-            yield _Place(f"{group.key_path}.template", _TEMPLATE_FIELDS, template)
+            yield _Section(group.key_path, _GROUP_FIELDS[job.kind], group.spec)
+            yield _Section(f"{group.key_path}.template", _TEMPLATE_FIELDS, template)
             metadata = yaml_mapping(template.get("metadata"))
-            yield _Place(f"{group.key_path}.template.metadata", _METADATA_FIELDS, metadata)
-        yield _Place(group.pod_path, _POD_FIELDS, group.pod)
+            yield _Section(f"{group.key_path}.template.metadata", _METADATA_FIELDS, metadata)
+        yield _Section(group.pod_path, _POD_FIELDS, group.pod)
         for container in group.all_containers:
-            yield _Place(container.key_path, _CONTAINER_FIELDS, container.spec)
+            yield _Section(container.key_path, _CONTAINER_FIELDS, container.spec)
 
 
-def _find_right_field(field: str, place: _Place, places: Sequence[_Place]) -> str:
+def _find_right_field(field: str, section: _Section, sections: Sequence[_Section]) -> str:
     """Where or how to write a field; empty if that is not known."""
-    known_fields = place.fields.split()
+    known_fields = section.fields.split()
     for known_field in known_fields:
         if known_field.lower() == field.lower():
             return f"write {known_field}"
     similar_fields = difflib.get_close_matches(field, known_fields, n=1, cutoff=_MIN_SIMILARITY)
     if similar_fields:
         return f"write {similar_fields[0]}"
-    candidates = [candidate for candidate in places if field in candidate.fields.split()]
+    candidates = [candidate for candidate in sections if field in candidate.fields.split()]
     if candidates:
-        nearest = max(candidates, key=lambda candidate: _count_common_keys(candidate.key_path, place.key_path))
-        return f"write it in {nearest.key_path.removeprefix(f'{place.key_path}.')}"
+        nearest = max(candidates, key=lambda candidate: _count_common_keys(candidate.key_path, section.key_path))
+        return f"write it in {nearest.key_path.removeprefix(f'{section.key_path}.')}"
     if field == "creationTimestamp":  # as `kubectl create --dry-run` prints it, with null
         return "remove it"
     return ""

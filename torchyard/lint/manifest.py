@@ -30,8 +30,9 @@ from torchyard.model.finding import Finding
 
 _LintRule = Callable[[Workload], Iterator[Finding]]
 
-_HOSTS_VARIABLE_PATTERN = re.compile(r"\bV[CK]_\w+_(?:HOSTS|NUM)\b")
-_TASK_INDEX_PATTERN = re.compile(r"\bV[CK]_TASK_INDEX\b")
+_VARIABLE_PATTERN = re.compile(r"\$(?:[({]#?)?(V[CK]_\w+)(?!\w|:?[-=?+])")  # without a default
+_INDEX_VARIABLES = ("VC_TASK_INDEX", "VK_TASK_INDEX")  # of the plugin env
+_MAX_VARIABLES = 4  # of one warning
 _PUBLISH_FLAG_PATTERN = re.compile(r"--?publish-not-ready-addresses(?:=(?:[tT]|[tT]rue|TRUE|1))?")
 _SERVICE_PLUGINS = ("svc", "pytorch", "tensorflow", "mpi", "ray")  # svc, and the plugins that include it
 _FAILURE_EVENTS = ("PodFailed", "TaskFailed", "*")
@@ -113,6 +114,9 @@ def _find_unhandled_failure(job: Workload) -> Iterator[Finding]:
         return
     if all(_is_failure_handled(group.spec.get("policies")) for group in job.groups):
         return
+    # With a plugin the pods address each other.
+    if not _get_plugins(job) and not any(_is_training(container) for container in job.containers):
+        return
     yield Finding(
         "spec.policies",
         "without a policy a failed pod changes nothing: its peers hang, and the job never ends",
@@ -149,34 +153,62 @@ def _find_missing_host_names(job: Workload) -> Iterator[Finding]:
     if job.kind != "volcano" or job.pod_count < 2:
         return
     plugins = _get_plugins(job)
-    variable = _find_variable(job, _HOSTS_VARIABLE_PATTERN)
+    variables = _list_used_variables(job, _list_host_variables(job))
     fix = 'write svc: ["--publish-not-ready-addresses=true"]'
     if "svc" in plugins:
         flags = [yaml_text(flag) for flag in yaml_list(plugins["svc"])]
         if not any(_PUBLISH_FLAG_PATTERN.fullmatch(flag) for flag in flags):
             problem = "a pod's name resolves only once the pod is ready: earlier lookups by its peers fail or hang"
             yield Finding("spec.plugins.svc", problem, fix)
-    elif variable and not any(plugin in plugins for plugin in _SERVICE_PLUGINS):
-        problem = f"without this plugin {variable} is empty and the names of pods do not resolve"
+    elif variables and not any(plugin in plugins for plugin in _SERVICE_PLUGINS):
+        problem = f"without this plugin {variables[0]} is not set and the names of pods do not resolve"
         yield Finding("spec.plugins.svc", problem, fix)
 
 
 def _find_missing_index(job: Workload) -> Iterator[Finding]:
-    variable = _find_variable(job, _TASK_INDEX_PATTERN)
-    is_set = all(variable in container.env for container in job.containers)
-    if job.kind == "volcano" and variable and not is_set and "env" not in _get_plugins(job):
-        yield Finding("spec.plugins.env", f"without this plugin {variable} is empty in every pod", "write env: []")
+    variables = _list_used_variables(job, _INDEX_VARIABLES)
+    if job.kind == "volcano" and variables and "env" not in _get_plugins(job):
+        yield Finding("spec.plugins.env", f"without this plugin {variables[0]} is not set in any pod", "write env: []")
+
+
+def _find_unknown_variables(job: Workload) -> Iterator[Finding]:
+    if job.kind != "volcano":
+        return
+    host_variables = _list_host_variables(job)
+    for container in job.containers:
+        for name in dict.fromkeys(_VARIABLE_PATTERN.findall(" ".join(container.argv))):
+            if name not in host_variables and name not in _INDEX_VARIABLES and not _sets_variable(container, name):
+                fix = f"write one of {', '.join([_INDEX_VARIABLES[0], *host_variables[:_MAX_VARIABLES]])}"
+                yield Finding(container.script_path, f"Volcano does not set {name}", fix)
+
+
+def _list_host_variables(job: Workload) -> list[str]:
+    """The variables that the plugin svc sets: the hosts of each task, and their number."""
+    variables = []
+    for group in job.groups:
+        task_name = group.name.replace("-", "_").upper()
+        variables += [f"VC_{task_name}_HOSTS", f"VC_{task_name}_NUM"]
+    return variables
+
+
+def _list_used_variables(job: Workload, names: Iterable[str]) -> list[str]:
+    """Those of the variables that a container's command contains, and that the manifest does not set itself."""
+    used_names = []
+    for name in names:
+        for container in job.containers:
+            is_used = re.search(rf"\b{re.escape(name)}\b", " ".join(container.argv))
+            if is_used and not _sets_variable(container, name):
+                used_names.append(name)
+    return used_names
+
+
+def _sets_variable(container: ManifestContainer, name: str) -> bool:
+    """Whether the container has the variable from the manifest, or may have it."""
+    return name in container.env or f"{name}=" in " ".join(container.argv) or bool(container.spec.get("envFrom"))
 
 
 def _get_plugins(job: Workload) -> YamlNode:
     return yaml_mapping(job.spec.get("plugins"))
-
-
-def _find_variable(job: Workload, pattern: re.Pattern[str]) -> str | None:
-    """The first name in the containers' commands that the pattern matches; None if it matches none."""
-    command_text = " ".join(arg for container in job.containers for arg in container.argv)
-    match = pattern.search(command_text)
-    return match[0] if match else None
 
 
 # --- PyTorchJob ----------------------------------------------------------------------------------------------------
@@ -344,6 +376,7 @@ _RULES: tuple[_LintRule, ...] = (
     _find_volcano_restarts,
     _find_missing_host_names,
     _find_missing_index,
+    _find_unknown_variables,
     _find_common_port,
     _find_unwritten_master,
     _find_operator_restarts,

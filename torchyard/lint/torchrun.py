@@ -48,8 +48,6 @@ def _find_missing_rendezvous(job: Workload) -> Iterator[Finding]:
         return
     groups = [group for group in job.groups if any(container.torchrun_calls for container in group.containers)]
     pod_count = sum(group.replicas for group in groups)
-    # The Training Operator sets PET_NNODES in all jobs, and the address in those with a Master or an elasticPolicy.
-    is_addressed = job.kind == "pytorchjob" and (job.gets_master_address or job.elastic_policy is not None)
     for container in (container for group in groups for container in group.containers):
         if not container.torchrun_calls or _may_have_more_options(container):
             continue
@@ -59,18 +57,23 @@ def _find_missing_rendezvous(job: Workload) -> Iterator[Finding]:
             continue
         if pod_count < 2 and not re.fullmatch(r"\d+", nodes or ""):
             continue
-        if nodes is None and job.kind != "pytorchjob":
-            address_fix = (
-                "" if has_address else ", and --rdzv-backend=c10d with the first pod's address as --rdzv-endpoint"
-            )
-            yield Finding(
-                container.script_path,
-                f"torchrun without --nnodes starts a training of its own in each of the {pod_count} pods",
-                f"write --nnodes={pod_count}{address_fix}",
-            )
-        elif not has_address and not is_addressed:
+        is_static = container.find_option("rdzv-backend") in (None, "static")
+        needs_rank = is_static and container.find_option("node-rank") is None and not job.has_operator_rendezvous
+        rank_fix = "--node-rank with the pod's index" if needs_rank else ""
+        if nodes is None and job.kind != "pytorchjob":  # the Training Operator sets PET_NNODES
+            address_fix = "--rdzv-backend=c10d with the first pod's address as --rdzv-endpoint"
+            other_fix = rank_fix if has_address else address_fix
+            fix = f"write --nnodes={pod_count}, and {other_fix}" if other_fix else f"write --nnodes={pod_count}"
+            problem = f"torchrun without --nnodes starts a training of its own in each of the {pod_count} pods"
+            yield Finding(container.script_path, problem, fix)
+        elif not has_address and not job.has_operator_rendezvous:
             problem = "torchrun has no address of the first pod: each pod waits for the others at its own 127.0.0.1"
             yield Finding(container.script_path, problem, _ADDRESS_FIXES.get(job.kind, _ADDRESS_FIX))
+        elif needs_rank:
+            problem = (
+                "without --node-rank each pod has the rank 0 in a static rendezvous, and they do not find each other"
+            )
+            yield Finding(container.script_path, problem, f"write --rdzv-backend=c10d, or {rank_fix}")
 
 
 def _may_have_more_options(container: ManifestContainer) -> bool:

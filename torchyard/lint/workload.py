@@ -339,6 +339,11 @@ class Workload(NamedTuple):
         return any(group.name == master_name for group in self.groups)
 
     @property
+    def has_operator_rendezvous(self) -> bool:
+        """Whether the operator sets torchrun's rendezvous: address and node rank of a Master, or an elasticPolicy."""
+        return self.kind == "pytorchjob" and (self.gets_master_address or self.elastic_policy is not None)
+
+    @property
     def elastic_policy(self) -> YamlNode | None:
         """The elasticPolicy of a PyTorchJob; None if the object has none."""
         policy = yaml_value(self.spec, "elasticPolicy")

@@ -120,8 +120,16 @@ TRAPS: list[Trap] = [
     (VOLCANO, "[PodFailed, PodEvicted]", "[PodEvicted]", "spec.policies", "its peers hang"),
     (VOLCANO, "Policy: Never", "Policy: Always", f"{POD}.restartPolicy", "forever"),
     (VOLCANO, '["--publish-not-ready-addresses=true"]', "[]", "spec.plugins.svc", "once the pod is ready"),
-    (VOLCANO, 'svc: ["--publish-not-ready-addresses=true"]', "", "spec.plugins.svc", "VC_WORKER_HOSTS is empty"),
-    (VOLCANO, "env: [], ", "", "spec.plugins.env", "VC_TASK_INDEX is empty"),
+    (VOLCANO, 'svc: ["--publish-not-ready-addresses=true"]', "", "spec.plugins.svc", "VC_WORKER_HOSTS is not set"),
+    (VOLCANO, "env: [], ", "", "spec.plugins.env", "VC_TASK_INDEX is not set"),
+    (VOLCANO, "$VC_WORKER_NUM", "$VC_TASK_NUM", f"{POD}.containers[0].command", "Volcano does not set VC_TASK_NUM"),
+    (
+        VOLCANO,
+        "$VC_TASK_INDEX",
+        "${VC_worker_0_HOSTS}",
+        f"{POD}.containers[0].command",
+        "set VC_worker_0_HOSTS; write one of VC_TASK_INDEX",
+    ),
     (PYTORCHJOB, "29417", "23456", f"{TRAIN}.containers[0].ports", "cannot share a node"),
     (PYTORCHJOB, "ports: [{name: pytorchjob-port, containerPort: 29417}]", "", f"{TRAIN}.containers[0].ports", "23456"),
     (PYTORCHJOB, "minReplicas: 1", "standalone: true", "spec.elasticPolicy.standalone", "crashes"),
@@ -185,6 +193,34 @@ def test_restart_without_peers_gets_no_warning(old_text: str, new_text: str) -> 
     """A pod's restart is a trap only in a training of several pods, whose Job has no other policy for it."""
     manifest = JOBSET.replace("--nnodes=2", "--nnodes=1").replace(old_text, new_text).replace("backoffLimit: 0", "")
     assert lint_manifest(parse(manifest)) == ()
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text"),
+    [
+        ("$VC_WORKER_NUM", "${VC_TASK_NUM:-2}"),
+        ("$VC_WORKER_NUM", "$VC_TASK_NUM"),
+        ("first=", "VC_TASK_NUM=2; echo $VC_TASK_NUM; first="),
+    ],
+)
+def test_variable_of_the_manifest_gets_no_warning(old_text: str, new_text: str) -> None:
+    """A variable with Volcano's prefix that the manifest sets, or for which the script has a default, is not a trap."""
+    manifest = VOLCANO.replace(old_text, new_text)
+    if "=" not in new_text and ":-" not in new_text:
+        manifest = manifest.replace("env:\n", "env:\n          - {name: VC_TASK_NUM, value: '2'}\n")
+    assert lint_manifest(parse(manifest)) == ()
+
+
+def test_pods_without_peers_may_fail_alone() -> None:
+    """A failed pod is not a trap in a Volcano Job whose pods do not train together."""
+    spec = "{containers: [{name: main, image: 'busybox:1.36', command: [sleep, '1']}], restartPolicy: Never}"
+    task = f"{{name: main, replicas: 2, template: {{spec: {spec}}}}}"
+    job = f"{{apiVersion: batch.volcano.sh/v1alpha1, kind: Job, metadata: {{name: many}}, spec: {{tasks: [{task}]}}}}"
+    assert lint_manifest(parse(job)) == ()
+    (warning,) = lint_manifest(
+        parse(job.replace("command: [sleep, '1']", "env: [{name: MASTER_ADDR, value: $(HEAD)}]"))
+    )
+    assert "its peers hang" in warning.what
 
 
 def test_warning_has_three_parts() -> None:

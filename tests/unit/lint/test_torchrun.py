@@ -6,6 +6,9 @@ from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAI
 from torchyard.lint.manifest import lint_manifest
 
 C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
+STATIC_MANIFEST = C10D_MANIFEST.replace("--rdzv-backend=c10d", "").replace(
+    '--rdzv-endpoint="$first:2379"', "--master-addr=$first"
+)
 VOLCANO_COMMAND_PATH = f"{POD}.containers[0].command"
 TRAPS: list[Trap] = [
     (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),
@@ -23,6 +26,14 @@ TRAPS: list[Trap] = [
         VOLCANO_COMMAND_PATH,
         "waits for the others at its own 127.0.0.1",
     ),
+    (
+        STATIC_MANIFEST,
+        "--node-rank=$VC_TASK_INDEX ",
+        "",
+        VOLCANO_COMMAND_PATH,
+        "without --node-rank each pod has the rank 0",
+    ),
+    (STATIC_MANIFEST, "--nnodes=$VC_WORKER_NUM", "", VOLCANO_COMMAND_PATH, "write --nnodes=2"),
     (
         MASTER,
         "Master: &replica\n      replicas: 1",
