@@ -118,6 +118,31 @@ spec:
               - --rdzv-endpoint=$(HEAD)-worker-0-0.$(HEAD):29417
               - train.py
 """
+INDEXED_JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train}
+spec:
+  backoffLimit: 0
+  completionMode: Indexed
+  parallelism: 2
+  completions: 2
+  template:
+    metadata: {creationTimestamp: null}
+    spec:
+      restartPolicy: Never
+      subdomain: peers
+      containers:
+      - name: worker
+        image: train:v1
+        env: [{name: JOB, valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}}]
+        command: [sh, -c, "torchrun --nnodes=2 --node-rank=$JOB_COMPLETION_INDEX --master-addr=$JOB-0.peers train.py"]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: peers}
+spec: {clusterIP: None, selector: {app: train}}
+"""
 
 
 # The manifest, the text to replace, its replacement, the location of the trap, and part of its sentence.

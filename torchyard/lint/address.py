@@ -22,6 +22,7 @@ _FIRST_POD_FIXES = {  # how to address the first pod under any name of the job
     "volcano": "take the first name of the variable VC_<TASK>_HOSTS, which the plugin svc sets",
     "pytorchjob": "write $MASTER_ADDR and $MASTER_PORT, which the operator sets where there is a Master",
     "jobset": "take the job's name from the pod's label jobset.sigs.k8s.io/jobset-name",
+    "job": "take the job's name from the pod's label batch.kubernetes.io/job-name",
 }
 _ADD_SERVICE_FIX = "add a Service with this name and clusterIP None to the manifest"
 _SERVICE_PATTERN = re.compile(r"(?!localhost$)[a-z](?:[-a-z0-9]*[a-z0-9])?(?:\.[-a-z0-9]+\.svc(?:\..*)?)?")
@@ -42,7 +43,9 @@ def find_address_traps(
             *_find_reused_file(job),
             *_find_crowded_nodes(job),
         ]
-        if is_renamed:
+        # A Job beside a job of another kind is a companion, and keeps its name.
+        is_companion = job.kind == "job" and any(other.is_job and other.kind != "job" for other in jobs)
+        if is_renamed and not is_companion:
             findings += _find_name_of_other_run(job, services)
         findings += _find_missing_service(job, services)
         for finding in findings:

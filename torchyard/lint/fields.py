@@ -25,6 +25,11 @@ from torchyard.lint.workload import (
 )
 from torchyard.model.finding import Finding
 
+_JOB_FIELDS = (
+    "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy manualSelector "
+    "maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector successPolicy suspend template "
+    "ttlSecondsAfterFinished"
+)
 _SPEC_FIELDS: dict[WorkloadKind, str] = {
     "volcano": "maxRetry minAvailable minSuccess networkTopology plugins policies priorityClassName queue "
     "runningEstimate schedulerName tasks ttlSecondsAfterFinished volumes",
@@ -42,9 +47,8 @@ _REPLICATED_JOB_FIELDS = "dependsOn groupName name replicas template"
 _GROUP_FIELDS: dict[WorkloadKind, str] = {
     "volcano": "dependsOn maxRetry minAvailable name partitionPolicy policies replicas template topologyPolicy",
     "pytorchjob": "replicas restartPolicy template",
-    "jobset": "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy "
-    "manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy replicas selector successPolicy "
-    "suspend template ttlSecondsAfterFinished",  # replicas: added by the reader of the manifest
+    "job": _JOB_FIELDS,
+    "jobset": _JOB_FIELDS,
 }
 _TEMPLATE_FIELDS = "metadata spec"
 _METADATA_FIELDS = "annotations finalizers labels name namespace"
@@ -104,7 +108,8 @@ def _list_sections(job: Workload) -> Iterator[_Section]:
             template = yaml_mapping(group.spec.get("template"))
             yield _Section(group.key_path, _GROUP_FIELDS[job.kind], group.spec)
             yield _Section(f"{group.key_path}.template", _TEMPLATE_FIELDS, template)
-            metadata = yaml_mapping(template.get("metadata"))
+        if job.kind in _GROUP_FIELDS and job.kind != "job":  # the template of a Job has the fields of any metadata
+            metadata = yaml_mapping(yaml_value(group.spec, "template", "metadata"))
             yield _Section(f"{group.key_path}.template.metadata", _METADATA_FIELDS, metadata)
         yield _Section(group.pod_path, _POD_FIELDS, group.pod)
         for container in group.all_containers:

@@ -38,6 +38,7 @@ _SERVICE_PLUGINS = ("svc", "pytorch", "tensorflow", "mpi", "ray")  # svc, and th
 _FAILURE_EVENTS = ("PodFailed", "TaskFailed", "*")
 _RESTARTING_POLICIES = ("Always", "OnFailure")
 _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
+_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 _DEFAULT_BACKOFF_LIMIT = 6  # of a Job
 _MAX_RESTARTS = 10
 _MAX_KEY_PATHS = 3  # of one warning, so that it stays short
@@ -46,8 +47,8 @@ _MAX_KEY_PATHS = 3  # of one warning, so that it stays short
 def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[Finding, ...]:
     """Return a warning for each trap: the object and the keys, what will happen, and what to write instead.
 
-    Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them, and the Pods, Deployments and StatefulSets
-    beside them; skips other objects.
+    Checks Volcano Jobs, PyTorchJobs, JobSets, Jobs, AppWrappers around them, and the Pods, Deployments and
+    StatefulSets beside them; skips other objects.
     Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
     """
     jobs = [job for obj in objects for job in list_workloads(obj)]
@@ -328,11 +329,12 @@ def _find_rejected_roles(job: Workload) -> Iterator[Finding]:
         yield Finding("spec.elasticPolicy", problem, "remove it, or write a Worker")
 
 
-# --- JobSet --------------------------------------------------------------------------------------------------------
+# --- JobSet and Job ------------------------------------------------------------------------------------------------
 
 
-def _find_jobset_restarts(job: Workload) -> Iterator[Finding]:
-    if job.kind != "jobset" or job.pod_count < 2:
+def _find_job_restarts(job: Workload) -> Iterator[Finding]:
+    """Yield restarts of a failed pod alone, before its Job fails."""
+    if job.kind not in ("jobset", "job") or job.pod_count < 2:
         return
     for group in job.groups:
         limit = yaml_number(group.spec.get("backoffLimit"))
@@ -342,22 +344,34 @@ def _find_jobset_restarts(job: Workload) -> Iterator[Finding]:
         limit_text = f"{limit} times (backoffLimit)"
         if limit is None:
             limit_text = f"{_DEFAULT_BACKOFF_LIMIT} times (the default of backoffLimit)"
-        effect = (
-            f"{limit_text} before its Job fails: its peers hang meanwhile, and the JobSet's failurePolicy does not act"
-        )
-        fix = "failurePolicy.maxRestarts of the JobSet restarts all pods together"
+        effect = f"{limit_text} before its Job fails: its peers hang meanwhile"
+        fix = "backoffLimit: 0 in the Job's spec"
+        if job.kind == "jobset":
+            effect += ", and the JobSet's failurePolicy does not act"
+            fix += "; failurePolicy.maxRestarts of the JobSet restarts all pods together"
         restart_policy = group.pod.get("restartPolicy")
         if restart_policy == "Never":
-            yield Finding(
-                f"{group.key_path}.backoffLimit", f"a failed pod is replaced {effect}", f"write backoffLimit: 0; {fix}"
-            )
-        else:
+            yield Finding(f"{group.key_path}.backoffLimit", f"a failed pod is replaced {effect}", f"write {fix}")
+        elif restart_policy == "OnFailure" or job.kind == "jobset":
             policy_text = "OnFailure" if restart_policy else "OnFailure, the default of a JobSet,"
-            yield Finding(
-                f"{group.pod_path}.restartPolicy",
-                f"{policy_text} restarts a failed container in its pod {effect}",
-                f"write Never, and backoffLimit: 0 in the Job's spec; {fix}",
-            )
+            problem = f"{policy_text} restarts a failed container in its pod {effect}"
+            yield Finding(f"{group.pod_path}.restartPolicy", problem, f"write Never, and {fix}")
+
+
+def _find_rejected_job(job: Workload) -> Iterator[Finding]:
+    if job.kind != "job":
+        return
+    for group in job.groups:
+        if group.pod and group.pod.get("restartPolicy") not in ("Never", "OnFailure"):
+            problem = "the API server rejects a Job without restartPolicy Never or OnFailure"
+            yield Finding(f"{group.pod_path}.restartPolicy", problem, "write Never")
+
+
+def _find_missing_completion_index(job: Workload) -> Iterator[Finding]:
+    is_used = _list_used_variables(job, [_COMPLETION_INDEX])
+    if job.kind == "job" and is_used and job.spec.get("completionMode") != "Indexed":
+        problem = f"without Indexed {_COMPLETION_INDEX} is not set in any pod"
+        yield Finding("spec.completionMode", problem, "write Indexed, and as many completions as parallelism")
 
 
 def _is_training(container: ManifestContainer) -> bool:
@@ -385,5 +399,7 @@ _RULES: tuple[_LintRule, ...] = (
     _find_many_restarts,
     _find_standalone,
     _find_rejected_roles,
-    _find_jobset_restarts,
+    _find_job_restarts,
+    _find_rejected_job,
+    _find_missing_completion_index,
 )

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 YamlNode = Mapping[str, Any]
-WorkloadKind = Literal["volcano", "pytorchjob", "jobset", "pod", "server"]  # server: of pods that never end
+# job: of Kubernetes itself. server: of pods that never end.
+WorkloadKind = Literal["volcano", "pytorchjob", "jobset", "job", "pod", "server"]
 _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
     ("batch.volcano.sh/", "Job", "volcano"),
     ("kubeflow.org/", "PyTorchJob", "pytorchjob"),
     ("jobset.x-k8s.io/", "JobSet", "jobset"),
+    ("batch/v1", "Job", "job"),
     ("v1", "Pod", "pod"),
     ("apps/", "Deployment", "server"),
     ("apps/", "StatefulSet", "server"),
@@ -242,7 +244,7 @@ def is_new_etcd(image: str) -> bool:
 
 
 class ReplicaGroup(NamedTuple):
-    """The pods of one template: a Volcano task, a replica type of a PyTorchJob, a Job of a JobSet, or a companion.
+    """The pods of one template: a Volcano task, a replica type of a PyTorchJob, a Job, or a companion.
 
     key_path, spec: of the task, replica type, Job or companion.
     pod_path, pod: of the pod's spec in it.
@@ -369,8 +371,8 @@ class Workload(NamedTuple):
 
     @property
     def pod_names(self) -> Iterator[str]:
-        """The names of the pods; of a very large group only the first, and none of a server."""
-        for group in self.groups if self.kind != "server" else ():
+        """The names of the pods; of a very large group only the first, and none if the names are random."""
+        for group in self.groups if self.kind not in ("job", "server") else ():
             for index in range(min(group.replicas, _MAX_POD_NAMES)):
                 yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{index}"
 
@@ -418,34 +420,34 @@ def _list_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
     """Yield the groups of a workload; replicas that are left out are 0 in Volcano and 1 elsewhere."""
     if kind == "pod":
         yield ReplicaGroup("", 1, "spec", spec, "spec", spec)
+    elif kind == "job":
+        yield _build_group("", "spec", spec, _read_count(spec.get("parallelism"), default=1))
     elif kind == "server":
-        yield _build_group("", "spec", spec)
+        yield _build_group("", "spec", spec, _read_count(spec.get("replicas"), default=1))
     elif kind == "volcano":
         for key_path, task in yaml_entries("spec.tasks", spec.get("tasks")):
-            yield _build_group(yaml_text(task.get("name")), key_path, task, default_replicas=0)
+            yield _build_group(
+                yaml_text(task.get("name")), key_path, task, _read_count(task.get("replicas"), default=0)
+            )
     elif kind == "jobset":
         for key_path, job in yaml_entries("spec.replicatedJobs", spec.get("replicatedJobs")):
-            job_spec = yaml_value(job, "template", "spec")
-            group_spec: dict[str, Any] = {}
-            if isinstance(job_spec, Mapping):
-                pod_count = _count_or_one(job.get("replicas")) * _count_or_one(job_spec.get("parallelism"))
-                group_spec = dict(job_spec) | {"replicas": pod_count}
-            yield _build_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec)
+            job_spec = yaml_mapping(yaml_value(job, "template", "spec"))
+            parallelism = _read_count(job_spec.get("parallelism"), default=1)
+            pod_count = _read_count(job.get("replicas"), default=1) * parallelism
+            yield _build_group(yaml_text(job.get("name")), f"{key_path}.template.spec", job_spec, pod_count)
     else:
-        for name, group_spec in yaml_mapping(spec.get("pytorchReplicaSpecs")).items():
-            if isinstance(group_spec, Mapping):
-                yield _build_group(str(name), f"spec.pytorchReplicaSpecs.{name}", group_spec)
+        for name, role in yaml_mapping(spec.get("pytorchReplicaSpecs")).items():
+            if isinstance(role, Mapping):
+                replicas = _read_count(role.get("replicas"), default=1)
+                yield _build_group(str(name), f"spec.pytorchReplicaSpecs.{name}", role, replicas)
 
 
-def _count_or_one(value: object) -> int:
-    """A count in a JobSet: 1 if it is left out or is not a number; 0 is a count too."""
+def _read_count(value: object, *, default: int) -> int:
+    """A number of pods or Jobs, 0 or more; the default if it is left out or is not a number."""
     count = yaml_number(value)
-    return 1 if count is None else count
+    return default if count is None else max(count, 0)
 
 
-def _build_group(name: str, key_path: str, spec: YamlNode, default_replicas: int = 1) -> ReplicaGroup:
-    replicas = yaml_number(spec.get("replicas"))
-    if replicas is None:
-        replicas = default_replicas
+def _build_group(name: str, key_path: str, spec: YamlNode, replicas: int) -> ReplicaGroup:
     pod = yaml_mapping(yaml_value(spec, "template", "spec"))
-    return ReplicaGroup(name, max(replicas, 0), key_path, spec, f"{key_path}.template.spec", pod)
+    return ReplicaGroup(name, replicas, key_path, spec, f"{key_path}.template.spec", pod)

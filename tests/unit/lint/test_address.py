@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import INDEXED_JOB, MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
 from torchyard.lint.manifest import lint_manifest
 
 LAUNCH_MANIFEST = """
@@ -130,6 +130,13 @@ def test_service_of_the_manifest_keeps_its_name() -> None:
     """A Service in the manifest that has the job's name in its own exists under that name in every run."""
     manifest = PYTORCHJOB.replace("name: etcd}", "name: train-etcd}").replace("rdzvHost: etcd", "rdzvHost: train-etcd")
     assert lint_manifest(parse(manifest)) == ()
+
+
+def test_job_beside_another_kind_keeps_its_name() -> None:
+    """A Job of Kubernetes beside a PyTorchJob is a companion: its pods have its own name in every run."""
+    named = INDEXED_JOB.replace("$JOB-0.peers", "train-0.peers")
+    assert [finding for finding in lint_manifest(parse(named)) if "another name" in finding.what]
+    assert lint_manifest(parse(f"{named}---{MASTER}")) == ()
 
 
 def test_data_file_is_not_a_rendezvous() -> None:

@@ -3,7 +3,18 @@
 import pytest
 import yaml
 
-from tests.inputs.sound_manifests import JOBSET, MASTER, POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import (
+    INDEXED_JOB,
+    JOBSET,
+    MASTER,
+    POD,
+    PYTORCHJOB,
+    TRAIN,
+    VOLCANO,
+    Trap,
+    find_trap,
+    parse,
+)
 from torchyard.lint.manifest import lint_manifest
 
 JOB_SPEC = "spec.replicatedJobs[0].template.spec"
@@ -54,6 +65,7 @@ TRAPS: list[Trap] = [
         f"{JOB_SPEC}.template.metadata.creationTimestamp",
         "remove it",
     ),
+    (INDEXED_JOB, "parallelism: 2", "paralellism: 2", "spec.paralellism", "write parallelism"),
     (MASTER, "spec:\n", "spec:\n  nprocPerNode: 8\n", "spec.nprocPerNode", "in quotes"),
     (VOLCANO, "value: /dev/stdout", "value: 1", f"{POD}.containers[0].env[0].value", "in quotes"),
     (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import Planned, manifest_plan_of
 from tests.inputs.sound_manifests import (
+    INDEXED_JOB,
     JOBSET,
     MASTER,
     POD,
@@ -107,7 +108,7 @@ def test_own_plans_show_none(planned: Planned, launcher: str, rendezvous: str, n
     assert lint_manifest([*plan.store, *plan.objects], is_renamed=False) == ()
 
 
-@pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER, JOBSET])
+@pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER, JOBSET, INDEXED_JOB])
 def test_sound_manifest_shows_none(manifest: str) -> None:
     """A manifest that does what its author means gets no warning."""
     assert lint_manifest(parse(manifest)) == ()
@@ -167,6 +168,22 @@ TRAPS: list[Trap] = [
     ),
     (JOBSET, "backoffLimit: 0", "", f"{JOBSET_JOB}.backoffLimit", "replaced 6 times (the default of backoffLimit)"),
     (JOBSET, "backoffLimit: 0", "backoffLimit: 3", f"{JOBSET_JOB}.backoffLimit", "replaced 3 times"),
+    (INDEXED_JOB, "backoffLimit: 0", "", "spec.backoffLimit", "replaced 6 times (the default of backoffLimit)"),
+    (
+        INDEXED_JOB,
+        "restartPolicy: Never",
+        "",
+        "spec.template.spec.restartPolicy",
+        "rejects a Job without restartPolicy",
+    ),
+    (INDEXED_JOB, "completionMode: Indexed", "", "spec.completionMode", "JOB_COMPLETION_INDEX is not set"),
+    (
+        INDEXED_JOB,
+        "$JOB-0.peers",
+        "train-0.peers",
+        "spec.template.spec.containers[0].command",
+        "no pod has the name train-0",
+    ),
     (MASTER, "replicas: 1", "restartPolicy: Never", "spec.pytorchReplicaSpecs.Master.replicas", "without replicas: 1"),
 ]
 
@@ -258,6 +275,7 @@ READABLE_MANIFESTS = [load_guide_manifest(row) for row in GUIDE_WARNINGS] + [
     parse(PYTORCHJOB),
     parse(MASTER),
     parse(JOBSET),
+    parse(INDEXED_JOB),
 ]
 
 

@@ -27,7 +27,7 @@ def test_options_are_torchruns_own() -> None:
         (VOLCANO, [["train-worker-0", "train-worker-1"]]),
         (PYTORCHJOB, [["train-worker-0"], ["etcd"]]),
         (MASTER, [["train-master-0", "train-worker-0", "train-worker-1", "train-worker-2"]]),
-        ("{kind: Job, apiVersion: batch/v1, metadata: {name: other}}", []),
+        ("{kind: CronJob, apiVersion: batch/v1, metadata: {name: other}}", []),
     ],
 )
 def test_pods_have_the_names_that_their_controller_gives(manifest: str, pod_names: list[list[str]]) -> None:
