@@ -376,6 +376,8 @@ def _find_missing_completion_index(job: Workload) -> Iterator[Finding]:
 
 def _is_training(container: ManifestContainer) -> bool:
     """Whether a container certainly trains together with its peers: it has GPUs, torchrun or a common address."""
+    if container.is_idle or any(arg.endswith("sshd") for arg in container.script_argv):
+        return False
     has_address = "MASTER_ADDR" in container.env or "MASTER_ADDR" in " ".join(container.argv)
     return container.gpu_count > 0 or bool(container.torchrun_calls) or has_address
 

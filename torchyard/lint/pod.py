@@ -80,7 +80,8 @@ def _find_small_shared_memory(job: Workload) -> Iterator[Finding]:
             continue
         for container in group.containers:
             has_peers = container.gpu_count > 1 or job.pod_count > 1
-            if container.gpu_count and has_peers and not _has_own_shared_memory(job, container):
+            is_training = container.gpu_count and has_peers and not container.is_idle
+            if is_training and not _has_own_shared_memory(job, container):
                 yield Finding(
                     f"{container.key_path}.volumeMounts",
                     "/dev/shm has 64 MiB, the runtime's default: with more, DataLoader workers die of a bus error and "

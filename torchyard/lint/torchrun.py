@@ -8,6 +8,7 @@ from torchyard.lint.workload import (
     ETCD_IMAGE_PATTERN,
     SUBSTITUTED_TEXT,
     ManifestContainer,
+    ReplicaGroup,
     Workload,
     is_new_etcd,
     yaml_list,
@@ -26,8 +27,8 @@ _NEW_ID_FIXES = {
     "pytorchjob": "give the container the variable PET_RDZV_ID from the pod's label training.kubeflow.org/job-name",
     "volcano": "take it from the pod's annotation scheduling.k8s.io/group-name",
 }
-_ADDRESS_FIX = "write --rdzv-backend=c10d and the first pod's address as --rdzv-endpoint"
-_ADDRESS_FIXES = {"pytorchjob": "write a Master, or an elasticPolicy: the operator then sets the address"}
+_RANK_FIX = "--node-rank with the pod's index"
+_ADDRESS_FIX = "--rdzv-backend=c10d with the first pod's address as --rdzv-endpoint"
 # Parts of the names of fields in a Volcano Job's pods whose values do not change at a restart.
 _LASTING_FIELD_PARTS = ("group-name", "job-name")
 
@@ -44,36 +45,59 @@ def _find_repeated_options(job: Workload) -> Iterator[Finding]:
 
 
 def _find_missing_rendezvous(job: Workload) -> Iterator[Finding]:
-    if not job.is_job:
-        return
-    groups = [group for group in job.groups if any(container.torchrun_calls for container in group.containers)]
-    pod_count = sum(group.replicas for group in groups)
-    for container in (container for group in groups for container in group.containers):
-        if not container.torchrun_calls or _may_have_more_options(container):
+    agents = list(_list_agents(job))
+    pod_count = sum(agent.group.replicas for agent in agents)
+    for agent in agents:
+        key_path = agent.container.script_path
+        if pod_count < 2 and not (agent.nodes or "").isdecimal():  # one pod is enough for a number that is not known
             continue
-        has_address = any(container.find_option(name) is not None for name in ("rdzv-endpoint", "master-addr"))
-        nodes = container.find_option("nnodes")
-        if nodes in ("1", "1:1"):
-            continue
-        if pod_count < 2 and not re.fullmatch(r"\d+", nodes or ""):
-            continue
-        is_static = container.find_option("rdzv-backend") in (None, "static")
-        needs_rank = is_static and container.find_option("node-rank") is None and not job.has_operator_rendezvous
-        rank_fix = "--node-rank with the pod's index" if needs_rank else ""
-        if nodes is None and job.kind != "pytorchjob":  # the Training Operator sets PET_NNODES
-            address_fix = "--rdzv-backend=c10d with the first pod's address as --rdzv-endpoint"
-            other_fix = rank_fix if has_address else address_fix
-            fix = f"write --nnodes={pod_count}, and {other_fix}" if other_fix else f"write --nnodes={pod_count}"
+        if agent.nodes is None:
+            other_fix = ""
+            if not agent.has_address:
+                other_fix = f", and {_ADDRESS_FIX}"
+            elif _find_fixed_rank(job, agent):
+                other_fix = f", and {_RANK_FIX}"
             problem = f"torchrun without --nnodes starts a training of its own in each of the {pod_count} pods"
-            yield Finding(container.script_path, problem, fix)
-        elif not has_address and not job.has_operator_rendezvous:
+            yield Finding(key_path, problem, f"write --nnodes={pod_count}{other_fix}")
+        elif not agent.has_address:
             problem = "torchrun has no address of the first pod: each pod waits for the others at its own 127.0.0.1"
-            yield Finding(container.script_path, problem, _ADDRESS_FIXES.get(job.kind, _ADDRESS_FIX))
-        elif needs_rank:
-            problem = (
-                "without --node-rank each pod has the rank 0 in a static rendezvous, and they do not find each other"
-            )
-            yield Finding(container.script_path, problem, f"write --rdzv-backend=c10d, or {rank_fix}")
+            fix = f"write {_ADDRESS_FIX}"
+            if job.kind == "pytorchjob":
+                fix = "write a Master, or an elasticPolicy: the operator then sets the address"
+            yield Finding(key_path, problem, fix)
+
+
+def _find_same_node_rank(job: Workload) -> Iterator[Finding]:
+    for agent in _list_agents(job):
+        rank = _find_fixed_rank(job, agent)
+        if rank and agent.nodes is not None and agent.has_address and agent.group.replicas > 1:
+            problem = f"each of the {agent.group.replicas} pods has the node rank {rank}: they do not find each other"
+            yield Finding(agent.container.script_path, problem, f"write {_RANK_FIX}, or {_ADDRESS_FIX}")
+
+
+class _Agent(NamedTuple):
+    """A container that starts one torchrun for a job of several nodes, with options that are all written out.
+
+    nodes: the option --nnodes, or what the operator sets in its place; None if torchrun takes its default, one node.
+    has_address: whether torchrun gets the address of a rendezvous.
+    """
+
+    group: ReplicaGroup
+    container: ManifestContainer
+    nodes: str | None
+    has_address: bool
+
+
+def _list_agents(job: Workload) -> Iterator[_Agent]:
+    for group in job.groups if job.is_job else ():
+        for container in group.containers:
+            nodes = container.find_option("nnodes")
+            if nodes is None and job.kind == "pytorchjob":
+                nodes = "$PET_NNODES"  # set by the operator
+            if len(container.torchrun_calls) != 1 or nodes in ("1", "1:1") or _may_have_more_options(container):
+                continue
+            options = [container.find_option(name) for name in ("rdzv-endpoint", "master-addr")]
+            yield _Agent(group, container, nodes, options != [None, None] or job.has_operator_rendezvous)
 
 
 def _may_have_more_options(container: ManifestContainer) -> bool:
@@ -82,6 +106,16 @@ def _may_have_more_options(container: ManifestContainer) -> bool:
         return True
     is_alone = container.find_option("standalone") is not None
     return is_alone or any(call.has_hidden_options for call in container.torchrun_calls)
+
+
+def _find_fixed_rank(job: Workload, agent: _Agent) -> str | None:
+    """The node rank of all pods of an agent's group in a static rendezvous; None if it may differ or is not used."""
+    if agent.container.find_option("rdzv-backend") not in (None, "static") or job.elastic_policy is not None:
+        return None
+    rank = agent.container.find_option("node-rank")
+    if rank is None and not job.has_operator_rendezvous:
+        return "0"  # torchrun's default
+    return rank if rank and rank.isdecimal() else None
 
 
 class _MinNodes(NamedTuple):
@@ -257,6 +291,7 @@ def _is_serving_v2(container: ManifestContainer) -> bool:
 TORCHRUN_RULES = (
     _find_repeated_options,
     _find_missing_rendezvous,
+    _find_same_node_rank,
     _find_too_few_pods,
     _find_missing_python_etcd,
     _find_reused_rendezvous_id,

@@ -19,6 +19,9 @@ _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
 APPWRAPPER_KIND = "AppWrapper"
 ETCD_IMAGE_PATTERN = re.compile(r"(?:.*/)?etcd(?::v?(?P<major>\d{1,3})\.(?P<minor>\d{1,3}).*|[:@].*)?", re.DOTALL)
 _GPU_PATTERN = re.compile(r".*/gpu(?:\.shared)?|nvidia\.com/mig-.+", re.DOTALL)
+_IDLE_PROGRAMS = frozenset(
+    {"date", "echo", "exit", "hostname", "ls", "nvidia-smi", "printenv", "sleep", "tail", "true"}
+)
 _SHELLS = frozenset({"sh", "dash", "ash", "bash", "ksh", "zsh"})
 SUBSTITUTED_TEXT = "\0"  # replaces a shell substitution, whose value is known only at run time
 _QUOTED_PATTERN = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|(?<!\S)#[^\n]*""", re.DOTALL)
@@ -174,6 +177,17 @@ class ManifestContainer(NamedTuple):
             parse_torchrun_call(argv[index + 1 :]) for index, arg in enumerate(argv) if _TORCHRUN_PATTERN.fullmatch(arg)
         ]
         return [call for call in calls if call.program]  # without one, a script names torchrun only, as `pip` does
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the command only waits or prints something, as in a test of the cluster."""
+        programs = set()
+        previous_arg = ";"
+        for arg in self.script_argv:
+            if previous_arg == ";" and arg != ";":
+                programs.add(arg.rpartition("/")[2])
+            previous_arg = arg
+        return bool(programs) and programs <= _IDLE_PROGRAMS
 
     def find_option(self, name: str) -> str | None:
         """An option of torchrun, from its command line or else its environment; None if neither has it.

@@ -1,6 +1,7 @@
 """Traps of any pod in a manifest."""
 
 import pytest
+import yaml
 
 from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, TRAIN, VOLCANO, Trap, find_trap, parse
 from torchyard.lint.manifest import lint_manifest
@@ -69,6 +70,14 @@ def test_shared_memory_of_the_manifest_is_enough(old_text: str, new_text: str) -
     """A volume at /dev/shm or over it, of the pod or of the Volcano Job, and the node's /dev/shm are larger."""
     assert len(lint_manifest(parse(GPU_MANIFEST))) == 1
     assert lint_manifest(parse(GPU_MANIFEST.replace(old_text, new_text, 1))) == ()
+
+
+@pytest.mark.parametrize("command_text", ["[sh, -c, nvidia-smi -L && sleep 30]", "[/bin/sleep, infinity]"])
+def test_container_that_only_waits_needs_no_shared_memory(command_text: str) -> None:
+    """A container that prints its GPUs or sleeps does not train, in any number of pods."""
+    objects = parse(GPU_MANIFEST)
+    objects[0]["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = yaml.safe_load(command_text)
+    assert lint_manifest(objects) == ()
 
 
 def test_one_gpu_alone_may_need_little_shared_memory() -> None:

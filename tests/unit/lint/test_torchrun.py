@@ -31,8 +31,9 @@ TRAPS: list[Trap] = [
         "--node-rank=$VC_TASK_INDEX ",
         "",
         VOLCANO_COMMAND_PATH,
-        "without --node-rank each pod has the rank 0",
+        "each of the 2 pods has the node rank 0",
     ),
+    (STATIC_MANIFEST, "=$VC_TASK_INDEX", "=1", VOLCANO_COMMAND_PATH, "each of the 2 pods has the node rank 1"),
     (STATIC_MANIFEST, "--nnodes=$VC_WORKER_NUM", "", VOLCANO_COMMAND_PATH, "write --nnodes=2"),
     (
         MASTER,
@@ -65,6 +66,7 @@ def test_trap_is_reported(case: Trap) -> None:
         ('--rdzv-endpoint="$first:2379"', "--master-addr=$first"),
         ("torchrun --nnodes=$VC_WORKER_NUM", "export PET_NNODES=2; torchrun"),
         ("torchrun --nnodes=$VC_WORKER_NUM", "which torchrun; train"),
+        ("--node-rank=$VC_TASK_INDEX", ""),
         ("replicas: 2", "replicas: 1"),
     ],
 )
