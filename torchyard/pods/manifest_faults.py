@@ -41,11 +41,11 @@ def _explain_other_kind(document: Manifest, job_kind: JobKind) -> str:
     group = str(api).rpartition("/")[0]
     if kind == job_kind.kind and group == job_kind.api.rpartition("/")[0]:
         return f"the {kind} is of {api}, a version that is not supported: rewrite it for {job_kind.api}"
-    launcher = find_workload_kind(document)
-    if launcher == "pod":
+    workload_kind = find_workload_kind(document)
+    if workload_kind == "pod":
         return ""
-    if launcher:
-        return f"the {kind} of {api} is of another launcher: write launcher: {launcher}"
+    if workload_kind and workload_kind != "server":
+        return f"the {kind} of {api} is of another launcher: write launcher: {workload_kind}"
     if _has_pods(document):
         return f"the {kind} of {api} is not supported; supported are {_SUPPORTED}"
     return ""
