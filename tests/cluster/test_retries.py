@@ -41,6 +41,7 @@ POLICIES = {
     "pytorchjob-exit-code": Policy("pytorchjob", {"restart": "ExitCode", "backoffLimit": 2}, code=138),
     "appwrapper": Policy("appwrapper", {"retries": 1}),
     "jobset": Policy("jobset", {"maxRestarts": 2}),
+    "job": Policy("job", {"backoffLimit": 2}),  # its controller leaves the pods that failed
 }
 
 
@@ -58,7 +59,7 @@ def describe_pod(policy: Policy) -> dict[str, Any]:
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
     }
-    if policy.launcher in ("volcano", "jobset"):
+    if policy.launcher in ("volcano", "jobset", "job"):
         spec["restartPolicy"] = "Never"
     return {"metadata": {}, "spec": spec}
 
@@ -71,6 +72,10 @@ def describe_job(policy: Policy) -> dict[str, Any]:
             plugins = {"svc": ["--publish-not-ready-addresses=true"]}
             spec = {"minAvailable": 2, "schedulerName": "volcano", "plugins": plugins} | policy.keys | {"tasks": [task]}
             return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec}
+        case "job":
+            spec = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"} | policy.keys
+            spec["template"] = describe_pod(policy)
+            return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec}
         case "jobset":
             job_fields = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
             replicated_job = {"name": "worker", "template": {"spec": job_fields | {"template": describe_pod(policy)}}}

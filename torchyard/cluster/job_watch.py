@@ -45,7 +45,8 @@ class ClusterWatch:
             watch.poll(timeout_s=0.5)               repeated by the caller: applies changes to `states`
             watch.drain_logs(idle_timeout_s=20.0)   at the end: reads every log, saves the objects
 
-    `states` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost by `Removed/node`.
+    `states` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost, or that was replaced
+    there, by `Removed/node`.
 
     Threads. One Reflector per watched kind puts changes into a queue, and one LogFollower per pod writes its log. All
     methods are called by one thread, which alone changes `states`. `__exit__` stops the reflectors; the followers end
@@ -66,7 +67,7 @@ class ClusterWatch:
         self._stop_event = threading.Event()
         self._logs = PodLogs(self._client, plan)
         self._failures: dict[tuple[str, float], ContainerFailure] = {}  # by node and time
-        self._removed_uids: dict[str, set[str]] = {}  # of the pods that have disappeared, by node
+        self._removed_uids: dict[str, set[str]] = {}  # of the pods that are deleted or replaced, by node
         self._machines: dict[str, str] = {}  # the last cluster node of each node of the job
         self._monitor = ProgressMonitor(self._client, plan)
         self._outage = OutageReporter()
@@ -137,21 +138,39 @@ class ClusterWatch:
 
     def _apply_change(self, change: ObjectChange) -> None:
         """Update `states`. For a pod: its node's failures and machine too, and its log follower."""
-        node = self._plan.node(change.name)
-        key = f"Pod/{node}" if change.kind == "Pod" else f"{change.kind}/{change.name}"
-        if change.obj is None:
-            if pod_facts.get_mapping(self.states.get(key), "metadata").get("name") != change.name:
-                return  # a recreated pod is the node's pod by now: this is the late deletion of the earlier one
-            last_seen = self.states.pop(key, None)
+        if change.kind == "Pod":
+            self._apply_pod_change(self._plan.node(change.name), change)
+        elif change.obj is None:
+            self.states.pop(f"{change.kind}/{change.name}", None)
         else:
-            self.states[key] = change.obj
-            last_seen = change.obj
-        if change.kind != "Pod":
-            return
-        if last_seen and (change.obj is None or pod_facts.is_being_deleted(change.obj)):
+            self.states[f"{change.kind}/{change.name}"] = change.obj
+
+    def _apply_pod_change(self, node: str, change: ObjectChange) -> None:
+        """Apply a change of one of the pods that a node has had: the one that was created last is the node's pod.
+
+        A controller may leave a pod that failed, as a Job's does, or delete it later: a replaced pod counts as removed.
+        """
+        key = f"Pod/{node}"
+        current = self.states.get(key)
+        if change.obj is None:
+            if current is None or pod_facts.get_mapping(current, "metadata").get("name") != change.name:
+                return  # a recreated pod is the node's pod by now: this is the late deletion of the earlier one
+            last_seen = self.states.pop(key)
             self._record_removal(node, last_seen)
-        self._record_failure(node, last_seen or {})
-        machine = pod_facts.get_node_name(last_seen or {})
+        else:
+            last_seen = change.obj
+            uid = pod_facts.get_uid(last_seen)
+            if current is not None and pod_facts.get_uid(current) != uid:
+                if uid in self._removed_uids.get(node, ()):  # a late change of an earlier pod
+                    self._record_failure(node, last_seen)
+                    self._logs.update_pod(node, change.name, last_seen)
+                    return
+                self._record_removal(node, current)
+            self.states[key] = last_seen
+            if pod_facts.is_being_deleted(last_seen):
+                self._record_removal(node, last_seen)
+        self._record_failure(node, last_seen)
+        machine = pod_facts.get_node_name(last_seen)
         if machine:
             self._machines[node] = machine
         self._logs.update_pod(node, change.name, change.obj)
@@ -165,9 +184,12 @@ class ClusterWatch:
             )
 
     def _record_removal(self, node: str, pod: Mapping[str, Any]) -> None:
-        """Keep the first pod of a node that is removed, because others may fail as a consequence; count them all."""
+        """Keep the first pod of a node that is removed or replaced, because others may fail as a consequence.
+
+        All of them are counted.
+        """
         removed_uids = self._removed_uids.setdefault(node, set())
-        removed_uids.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
+        removed_uids.add(pod_facts.get_uid(pod))
         first_pod = self.states.get(f"Removed/{node}", pod)
         recorded = dict(first_pod)
         recorded[pod_facts.REMOVALS_KEY] = len(removed_uids)
@@ -229,7 +251,8 @@ class ClusterWatch:
         labels = ",".join(f"{key}={value}" for key, value in self._plan.labels.items())
         try:
             response = self._client.get_once(self._client.path("v1", "Pod"), {"labelSelector": labels})
-            return {self._plan.node(pod["metadata"]["name"]): pod for pod in response["items"]}
+            pods = sorted(response["items"], key=pod_facts.get_creation_time)  # the last one is the node's
+            return {self._plan.node(pod["metadata"]["name"]): pod for pod in pods}
         except (ClusterError, TransientError, ValueError, KeyError, TypeError):
             return None
 

@@ -40,7 +40,7 @@ class PodLogs:
 
         The log of a recreated pod continues in the same file.
         """
-        uid = pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid"))
+        uid = pod_facts.get_uid(pod)
         latest = self._latest_of_pod.get(name)
         if latest and latest.source.uid != uid and not latest.has_terminated:
             with contextlib.suppress(RuntimeError):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.retry import Backoff, TransientError
 from torchyard.model.errors import ClusterError, NotFoundError
@@ -202,11 +203,14 @@ class Reflector(threading.Thread):
         return {"labelSelector": ",".join(f"{key}={value}" for key, value in self._plan.labels.items())}
 
     def _publish_list(self, objects: Mapping[str, KubeObject]) -> None:
-        """Publish all objects that exist now, by name; published ones that are not among them have disappeared."""
+        """Publish all objects that exist now, by name; published ones that are not among them have disappeared.
+
+        The oldest one comes first, as in a watch: a controller may have replaced a pod that still exists.
+        """
         for name in self._names - objects.keys():
             self._publish(name, None)
-        for name, obj in objects.items():
-            self._publish(name, obj)
+        for name in sorted(objects, key=lambda name: pod_facts.get_creation_time(objects[name])):
+            self._publish(name, objects[name])
 
     def _watch(self) -> None:
         """Follow the changes since the version read so far. Raises ClusterError if the server has forgotten it."""

@@ -205,7 +205,10 @@ def describe_retries(count: int) -> str:
 
 
 def _iter_removed_pods(observed: Observation) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The first pod of each node that was deleted, as it was before, by `Removed/worker-0`; the first deleted first."""
+    """The first pod of each node that was deleted or replaced, as it was before, by `Removed/worker-0`.
+
+    The first one comes first.
+    """
     return ((key, pod) for key, pod in observed.states.items() if key.startswith("Removed/"))
 
 
@@ -243,7 +246,8 @@ def _is_pod_key(key: str) -> bool:
 def _find_pod_deletion(observed: Observation, first_failure_at: float) -> Failure | None:
     """The failure of a pod that was deleted before any other failed, so that its peers blame the network; else None.
 
-    A controller that preempts or drains, or gives up a node, records that in the pod.
+    A controller that preempts or drains, or gives up a node, records that in the pod. A pod that failed by itself was
+    removed or replaced because of that.
     """
     removed = next(_iter_removed_pods(observed), None)
     if removed is None:
@@ -255,6 +259,8 @@ def _find_pod_deletion(observed: Observation, first_failure_at: float) -> Failur
     failure = find_pod_failure({node: pod}, math.inf)
     if failure:
         return failure
+    if find_own_failure(pod):
+        return None
     return Failure(
         cause=PodCause.POD_DELETED,
         sentence=f"{node}: its pod was deleted by another user or controller",

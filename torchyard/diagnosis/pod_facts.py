@@ -87,6 +87,16 @@ def find_condition(obj: Any, condition_type: str, status: str = "True") -> Mappi
     return None
 
 
+def get_creation_time(obj: Any) -> float:
+    """When an object was created, in seconds since the epoch by the API server's clock; 0 if that is unknown."""
+    return parse_timestamp(get_mapping(obj, "metadata").get("creationTimestamp"))
+
+
+def get_uid(obj: Any) -> str:
+    """The uid of an object; "" if it has none."""
+    return to_text(get_mapping(obj, "metadata").get("uid"))
+
+
 def build_reason(source: Mapping[str, Any], started_at: float) -> PodReason:
     """The reason and the message of a status, a condition or a container's state."""
     return PodReason(to_text(source.get("reason")), to_text(source.get("message")), started_at)

@@ -222,11 +222,45 @@ def test_late_deletion_of_a_pod_does_not_remove_its_successor(
     put_pod(fake_api, plan, f"{node}-old11")
     wait_until(lambda: read_name_suffixes(watch) == {f"Pod/{node}": "old11"})
     put_pod(fake_api, plan, f"{node}-new22")
-    wait_until(lambda: read_name_suffixes(watch) == {f"Pod/{node}": "new22"})
+    replaced = {f"Pod/{node}": "new22", f"Removed/{node}": "old11"}
+    wait_until(lambda: read_name_suffixes(watch) == replaced)
     fake_api.objects.delete(ObjectKey("v1/pods", "default", f"{plan.job}-{node}-old11"), {})
     put_pod(fake_api, plan, f"{other_node}-new33")
     wait_until(lambda: f"Pod/{other_node}" in read_name_suffixes(watch))
-    assert read_name_suffixes(watch) == {f"Pod/{node}": "new22", f"Pod/{other_node}": "new33"}
+    assert read_name_suffixes(watch) == replaced | {f"Pod/{other_node}": "new33"}
+
+
+def test_late_change_of_a_replaced_pod_does_not_hide_its_successor(
+    fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]
+) -> None:
+    """A pod that failed and was replaced may stay and still change; the node's pod is the one that replaced it."""
+    plan, watch = suffixed_job
+    node, other_node = plan.nodes
+    put_pod(fake_api, plan, f"{node}-old11", "Failed")
+    wait_until(lambda: f"Pod/{node}" in read_name_suffixes(watch))
+    put_pod(fake_api, plan, f"{node}-new22")
+    wait_until(lambda: f"Removed/{node}" in read_name_suffixes(watch))
+    fake_api.objects.patch(
+        ObjectKey("v1/pods", "default", f"{plan.job}-{node}-old11"), {"metadata": {"finalizers": []}}
+    )
+    put_pod(fake_api, plan, f"{other_node}-new33")
+    wait_until(lambda: f"Pod/{other_node}" in read_name_suffixes(watch))
+    assert read_name_suffixes(watch)[f"Pod/{node}"] == "new22"
+    assert count_retries(Observation(watch.states, frozenset())) == 1
+
+
+def test_pods_of_one_node_are_listed_in_the_order_of_their_creation(
+    planned: Planned, fake_api: FakeApi, fake_server: Client
+) -> None:
+    """A watch that attaches to a job whose controller has replaced pods finds the last one of each node."""
+    plan = planned(nodes=1, launcher="job").model_copy(update={"cluster": fake_server.cluster})
+    for minute, suffix in enumerate(["bbbbb", "ccccc", "aaaaa"]):
+        metadata = {"name": f"{plan.job}-0-{suffix}", "labels": plan.labels}
+        metadata["creationTimestamp"] = f"2026-01-01T00:0{minute}:00Z"
+        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Failed"}})
+    with ClusterWatch(plan) as watch:
+        assert read_name_suffixes(watch) == {"Pod/worker-0": "aaaaa", "Removed/worker-0": "bbbbb"}
+        assert count_retries(Observation(watch.states, frozenset())) == 2
 
 
 def test_first_removed_pod_is_kept(fake_api: FakeApi, suffixed_job: tuple[ManifestPlan, ClusterWatch]) -> None:

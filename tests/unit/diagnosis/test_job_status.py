@@ -143,6 +143,16 @@ def test_pod_that_failed_before_its_removal_is_reported_by_its_exit_code() -> No
     assert (status.reason, status.failure) == ("worker-0 ended with exit code 7, after 1 retry", None)
 
 
+def test_pod_that_was_replaced_is_reported_by_its_exit_code() -> None:
+    """A controller that replaces a failed pod may leave it: no user has deleted it, and its exit code is the cause."""
+    states = {
+        "Removed/worker-1": build_ended_pod("Failed", 7, 20),
+        "Pod/worker-1": build_ended_pod("Failed", 1, 40),
+    }
+    status = job_status.build_failed_status(Observation(states, frozenset()), "")
+    assert (status.reason, status.failure) == ("worker-1 ended with exit code 7", None)
+
+
 def test_container_that_was_restarted_has_failed_before_its_pod_was_removed() -> None:
     """A job whose backoff limit is reached loses its pods: the last end of the restarted container is the cause."""
     peer = build_ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:28Z", deletionGracePeriodSeconds=0)
