@@ -153,17 +153,26 @@ def _list_own_requirements(profile: Profile, options: Options) -> tuple[ClusterR
 
 
 def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, ...]:
-    """The requirements of a manifest's Job; it may have the label of a LocalQueue."""
-    for obj in profile.manifest:
-        if obj["kind"] == KIND and obj["apiVersion"] == _API:
-            metadata = pod_facts.get_mapping(obj, "metadata")
-            queue = pod_facts.to_text(pod_facts.get_mapping(metadata, "labels").get(QUEUE_LABEL))
-            job_requirements = list(_list_requirements(queue or None))
-            if not queue and pod_facts.get_mapping(obj, "spec").get("completions") != 1:
-                location = f"Job {metadata.get('name')}, metadata.labels"
-                job_requirements.append(_advise_queue(location, f"name a LocalQueue of Kueue in {QUEUE_LABEL}"))
-            return tuple(job_requirements)
-    return _list_requirements(None)
+    """The requirements of a manifest's Job, which may have the label of a LocalQueue, and advice about its pods."""
+    jobs = [obj for obj in profile.manifest if obj["kind"] == KIND and obj["apiVersion"] == _API]
+    if len(jobs) != 1:  # which is refused
+        return ()
+    job = jobs[0]
+    location = f"Job {pod_facts.get_mapping(job, 'metadata').get('name')}"
+    queue = pod_facts.to_text(pod_facts.get_mapping(job, "metadata", "labels").get(QUEUE_LABEL))
+    spec = pod_facts.get_mapping(job, "spec")
+    completions = pod_facts.to_number(spec.get("completions"), 1)
+    parallelism = pod_facts.to_number(spec.get("parallelism"), 1)
+    job_requirements = list(_list_requirements(queue or None))
+    if completions > 1 and not queue:
+        remedy = f"name a LocalQueue of Kueue in {QUEUE_LABEL}"
+        job_requirements.append(_advise_queue(f"{location}, metadata.labels", remedy))
+    if parallelism < completions:
+        problem = f"only {parallelism} of the {completions} pods run at a time: they never meet in one rendezvous"
+        remedy = f"write {completions} if they train together"
+        finding = warning_check(f"{location}, spec.parallelism", problem, remedy)
+        job_requirements.append(Advice(finding=finding))
+    return tuple(job_requirements)
 
 
 def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:

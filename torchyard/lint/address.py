@@ -120,15 +120,6 @@ def _find_fixed_address(job: Workload) -> Iterator[Finding]:
             yield Finding(key_path, problem, _FIRST_POD_FIXES.get(job.kind, ""))
 
 
-def _find_name_of_other_run(job: Workload, services: Set[str]) -> Iterator[Finding]:
-    if job.kind not in _FIRST_POD_FIXES:
-        return
-    for key_path, host, _ in _list_addresses(job):
-        if _is_own_name(job, host) and host.partition(".")[0] not in services:
-            problem = f"a run gives the job another name, so no pod has the name {host}"
-            yield Finding(key_path, problem, _FIRST_POD_FIXES[job.kind])
-
-
 def _is_own_name(job: Workload, host: str) -> bool:
     """Whether a host name is made from the job's own, as the names of its pods are."""
     return bool(job.name) and bool(re.fullmatch(rf"{re.escape(job.name)}(?:-[a-z0-9-]+)?(?:\..*)?", host))

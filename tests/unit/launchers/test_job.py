@@ -172,6 +172,17 @@ def test_queue_of_a_manifest_is_read(
     assert queues == list(labels.values())
 
 
+@pytest.mark.parametrize(("parallelism", "is_reported"), [(3, False), (2, True), (None, True)])
+def test_pods_that_never_run_at_the_same_time_are_reported(
+    launched: Launched, parallelism: int | None, is_reported: bool
+) -> None:
+    """Preflight warns of a Job whose pods cannot meet; without the key one pod runs at a time."""
+    plan = launched(change_spec(MANIFEST, parallelism=parallelism), launcher="job")
+    advice = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    keys = [finding.where for finding in advice if "of the 3 pods run at a time" in finding.what]
+    assert keys == (["Job train, spec.parallelism"] if is_reported else [])
+
+
 # --- statuses
 
 
