@@ -1,4 +1,4 @@
-"""Fields that the API server refuses: those of another part of the object, misspelled ones, and numbers for texts.
+"""Fields that the API server refuses: those of another part of the object, misspelled ones, numbers without quotes.
 
 torchyard and kubectl create objects with strict field validation. The fields are those of Kubernetes 1.34, Volcano
 1.14, training-operator 1.9 and JobSet 0.10. A field that is in none of them may belong to a newer release and is not
@@ -140,21 +140,21 @@ def _count_common_keys(key_path: str, other_path: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], key_pairs))
 
 
-# --- texts ---------------------------------------------------------------------------------------------------------
+# --- strings ------------------------------------------------------------------------------------------------------
 
 
 def find_refused_numbers(job: Workload) -> Iterator[Finding]:
-    """Yield numbers and booleans without quotes where only a text is valid."""
+    """Yield numbers and booleans without quotes where only a string is valid."""
     values = [("spec.nprocPerNode", job.spec.get("nprocPerNode"))] if job.kind == "pytorchjob" else []
     for key in ("rdzvId", "rdzvHost"):
         values.append((f"spec.elasticPolicy.{key}", yaml_value(job.elastic_policy, key)))
     for group in job.groups:
-        values += _list_texts(group)
+        values += _list_strings(group)
     yield from _find_numbers(values)
 
 
 def find_refused_metadata(objects: Sequence[object], parent_location: str = "") -> Iterator[tuple[str, Finding]]:
-    """Yield numbers and booleans in the labels, annotations and texts of objects, with each object's kind and name."""
+    """Yield numbers and booleans in the labels, annotations and data of objects, with each object's kind and name."""
     for obj in objects:
         kind = yaml_text(yaml_value(obj, "kind"))
         location = f"{parent_location}{kind} {yaml_text(yaml_value(obj, 'metadata', 'name'))}".strip()
@@ -169,8 +169,8 @@ def find_refused_metadata(objects: Sequence[object], parent_location: str = "") 
             yield from find_refused_metadata(list(list_wrapped_objects(obj)), f"{location}, ")
 
 
-def _list_texts(group: ReplicaGroup) -> Iterator[tuple[str, object]]:
-    """Yield the values of a group's pods that must be texts, each with its path."""
+def _list_strings(group: ReplicaGroup) -> Iterator[tuple[str, object]]:
+    """Yield the values of a group's pods that must be strings, each with its path."""
     metadata = yaml_value(group.spec, "template", "metadata")
     for key in ("labels", "annotations"):
         yield from _list_children(f"{group.key_path}.template.metadata.{key}", yaml_value(metadata, key))
@@ -195,5 +195,5 @@ def _list_children(key_path: str, node: object) -> Iterator[tuple[str, object]]:
 def _find_numbers(values: Sequence[tuple[str, object]]) -> Iterator[Finding]:
     for key_path, value in values:
         if isinstance(value, bool | int | float):
-            problem = f"a number or a boolean without quotes is not a text: {_REFUSED}"
+            problem = f"a number or a boolean without quotes is not a string: {_REFUSED}"
             yield Finding(key_path, problem, 'put it in quotes, such as "1" or "true"')

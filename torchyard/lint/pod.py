@@ -84,8 +84,8 @@ def _find_small_shared_memory(job: Workload) -> Iterator[Finding]:
             if is_training and not _has_own_shared_memory(job, container):
                 yield Finding(
                     f"{container.key_path}.volumeMounts",
-                    "/dev/shm has 64 MiB, the runtime's default: with more, DataLoader workers die of a bus error and "
-                    "NCCL fails with `No space left on device`",
+                    "/dev/shm has 64 MiB, the runtime's default: if they need more, DataLoader workers die of a bus "
+                    "error and NCCL fails with `No space left on device`",
                     "mount an emptyDir {medium: Memory, sizeLimit: 32Gi} at /dev/shm",
                 )
 

@@ -96,12 +96,14 @@ def _list_agents(job: Workload) -> Iterator[_Agent]:
                 nodes = "$PET_NNODES"  # set by the operator
             if len(container.torchrun_calls) != 1 or nodes in ("1", "1:1") or _may_have_more_options(container):
                 continue
+            if container.find_option("rdzv-backend") in ("etcd", "etcd-v2"):  # torchrun then requires an address itself
+                continue
             options = [container.find_option(name) for name in ("rdzv-endpoint", "master-addr")]
             yield _Agent(group, container, nodes, options != [None, None] or job.has_operator_rendezvous)
 
 
 def _may_have_more_options(container: ManifestContainer) -> bool:
-    """Whether torchrun may get options that are not written out, or is told that each pod trains alone."""
+    """Whether torchrun may get options that are not written out, or is to train in each pod alone (--standalone)."""
     if container.spec.get("envFrom") or "PET_" in " ".join(container.argv):
         return True
     is_alone = container.find_option("standalone") is not None

@@ -96,7 +96,7 @@ def test_refused_field_is_reported(case: Trap) -> None:
 
 
 def test_number_in_a_configmap_is_reported() -> None:
-    """The data of a ConfigMap are texts."""
+    """The values in a ConfigMap are strings."""
     config_map = yaml.safe_load("{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {NODES: 2}}")
     (warning,) = lint_manifest([config_map])
     assert warning.where == "ConfigMap settings, data.NODES"
