@@ -16,8 +16,10 @@ _IMAGE = re.compile(
 )
 # What examples write in place of a registry, an account or a tag: `<account>`, `$IMAGE`, `{{ tag }}`, `your-registry`.
 _PLACEHOLDER = re.compile(
-    r"[<>{}$]|path/to/|(?<![a-z0-9])(?:your(?:[-_]|registry|repo|org|name|user|image|project|company|account|docker)"
-    r"|(?:replace|change)[-_]?(?:me|this)\b|placeholder|(?:docker(?:hub)?[-_])?user[-_]?name/)",
+    r"[<>{}$]|path/to/"
+    r"|[a-z]\.dkr\.ecr\."  # a registry of AWS starts with the number of an account
+    r"|(?<![a-z0-9])your(?:[-_.]|registry|repo|org|name|user|image|project|company|account|docker)"
+    r"|(?<![a-z0-9])(?:(?:replace|change)[-_]?(?:me|this)\b|placeholder|x{3,}(?![a-z0-9])|user[-_]?name/)",
     re.IGNORECASE,
 )
 # Yields a finding for each mistake, whose `where` is the key that is to be changed.

@@ -64,6 +64,7 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
             {"image": "gcr.io/<project>/train:v1"},
             "image: 'gcr.io/<project>/train:v1' is a placeholder: write [registry",
         ),
+        ({"image": "ACCOUNT.dkr.ecr.eu-west-1.amazonaws.com/train:v1"}, "is a placeholder"),
         ({"image": "your-registry/train:v1"}, "image: 'your-registry/train:v1' is a placeholder"),
         ({"mounts": {"data": {"claim": "x"}}}, "mounts: 'data' is not an absolute path: start it with /"),
         ({"mounts": {"": {"claim": "x"}}}, "mounts: '' is not an absolute path"),
