@@ -31,10 +31,8 @@ _MIN_CROWDED_PODS = 3
 _GPUS_PER_NODE = 8
 
 
-def find_address_traps(
-    jobs: Sequence[Workload], objects: Sequence[object], *, is_renamed: bool
-) -> Iterator[tuple[str, Finding]]:
-    """Yield the traps of each job, with the job's kind and name. `is_renamed`: a run gives the jobs other names."""
+def find_address_traps(jobs: Sequence[Workload], objects: Sequence[object]) -> Iterator[tuple[str, Finding]]:
+    """Yield the traps of each job, with the job's kind and name."""
     services = {str(yaml_value(obj, "metadata", "name")) for obj in objects if yaml_value(obj, "kind") == "Service"}
     for job in jobs:
         findings = [
@@ -43,10 +41,6 @@ def find_address_traps(
             *_find_reused_file(job),
             *_find_crowded_nodes(job),
         ]
-        # A Job beside a job of another kind is a companion, and keeps its name.
-        is_companion = job.kind == "job" and any(other.is_job and other.kind != "job" for other in jobs)
-        if is_renamed and not is_companion:
-            findings += _find_name_of_other_run(job, services)
         findings += _find_missing_service(job, services)
         for finding in findings:
             yield job.location, finding
@@ -121,7 +115,9 @@ def _find_fixed_address(job: Workload) -> Iterator[Finding]:
 
 
 def _is_own_name(job: Workload, host: str) -> bool:
-    """Whether a host name is made from the job's own, as the names of its pods are."""
+    """Whether a host name is made from the job's own, as the names of its pods are, or its controller's Service."""
+    if host.partition(".")[0] == job.name:
+        return job.kind in _KINDS_WITH_SERVICE
     return bool(job.name) and bool(re.fullmatch(rf"{re.escape(job.name)}(?:-[a-z0-9-]+)?(?:\..*)?", host))
 
 

@@ -44,12 +44,12 @@ _MAX_RESTARTS = 10
 _MAX_KEY_PATHS = 3  # of one warning, so that it stays short
 
 
-def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = True) -> tuple[Finding, ...]:
+def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_adopted: bool = True) -> tuple[Finding, ...]:
     """Return a warning for each trap: the object and the keys, what will happen, and what to write instead.
 
     Checks Volcano Jobs, PyTorchJobs, JobSets, Jobs, AppWrappers around them, and the Pods, Deployments and
-    StatefulSets beside them; skips other objects.
-    Raises nothing, whatever the objects contain. `is_renamed`: a run gives the job another name.
+    StatefulSets beside them; skips other objects. Raises nothing, whatever the objects contain. `is_adopted`: a run
+    gives an elasticPolicy without a rendezvous id its own.
     """
     jobs = [job for obj in objects for job in list_workloads(obj)]
     findings: list[tuple[str, Finding]] = []
@@ -58,8 +58,8 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_renamed: bool = Tr
             findings += [(job.location, finding) for finding in rule(job)]
     findings += find_refused_metadata(objects)
     findings += find_etcd_without_v2(jobs)
-    findings += find_shared_rendezvous_ids(jobs, objects, is_renamed=is_renamed)
-    findings += find_address_traps(jobs, objects, is_renamed=is_renamed)
+    findings += find_shared_rendezvous_ids(jobs, objects, is_adopted=is_adopted)
+    findings += find_address_traps(jobs, objects)
     findings += _find_duplicate_pods(jobs)
     findings += lint_appwrappers(objects)
     return tuple(_merge_repetitions(findings))

@@ -226,12 +226,11 @@ def _is_lasting(variable: object) -> bool:
 
 
 def find_shared_rendezvous_ids(
-    jobs: Sequence[Workload], objects: Sequence[object], *, is_renamed: bool
+    jobs: Sequence[Workload], objects: Sequence[object], *, is_adopted: bool
 ) -> Iterator[tuple[str, Finding]]:
     """Yield jobs whose rendezvous id is the same in every run, if their etcd outlives the run.
 
-    An etcd in the manifest is new for every run. `is_renamed`: a run gives the jobs other names, and the elasticPolicy
-    of a PyTorchJob that has no id its own.
+    An etcd in the manifest is new for every run. `is_adopted`: a run gives an elasticPolicy without an id its own.
     """
     if any(ETCD_IMAGE_PATTERN.fullmatch(image) for image in _list_images(objects)):
         return
@@ -239,11 +238,11 @@ def find_shared_rendezvous_ids(
         rendezvous_id = job.find_option("rdzv-id", "rdzvId")
         if not job.uses_etcd or (rendezvous_id and ("$" in rendezvous_id or SUBSTITUTED_TEXT in rendezvous_id)):
             continue
-        if not rendezvous_id and is_renamed and job.elastic_policy is not None:
+        if not rendezvous_id and is_adopted and job.elastic_policy is not None:
             continue
         key_path = "spec.elasticPolicy.rdzvId" if job.elastic_policy else job.containers[0].script_path
         fix = _NEW_ID_FIXES.get(job.kind, "write an id that is new for every run")
-        if rendezvous_id and is_renamed and yaml_value(job.elastic_policy, "rdzvId") == rendezvous_id:
+        if rendezvous_id and is_adopted and yaml_value(job.elastic_policy, "rdzvId") == rendezvous_id:
             fix = "remove it: each run adds an id of its own"
         if rendezvous_id:
             reason = f"the id {rendezvous_id} is the same in every run"

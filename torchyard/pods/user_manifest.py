@@ -73,7 +73,7 @@ def plan_manifest(
     companions = [document for document in documents if document is not main]
     is_renamed = profile.manifest_name == "run"
     # Before the job gets another name: the traps are explained in the manifest's own words.
-    traps = lint_manifest(documents, is_renamed=is_renamed)
+    traps = lint_manifest(documents)
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))

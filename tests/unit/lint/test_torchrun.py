@@ -118,13 +118,13 @@ OTHER_ETCD = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:")
 def test_id_from_the_name_of_the_job_is_new() -> None:
     """With an etcd that outlives the run, the id can come from the job's name, which is new for every run."""
     manifest = OTHER_ETCD.replace("rdzvId: train-1, ", "")
-    (warning,) = lint_manifest(parse(manifest), is_renamed=False)
+    (warning,) = lint_manifest(parse(manifest), is_adopted=False)
     assert "every job has the id `none`" in warning.what
     assert warning.remedy.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name")
     source = "{fieldRef: {fieldPath: \"metadata.labels['training.kubeflow.org/job-name']\"}}"
     ports_with_env = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"
     manifest = manifest.replace("ports: [{name: pytorchjob-port", ports_with_env)
-    assert lint_manifest(parse(manifest), is_renamed=False) == ()
+    assert lint_manifest(parse(manifest), is_adopted=False) == ()
 
 
 def test_run_adds_the_id_of_an_elastic_policy() -> None:
