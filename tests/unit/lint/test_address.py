@@ -134,7 +134,7 @@ def test_service_of_the_manifest_keeps_its_name() -> None:
     ],
 )
 def test_address_of_an_own_pod_is_found(manifest: str, address: str, host: str) -> None:
-    """The address of one of the job's own pods is a host that its controller creates, whatever the run calls the job."""
+    """The address of one of the job's own pods needs no Service in the manifest, whatever a run calls the job."""
     assert lint_manifest(parse(manifest.replace(address, host))) == ()
 
 
