@@ -208,7 +208,9 @@ def _find_restart(job: Workload) -> _Restart | None:
 def _is_id_reused(job: Workload) -> bool:
     """Whether the rendezvous id is certainly the same after a restart."""
     rendezvous_id = job.find_option("rdzv-id", "rdzvId")
-    if rendezvous_id is None or SUBSTITUTED_TEXT in rendezvous_id:
+    if rendezvous_id is None:  # it is `none`, or the one that a run adds
+        return not any(_may_have_more_options(container) for container in job.containers)
+    if SUBSTITUTED_TEXT in rendezvous_id:
         return False
     for name in re.findall(r"\$[{(]?(\w+)", rendezvous_id):
         if not any(_is_lasting(container.env.get(name)) for container in job.containers):

@@ -75,6 +75,7 @@ GUIDE_WARNINGS = {
         f"PyTorchJob yolov5-training, {TRAIN}.containers[0].args",
         f"PyTorchJob yolov5-training, {REPLICAS}.replicas",
         f"PyTorchJob yolov5-training, {TRAIN}.containers[0].image",
+        f"PyTorchJob yolov5-training, {REPLICAS}.restartPolicy",
         f"PyTorchJob yolov5-training, {TRAIN}.containers[0].ports",
         f"PyTorchJob yolov5-training, {REPLICAS}.restartPolicy",
         "PyTorchJob yolov5-training, spec.elasticPolicy.minReplicas",

@@ -102,8 +102,9 @@ def test_etcd_of_a_deployment_is_read_too(kind: str, command_text: str) -> None:
 
 def test_restart_in_place_keeps_the_rendezvous_id() -> None:
     """A container that the kubelet restarts finds its own closed rendezvous, whatever id the manifest has."""
-    manifest = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
-    assert [finding for finding in lint_manifest(parse(manifest)) if "RendezvousClosedError" in finding.what]
+    restarted = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
+    for manifest in (restarted, restarted.replace("rdzvId: train-1, ", "")):
+        assert [finding for finding in lint_manifest(parse(manifest)) if "RendezvousClosedError" in finding.what]
 
 
 def test_id_of_a_manifests_own_etcd_may_be_the_same() -> None:
