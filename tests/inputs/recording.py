@@ -18,7 +18,8 @@ ObjectStates = Mapping[str, Mapping[str, Any]]
 Case = dict[str, Any]
 # Fake nodes: cpu, or a hardware file's name.
 NODE_NAMES = re.compile(r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b")
-RANDOM_SUFFIX = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the random end of the name of a JobSet's pod
+# The random end of the name of a JobSet's pod, or of a Job's.
+RANDOM_SUFFIX = re.compile(r"\b(job-(?:worker-\d+-)?\d+)-[a-z0-9]{5}\b")
 UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')
 METADATA_KEYS = {"name", "creationTimestamp", "deletionTimestamp"}

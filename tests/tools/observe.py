@@ -39,6 +39,7 @@ from torchyard.cluster import create
 from torchyard.cluster import delete as removal
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.reflector import ObjectChange
+from torchyard.diagnosis.pod_facts import get_creation_time
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
@@ -56,6 +57,7 @@ CONTROLLERS = {
     "pytorchjob": ("training-operator", "vc-scheduler"),
     "appwrapper": ("appwrapper", "training-operator", "vc-scheduler"),
     "jobset": ("jobset",),
+    "job": (),  # Kubernetes' own, which has no Deployment
 }
 # The profile of a launcher's cases, and the overrides that adapt it to the launcher.
 BASE_PROFILES: dict[str, tuple[str, Case]] = {
@@ -63,6 +65,7 @@ BASE_PROFILES: dict[str, tuple[str, Case]] = {
     "pytorchjob": ("yolov5-pytorchjob", {}),
     "appwrapper": ("yolov5-pytorchjob", {"launcher": "appwrapper"}),
     "jobset": ("yolov5-jobset", {}),
+    "job": ("yolov5-job", {}),
 }
 FAKE_NODE_KEYS = {
     "pod.node_selector": {"type": "kwok"},
@@ -85,10 +88,11 @@ class RunningCase(NamedTuple):
         return self.client.path("v1", "Pod", self.find_pod_name(node))
 
     def find_pod_name(self, node: str) -> str:
-        """The name of a node's pod, which may have a random suffix; LookupError if it does not exist."""
+        """The name of a node's last pod, which may have a random suffix; LookupError if it does not exist."""
         selector = ",".join(f"{key}={value}" for key, value in self.plan.labels.items())
-        pods = (str(pod["metadata"]["name"]) for pod in self.client.list("v1", "Pod", {"labelSelector": selector}))
-        for name in pods:
+        pods = self.client.list("v1", "Pod", {"labelSelector": selector})
+        for pod in sorted(pods, key=get_creation_time, reverse=True):
+            name = str(pod["metadata"]["name"])
             if self.plan.node(name) == node:
                 return name
         raise LookupError(f"{self.plan.job} has no pod for {node}")

@@ -120,7 +120,7 @@ def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> No
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def create_store(plan: ManifestPlan) -> None:
-    """Create the rendezvous store and wait until it is ready.
+    """Create the rendezvous store, or the companions of a manifest, and wait until their pods are ready.
 
     Raises RendezvousError if it is not ready within `_STORE_READY_TIMEOUT_S`, has ended, or cannot start.
     """
@@ -139,7 +139,9 @@ def create_store(plan: ManifestPlan) -> None:
                 return
             if time.monotonic() > deadline:
                 message = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
-                raise RendezvousError(str(plan.probe), message, f"kubectl describe pod {waiting[0]}", retry=True)
+                raise RendezvousError(
+                    plan.probe or waiting[0], message, f"kubectl describe pod {waiting[0]}", retry=True
+                )
             watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
 
 
@@ -157,7 +159,7 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
         log_text = f"last line of its log: {last_line}" if last_line else "its log is empty"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
         is_retryable = failure.retry if failure else (exit_code or 0) > 128  # a signal ended it
-        raise RendezvousError(str(plan.probe), f"{sentence}; {log_text}", remedy, retry=is_retryable)
+        raise RendezvousError(plan.probe or name, f"{sentence}; {log_text}", remedy, retry=is_retryable)
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 

@@ -82,6 +82,11 @@ class CommandPlan(FrozenModel):
     requires: tuple[HostRequirement, ...]
 
     @property
+    def has_store(self) -> bool:
+        """Whether a store is started or probed before the job."""
+        return self.probe is not None
+
+    @property
     def nodes(self) -> dict[str, str]:
         """The path of each node's log."""
         return {process.name: process.log for process in self.processes}
@@ -187,11 +192,16 @@ class ManifestPlan(FrozenModel):
         return self._nodes_by_pod.get(name) or pod.removeprefix(f"{self.job}-")
 
     @property
+    def has_store(self) -> bool:
+        """Whether something is created and awaited before the job: its store, or the companions of a manifest."""
+        return bool(self.store)
+
+    @property
     def probe(self) -> str | None:
-        """The URL at which the rendezvous store is probed; None if the run does not bring a store."""
-        if not self.store:
-            return None
-        return f"http://{self.store[0]['metadata']['name']}:2379/v2/keys"
+        """The URL of the rendezvous store; None if the run does not bring a store."""
+        store_name = f"{self.job}-etcd"
+        has_own_store = any(obj["metadata"].get("name") == store_name for obj in self.store)
+        return f"http://{store_name}:2379/v2/keys" if has_own_store else None
 
     @cached_property
     def nodes(self) -> dict[str, str]:
@@ -202,7 +212,7 @@ class ManifestPlan(FrozenModel):
     def logs(self) -> dict[str, str]:
         """The path of each log: every node's, and the store's."""
         logs = dict(self.nodes)
-        if self.store:
+        if self.probe:
             logs["etcd"] = f"{self.folder}/etcd/log"
         return logs
 

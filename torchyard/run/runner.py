@@ -203,8 +203,8 @@ class Runner:
         return choose_port(run, check_run)
 
     def ensure_rendezvous(self, attempt: OpenAttempt) -> None:
-        """Start or probe the rendezvous store of a job that is not submitted yet, if it has one. RendezvousError."""
-        if attempt.plan.probe and self.folder.read_record().submitted_at is None:
+        """Start what a job that is not submitted yet needs before it, such as its store. RendezvousError."""
+        if attempt.plan.has_store and self.folder.read_record().submitted_at is None:
             self._run_step("rendezvous", lambda: self._step_functions.rendezvous(attempt.plan), str)
 
     def submit(self, attempt: OpenAttempt) -> Handle:

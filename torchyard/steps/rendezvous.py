@@ -1,4 +1,4 @@
-"""The rendezvous store, if the run brings its own or names one: started if needed, and proven to serve."""
+"""What must exist before the job: the rendezvous store that a run brings or names, or a manifest's companions."""
 
 import time
 
@@ -11,15 +11,16 @@ from torchyard.model.run import Failure, Outcome, Status
 
 
 def ensure_rendezvous(plan: Plan) -> str | None:
-    """The URL that serves the v2 API, after it has answered 200; None if the plan needs no store.
+    """Start what the job needs; return the URL that serves the v2 API, after it has answered 200; None without a store.
 
     RendezvousError if it does not answer 200 in time, or dies.
     """
-    if plan.probe is None:
+    if not plan.has_store:
         return None
     started_at = time.monotonic()
     job_of(plan).start_store()
-    get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started_at)
+    if plan.probe:
+        get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started_at)
     return plan.probe
 
 

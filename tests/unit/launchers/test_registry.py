@@ -291,7 +291,7 @@ def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
     assert not (failed and status.state == "succeeded")
 
 
-PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapper-ok", "jobset-ok"])
+PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapper-ok", "jobset-ok", "job-ok"])
 
 
 @PODS

@@ -15,6 +15,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import AdmissionAccepted
 from torchyard.pods.etcd import is_companion_object
 from torchyard.pods.optional_objects import find_optional_object
+from torchyard.pods.template import RUN_LABEL
 
 _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
@@ -78,7 +79,9 @@ def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str])
     if is_companion_object(obj):
         return passed_check(_format_object_title(obj), "already exists, and is used as it is")
     command = f"kubectl -n {client.namespace} get {obj['kind'].lower()} {metadata['name']}"
-    remedy = f"give the profile another name, or see `{command}`"
+    has_run_name = str(metadata["name"]).startswith(labels[RUN_LABEL])
+    change = "give the profile another name" if has_run_name else "write manifest_name: run"
+    remedy = f"{change}, or see `{command}`"
     return failed_check(
         _format_object_title(obj), f"already exists, and {_describe_owner(existing['metadata'])}", remedy
     )
