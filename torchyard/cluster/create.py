@@ -131,6 +131,8 @@ def create_store(plan: ManifestPlan) -> None:
         if not created:
             get_log().info("using existing %s %s", obj["kind"], obj["metadata"]["name"])
     pod_names = {obj["metadata"]["name"] for obj in plan.store if obj["kind"] == "Pod"}
+    if not pod_names:
+        return
     deadline = time.monotonic() + _STORE_READY_TIMEOUT_S
     with ClusterWatch(plan) as watch:
         while True:

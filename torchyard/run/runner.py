@@ -205,7 +205,11 @@ class Runner:
     def ensure_rendezvous(self, attempt: OpenAttempt) -> None:
         """Start what a job that is not submitted yet needs before it, such as its store. RendezvousError."""
         if attempt.plan.has_store and self.folder.read_record().submitted_at is None:
-            self._run_step("rendezvous", lambda: self._step_functions.rendezvous(attempt.plan), str)
+            self._run_step(
+                "rendezvous",
+                lambda: self._step_functions.rendezvous(attempt.plan),
+                _describe_store,
+            )
 
     def submit(self, attempt: OpenAttempt) -> Handle:
         """Submit the job, or attach to the one that an earlier process has submitted."""
@@ -582,3 +586,8 @@ def build_short_report(profile: Profile, folder: RunFolder, end: End, sentence: 
         attempts=(),
         folder=str(folder.path),
     )
+
+
+def _describe_store(url: str | None) -> str:
+    """The result of the step before the job. `url`: of the rendezvous store; None if only other objects were created."""
+    return url or "the objects beside the job exist"
