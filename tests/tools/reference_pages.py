@@ -64,7 +64,9 @@ use `--set`. {GENERATED_NOTE}
 MODEL_TITLES = {
     "ConfigReference": "env_from",
     "KeyReference": "env, a reference",
+    "FieldReference": "env, a field",
     "Mount": "mounts, each",
+    "Toleration": "pod.tolerations, each",
     "Init": "pod.init, each",
 }
 PLAIN_TYPES = {
@@ -74,7 +76,19 @@ PLAIN_TYPES = {
     "boolean": "`true`, `false`",
     "object": "mapping",
 }
-PROFILE_MODELS = ("Deadlines", "KeyReference", "Mount", "Pod", "Init", "ConfigReference", "Cluster", "Trend")
+PROFILE_MODELS = (
+    "Deadlines",
+    "KeyReference",
+    "FieldReference",
+    "Mount",
+    "Pod",
+    "Toleration",
+    "Init",
+    "ConfigReference",
+    "Job",
+    "Cluster",
+    "Trend",
+)
 
 
 def describe_type(schema: Schema) -> str:

@@ -42,7 +42,7 @@ SUPERVISOR_PATH = str(_HOST_SCRIPTS / "supervisor.py")
 _ETCD_SCRIPT = "etcd_program.py"
 _MIN_TORCH_VERSION = "2.0"
 _MAX_ROUTE_HOSTS = 8  # hosts; the routes to them decide where the etcd listens
-_POD_ONLY_KEYS = ("cluster", "image", "manifest", "mounts", "pod", "setup")
+_POD_ONLY_KEYS = ("cluster", "image", "job", "manifest", "mounts", "pod", "setup")
 _FABRIC_KEYS = frozenset({"about", "env", "expect", "min_busbw"})  # the keys of a fabric that do not need pods
 
 

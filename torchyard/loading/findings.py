@@ -32,7 +32,7 @@ class Findings:
     def add(self, finding: Finding, loc: Loc | None = None) -> None:
         """Add a finding about a key of the profile. `loc`: its location, if that is not `where` split at dots."""
         if loc is None:
-            loc = tuple(finding.where.split(".")) if finding.where else ()
+            loc = tuple(map(_read_segment, finding.where.split("."))) if finding.where else ()
         location = format_location(self._path, self._root, loc, self._overrides)
         self.listed.append(replace(finding, what=shorten_message(finding.what)).within(location))
         if loc:
@@ -63,6 +63,11 @@ class Findings:
             self.add(finding, loc)
             wrong_keys.update(map(str, details["loc"][:1]))  # a missing key has the location of its mapping
         return wrong_keys
+
+
+def _read_segment(segment: str) -> str | int:
+    """A segment of a key path: digits are the index of an item."""
+    return int(segment) if segment.isdecimal() else segment
 
 
 def _name_wrong_key(loc: Loc) -> str:

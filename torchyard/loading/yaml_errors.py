@@ -11,7 +11,12 @@ from pydantic_core import ErrorDetails
 
 from torchyard.model.finding import Finding
 
-_UNION_TAGS = ("text", "source")  # pydantic adds the tag of a union's member to an error's location
+_UNION_TAGS = (
+    "text",
+    "source",
+    "field",
+    "conditions",
+)  # pydantic adds the tag of a union's member to an error's location
 _MAX_VALUE_CHARS = 200  # of a wrong value that is shown
 _MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value as well
 Loc = tuple[str | int, ...]  # keys and indices into a document, as in pydantic's errors
@@ -79,8 +84,9 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
 
 def _drop_union_tag(loc: Loc) -> Loc:
     """The location without a union's tag, as in `env.A.source.key`: a user does not write it."""
-    if len(loc) > 2 and loc[2] in _UNION_TAGS:
-        return loc[:2] + loc[3:]
+    position = 3 if loc[:2] == ("pod", "tolerations") else 2  # behind the index of an item, or the name of a variable
+    if len(loc) > position and loc[position] in _UNION_TAGS:
+        return loc[:position] + loc[position + 1 :]
     return loc
 
 

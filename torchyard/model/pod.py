@@ -1,14 +1,22 @@
-"""The models of a profile's `pod`, `env`, `mounts` and `resources`."""
+"""The models of a profile's `pod`, `job`, `env`, `mounts` and `resources`."""
 
+import math
 import re
 from base64 import b64decode
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from torchyard.model.base import FrozenModel, Quantity, Text
 
 PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
+# What a variable can get from its pod and its container.
+_POD_FIELD = (
+    r"metadata\.(name|namespace|uid|(labels|annotations)\['[^']+'\])"
+    r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?)"
+)
+_CONTAINER_AMOUNT = r"(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-\w+)"
+_MAX_PATCH_LEVELS = 32  # a pod's own fields have about ten
 _MAX_INTERFACES = 256  # of one network in a pod, which names the network once for each; nodes have up to 32
 
 
@@ -28,6 +36,40 @@ def _read_resources(value: object) -> object:
 
 
 Resources = Annotated[dict[str, Quantity], BeforeValidator(_read_resources)]
+
+
+def _read_patches(value: object) -> object:
+    """A patch as a tuple of one; that of a fabric and that of a profile are joined."""
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be a mapping, with a part of the Kubernetes object")
+    return (_copy_json(value, (), _MAX_PATCH_LEVELS),)
+
+
+def _copy_json(value: object, key_path: tuple[str, ...], levels: int) -> object:
+    """A copy of a value that JSON supports. ValueError for another value, and for more than `levels` levels."""
+    location = ".".join(key_path)
+    if not levels:
+        raise ValueError(f"{location}: more than {_MAX_PATCH_LEVELS} levels")
+    if isinstance(value, dict):
+        copied = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{location}: the key {key!r} must be text: put it in quotes")
+            copied[key] = _copy_json(item, (*key_path, key), levels - 1)
+        return copied
+    if isinstance(value, list):
+        return [_copy_json(item, (*key_path, str(index)), levels - 1) for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{location}: {value} is not a number of JSON")
+    if value is not None and not isinstance(value, str | int | float):
+        raise ValueError(f"{location}: JSON has no {type(value).__name__}")
+    return value
+
+
+# Applied in their order; see torchyard/pods/patch.py.
+Patches = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_read_patches), WithJsonSchema({"type": "object"})]
 
 
 class ConfigReference(FrozenModel):
@@ -83,6 +125,88 @@ class LocalFile(FrozenModel):
         return b64decode(self.binary or "") if self.text is None else self.text.encode()
 
 
+class FieldReference(FrozenModel):
+    """A variable's value from the pod itself: a field of it, or an amount of its container."""
+
+    field: str | None = Field(
+        None, description="a field of the pod: status.podIP, spec.nodeName, metadata.labels['team']"
+    )
+    resource: str | None = Field(None, description="an amount of the job's container: limits.memory")
+    divisor: Quantity | None = Field(None, description="the unit of the amount: 1Mi, 1m; default: 1")
+
+    @model_validator(mode="after")
+    def validate_source(self) -> "FieldReference":
+        if bool(self.field) == bool(self.resource):
+            raise ValueError("must name either a field or a resource")
+        if self.field and not re.fullmatch(_POD_FIELD, self.field):
+            raise ValueError(
+                f"{self.field} is not a field that a variable can have: use metadata.name, metadata.namespace, "
+                "metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], spec.nodeName, "
+                "spec.serviceAccountName, status.hostIP or status.podIP"
+            )
+        if self.resource and not re.fullmatch(_CONTAINER_AMOUNT, self.resource):
+            raise ValueError(
+                f"{self.resource} is not an amount that a variable can have: use limits or requests, a dot, and cpu, "
+                "memory, ephemeral-storage or hugepages-SIZE"
+            )
+        if self.divisor and not self.resource:
+            raise ValueError("divisor requires resource: remove it")
+        return self
+
+
+class Toleration(FrozenModel):
+    """A toleration of taints; `KEY` is short for {key: KEY}, which tolerates all taints of the key."""
+
+    key: str | None = Field(None, description="the key of the taints; without it all keys, with operator Exists")
+    operator: Literal["Exists", "Equal"] | None = Field(None, description="default: Equal with a value, else Exists")
+    value: Text | None = Field(None, description="the value of the taints; default: any")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="default: any")
+    toleration_seconds: int | None = Field(
+        None, ge=0, description="how long a pod stays on a node after a taint with NoExecute; default: forever"
+    )
+
+    @model_validator(mode="after")
+    def validate_conditions(self) -> "Toleration":
+        if self.operator == "Exists" and self.value is not None:
+            raise ValueError("operator Exists tolerates all values: remove value, or use Equal")
+        if self.operator == "Equal" and self.value is None:
+            raise ValueError("operator Equal requires value")
+        if not self.key and (self.operator != "Exists" or self.value is not None):
+            raise ValueError("requires key: without one, write operator: Exists, which tolerates all taints")
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError("toleration_seconds requires effect: NoExecute")
+        return self
+
+    @property
+    def resolved_operator(self) -> str:
+        """`operator`, or its default."""
+        return self.operator or ("Exists" if self.value is None else "Equal")
+
+    def tolerates(self, key: str, value: str, effect: str) -> bool:
+        """Whether it tolerates a taint."""
+        return (
+            self.key in (None, "", key)
+            and (self.resolved_operator == "Exists" or self.value == value)
+            and self.effect in (None, effect)
+        )
+
+
+def read_toleration(item: "TolerationItem") -> Toleration:
+    """A toleration as it is written in a profile: a key tolerates all its taints; an empty one, all taints."""
+    if isinstance(item, Toleration):
+        return item
+    return Toleration(key=item or None, operator="Exists")
+
+
+def _read_toleration_tag(value: object) -> str:
+    return "conditions" if isinstance(value, dict | Toleration) else "text"
+
+
+TolerationItem = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Toleration, Tag("conditions")], Discriminator(_read_toleration_tag)
+]
+
+
 class Init(FrozenModel):
     """A container that starts before the job's and runs to completion or, as a sidecar, in parallel with it."""
 
@@ -118,7 +242,9 @@ class Pod(FrozenModel):
     only: dict[str, tuple[Text, ...]] = Field(
         {}, description="node labels, and the values of which a node must have one"
     )
-    tolerations: tuple[str, ...] = Field((), description="keys of the taints to tolerate")
+    tolerations: tuple[TolerationItem, ...] = Field(
+        (), description="the taints to tolerate: keys, or mappings for a value, an effect, or some seconds"
+    )
     scheduler: str | None = Field(None, description="default: the scheduler of the cluster, or of the job's controller")
     env_from: tuple[ConfigReference, ...] = Field(
         (), description="{config_map: NAME} or {secret: NAME}: a variable per key"
@@ -133,6 +259,11 @@ class Pod(FrozenModel):
     pull_secrets: tuple[str, ...] = Field((), description="names of the Secrets for the image's registry")
     service_account: str | None = Field(None, description="default: the namespace's own")
     priority_class: str | None = Field(None, description="the priority class of the pods")
+    patch: Patches = Field(
+        (),
+        description="a part of a pod template of Kubernetes (`metadata`, `spec`) that is merged over the one that "
+        "torchyard builds",
+    )
 
     @property
     def memory_volumes(self) -> dict[str, str]:
@@ -154,6 +285,16 @@ class Pod(FrozenModel):
         return base.model_copy(update=merged)
 
 
+class Job(FrozenModel):
+    """Settings of the job's main object, such as a JobSet, which creates the pods."""
+
+    labels: dict[str, Text] = Field({}, description="labels of the object, in addition to torchyard's own")
+    annotations: dict[str, Text] = Field({}, description="annotations of the object")
+    patch: Patches = Field(
+        (), description="a part of the object that is merged over the one that torchyard builds; pods have pod.patch"
+    )
+
+
 def _join_unique(*groups: tuple[Any, ...]) -> tuple[Any, ...]:
     """All items in order, each once. Items may be unhashable models."""
     items: list[Any] = []
@@ -164,8 +305,16 @@ def _join_unique(*groups: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(items)
 
 
+_FIELD_KEYS = frozenset(FieldReference.model_fields)
+
+
 def _read_tag(value: object) -> str:
+    if isinstance(value, FieldReference) or (isinstance(value, dict) and value.keys() & _FIELD_KEYS):
+        return "field"
     return "source" if isinstance(value, dict | KeyReference) else "text"
 
 
-EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[KeyReference, Tag("source")], Discriminator(_read_tag)]
+EnvValue = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[KeyReference, Tag("source")] | Annotated[FieldReference, Tag("field")],
+    Discriminator(_read_tag),
+]

@@ -8,7 +8,7 @@ from torchyard.model.base import Duration, FrozenModel, Text
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
 from torchyard.model.observe import NotifySetting, Trackers, TrackersSetting
-from torchyard.model.pod import EnvValue, LocalFile, Mount, Pod, Resources
+from torchyard.model.pod import EnvValue, Job, LocalFile, Mount, Pod, Resources
 from torchyard.model.trend import Trend
 
 
@@ -150,7 +150,9 @@ class Profile(FrozenModel):
         description="the program that starts a node's processes: torchrun; launch, which passes --local-rank; or none, "
         "if the job's program starts them (default: none for env and file, torchrun for the others)",
     )
-    env: dict[str, EnvValue] = Field({}, description="environment variables; in pods also {secret: NAME, key: KEY}")
+    env: dict[str, EnvValue] = Field(
+        {}, description="environment variables; in pods also {secret: NAME, key: KEY} or {field: FIELD}"
+    )
     resources: Resources = Field({}, description="per pod: gpus, cpu, memory, ephemeral-storage, or a full name")
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before torchrun")
     mounts: dict[str, Mount] = Field({}, description="the volumes of the pods, by path")
@@ -161,6 +163,7 @@ class Profile(FrozenModel):
         {}, description="files of this machine to add to the pods, by their path in the pods: at most 896 KiB together"
     )
     pod: Pod = Field(Pod(), description="further settings of the pods, merged over those of the fabric")
+    job: Job = Field(Job(), description="further settings of the object that creates the pods, such as a JobSet")
     cluster: Cluster = Field(Cluster(), description="the cluster and the namespace")
     manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
         (), description="a YAML file with your own job, in place of image and program"

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from torchyard.model.base import FrozenModel
 from torchyard.model.finding import Finding
-from torchyard.model.pod import Resources
+from torchyard.model.pod import Resources, TolerationItem
 
 _IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
 
@@ -163,7 +163,7 @@ class Capacity(FrozenModel):
     kind: Literal["capacity"] = "capacity"
     pods: int
     labels: dict[str, str]
-    tolerations: tuple[str, ...]
+    tolerations: tuple[TolerationItem, ...] = Field(description="keys, whose taints are all tolerated, or conditions")
     resources: Resources = Field(description="per pod, by their Kubernetes names")
     avoid: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values that keep pods off a node")
     only: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values of which a node must have one")
@@ -174,22 +174,26 @@ class Capacity(FrozenModel):
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
 
 
+ReferencedKind = Literal[
+    "ConfigMap",
+    "Secret",
+    "PersistentVolumeClaim",
+    "ServiceAccount",
+    "NetworkAttachmentDefinition",
+    "LocalQueue",
+    "ComputeDomain",
+    "ResourceClaim",
+    "ResourceClaimTemplate",
+    "PriorityClass",
+    "StorageClass",
+]
+
+
 class ReferencedObject(FrozenModel):
     """An object in the namespace that the pods refer to."""
 
     kind: Literal["object"] = "object"
-    object_kind: Literal[
-        "ConfigMap",
-        "Secret",
-        "PersistentVolumeClaim",
-        "ServiceAccount",
-        "NetworkAttachmentDefinition",
-        "LocalQueue",
-        "ComputeDomain",
-        "ResourceClaimTemplate",
-        "PriorityClass",
-        "StorageClass",
-    ]
+    object_kind: ReferencedKind
     name: str
     namespace: str | None = Field(None, description="default: the job's")
     required_entries: tuple[str, ...] = Field((), description="keys that it must have")

@@ -1,7 +1,7 @@
 """A profile with everything that its hardware file adds, merged once: what launchers plan."""
 
 from torchyard.model.hardware import Expect
-from torchyard.model.pod import EnvValue
+from torchyard.model.pod import EnvValue, TolerationItem
 from torchyard.model.profile import Profile
 
 GPU_RESOURCE = "nvidia.com/gpu"  # the GPUs of a profile without a hardware file
@@ -42,12 +42,12 @@ class ResolvedProfile(Profile):
         return hardware_labels | self.pod.node_selector
 
     @property
-    def tolerations(self) -> tuple[str, ...]:
-        """The taints to tolerate, by key.
+    def tolerations(self) -> tuple[TolerationItem, ...]:
+        """The taints to tolerate, those of the GPUs by their key.
 
         Tolerating all would keep pods on dead nodes, and put them on control planes.
         """
-        gpu_taints = [self.gpu_resource] if self.gpu_resource in self.requests else []
+        gpu_taints: list[TolerationItem] = [self.gpu_resource] if self.gpu_resource in self.requests else []
         return tuple(dict.fromkeys((*gpu_taints, *self.pod.tolerations)))
 
     @property

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from torchyard.model.finding import Finding
 from torchyard.model.profile import PLACEHOLDERS, WITH_AGENT, WITHOUT_AGENT, Profile
 
-_RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
+RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
+OWN_LABEL_PREFIX = "torchyard/"
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _PATH_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
@@ -245,8 +246,16 @@ def _check_env(profile: Profile) -> Iterator[Finding]:
     for name in profile.env:
         if not _VARIABLE.fullmatch(name):
             yield Finding("env", f"{name!r} is not the name of a variable: use letters, digits and _, no digit first")
-        elif name in _RANK_VARIABLES:
+        elif name in RANK_VARIABLES:
             yield Finding("env", f"{name} differs between processes and is set by the agent: remove it")
+
+
+@_reads("job", "pod")
+def _check_labels(profile: Profile) -> Iterator[Finding]:
+    for key, labels in (("job", profile.job.labels), ("pod", profile.pod.labels)):
+        for name in labels:
+            if name.startswith(OWN_LABEL_PREFIX):
+                yield Finding(f"{key}.labels", f"{name} begins like torchyard's own labels: choose another name")
 
 
 @_reads("args")

@@ -72,10 +72,9 @@ def _get_role(obj: dict[str, Any]) -> str:
 def _build_placement(profile: ResolvedProfile) -> dict[str, Any]:
     """The placement of the profile's pods, but on nodes of any shape: the store needs no GPU."""
     pod = profile.pod
-    tolerations = [{"key": key, "operator": "Exists"} for key in pod.tolerations]
     placement = {
         "nodeSelector": dict(pod.node_selector),
-        "tolerations": tolerations,
+        "tolerations": template.build_tolerations(pod.tolerations),
     }
     return drop_empty(placement) | template.build_pod_identity(pod)
 

@@ -13,6 +13,7 @@ from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, lease_record, requirements
 from torchyard.pods.files import build_files
+from torchyard.pods.patch import patch_job
 from torchyard.pods.template import attempt_labels
 from torchyard.pods.volumes import Manifest
 
@@ -169,12 +170,17 @@ def plan_own_job(
 
     `job_requirements`: of every job of this kind; those of the store and of the pods follow them.
     """
+    main = patch_job(profile, main)
+    pod_sets = list(job_kind.list_pod_sets(job_kind.find_job(main)))
     store = etcd.build_etcd(profile, run, etcd_image) if profile.rendezvous == "etcd-v2" else ()
-    all_requirements = (
+    all_requirements = [
         *job_requirements,
         *etcd.list_etcd_requirements(profile),
-        *requirements.list_pod_requirements(profile, run, has_ports=job_kind.has_ports),
-    )
+        *requirements.list_pod_requirements(profile, run, pod_sets[0].template, has_ports=job_kind.has_ports),
+    ]
+    for requirement in list_queue_requirements(main["metadata"]["labels"].get(QUEUE_LABEL)):
+        if requirement not in all_requirements:  # the queue is a label of the profile, not an option
+            all_requirements.append(requirement)
     objects = JobObjects(main, build_files(profile, run), store)
     return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
 

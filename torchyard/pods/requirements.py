@@ -1,8 +1,14 @@
 """Requirements on a cluster, checked before the pods of a job start there."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
 from torchyard.agents.job_files import needs_config_map
+from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
 from torchyard.model.finding import warning_check
-from torchyard.model.pod import ConfigReference, KeyReference, Mount, Pod
+from torchyard.model.pod import Pod, Toleration, TolerationItem
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     AdmissionAccepted,
@@ -10,11 +16,14 @@ from torchyard.model.requirements import (
     Capacity,
     ClusterRequirement,
     Permission,
+    ReferencedKind,
     ReferencedObject,
     WritableFolder,
 )
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
+from torchyard.pods.template import NODE_TOPOLOGY_KEY, RUN_LABEL, files_name
+from torchyard.pods.volumes import Manifest
 
 _RUN_PERMISSIONS = (
     Permission(verbs=("list", "watch"), resource="pods"),
@@ -22,6 +31,11 @@ _RUN_PERMISSIONS = (
     Permission(verbs=("list",), resource="events"),
     Permission(verbs=("create", "get", "patch", "delete"), resource="leases.coordination.k8s.io"),
 )
+# Keys of a variable's source, by the kind of object that they name.
+_SOURCE_KINDS: dict[tuple[str, str], ReferencedKind] = {
+    ("secretKeyRef", "secretRef"): "Secret",
+    ("configMapKeyRef", "configMapRef"): "ConfigMap",
+}
 _FILES_PERMISSION = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
 
 
@@ -38,11 +52,11 @@ def job_permission(crd: str) -> Permission:
 
 
 def list_pod_requirements(
-    profile: ResolvedProfile, run: Run, *, has_ports: bool = False
+    profile: ResolvedProfile, run: Run, template: Manifest, *, has_ports: bool = False
 ) -> tuple[ClusterRequirement, ...]:
     """The requirements of the job's pods.
 
-    `has_ports`: they declare ports, which are the node's under the host's network.
+    `template`: of the pods. `has_ports`: they declare ports, which are the node's under the host's network.
     """
     requirements: list[ClusterRequirement] = [
         WritableFolder(host="localhost", path=run.folder),
@@ -51,10 +65,10 @@ def list_pod_requirements(
     if needs_config_map(profile):
         requirements.append(_FILES_PERMISSION)
     requirements += [
-        _required_capacity(profile, has_ports=has_ports),
+        _required_capacity(profile, template, has_ports=has_ports),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
-        *_list_references(profile),
+        *_list_references(profile, run, template),
     ]
     if _has_floating_tag(profile.image or ""):
         problem = "has no fixed tag: the next run may get another program"
@@ -63,47 +77,112 @@ def list_pod_requirements(
     return tuple(requirements)
 
 
-def _required_capacity(profile: ResolvedProfile, *, has_ports: bool) -> Capacity:
+def _required_capacity(profile: ResolvedProfile, template: Manifest, *, has_ports: bool) -> Capacity:
     """Enough nodes for the smallest number of pods."""
-    pod = profile.pod
-    is_spread = profile.nodes.max > 1 and pod.spread
-    uses_host_ports = has_ports and pod.host_network
+    spec = template["spec"]
+    node_conditions = _read_node_conditions(spec)
+    is_spread = _is_spread(spec)
+    uses_host_ports = has_ports and spec.get("hostNetwork") is True
     return Capacity(
         pods=profile.nodes.min,
-        labels=profile.node_labels,
-        avoid=pod.avoid,
-        only=pod.only,
-        tolerations=profile.tolerations,
-        resources=profile.requests,
+        labels=dict(get_mapping(spec, "nodeSelector")),
+        avoid=node_conditions["NotIn"],
+        only=node_conditions["In"],
+        tolerations=_read_tolerations(spec),
+        resources=_read_requests(spec["containers"][0]),
         one_per_node=is_spread or uses_host_ports,
         uses_host_ports=uses_host_ports and not is_spread,
         device_plugin=profile.device_plugin,
     )
 
 
-def _list_references(profile: ResolvedProfile) -> list[ReferencedObject]:
+def _read_node_conditions(spec: Manifest) -> dict[str, dict[str, tuple[str, ...]]]:
+    """The values that a node's labels must have (`In`), or must not have (`NotIn`), by label.
+
+    Without the conditions of several terms, of which a node must match only one.
+    """
+    conditions: dict[str, dict[str, tuple[str, ...]]] = {"In": {}, "NotIn": {}}
+    required = get_mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    terms = get_mappings(required, "nodeSelectorTerms")
+    for expression in get_mappings(terms[0], "matchExpressions") if len(terms) == 1 else ():
+        operator = expression.get("operator")
+        values = expression.get("values")
+        if operator in conditions and isinstance(values, list):
+            conditions[operator][str(expression.get("key"))] = tuple(map(str, values))
+    return conditions
+
+
+def _read_tolerations(spec: Manifest) -> tuple[TolerationItem, ...]:
+    """The tolerations of the pods; one that has only a key, as that key."""
+    tolerations: list[TolerationItem] = []
+    for toleration in get_mappings(spec, "tolerations"):
+        if toleration == {"key": toleration.get("key"), "operator": "Exists"}:
+            tolerations.append(str(toleration["key"]))
+            continue
+        operator = toleration.get("operator", "Equal")  # as in Kubernetes
+        fields = {
+            "key": toleration.get("key"),
+            "operator": operator,
+            "value": toleration.get("value", "" if operator == "Equal" else None),
+            "effect": toleration.get("effect"),
+            "toleration_seconds": toleration.get("tolerationSeconds"),
+        }
+        try:
+            tolerations.append(Toleration.model_validate(fields))
+        except ValidationError:  # of a patch: the API server, which preflight asks too, refuses it
+            continue
+    return tuple(tolerations)
+
+
+def _is_spread(spec: Manifest) -> bool:
+    """Whether each of the attempt's pods needs a node of its own."""
+    for term in get_mappings(spec, "affinity", "podAntiAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
+        is_own = RUN_LABEL in get_mapping(term, "labelSelector", "matchLabels")
+        if is_own and term.get("topologyKey") == NODE_TOPOLOGY_KEY:
+            return True
+    return False
+
+
+def _read_requests(container: Manifest) -> dict[str, str]:
+    """What a container requests. A device that has only a limit is requested too."""
+    resources = get_mapping(container, "resources")
+    requests = {name: str(amount) for name, amount in get_mapping(resources, "requests").items()}
+    for name, amount in get_mapping(resources, "limits").items():
+        if "/" in name:
+            requests.setdefault(name, str(amount))
+    return requests
+
+
+def _list_references(profile: ResolvedProfile, run: Run, template: Manifest) -> list[ReferencedObject]:
     """Every object that the pods name, which must exist before them."""
-    pod = profile.pod
-    references = _list_networks(pod)
-    for source in profile.env.values():
-        if isinstance(source, KeyReference):
-            references.append(_reference_source(source, required_entries=(source.key,)))
-    references += [_reference_source(source) for source in pod.env_from]
-    for mount in profile.mounts.values():
-        references += _list_mounted_objects(mount)
-    for init in pod.init:
-        for mount in init.mounts.values():
-            references += _list_mounted_objects(mount)
-    references += [ReferencedObject(object_kind="Secret", name=name) for name in pod.pull_secrets]
-    references += _list_claimed_objects(profile)
-    for mount in profile.mounts.values():
-        if mount.storage_class:
-            references.append(ReferencedObject(object_kind="StorageClass", name=mount.storage_class))
-    if pod.priority_class:
-        references.append(ReferencedObject(object_kind="PriorityClass", name=pod.priority_class))
-    if pod.service_account:
-        references.append(ReferencedObject(object_kind="ServiceAccount", name=pod.service_account))
-    return list(dict.fromkeys(references))  # each object once: a ConfigMap may be mounted and in the environment
+    spec = template["spec"]
+    containers = get_mappings(spec, "containers") + get_mappings(spec, "initContainers")
+    references = _list_networks(profile.pod)
+    for container in containers:
+        for variable in get_mappings(container, "env"):
+            references += _list_sources(get_mapping(variable, "valueFrom"))
+    for container in containers:
+        for source in get_mappings(container, "envFrom"):
+            references += _list_sources(source)
+    volumes = get_mappings(spec, "volumes")
+    for volume in volumes:
+        references += _list_mounted_objects(volume)
+    references += _refer("Secret", get_mappings(spec, "imagePullSecrets"))
+    for claim in get_mappings(spec, "resourceClaims"):
+        name = claim.get("resourceClaimTemplateName")
+        if name and name == profile.compute_domain:  # a ComputeDomain creates its own claim template
+            references += _refer("ComputeDomain", [{"name": name}])
+        else:
+            references += _refer("ResourceClaimTemplate", [{"name": name}])
+            references += _refer("ResourceClaim", [{"name": claim.get("resourceClaimName")}])
+    for volume in volumes:
+        claim_spec = get_mapping(volume, "ephemeral", "volumeClaimTemplate", "spec")
+        references += _refer("StorageClass", [{"name": claim_spec.get("storageClassName")}])
+    references += _refer("PriorityClass", [{"name": spec.get("priorityClassName")}])
+    references += _refer("ServiceAccount", [{"name": spec.get("serviceAccountName")}])
+    files = ReferencedObject(object_kind="ConfigMap", name=files_name(profile, run))
+    unique_references = dict.fromkeys(references)  # a ConfigMap may be mounted and in the environment
+    return [reference for reference in unique_references if reference != files]  # the run itself creates the files
 
 
 def _list_networks(pod: Pod) -> list[ReferencedObject]:
@@ -118,35 +197,37 @@ def _list_networks(pod: Pod) -> list[ReferencedObject]:
     return networks
 
 
-def _reference_source(
-    source: ConfigReference | KeyReference, required_entries: tuple[str, ...] = ()
-) -> ReferencedObject:
-    """The Secret or ConfigMap that variables come from."""
-    if source.secret:
-        return ReferencedObject(object_kind="Secret", name=source.secret, required_entries=required_entries)
-    name = str(source.config_map)  # the model requires one of the two
-    return ReferencedObject(object_kind="ConfigMap", name=name, required_entries=required_entries)
-
-
-def _list_mounted_objects(mount: Mount) -> list[ReferencedObject]:
-    """The claim, ConfigMap or Secret of a mount; empty for a mount of another kind."""
-    if mount.claim:
-        return [ReferencedObject(object_kind="PersistentVolumeClaim", name=mount.claim)]
-    if mount.config_map:
-        return [ReferencedObject(object_kind="ConfigMap", name=mount.config_map)]
-    if mount.secret:
-        return [ReferencedObject(object_kind="Secret", name=mount.secret)]
-    return []
-
-
-def _list_claimed_objects(profile: ResolvedProfile) -> list[ReferencedObject]:
-    """The objects that provide the fabric's resource claims; a ComputeDomain creates its own claim template."""
+def _list_sources(source: Mapping[str, Any]) -> list[ReferencedObject]:
+    """The Secret or ConfigMap that a variable's value, or those of `envFrom`, come from."""
     references = []
-    for name in profile.claims:
-        if name == profile.compute_domain:
-            references.append(ReferencedObject(object_kind="ComputeDomain", name=name))
-        else:
-            references.append(ReferencedObject(object_kind="ResourceClaimTemplate", name=name))
+    for keys, kind in _SOURCE_KINDS.items():
+        for key in keys:
+            references += _refer(kind, [get_mapping(source, key)])
+    return references
+
+
+def _list_mounted_objects(volume: Mapping[str, Any]) -> list[ReferencedObject]:
+    """The claim, ConfigMaps and Secrets of a volume; empty for a volume of another kind."""
+    claim = get_mapping(volume, "persistentVolumeClaim")
+    references = _refer("PersistentVolumeClaim", [{"name": claim.get("claimName")}])
+    references += _refer("ConfigMap", [get_mapping(volume, "configMap")])
+    secret = get_mapping(volume, "secret")
+    references += _refer("Secret", [{"name": secret.get("secretName"), "optional": secret.get("optional")}])
+    for source in get_mappings(volume, "projected", "sources"):
+        references += _refer("ConfigMap", [get_mapping(source, "configMap")])
+        references += _refer("Secret", [get_mapping(source, "secret")])
+    return references
+
+
+def _refer(kind: ReferencedKind, sources: Iterable[Mapping[str, Any]]) -> list[ReferencedObject]:
+    """A reference to each source that has a name and is not optional, with the key that it must have, if any."""
+    references = []
+    for source in sources:
+        name = source.get("name")
+        if isinstance(name, str) and name and not source.get("optional"):
+            key = source.get("key")
+            entries = (key,) if isinstance(key, str) else ()
+            references.append(ReferencedObject(object_kind=kind, name=name, required_entries=entries))
     return references
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torchyard.agents import command, process_env
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.model.finding import Finding
-from torchyard.model.pod import Mount, Pod
+from torchyard.model.pod import Mount, Pod, Toleration, read_toleration
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
@@ -37,6 +37,7 @@ _UNSUPPORTED_POD_KEYS = (
     "pull_secrets",
     "service_account",
     "priority_class",
+    "patch",
 )
 _POD_VARIABLE_PATTERN = re.compile(rf"(?<!\$)\$\(({process_env.NODE_VARIABLE}|MASTER_ADDR|MASTER_PORT)\)")
 # The master's Service is headless, and MASTER_PORT is set in each pod: these two values exist only there.
@@ -132,12 +133,24 @@ def _list_pod_flags(pod: Pod) -> Iterator[tuple[str, ...]]:
             yield (flag,)
     for capability in pod.capabilities:
         yield "--add-capability", capability
-    for key in pod.tolerations:
-        yield "--toleration", f"operator=Exists,key={key}"
+    for item in pod.tolerations:
+        yield "--toleration", _format_toleration(read_toleration(item))
     if pod.pull_policy:
         yield "--image-pull-policy", pod.pull_policy
     if pod.workdir:
         yield "--working-dir", pod.workdir
+
+
+def _format_toleration(toleration: Toleration) -> str:
+    """A toleration as the CLI parses it: operator=Equal,key=team,value=a,effect=NoSchedule."""
+    parts = {
+        "operator": toleration.resolved_operator,
+        "key": toleration.key,
+        "value": toleration.value,
+        "effect": toleration.effect,
+        "seconds": toleration.toleration_seconds,
+    }
+    return ",".join(f"{name}={value}" for name, value in parts.items() if value is not None)
 
 
 # --- settings without a flag
@@ -146,6 +159,8 @@ def _list_pod_flags(pod: Pod) -> Iterator[tuple[str, ...]]:
 def find_unsupported_settings(profile: ResolvedProfile, generation: Generation) -> Iterator[Finding]:
     """Yield one finding, with its remedy, for each setting of the profile that this CLI cannot express."""
     yield from _find_unsupported_pod_settings(profile)
+    for key in profile.job.model_fields_set:
+        yield Finding(f"job.{key}", f"the CLI creates the job's object: remove it, {_KUBERNETES_REMEDY}")
     if profile.claims:
         yield Finding(
             "fabric",

@@ -1,15 +1,25 @@
 """A pod that runs torchrun, built from named pieces: what every launcher on Kubernetes puts into its job."""
 
 import math
+from collections.abc import Iterable
 
 from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
-from torchyard.model.pod import ConfigReference, Init, KeyReference, Pod
+from torchyard.model.pod import (
+    ConfigReference,
+    EnvValue,
+    FieldReference,
+    Init,
+    Pod,
+    TolerationItem,
+    read_toleration,
+)
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
+from torchyard.pods.patch import patch_template
 from torchyard.pods.volumes import (
     Manifest,
     build_file_mounts,
@@ -24,6 +34,7 @@ RUN_LABEL = "torchyard/run"
 ATTEMPT_KEY = "torchyard/attempt"
 ROLE_LABEL = "torchyard/role"
 CLI_RUN_LABEL = "torchyard/cli-run"  # of a job without a Lease: with RUN_LABEL, a sweep would remove it as abandoned
+NODE_TOPOLOGY_KEY = "kubernetes.io/hostname"  # the label whose value differs on each node
 _NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
 
@@ -39,9 +50,9 @@ def files_name(profile: Profile, run: Run) -> str:
 
 
 def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) -> Manifest:
-    """A pod template with `container` as its only regular container.
+    """A pod template with `container` as its first regular container, and the only one unless a patch adds others.
 
-    Raises ProfileError if two containers have the same name.
+    Raises ProfileError if two containers have the same name, or a patch cannot be merged.
     """
     pod = profile.pod
     _check_container_names(profile, container)
@@ -68,7 +79,7 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
     spec["initContainers"] = _build_init_containers(pod)
     spec["resourceClaims"] = [{"name": name, "resourceClaimTemplateName": name} for name in profile.claims]
     spec["volumes"] = _list_volumes(profile, run)
-    return {"metadata": drop_empty(metadata), "spec": drop_empty(spec)}
+    return patch_template(profile, {"metadata": drop_empty(metadata), "spec": drop_empty(spec)})
 
 
 def _check_container_names(profile: Profile, container: Manifest) -> None:
@@ -119,7 +130,7 @@ def build_container_env(profile: ResolvedProfile, run: Run, node_env: list[Manif
     `node_env`: the variables that give the pod its place in the job. They come first, because the others may refer to
     them. The profile and its fabric take precedence over them.
     """
-    variables: dict[str, str | KeyReference] = {
+    variables: dict[str, EnvValue] = {
         "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result at this level only
         "PYTHONUNBUFFERED": "1",
         "TORCHYARD_RUN": run.name(profile),
@@ -133,13 +144,22 @@ def build_container_env(profile: ResolvedProfile, run: Run, node_env: list[Manif
     return env
 
 
-def _build_variable(name: str, value: str | KeyReference) -> Manifest:
-    """A variable with its value, or with a reference to the key that holds it."""
+def _build_variable(name: str, value: EnvValue) -> Manifest:
+    """A variable with its value, or with a reference to the key or the field that holds it."""
     if isinstance(value, str):
         return {"name": name, "value": escape_dollars(value)}
+    if isinstance(value, FieldReference):
+        return {"name": name, "valueFrom": _build_field_source(value)}
     kind = "secretKeyRef" if value.secret else "configMapKeyRef"
     source = {"name": value.secret or value.config_map, "key": value.key}
     return {"name": name, "valueFrom": {kind: source}}
+
+
+def _build_field_source(reference: FieldReference) -> Manifest:
+    """The field of the pod, or the amount of its container, that is a variable's value."""
+    if reference.field:
+        return {"fieldRef": {"fieldPath": reference.field}}
+    return {"resourceFieldRef": drop_empty({"resource": reference.resource, "divisor": reference.divisor})}
 
 
 def _build_env_source(source: ConfigReference) -> Manifest:
@@ -206,10 +226,25 @@ def _build_placement(profile: ResolvedProfile, run: Run) -> Manifest:
     fields = {
         "nodeSelector": profile.node_labels,
         "affinity": affinity,
-        "tolerations": [{"key": key, "operator": "Exists"} for key in profile.tolerations],
+        "tolerations": build_tolerations(profile.tolerations),
         "schedulerName": profile.pod.scheduler,
     }
     return drop_empty(fields)
+
+
+def build_tolerations(items: Iterable[TolerationItem]) -> list[Manifest]:
+    """Tolerations as Kubernetes has them."""
+    tolerations = []
+    for toleration in map(read_toleration, items):
+        fields = {
+            "key": toleration.key,
+            "operator": toleration.resolved_operator,
+            "value": toleration.value,
+            "effect": toleration.effect,
+            "tolerationSeconds": toleration.toleration_seconds,
+        }
+        tolerations.append(drop_empty(fields))
+    return tolerations
 
 
 def _build_anti_affinity(profile: Profile, run: Run) -> Manifest:
@@ -218,7 +253,7 @@ def _build_anti_affinity(profile: Profile, run: Run) -> Manifest:
         "matchExpressions": [{"key": ROLE_LABEL, "operator": "DoesNotExist"}],
         "matchLabels": attempt_labels(profile, run),
     }
-    term = {"labelSelector": workers, "topologyKey": "kubernetes.io/hostname"}
+    term = {"labelSelector": workers, "topologyKey": NODE_TOPOLOGY_KEY}
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 

@@ -38,6 +38,7 @@ _MANIFEST_OWNED_KEYS = (
     "fabric",
     "hardware",
     "image",
+    "job",
     "mounts",
     "nodes",
     "options",

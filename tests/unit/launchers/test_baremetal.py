@@ -49,6 +49,7 @@ def test_etcd_of_the_profile_is_used(write: Write, tmp_path: Path) -> None:
         ({"image": "train:v1"}, "image: is for launchers on Kubernetes, and this one is baremetal"),
         ({"cluster": {"namespace": "ml"}}, "cluster: is for launchers on Kubernetes"),
         ({"pod": {"privileged": True}}, "pod: is for launchers on Kubernetes"),
+        ({"job": {"labels": {"team": "a"}}}, "job: is for launchers on Kubernetes"),
         ({"resources": {"cpu": 1}}, "resources.cpu: is for launchers on Kubernetes; baremetal takes gpus"),
         ({"setup": ["true"]}, "setup: is for launchers on Kubernetes"),
         ({"mounts": {"/data": {"claim": "data"}}}, "mounts: is for launchers on Kubernetes"),

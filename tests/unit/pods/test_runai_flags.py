@@ -60,6 +60,11 @@ RCP = {"hardware": "epfl/rcp", "fabric": "roce"}
         ({"env": {"A": "1,2 3"}}, "--environment", "A=1,2 3"),
         ({"pod": {"capabilities": ["IPC_LOCK"]}}, "--add-capability", "IPC_LOCK"),
         ({"pod": {"tolerations": ["gpu"]}}, "--toleration", "operator=Exists,key=gpu"),
+        (
+            {"pod": {"tolerations": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}},
+            "--toleration",
+            "operator=Equal,key=team,value=a,effect=NoSchedule",
+        ),
         ({"options": {"node_pools": ["h100"]}}, "--node-pools", "h100"),
         ({}, "--backoff-limit", "0"),
         ({}, "--label", "torchyard/cli-run=sample-a1b2c3d4"),
@@ -103,6 +108,7 @@ def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value
         ({"pod": {"node_selector": {"a": "b"}}}, "the CLI selects only pools: use options.node_pools"),
         ({"rendezvous": "etcd-v2"}, "rendezvous: etcd-v2 needs a store"),
         ({"nodes": {"min": 2, "max": 4}}, "nodes: must be one number of 2 or more"),
+        ({"job": {"labels": {"team": "a"}}}, "job.labels: the CLI creates the job's object"),
         ({"nodes": 1}, "nodes: must be one number of 2 or more"),
         ({"hardware": "gke/a3-high", "fabric": "tcpx"}, "pod.init: no flag"),
         ({"hardware": "gke/a4x-max", "fabric": "gib-dra"}, r"claims devices \(torchyard, torchyard-mrdma\)"),
@@ -142,6 +148,7 @@ POD_VALUES: dict[str, Any] = {
     "pull_secrets": ["registry"],
     "service_account": "trainer",
     "priority_class": "high",
+    "patch": {"spec": {"runtimeClassName": "nvidia"}},
 }
 
 

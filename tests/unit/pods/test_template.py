@@ -241,6 +241,28 @@ def test_taints_are_tolerated_by_key(planned: Planned) -> None:
     ]
 
 
+def test_toleration_may_have_every_field(planned: Planned) -> None:
+    """A toleration with a value, an effect or a time has the fields of Kubernetes, also on the run's store."""
+    eviction = {"key": "spot", "effect": "NoExecute", "toleration_seconds": 0}
+    tolerations = [{"key": "team", "value": 1, "effect": "NoSchedule"}, eviction]
+    plan = planned(rendezvous="etcd-v2", pod={"tolerations": tolerations})
+    expected = [
+        {"key": "team", "operator": "Equal", "value": "1", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+    ]
+    assert get_pod_spec(plan)["tolerations"] == expected
+    (store,) = (obj for obj in plan.store if obj["kind"] == "Pod")
+    assert store["spec"]["tolerations"] == expected
+
+
+def test_variable_may_be_a_field_of_the_pod(planned: Planned) -> None:
+    """The kubelet sets a variable from a field of the pod, or from an amount of its container."""
+    env = {"POD_IP": {"field": "status.podIP"}, "MEMORY": {"resource": "limits.memory", "divisor": "1Mi"}}
+    values = get_env(planned(env=env))
+    assert values["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert values["MEMORY"] == {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}
+
+
 def test_containers_start_once(planned: Planned) -> None:
     """A container that ends is not restarted in its pod, so that its log and exit code stay."""
     assert get_pod_spec(planned())["restartPolicy"] == "Never"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torchyard.kube.client import Client, parse_decimal_quantity
 from torchyard.model.errors import ClusterError
 from torchyard.model.finding import Finding, failed_check, passed_check
+from torchyard.model.pod import read_toleration
 from torchyard.model.requirements import Capacity
 
 ClusterNode = dict[str, Any]
@@ -100,16 +101,21 @@ def find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | No
     if not _is_node_ready(node):
         return NodeMismatch("not Ready", f"`kubectl describe node {_NODES_PLACEHOLDER}`")
     for taint in spec.get("taints", ()):
-        is_tolerated = (
-            taint["key"] in requirement.tolerations or "" in requirement.tolerations
-        )  # "" tolerates every key
-        if taint["effect"] in ("NoSchedule", "NoExecute") and not is_tolerated:
+        if taint["effect"] in ("NoSchedule", "NoExecute") and not _is_tolerated(taint, requirement):
             return NodeMismatch(f"taint {taint['key']}", _describe_taint_remedy(taint["key"]))
     for name, amount in requirement.resources.items():
         shortage = _find_shortage(node, name, amount)
         if shortage:
             return shortage
     return None
+
+
+def _is_tolerated(taint: Mapping[str, str], requirement: Capacity) -> bool:
+    """Whether the pods tolerate a taint, at least for some seconds."""
+    for item in requirement.tolerations:
+        if read_toleration(item).tolerates(taint["key"], taint.get("value", ""), taint["effect"]):
+            return True
+    return False
 
 
 def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> NodeMismatch | None:

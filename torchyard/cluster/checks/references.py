@@ -12,6 +12,7 @@ from torchyard.model.requirements import ReferencedObject
 _API_VERSIONS = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
     "ComputeDomain": "resource.nvidia.com/v1beta1",
+    "ResourceClaim": "resource.k8s.io/v1",
     "ResourceClaimTemplate": "resource.k8s.io/v1",
     "LocalQueue": "kueue.x-k8s.io/v1beta1",
     "PriorityClass": "scheduling.k8s.io/v1",
@@ -25,6 +26,7 @@ _CREATE_REMEDIES = {
     "PersistentVolumeClaim": "create the claim, or name another in `mounts`",
     "NetworkAttachmentDefinition": "create it, or name another in `pod.networks`",
     "ComputeDomain": "create it, as docs/hardware.md shows, in namespace {namespace}",
+    "ResourceClaim": "create it, or name another in `pod.patch`, in namespace {namespace}",
     "ResourceClaimTemplate": "create it, as docs/hardware.md shows, in namespace {namespace}",
     "LocalQueue": "ask the administrator of Kueue, or name another in options.queue (null for none)",
     "PriorityClass": "ask the cluster's administrator, or name another in `pod.priority_class` (null for none)",

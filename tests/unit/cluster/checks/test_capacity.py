@@ -14,6 +14,7 @@ from torchyard.cluster.checks.capacity import (
     list_remedies,
 )
 from torchyard.kube.client import Client
+from torchyard.model.pod import Toleration, TolerationItem
 from torchyard.model.requirements import Capacity
 
 GPU = "nvidia.com/gpu"
@@ -26,7 +27,9 @@ def build_node(ready: str = "True", **spec: Any) -> ClusterNode:
     return {"metadata": {"name": "a"}, "spec": spec, "status": status}
 
 
-def build_requirement(*, one_per_node: bool = False, tolerations: tuple[str, ...] = (), **resources: str) -> Capacity:
+def build_requirement(
+    *, one_per_node: bool = False, tolerations: tuple[TolerationItem, ...] = (), **resources: str
+) -> Capacity:
     requests = {GPU if name == "gpus" else name: amount for name, amount in resources.items()}
     return Capacity(pods=2, labels={}, tolerations=tolerations, resources=requests, one_per_node=one_per_node)
 
@@ -76,6 +79,24 @@ def test_toleration_without_a_key_tolerates_every_taint() -> None:
     assert find_reason(tainted, build_requirement()) == "taint a"
     assert find_reason(tainted, build_requirement(tolerations=("",))) == ""
     assert find_reason(build_node(taints=[{"key": "a", "effect": "PreferNoSchedule"}]), build_requirement()) == ""
+
+
+@pytest.mark.parametrize(
+    ("toleration", "reason"),
+    [
+        ({"key": "team", "value": "a"}, ""),
+        ({"key": "team", "value": "b"}, "taint team"),
+        ({"key": "team", "effect": "NoSchedule"}, ""),
+        ({"key": "team", "effect": "NoExecute"}, "taint team"),
+        ({"operator": "Exists", "effect": "NoSchedule"}, ""),
+        ({"key": "other", "value": "a"}, "taint team"),
+    ],
+)
+def test_toleration_has_the_value_and_the_effect_of_a_taint(toleration: dict[str, str], reason: str) -> None:
+    """A toleration with a value or an effect tolerates only the taints that have it."""
+    tainted = build_node(taints=[{"key": "team", "value": "a", "effect": "NoSchedule"}])
+    requirement = build_requirement(tolerations=(Toleration.model_validate(toleration),))
+    assert find_reason(tainted, requirement) == reason
 
 
 def test_remedy_for_a_taint_of_kubernetes_is_not_a_toleration() -> None:
