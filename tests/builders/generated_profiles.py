@@ -108,10 +108,10 @@ HARDWARE = st.builds(
 )
 OPTIONS: dict[str, Keys] = {
     "volcano": optional_keys(queue=NAMES),
-    "pytorchjob": optional_keys(queue=NAMES, suspend=st.booleans()),
+    "pytorchjob": optional_keys(queue=NAMES, local_queue=NAMES, suspend=st.booleans()),
     "appwrapper": optional_keys(
         api=st.sampled_from(["workload.codeflare.dev/v1beta2", "mcad.ibm.com/v1beta1"]),
-        queue=NAMES,
+        local_queue=NAMES,
         retries=st.integers(0, 100),
         priority=st.integers(-10, 10),
         admission=DURATIONS,
@@ -120,8 +120,8 @@ OPTIONS: dict[str, Keys] = {
     "runai": st.fixed_dictionaries(
         {"project": st.just("vision"), "through": st.just("kubernetes")}, optional={"interactive": st.booleans()}
     ),
-    "jobset": optional_keys(queue=NAMES, suspend=st.booleans()),
-    "job": optional_keys(queue=NAMES, suspend=st.booleans()),
+    "jobset": optional_keys(local_queue=NAMES, suspend=st.booleans()),
+    "job": optional_keys(local_queue=NAMES, suspend=st.booleans()),
     "baremetal": optional_keys(port=st.integers(1024, 65533)),
 }
 

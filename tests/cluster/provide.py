@@ -22,7 +22,7 @@ def build_local_overrides(profile: str, namespace: str) -> Manifest:
     overrides: Manifest = {"cluster.namespace": namespace}
     match loaded_profile.launcher:
         case "appwrapper":
-            overrides["options.queue"] = None
+            overrides["options.local_queue"] = None
             if loaded_profile.options.get("api"):  # the group of the dispatcher that can be built
                 overrides["options.api"] = "workload.codeflare.dev/v1beta1"
         case "runai":

@@ -32,7 +32,7 @@ REPLACEMENTS = {  # a guide's program: ours, and its arguments
     "allreduce.py": ("allreduce.py", ["--max-size=1M", "--trials=5"]),
 }
 NO_SOURCE = dict.fromkeys(("claim", "config_map", "secret", "scratch", "ephemeral", "storage_class"))
-OPTIONS: dict[str, Overrides] = {"appwrapper": {"queue": None}, "runai": {"through": "kubernetes"}}
+OPTIONS: dict[str, Overrides] = {"appwrapper": {"local_queue": None}, "runai": {"through": "kubernetes"}}
 NEEDS_MCAD = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}  # profile: why it is skipped
 
 

@@ -56,7 +56,7 @@ class Options(FrozenModel):
     """The options of this launcher. The durations are limits and pauses of the controller."""
 
     api: _ApiVersion = Field(V1BETA2, description="the API of the AppWrapper; v1beta1 is for the archived dispatcher")
-    queue: str | None = Field(None, description="a LocalQueue of Kueue")
+    local_queue: str | None = Field(None, description="a LocalQueue of Kueue, which then admits the job")
     admission: Duration | None = Field(
         None, description="time limit until every pod exists; default: deadlines.start + 1m"
     )
@@ -108,7 +108,7 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
         )
     job = pytorchjob.build_pytorchjob(profile, run, pytorchjob.Options())
     if options.api == V1BETA2:
-        wrapper = _build_appwrapper(job, build_metadata(profile, run, options.queue), profile, options)
+        wrapper = _build_appwrapper(job, build_metadata(profile, run, options.local_queue), profile, options)
     else:
         wrapper = _build_dispatcher_wrapper(job, profile, options)
     return plan_own_job(
@@ -311,7 +311,7 @@ def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterR
         verbs = ("create", *verbs)  # its webhook lets a user wrap only what that user may create
     else:
         job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_DISPATCHER_INSTALL))
-    job_requirements += list_queue_requirements(options.queue)
+    job_requirements += list_queue_requirements(options.local_queue)
     job_requirements.append(requirements.job_permission(f"appwrappers.{group}"))
     job_requirements.append(Permission(verbs=verbs, resource=inner_job.resource))
     return tuple(job_requirements)

@@ -39,7 +39,7 @@ _JOB_NAME_LABEL = "job-name"  # the controller sets it on the Job's pods; batch.
 class Options(FrozenModel):
     """The options of this launcher."""
 
-    queue: str | None = Field(None, description="a LocalQueue of Kueue, which then starts all pods or none")
+    local_queue: str | None = Field(None, description="a LocalQueue of Kueue, which then starts all pods or none")
     suspend: bool = Field(False, description="the Job waits until it is resumed, for example by Kueue")
     etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
@@ -81,7 +81,7 @@ def _build_job(profile: ResolvedProfile, run: Run, options: Options) -> dict[str
     return {
         "apiVersion": _API,
         "kind": KIND,
-        "metadata": build_metadata(profile, run, options.queue),
+        "metadata": build_metadata(profile, run, options.local_queue),
         "spec": spec,
     }
 
@@ -145,10 +145,10 @@ JOB_KIND = JobKind(
 
 
 def _list_own_requirements(profile: Profile, options: Options) -> tuple[ClusterRequirement, ...]:
-    own_requirements = list(_list_requirements(options.queue))
+    own_requirements = list(_list_requirements(options.local_queue))
     own_requirements.append(Permission(verbs=("create", "get", "list", "delete"), resource="services"))
-    if not options.queue and profile.nodes.max > 1:
-        own_requirements.append(_advise_queue("options.queue", "name a LocalQueue of Kueue"))
+    if not options.local_queue and profile.nodes.max > 1:
+        own_requirements.append(_advise_queue("options.local_queue", "name a LocalQueue of Kueue"))
     return tuple(own_requirements)
 
 

@@ -42,7 +42,7 @@ _MAX_POD_NAME_CHARS = 63  # characters of a pod's name
 class Options(FrozenModel):
     """The options of this launcher."""
 
-    queue: str | None = Field(None, description="a LocalQueue of Kueue")
+    local_queue: str | None = Field(None, description="a LocalQueue of Kueue, which then admits the job")
     suspend: bool = Field(False, description="the JobSet waits until it is resumed, for example by Kueue")
     etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
@@ -57,7 +57,7 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
         return user_manifest.plan_manifest(profile, run, JOB_KIND, list_requirements(None))
     _validate_profile(profile, run)
     job = _build_jobset(profile, run, options)
-    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, list_requirements(options.queue))
+    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, list_requirements(options.local_queue))
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:
@@ -112,7 +112,7 @@ def _build_jobset(profile: ResolvedProfile, run: Run, options: Options) -> dict[
     return {
         "apiVersion": _API,
         "kind": KIND,
-        "metadata": build_metadata(profile, run, options.queue),
+        "metadata": build_metadata(profile, run, options.local_queue),
         "spec": spec,
     }
 

@@ -41,7 +41,7 @@ _CONTAINER_NAME = "pytorch"  # the operator looks for this name
 class Options(FrozenModel):
     """The options of this launcher."""
 
-    queue: str | None = Field(None, description="a queue of the gang scheduler, if the operator has one")
+    queue: str | None = Field(None, description="a Volcano queue, if the operator has Volcano as its gang scheduler")
     local_queue: str | None = Field(None, description="a LocalQueue of Kueue, which then admits the job")
     etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
     suspend: bool = Field(False, description="the job waits until it is resumed, for example by Kueue")

@@ -15,7 +15,7 @@ _TOPOLOGY_FOLDER = "/var/run/nvidia-topologyd"
 _KUBERNETES_GRACE_S = 30  # the default of Kubernetes
 _NVME_STORAGE_CLASS = "odf-lvm-vg1"
 _OPTION_KEYS = {
-    "queueName": "queue",
+    "queueName": "local_queue",
     "admissionGracePeriodDuration": "admission",
     "warmupGracePeriodDuration": "warmup",
     "failureGracePeriodDuration": "failure",

@@ -137,13 +137,17 @@ def patch_template(profile: Profile, template: Manifest) -> Manifest:
 
 def patch_job(profile: Profile, job: Manifest) -> Manifest:
     """The job's main object with the profile's labels and annotations, and its patch. ProfileError as for pods."""
-    metadata = dict(job["metadata"])
-    metadata["labels"] = profile.job.labels | metadata["labels"]
-    annotations = profile.job.annotations | metadata.get("annotations", {})
-    if annotations:
-        metadata["annotations"] = annotations
-    patched = job | {"metadata": metadata}
     merger = _Merger("job.patch", _JOB_ITEM_KEYS)
+    metadata = dict(job["metadata"])
+    for key, texts in (("labels", profile.job.labels), ("annotations", profile.job.annotations)):
+        built = metadata.get(key, {})
+        for name in texts:
+            if built.get(name, texts[name]) != texts[name]:
+                problem = f"{name} is {built[name]} by the options of the launcher: change it there"
+                merger.findings.append(Finding(f"job.{key}", problem))
+        if texts:
+            metadata[key] = built | texts
+    patched = job | {"metadata": metadata}
     for patch in profile.job.patch:
         fixed = _list_fixed_job_values(patched)
         patched = merger.merge(patched, patch)

@@ -92,7 +92,7 @@ def test_pause_may_be_zero(plan_wrapped: Planned) -> None:
 
 def test_queue_is_a_label_and_is_required(plan_wrapped: Planned) -> None:
     """Kueue reads the queue from a label of the wrapper, and preflight checks that it exists."""
-    plan = plan_wrapped(options={"queue": "team"})
+    plan = plan_wrapped(options={"local_queue": "team"})
     assert plan.main["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert ReferencedObject(object_kind="LocalQueue", name="team") in plan.requires
 

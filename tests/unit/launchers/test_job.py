@@ -103,7 +103,7 @@ def test_range_of_nodes_is_refused(planned_job: Planned) -> None:
 
 def test_queue_of_kueue_is_a_label(planned_job: Planned) -> None:
     """The queue is a label of the Job, and not of the Service; preflight checks that it exists."""
-    plan = planned_job(options={"queue": "team"})
+    plan = planned_job(options={"local_queue": "team"})
     assert plan.main["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert "kueue.x-k8s.io/queue-name" not in plan.objects[0]["metadata"]["labels"]
     assert ReferencedObject(object_kind="LocalQueue", name="team") in plan.requires
@@ -111,7 +111,7 @@ def test_queue_of_kueue_is_a_label(planned_job: Planned) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "advised"),
-    [({}, ["options.queue"]), ({"options": {"queue": "team"}}, []), ({"nodes": 1}, [])],
+    [({}, ["options.local_queue"]), ({"options": {"local_queue": "team"}}, []), ({"nodes": 1}, [])],
     ids=["no queue", "queue", "one pod"],
 )
 def test_pods_that_start_one_by_one_are_reported(

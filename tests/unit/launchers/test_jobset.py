@@ -81,5 +81,5 @@ def test_deleted_set_is_gone() -> None:
 
 def test_queue_of_kueue_is_a_label(planned_set: Planned) -> None:
     """The queue is a label, by which Kueue holds the JobSet back until there is room."""
-    labels = planned_set(options={"queue": "team"}).main["metadata"]["labels"]
+    labels = planned_set(options={"local_queue": "team"}).main["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team"

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from tests.builders.plan_parts import get_local_address
+from tests.builders.plan_parts import get_local_address, list_requirements
 from tests.conftest import Planned
 from tests.inputs.observed_moments import explain_wait, find_moments, get_job, get_phase, get_pods
 from tests.inputs.user_manifests import JOB, Launched, change_spec
 from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import OpenQueue
+from torchyard.model.requirements import Advice, OpenQueue
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 ELASTIC = {"nodes": {"min": 2, "max": 8}}
@@ -65,6 +65,13 @@ def test_queue_is_used_and_checked(planned: Planned) -> None:
     plan = planned(options={"queue": "research"})
     assert volcano(plan)["queue"] == "research"
     assert OpenQueue(name="research") in plan.requires
+
+
+def test_queue_of_kueue_gets_a_warning(planned: Planned) -> None:
+    """Kueue does not manage Volcano's Jobs: its label would be ignored without a message."""
+    plan = planned(job={"labels": {"kueue.x-k8s.io/queue-name": "team-a"}})
+    problems = [advice.finding.what for advice in list_requirements(plan, Advice)]
+    assert problems == ["kueue.x-k8s.io/queue-name has no effect: Kueue does not manage Volcano's Jobs"]
 
 
 def test_queue_is_that_of_the_manifest(launched: Launched) -> None:

@@ -67,8 +67,8 @@ def test_files_of_the_guide_can_be_planned(tmp_path: Path, name: str, launcher: 
 KEYS: list[tuple[dict[str, Any], str, Any]] = [
     ({"jobName": "my-job"}, "pod labels", {"app.kubernetes.io/name": "my-job"}),
     ({"namespace": "ml"}, "cluster namespace", "ml"),
-    ({}, "options", {"queue": "default-queue"}),
-    ({"queueName": "team"}, "options queue", "team"),
+    ({}, "options", {"local_queue": "default-queue"}),
+    ({"queueName": "team"}, "options local_queue", "team"),
     ({}, "pod priority_class", "default-priority"),
     ({"priority": "high-priority"}, "pod priority_class", "high-priority"),
     (

@@ -7,7 +7,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import ReferencedObject
 from torchyard.pods.job_kind import QUEUE_LABEL, PodSet
 
-KUEUE_OPTIONS = {"job": "queue", "jobset": "queue", "appwrapper": "queue", "pytorchjob": "local_queue"}
+KUEUE_LAUNCHERS = ("job", "jobset", "appwrapper", "pytorchjob")
 
 
 def test_main_container_is_the_operators_own() -> None:
@@ -17,10 +17,10 @@ def test_main_container_is_the_operators_own() -> None:
     assert [PodSet("a", 1, template).container for template in templates] == ["pytorch", "first"]
 
 
-@pytest.mark.parametrize("launcher", KUEUE_OPTIONS)
+@pytest.mark.parametrize("launcher", KUEUE_LAUNCHERS)
 def test_queue_of_kueue_is_on_the_main_object_alone(planned: Planned, launcher: str) -> None:
     """The label with the LocalQueue is on the object that Kueue admits, and preflight checks that the queue exists."""
-    plan: ManifestPlan = planned(launcher=launcher, options={KUEUE_OPTIONS[launcher]: "team-a"})
+    plan: ManifestPlan = planned(launcher=launcher, options={"local_queue": "team-a"})
     assert plan.main["metadata"]["labels"][QUEUE_LABEL] == "team-a"
     inner = [obj["metadata"].get("labels", {}) for obj in (plan.pod, plan.wrapped or plan.pod)]
     assert [QUEUE_LABEL in labels for labels in inner] == [False, False]

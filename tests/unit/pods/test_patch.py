@@ -194,6 +194,13 @@ def test_queue_label_of_a_profile_is_checked(planned: Planned) -> None:
     assert ReferencedObject(object_kind="LocalQueue", name="team-a") in plan.requires
 
 
+def test_label_that_an_option_sets_is_refused(planned: Planned) -> None:
+    """A label of the profile that differs from an option's is an error: one of them would be dropped silently."""
+    labels = {"kueue.x-k8s.io/queue-name": "team-b"}
+    message = read_refusal(planned, launcher="jobset", options={"local_queue": "team-a"}, job={"labels": labels})
+    assert "job.labels: kueue.x-k8s.io/queue-name is team-a by the options of the launcher" in message
+
+
 # --- refusals
 
 
