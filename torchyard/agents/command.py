@@ -30,11 +30,16 @@ def node_command(profile: Profile, run: Run, job_node: JobNode, *extra_args: str
 
     Without `--` the agent's parser fails on a program's option that could be short for two of its own (--max).
     """
-    agent: tuple[str, ...] = ()
-    module = torchrun.MODULES.get(profile.resolved_agent)
-    if module:
-        agent = ("-m", module, *torchrun.agent_options(profile, run, job_node), *extra_args, "--")
-    return (*agent, command_word(str(profile.program), job_node), *program_arguments(profile, run, job_node))
+    argv: list[str] = []
+    agent_module = torchrun.MODULES.get(profile.resolved_agent)
+    if agent_module:
+        argv += ["-m", agent_module, *torchrun.agent_options(profile, run, job_node), *extra_args]
+    if profile.module:
+        argv.append("-m")  # also an option of the agents
+    if agent_module:
+        argv.append("--")
+    argv.append(profile.module or command_word(str(profile.program), job_node))
+    return (*argv, *program_arguments(profile, run, job_node))
 
 
 def pod_command(
@@ -42,8 +47,11 @@ def pod_command(
 ) -> tuple[str, ...]:
     """The command of a pod, the same for every pod of the job; without a prelude it needs no shell.
 
-    Without a ConfigMap it unpacks the files that the job needs of torchyard.
+    Without a ConfigMap it unpacks the files that the job needs of torchyard. For the entrypoint of an image, only its
+    arguments.
     """
+    if profile.has_image_entrypoint:
+        return program_arguments(profile, run, job_node)
     argv = node_command(profile, run, job_node)
     if profile.resolved_agent == "torchrun":
         argv = ("torchrun", *argv[2:])  # the image's own script, in place of -m and the module
@@ -65,7 +73,7 @@ def pod_command(
 
 def choose_interpreter(profile: Profile, python: str) -> tuple[str, ...]:
     """The interpreter of a node's command; empty if there is no agent and the program is not a Python file."""
-    if profile.resolved_agent == "none" and not str(profile.program).endswith(".py"):
+    if profile.resolved_agent == "none" and not profile.module and not str(profile.program).endswith(".py"):
         return ()
     return (python,)
 

@@ -109,4 +109,6 @@ def build_rdma_facts_lines(profile: ResolvedProfile, folders: PodFolders) -> str
 
 
 def _needs_rdma_facts(profile: ResolvedProfile) -> bool:
-    return profile.expect is not None and profile.expect.transport in _VERBS_TRANSPORTS
+    if profile.expect is None or profile.has_image_entrypoint:  # torchyard's command prints the facts
+        return False
+    return profile.expect.transport in _VERBS_TRANSPORTS

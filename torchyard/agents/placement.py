@@ -79,7 +79,8 @@ class Placement(NamedTuple):
 
     folder: of this attempt's logs and state.
     checkpoints: the folder of the checkpoints of all attempts.
-    program: the path of the training script.
+    program: the path of the training script; empty for a module.
+    cwd: the folder in which it starts.
     python: the interpreter of the agent.
     site: what is copied to a host behind ssh, and where to; None on this machine.
     """
@@ -88,6 +89,7 @@ class Placement(NamedTuple):
     folder: str
     checkpoints: str
     program: str
+    cwd: str
     python: str
     site: Site | None
 
@@ -111,11 +113,13 @@ def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placemen
 
 def _place_locally(profile: Profile, run: Run, options: Options, host: Host) -> Placement:
     """A placement on this machine, where all files already are."""
+    folder = f"{run.folder}/attempt-{run.attempt}"
     return Placement(
         host=host,
-        folder=f"{run.folder}/attempt-{run.attempt}",
+        folder=folder,
         checkpoints=f"{run.folder}/checkpoints",
-        program=str(profile.program),
+        program=profile.program or "",
+        cwd=str(Path(profile.program).parent) if profile.program else folder,
         python=options.python or sys.executable,
         site=None,
     )
@@ -136,12 +140,13 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
         port_try=run.port_try,
         previous_folders=_list_previous_folders(run),
     )
-    program = str(PurePosixPath(site.folder, "work", source.program)) if source else str(profile.program)
+    program = str(PurePosixPath(site.folder, "work", source.program)) if source else profile.program or ""
     return Placement(
         host=host,
         folder=site.folder,
         checkpoints=f"{site.folder}/checkpoints",
         program=program,
+        cwd=str(Path(program).parent) if program else site.folder,
         python=options.python or "python3",
         site=site,
     )
@@ -171,10 +176,10 @@ class ProgramSource(NamedTuple):
 
 
 def find_program_source(profile: Profile, options: Options) -> ProgramSource | None:
-    """The files to copy to the hosts; None if the program is already there."""
-    if options.program_there:
+    """The files to copy to the hosts; None if the program is already there, as a module is."""
+    if options.program_there or not profile.program:
         return None
-    program = Path(str(profile.program))
+    program = Path(profile.program)
     if options.source is None:
         return ProgramSource(str(program), program.name)
     folder = os.path.normpath(program.parent / options.source)

@@ -131,8 +131,8 @@ def _validate_profile(job: _Job) -> None:
         findings.append(
             Finding("options.hosts", f"{summary}: name a host for each node, and spares after them, or none at all")
         )
-    if not profile.program:
-        findings.append(Finding("program", "is missing: the Python file that torchrun starts"))
+    if profile.has_image_entrypoint:
+        findings.append(Finding("program", "image requires pods; for a file of this name write ./image"))
     if options.etcd and profile.rendezvous != "etcd-v2":
         findings.append(Finding("options.etcd", f"requires rendezvous: etcd-v2, and this is {profile.rendezvous}"))
     findings += [*_check_pod_keys(profile), *_check_hosts(job), *_check_resources(profile)]
@@ -204,7 +204,7 @@ def _build_agent(job: _Job, node: int) -> Process:
     name = f"node-{node}"
     node_placement = job.placements[node]
     job_node = JobNode(job.endpoint, node, node_placement.host.reachable_address)
-    program = profile.model_copy(update={"program": node_placement.program})
+    program = profile.model_copy(update={"program": node_placement.program or None})
     agent_argv = command.node_command(program, run, job_node, f"--log_dir={node_placement.folder}/{name}/ranks")
     check_argv = fabric_check.build_machine_check(profile, run, job_node, node_placement)
     spec: dict[str, Any] = {
@@ -274,7 +274,7 @@ def _build_supervised_process(job: _Job, node_placement: Placement, name: str, p
         "label": f"{run_name}/{job.run.attempt}/{name}",
         "lease": deadlines.lease,
         "grace": deadlines.grace,
-        "cwd": str(Path(node_placement.program).parent),
+        "cwd": node_placement.cwd,
     }
     if site:
         spec["site"] = site.folder
@@ -365,7 +365,9 @@ def _list_program_requirements(job: _Job, node_placement: Placement) -> list[Hos
     host = node_placement.host.host
     is_copied = node_placement.site is not None and node_placement.site.work is not None
     program_host = "localhost" if is_copied else host
-    program_requirements: list[HostRequirement] = [ProgramFile(host=program_host, path=str(profile.program))]
+    program_requirements: list[HostRequirement] = []
+    if profile.program:
+        program_requirements.append(ProgramFile(host=program_host, path=profile.program))
 
     def require(name: str, minimum_version: str, reason: str) -> None:
         program_requirements.append(
@@ -374,7 +376,7 @@ def _list_program_requirements(job: _Job, node_placement: Placement) -> list[Hos
 
     if profile.resolved_agent != "none" or profile.check_fabric:
         require("torch", _MIN_TORCH_VERSION, "torchrun starts the job")
-    elif str(profile.program).endswith(".py"):
+    elif profile.module or str(profile.program).endswith(".py"):
         require(INTERPRETER, "3", "it starts the program")  # what a program without an agent imports is unknown
     if profile.rendezvous == "etcd-v2":
         require("python-etcd", "0.4.5", "torchrun's etcd-v2 rendezvous imports it")

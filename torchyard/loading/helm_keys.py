@@ -35,13 +35,18 @@ def build_profile_keys(values: ChartValues, profile_keys: Mapping[str, Any]) -> 
     Those decide which values apply: a program in the profile replaces `mainProgram`, for example.
     """
     command = [] if _has_program(profile_keys) else _split_command(values.mainProgram)
+    module = None
+    if command[:1] == ["-m"]:
+        module = " ".join(command[1:2])
+        command = command[1:]
     return _drop_empty_keys(
         launcher=_LAUNCHER,
         rendezvous="static",
         image=values.containerImage,
         nodes=values.numPods,
         processes=max(1, values.numGpusPerPod),
-        program=command[0] if command else None,
+        program=command[0] if command and module is None else None,
+        module=module,
         args=command[1:],
         setup=list(values.setupCommands),
         env=_build_env(values),
@@ -208,7 +213,7 @@ def _list_set_option_keys(values: ChartValues) -> list[str]:
 
 def _has_program(profile_keys: Mapping[str, Any]) -> bool:
     """Whether the profile itself names the program; mainProgram is then ignored."""
-    return bool(profile_keys.get("program"))
+    return bool(profile_keys.get("program") or profile_keys.get("module"))
 
 
 def _list_program_faults(program: str) -> Iterator[str]:

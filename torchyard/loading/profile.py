@@ -154,7 +154,7 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
         findings.add(Finding("", error.problem, error.remedy), ("launcher",))
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
-    if profile.program and launcher.PROGRAM_IS_A_FILE:
+    if profile.program and launcher.PROGRAM_IS_A_FILE and not profile.has_image_entrypoint:
         profile = profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
         return profile

@@ -82,6 +82,7 @@ Rendezvous = Literal["c10d", "etcd-v2", "static", "env", "file"]
 Agent = Literal["torchrun", "launch", "none"]
 WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would assign ranks of its own
 WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents meet there, not the program
+IMAGE_ENTRYPOINT = "image"  # the program that starts the image's own entrypoint
 _ELASTIC_RESTARTS = 100
 # `args` may contain these in braces; each process gets its own value.
 PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
@@ -138,7 +139,14 @@ class Profile(FrozenModel):
     fabric: str | None = Field(None, description="one of the hardware file's fabrics")
     image: str | None = Field(None, description="the pods' image, with a tag; it contains torch and the program")
     program: str | None = Field(
-        None, description="the Python file to start; in pods, a file of the image. With agent none, any program"
+        None,
+        description="the Python file to start; in pods, a file of the image. With agent none, any program, or `image` "
+        "for the entrypoint of the pods' image",
+    )
+    module: str | None = Field(
+        None,
+        description="a Python module to start in place of a file, as `python -m` does: my.train. On plain machines it "
+        "must be installed there",
     )
     args: tuple[Text, ...] = Field((), description="the program's arguments")
     nodes: Nodes = Field(NodeRange(min=1, max=1), description="the number of nodes: 2, or {min: 2, max: 8}")
@@ -235,6 +243,11 @@ class Profile(FrozenModel):
     def resolved_agent(self) -> Agent:
         """What starts a node's processes: `agent`, or its default."""
         return self.agent or ("none" if self.rendezvous in WITHOUT_AGENT else "torchrun")
+
+    @property
+    def has_image_entrypoint(self) -> bool:
+        """Whether the pods run the entrypoint of their image, and not a command of torchyard's."""
+        return self.program == IMAGE_ENTRYPOINT
 
     @property
     def max_restarts(self) -> int:

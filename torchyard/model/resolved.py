@@ -83,6 +83,8 @@ def resolve(profile: Profile) -> ResolvedProfile:
             "compute_domain": fabric.compute_domain,
             "claim_templates": fabric.claim_templates,
         }
+    if profile.has_image_entrypoint:
+        fields["on_hang"] = "off"  # torchyard's command starts the recorder
     fields["resources"] = fields["pod"].resources | profile.resources
     # All values were validated with the profile.
     return ResolvedProfile.model_construct(profile.model_fields_set, **fields)

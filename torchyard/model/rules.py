@@ -11,6 +11,8 @@ from torchyard.model.profile import PLACEHOLDERS, WITH_AGENT, WITHOUT_AGENT, Pro
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
 OWN_LABEL_PREFIX = "torchyard/"
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _PATH_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PATH_PART}(?:/{_PATH_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]+)?"
@@ -70,10 +72,50 @@ def _reads(*keys: str) -> Callable[[RuleFunction], RuleFunction]:
 # --- the job
 
 
-@_reads("program", "manifest")
+@_reads("program", "module", "manifest")
 def _check_job(profile: Profile) -> Iterator[Finding]:
-    if bool(profile.program) == bool(profile.manifest):
-        yield Finding("", "a profile must name either a program (with an image, in pods) or a manifest")
+    if sum(map(bool, (profile.program, profile.module, profile.manifest))) != 1:
+        yield Finding("", "a profile must name one of program, module (both with an image, in pods) and manifest")
+
+
+@_reads("program", "agent", "rendezvous")
+def _check_program(profile: Profile) -> Iterator[Finding]:
+    """A module in place of a file. Without an agent the program may be any command: a.out."""
+    program = profile.program or ""
+    if program.startswith("-"):
+        yield Finding(
+            "program", f"{program} is an option, and not a file: for `python -m my.train` use module: my.train"
+        )
+    elif _MODULE_PATH.fullmatch(program) and not program.endswith(".py") and profile.resolved_agent != "none":
+        yield Finding(
+            "program", f"{program} is not a Python file, whose name ends in .py; for a module use module: {program}"
+        )
+
+
+@_reads("module")
+def _check_module(profile: Profile) -> Iterator[Finding]:
+    if profile.module and not _MODULE.fullmatch(profile.module):
+        yield Finding(
+            "module", f"{profile.module!r} is not the name of a module: write names with dots, as in my.train"
+        )
+
+
+@_reads("program", "agent", "rendezvous", "setup", "check_fabric", "on_hang", "hardware", "fabric")
+def _check_entrypoint(profile: Profile) -> Iterator[Finding]:
+    """What torchyard's command does before the program cannot be done before the entrypoint of an image."""
+    if not profile.has_image_entrypoint:
+        return
+    reason = "with program: image the pods run no command of torchyard's"
+    if profile.resolved_agent != "none":
+        yield Finding("agent", f"must be none: {reason}. Set it, with rendezvous: env, static or file")
+    if profile.setup:
+        yield Finding("setup", f"requires a shell: {reason}. Put the lines into the image")
+    if profile.network and (profile.network.setup or profile.network.find_gid):
+        yield Finding("fabric", f"{profile.fabric} requires a shell: {reason}. Use another fabric, or name a program")
+    if profile.check_fabric:
+        yield Finding("check_fabric", f"requires a shell: {reason}. Remove it")
+    if "on_hang" in profile.model_fields_set and profile.on_hang != "off":
+        yield Finding("on_hang", f"{profile.on_hang} requires the recorder: {reason}. Remove it, or set off")
 
 
 @_reads("agent", "rendezvous")

@@ -37,6 +37,15 @@ def build_plan_page(profile: Profile, plan: Plan) -> Page:
     return Page(profile.name, blocks)
 
 
+def _describe_program(profile: Profile) -> str:
+    """What the job's processes run, without its arguments."""
+    if profile.manifest:
+        return "a job of the profile's manifest"
+    if profile.has_image_entrypoint:
+        return "the image's entrypoint"
+    return f"-m {profile.module}" if profile.module else str(profile.program)
+
+
 def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
     """The rows of the table: names and values. The caller leaves out empty values."""
     fabric = profile.network
@@ -46,7 +55,7 @@ def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
         ("launcher", profile.launcher),
         ("job", plan.job),
         ("nodes x processes", f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}"),
-        ("program", " ".join(map(str, (profile.program or "a job of the profile's manifest", *profile.args)))),
+        ("program", " ".join([_describe_program(profile), *profile.args])),
         ("image", profile.image),
         ("rendezvous", profile.rendezvous),
         ("hardware", hardware),

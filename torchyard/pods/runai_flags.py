@@ -159,6 +159,8 @@ def _format_toleration(toleration: Toleration) -> str:
 def find_unsupported_settings(profile: ResolvedProfile, generation: Generation) -> Iterator[Finding]:
     """Yield one finding, with its remedy, for each setting of the profile that this CLI cannot express."""
     yield from _find_unsupported_pod_settings(profile)
+    if profile.has_image_entrypoint:
+        yield Finding("program", f"the CLI needs a command: name one in place of image, {_KUBERNETES_REMEDY}")
     for key in profile.job.model_fields_set:
         yield Finding(f"job.{key}", f"the CLI creates the job's object: remove it, {_KUBERNETES_REMEDY}")
     if profile.claims:

@@ -104,7 +104,7 @@ def _list_volumes(profile: ResolvedProfile, run: Run) -> list[Manifest]:
 
 
 def build_container(profile: ResolvedProfile, name: str, command: tuple[str, ...], env: list[Manifest]) -> Manifest:
-    """The container that runs torchrun, or the program alone."""
+    """The container that runs torchrun, or the program alone. For an image's entrypoint, `command` is its arguments."""
     pod = profile.pod
     mounts = [mount for _, mount in build_volumes(profile)]
     mounts += build_file_mounts(profile)
@@ -112,7 +112,7 @@ def build_container(profile: ResolvedProfile, name: str, command: tuple[str, ...
     fields = {
         "name": name,
         "image": profile.image,
-        "command": list(command),
+        "args" if profile.has_image_entrypoint else "command": list(command),
         "env": env,
         "envFrom": [_build_env_source(source) for source in pod.env_from],
         "resources": build_resources(profile),
@@ -292,7 +292,7 @@ def _build_security_context(pod: Pod) -> Manifest:
 def validate_pod_profile(profile: Profile) -> None:
     """Raise ProfileError with all faults of a job in pods that only the whole profile shows."""
     findings: list[Finding] = []
-    if profile.program and not profile.image:
+    if not profile.manifest and not profile.image:
         findings.append(Finding("image", "the pods need one, with torch and the program in it"))
     if profile.name[0].isdigit():
         findings.append(Finding("name", f"{profile.name} must begin with a letter, as names of Services do"))

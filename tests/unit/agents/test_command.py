@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.builders.plan_parts import get_command
+from tests.builders.plan_parts import get_command, get_container
 from tests.conftest import Planned
 from tests.doubles.kubelet import expand_variables, mount_job_files
 
@@ -27,6 +27,36 @@ def test_launch_gives_the_local_rank(planned: Planned, launcher: str) -> None:
     argv = get_command(planned(launcher=launcher, agent="launch", rendezvous="etcd-v2", on_hang="off"))
     assert argv[:3] == ["python3", "-m", "torch.distributed.launch"]
     assert argv[3:8] == get_command(planned(launcher=launcher, rendezvous="etcd-v2", on_hang="off"))[1:6]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rendezvous": "static"}, ["-m", "--", "my.train", "--max=3"]),
+        ({"rendezvous": "static", "agent": "launch"}, ["-m", "--", "my.train", "--max=3"]),
+        ({"rendezvous": "env"}, ["python3", "-m", "my.train", "--max=3"]),
+    ],
+)
+@KUBERNETES
+def test_module_is_started_by_its_name(planned: Planned, launcher: str, keys: dict[str, str], words: list[str]) -> None:
+    """`-m` is an option of the agents, before the `--` that ends their options, and of the interpreter itself."""
+    plan = planned(launcher=launcher, program=None, module="my.train", args=["--max=3"], **keys)
+    assert get_command(plan)[-len(words) :] == words
+
+
+@pytest.mark.parametrize(("args", "container_args"), [([], None), (["$(A)", "{nodes}"], ["$$(A)", "2"])])
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob", "jobset", "appwrapper"])
+def test_entrypoint_of_the_image_gets_only_arguments(
+    planned: Planned, launcher: str, args: list[str], container_args: list[str] | None
+) -> None:
+    """The container has no command, and its arguments only if there are some; the environment names the job's place."""
+    keys: dict[str, Any] = {"hardware": "oke/bm-gpu4-8", "fabric": "vf", "nodes": 2, "args": args}
+    plan = planned(launcher=launcher, program="image", rendezvous="static", agent="none", **keys)
+    container = get_container(plan)
+    assert "command" not in container
+    assert container.get("args") == container_args
+    assert plan.on_hang == "off"
+    assert [obj["kind"] for obj in plan.dependencies] == []  # no recorder, no facts about RDMA
 
 
 @pytest.mark.parametrize(("node", "remaining_files"), [("0", ["meet.sample-a1b2c3d4-3"]), ("1", None)])

@@ -161,3 +161,17 @@ def test_torch_is_required_only_with_torchrun(write: Write, tmp_path: Path, keys
     assert (
         any(isinstance(requirement, Package) and requirement.name == "torch" for requirement in plan.requires) == needed
     )
+
+
+@pytest.mark.parametrize("hosts", [["localhost"], ["gpu1"]])
+def test_module_is_not_copied(write: Write, tmp_path: Path, hosts: list[str]) -> None:
+    """A module is installed on the machines: no file is copied or required, and it starts in the attempt's folder."""
+    profile = load(write(program=None, module="my.train", options={"hosts": hosts}))
+    plan = command_plan_of(profile, tmp_path)
+    (process,) = plan.processes
+    assert process.spec
+    assert process.spec["argv"][-3:] == ["-m", "--", "my.train"]
+    site = process.site
+    assert process.spec["cwd"] == (site.folder if site else str(Path(process.folder).parent))
+    assert site is None or site.work is None
+    assert not [requirement for requirement in plan.requires if requirement.kind == "file"]

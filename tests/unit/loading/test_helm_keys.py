@@ -124,7 +124,8 @@ KEYS: list[tuple[dict[str, Any], str, Any]] = [
     ),
     ({"setupCommands": ["cd x && ls", "export A=1"]}, "setup", ["cd x && ls", "export A=1"]),
     ({"mainProgram": "dir/train.py -x"}, "program", "dir/train.py"),
-    ({"mainProgram": "-m train --name 'a b' \\\n --x=\"*\"\n"}, "args", ["train", "--name", "a b", "--x=*"]),
+    ({"mainProgram": "-m my.train -x"}, "module", "my.train"),
+    ({"mainProgram": "-m train --name 'a b' \\\n --x=\"*\"\n"}, "args", ["--name", "a b", "--x=*"]),
     (
         {"volumes": [{"name": "v", "claimName": "data", "mountPath": "/data"}]},
         "mounts",

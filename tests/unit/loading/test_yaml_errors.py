@@ -50,7 +50,7 @@ MISTAKES = {
     VALID.replace("baremetal", "slurm"): ":2: launcher: slurm does not exist; use one of appwrapper, baremetal",
     VALID.replace(
         "program: x.py\n", ""
-    ): ":1: a profile must name either a program (with an image, in pods) or a manifest",
+    ): ":1: a profile must name one of program, module (both with an image, in pods) and manifest",
 }
 
 

@@ -43,6 +43,10 @@ from torchyard.model.rules import get_first_key, list_findings
         ({"on_hang": "restart"}, "on_hang: restart requires another attempt: set attempts to 2 or more"),
         ({"on_nan": "fail"}, "on_nan: fail requires metrics"),
         ({"on_hang": True}, "on_hang: .*'off', 'report', 'restart' or 'fail'"),
+        ({"module": "my.train"}, "a profile must name one of program, module"),
+        ({"program": "-m"}, "program: -m is an option, and not a file: for `python -m my.train` use module: my.train"),
+        ({"program": "my.train"}, r"program: my.train is not a Python file, .*; for a module use module: my.train"),
+        ({"program": None, "module": "my/train.py"}, "module: 'my/train.py' is not the name of a module"),
         ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: must be one number with rendezvous: env"),
     ],
 )
@@ -50,6 +54,32 @@ def test_conflicting_keys_are_refused(write: Write, keys: dict[str, Any], messag
     """Agent and rendezvous, and the fabric check and its threshold, must fit together, with any launcher."""
     with pytest.raises(ProfileError, match=message):
         load(write(**keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rendezvous": "c10d"}, "agent: must be none: with program: image the pods run no command of torchyard's"),
+        ({"setup": ["true"]}, "setup: requires a shell: with program: image"),
+        ({"hardware": "epfl/rcp", "fabric": "roce"}, "fabric: roce requires a shell: with program: image"),
+        ({"check_fabric": "30s", "min_busbw": 1}, "check_fabric: requires a shell"),
+        ({"on_hang": "report"}, "on_hang: report requires the recorder"),
+        ({"launcher": "baremetal"}, "program: image requires pods; for a file of this name write ./image"),
+        ({"launcher": "runai", "options": {"project": "a"}}, "program: the CLI needs a command"),
+    ],
+)
+def test_entrypoint_of_the_image_excludes_what_needs_a_command(
+    write: Write, keys: dict[str, Any], message: str
+) -> None:
+    """What torchyard's command does in the pods before the program is refused with the image's own entrypoint."""
+    entrypoint = {"launcher": "jobset", "image": "train:v1", "program": "image", "rendezvous": "env", "nodes": 2}
+    with pytest.raises(ProfileError, match=message):
+        load(write(**(entrypoint | keys)))
+
+
+def test_program_without_an_agent_may_have_a_dot(write: Write) -> None:
+    """Without an agent any command is a program; a name with a dot is not taken for a module."""
+    load(write(launcher="jobset", image="train:v1", program="a.out", rendezvous="env"))
 
 
 PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
