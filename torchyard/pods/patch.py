@@ -54,7 +54,8 @@ _EXTENDED_LISTS = frozenset(
     }
 )
 _ATTEMPTS_REMEDY = "a new attempt is torchyard's own (attempts)"
-_POD_KEY_REMEDIES = {
+# Keys that a patch may not change, and what to use instead.
+FIXED_POD_KEYS = {
     "activeDeadlineSeconds": "use deadlines.run",
     "hostNetwork": "use pod.host_network, which also keeps the cluster's DNS",
     "hostname": "the nodes find each other by the names that the job's controller gives them",
@@ -62,7 +63,7 @@ _POD_KEY_REMEDIES = {
     "subdomain": "the nodes find each other by the names that the job's controller gives them",
     "terminationGracePeriodSeconds": "use deadlines.grace",
 }
-_CONTAINER_KEY_REMEDIES = {
+FIXED_CONTAINER_KEYS = {
     "args": "use program, args and setup",
     "command": "use program, args and setup",
     "image": "use image",
@@ -71,8 +72,8 @@ _CONTAINER_KEY_REMEDIES = {
 }
 _RUN_VARIABLES = RANK_VARIABLES | {"MASTER_ADDR", "MASTER_PORT", LOCAL_ADDR_VARIABLE}
 _RUN_VARIABLE_PREFIX = "TORCHYARD_"
-# Keys anywhere in a job, outside of its pods.
-_JOB_KEY_REMEDIES = {
+# Anywhere in a job, outside of its pods.
+FIXED_JOB_KEYS = {
     "activeDeadlineSeconds": "use deadlines.run",
     "apiVersion": "use launcher",
     "backoffLimit": _ATTEMPTS_REMEDY,
@@ -275,12 +276,12 @@ def _list_fixed_pod_values(template: Manifest) -> _FixedValues:
             fixed[f"metadata.{key}"] = _FixedValue(value, "a pod's name and namespace are those of its job")
     fixed |= _list_own_labels(get_mapping(template, "metadata", "labels"), "metadata.labels")
     spec = get_mapping(template, "spec")
-    fixed |= _list_fixed_keys(spec, _POD_KEY_REMEDIES, "spec")
+    fixed |= _list_fixed_keys(spec, FIXED_POD_KEYS, "spec")
     for volume in get_mappings(spec, "volumes"):
         if volume.get("name") in OWN_VOLUMES:
             fixed[f"spec.volumes.{volume['name']}"] = _FixedValue(volume, "choose another name for your volume")
     for container in get_mappings(spec, "containers")[:1]:
-        fixed |= _list_fixed_keys(container, _CONTAINER_KEY_REMEDIES, "spec.containers.0")
+        fixed |= _list_fixed_keys(container, FIXED_CONTAINER_KEYS, "spec.containers.0")
         for variable in get_mappings(container, "env"):
             name = str(variable.get("name"))
             if name in _RUN_VARIABLES or name.startswith(_RUN_VARIABLE_PREFIX):
@@ -307,8 +308,8 @@ def _walk_job(value: object, prefix: str) -> Iterator[tuple[str, _FixedValue]]:
         return
     for key, item in value.items():
         key_path = f"{prefix}{key}"
-        if key in _JOB_KEY_REMEDIES:
-            yield key_path, _FixedValue(item, _JOB_KEY_REMEDIES[key])
+        if key in FIXED_JOB_KEYS:
+            yield key_path, _FixedValue(item, FIXED_JOB_KEYS[key])
         elif key == "labels":
             yield from _list_own_labels(item, key_path).items()
         elif key == "template" and "containers" in get_mapping(item, "spec"):

@@ -1,14 +1,17 @@
 """Patches of pods and jobs: merged as Kubernetes would, and refused where the run relies on what was built."""
 
 import json
+import re
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders.plan_parts import get_container, get_pod_spec, list_requirements
 from tests.conftest import Planned, Write, load
+from torchyard.common.project_root import ROOT
 from torchyard.launchers.registry import list_launchers, make_plan
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -16,6 +19,7 @@ from torchyard.model.pod import Pod, Toleration
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Capacity, ReferencedObject
 from torchyard.model.run import TRIAL_RUN
+from torchyard.pods.patch import FIXED_CONTAINER_KEYS, FIXED_JOB_KEYS, FIXED_POD_KEYS
 
 HOST_FABRIC = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "resources": {"gpus": 1}}
@@ -294,6 +298,30 @@ def test_job_patch_reaches_what_has_no_key(planned: Planned) -> None:
     wrapper = planned(launcher="appwrapper", **patch_job(components=[scheduling]))
     assert wrapper.wrapped
     assert wrapper.wrapped["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 1, "priorityClass": "high"}
+
+
+def test_patches_of_the_page_work(planned: Planned) -> None:
+    """The examples of docs/kubernetes.md give the plans that the page describes."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    section = page.partition("\n## What has no key\n")[2].partition("\n## ")[0]
+    volume, affinity, policy = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", section, re.DOTALL))
+    assert {"name": "datasets", "mountPath": "/data", "subPath": "imagenet", "readOnly": True} in get_container(
+        planned(**volume)
+    )["volumeMounts"]
+    plan = planned(**affinity)
+    assert get_container(plan)["lifecycle"]["preStop"]["exec"]["command"] == ["/app/save-checkpoint"]
+    (term,) = get_pod_spec(plan)["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["weight"] == 10
+    job = planned(launcher="jobset", **policy).main["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [42]
+
+
+def test_page_lists_what_a_patch_may_not_change() -> None:
+    """docs/kubernetes.md names every key of a pod, a container and a job that a patch may not change."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    table = page.partition("A patch is refused if it changes")[2].partition("\n## ")[0]
+    keys = FIXED_POD_KEYS | FIXED_CONTAINER_KEYS | FIXED_JOB_KEYS
+    assert [key for key in keys if f"`{key}`" not in table] == []
 
 
 def test_all_findings_of_a_patch_are_reported_together(planned: Planned) -> None:
