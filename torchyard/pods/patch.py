@@ -21,7 +21,7 @@ from torchyard.model.finding import Finding
 from torchyard.model.pod import Resources
 from torchyard.model.profile import Profile
 from torchyard.model.rules import OWN_LABEL_PREFIX, RANK_VARIABLES
-from torchyard.pods.volumes import OWN_VOLUMES, Manifest
+from torchyard.pods.volumes import OWN_VOLUMES, Manifest, drop_empty
 
 _DIRECTIVE = "$patch"
 # The key by which the items of a list are merged: for pods those of Kubernetes.
@@ -124,7 +124,7 @@ def patch_template(profile: Profile, template: Manifest) -> Manifest:
         return template
     merger = _Merger("pod.patch", _POD_ITEM_KEYS)
     for patch in profile.pod.patch:
-        for key in patch.keys() - {"metadata", "spec"}:
+        for key in sorted(patch.keys() - {"metadata", "spec"}):
             merger.add(key, "is not a key of a pod template, which has metadata and spec")
         template_patch: Manifest = {key: patch[key] for key in ("metadata", "spec") if key in patch}
         fixed = _list_fixed_pod_values(template)
@@ -194,9 +194,9 @@ class _Merger:
                 noun = "mapping" if isinstance(current, dict) else "list"
                 self.add(key_path, f"must be a {noun}, or null to remove it, not {value!r}")
             elif isinstance(value, dict):
-                merged[key] = self.merge(current or {}, value, f"{key_path}.")
+                merged[key] = self.merge(current if isinstance(current, dict) else {}, value, f"{key_path}.")
             elif isinstance(value, list):
-                merged[key] = self._merge_list(key, current or [], value, key_path)
+                merged[key] = self._merge_list(key, current if isinstance(current, list) else [], value, key_path)
             else:
                 merged[key] = value
         return merged
@@ -257,11 +257,17 @@ def _find_item(items: list[Any], key: str, name: object) -> int | None:
 
 
 def _join_terms(base: list[Any], terms: list[Any]) -> list[Any]:
-    """Node selector terms of which a node must match one, each with the conditions of the only term that is built."""
+    """Node selector terms, of which a node must match one: each pair of the two lists as one term with all conditions.
+
+    So a node must match a term of both lists.
+    """
     joined = []
-    for term in terms:
-        expressions = base[0]["matchExpressions"] + get_mappings(term, "matchExpressions")
-        joined.append((term if isinstance(term, dict) else {}) | {"matchExpressions": expressions})
+    for base_term in base:
+        for term in terms:
+            conditions = {}
+            for key in ("matchExpressions", "matchFields"):
+                conditions[key] = get_mappings(base_term, key) + get_mappings(term, key)
+            joined.append(drop_empty(conditions))
     return joined
 
 

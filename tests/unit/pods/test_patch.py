@@ -136,8 +136,7 @@ def test_nodes_match_the_profiles_conditions_and_one_term(planned: Planned) -> N
     rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     keys = patch_spec(affinity={"nodeAffinity": rule})
     keys["pod"]["avoid"] = {"kubernetes.io/hostname": ["bad"]}
-    plan = planned(**keys)
-    affinity = get_pod_spec(plan)["affinity"]["nodeAffinity"]
+    affinity = get_pod_spec(planned(**keys))["affinity"]["nodeAffinity"]
     joined = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     avoided = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["bad"]}
     assert joined == [{"matchExpressions": [avoided, *term["matchExpressions"]]} for term in terms]
@@ -222,6 +221,8 @@ def test_label_that_an_option_sets_is_refused(planned: Planned) -> None:
         ({"pod": {"patch": {"metadata": {"labels": {"a": 1}}}}}, "labels.a: must be text, not 1; put it in quotes"),
         (patch_spec(restartPolicy="Always"), "pod.patch.spec.restartPolicy: cannot be changed"),
         (patch_spec(terminationGracePeriodSeconds=None), "terminationGracePeriodSeconds: .*; use deadlines.grace"),
+        (patch_spec(restartPolicy={"a": 1}), "pod.patch.spec.restartPolicy: cannot be changed"),
+        (patch_spec(restartPolicy=["a"]), "pod.patch.spec.restartPolicy: cannot be changed"),
         (patch_spec(activeDeadlineSeconds=5), "activeDeadlineSeconds: .*; use deadlines.run"),
         (patch_spec(hostNetwork=True), "pod.patch.spec.hostNetwork: .*; use pod.host_network"),
         (patch_spec(containers=None), "pod.patch.spec.containers.0.command: cannot be changed"),
@@ -373,7 +374,7 @@ FIELDS = (
 )
 SPEC_FIELDS = (
     *("containers", "initContainers", "affinity", "volumes", "tolerations", "nodeSelector", "resourceClaims"),
-    *("serviceAccountName", "imagePullSecrets", "hostNetwork"),
+    *("serviceAccountName", "imagePullSecrets", "hostNetwork", "restartPolicy"),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from(["a", "In", "Exists"]),
