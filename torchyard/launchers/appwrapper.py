@@ -276,7 +276,7 @@ def _build_dispatcher_wrapper(job: dict[str, Any], profile: ResolvedProfile, opt
         replica["template"]["metadata"]["labels"][_DISPATCHER_LABEL] = metadata["name"]
     # The resource definition requires `requests`, even if it is empty.
     pod_resources: dict[str, Any] = {"replicas": profile.nodes.max, "requests": {}}
-    first_pods = next(pytorchjob.list_pod_sets(job))
+    first_pods = next(iter(pytorchjob.JOB_KIND.list_pod_sets(job)))
     container = first_pods.template["spec"]["containers"][0]
     for key, value in pod_facts.get_mapping(container, "resources").items():
         if key != "claims":

@@ -589,5 +589,5 @@ def build_short_report(profile: Profile, folder: RunFolder, end: End, sentence: 
 
 
 def _describe_store(url: str | None) -> str:
-    """The result of the step before the job. `url`: of the rendezvous store; None if only other objects were created."""
+    """The result of the step before the job. `url`: of the rendezvous store; None if other objects were created."""
     return url or "the objects beside the job exist"
