@@ -232,14 +232,15 @@ def _list_faults(wrapper: Manifest) -> list[Finding]:
     for obj in jobs:
         inner_kind = _get_inner_kind(obj)
         if inner_kind and inner_kind.list_faults(obj):
-            return [finding.within("the AppWrapper") for finding in inner_kind.list_faults(obj)]
+            return inner_kind.list_faults(obj)
     items = pod_facts.get_mappings(wrapper, "spec", "resources", "GenericItems")
     if any(item.get("replicas", 1) != 1 for item in items):
         problem = "the AppWrapper has an item with replicas other than 1: write the item once, with more pods in it"
         return [Finding("manifest", problem)]
     if not jobs and not any(_is_pod(obj) for obj in components):
-        kinds = ", ".join(str(obj.get("kind")) for obj in components) or "nothing"
-        return [Finding("manifest", f"the AppWrapper contains no job, but {kinds}: write {_FOLLOWED}")]
+        kinds = ", ".join(str(obj.get("kind")) for obj in components)
+        contents = f"no job, but {kinds}" if kinds else "no object that could be read"
+        return [Finding("manifest", f"the AppWrapper contains {contents}: write {_FOLLOWED}")]
     return []
 
 

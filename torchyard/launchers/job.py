@@ -158,7 +158,7 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     if len(jobs) != 1:  # which is refused
         return ()
     job = jobs[0]
-    location = f"Job {pod_facts.get_mapping(job, 'metadata').get('name')}"
+    location = f"Job {pod_facts.to_text(pod_facts.get_mapping(job, 'metadata').get('name'))}".strip()
     queue = pod_facts.to_text(pod_facts.get_mapping(job, "metadata", "labels").get(QUEUE_LABEL))
     spec = pod_facts.get_mapping(job, "spec")
     completions = pod_facts.to_number(spec.get("completions"), 1)

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE
-from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
+from torchyard.diagnosis.pod_facts import find_main_container, get_mapping, get_mappings
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.pod import Resources
@@ -123,6 +123,7 @@ def patch_template(profile: Profile, template: Manifest) -> Manifest:
     if not profile.pod.patch:
         return template
     merger = _Merger("pod.patch", _POD_ITEM_KEYS)
+    built_name = find_main_container(template)
     for patch in profile.pod.patch:
         for key in sorted(patch.keys() - {"metadata", "spec"}):
             merger.add(key, "is not a key of a pod template, which has metadata and spec")
@@ -132,6 +133,10 @@ def patch_template(profile: Profile, template: Manifest) -> Manifest:
         merger.check_fixed_values(fixed, _list_fixed_pod_values(template))
     _check_containers(template, merger)
     _check_texts(template, merger)
+    main_name = find_main_container(template)
+    if main_name != built_name and not merger.findings:
+        problem = f"the run would follow the container {main_name} instead of the job's own"
+        merger.add("spec.containers", problem, "give it another name, and no annotation that makes it the default one")
     merger.raise_findings(profile)
     return template
 

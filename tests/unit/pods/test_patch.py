@@ -232,6 +232,10 @@ def test_label_that_an_option_sets_is_refused(planned: Planned) -> None:
         (patch_spec(containers=[{"name": "main", "tty": True}]), "there is no container called main, and the new one"),
         (patch_spec(initContainers=[{"name": "worker", "image": "a"}]), "a second container cannot be called worker"),
         (patch_spec(initContainers=[{"image": "a"}]), "initContainers.0: requires name"),
+        (
+            patch_spec(containers=[{"name": "pytorch", "image": "a"}]),
+            "the run would follow the container pytorch instead",
+        ),
         (patch_spec(volumes=[{"name": "torchyard", "emptyDir": {}}]), "choose another name for your volume"),
         (patch_spec(**{"$patch": "replace"}), r"pod.patch.spec.\$patch: is not supported"),
         (patch_spec(nodeSelector={"a": True}), "pod.patch.spec.nodeSelector.a: must be text"),
