@@ -115,7 +115,7 @@ def test_previous_log_is_deleted_when_the_next_container_ends(pod: BarePod) -> N
 
 def test_restarted_container_is_read_to_the_end(pod: BarePod, jobs: Jobs) -> None:
     """A container's lines before and after a restart are in one file, in order, and none is reported as lost."""
-    plan = jobs.plan().model_copy(update={"container": "main"})
+    plan = jobs.plan()
     pod_logs = PodLogs(pod.client, plan)
     path = Path(plan.nodes["worker-0"])
 

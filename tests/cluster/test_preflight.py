@@ -177,7 +177,7 @@ def build_plan(
 ) -> ManifestPlan:
     """A plan with these requirements; `fields` replace the plan's other fields."""
     cluster = Cluster(context=context, namespace=namespace)
-    names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none", "lease": {}}
+    names = {"launcher": "volcano", "job": "job", "folder": "/tmp/none", "lease": {}}
     fields = {
         "pods": {"worker-0": "job-worker-0", "worker-1": "job-worker-1"},
         "objects": (build_pod_template(build_pod_spec()),),

@@ -36,8 +36,8 @@ def pod(pods: list[BarePod]) -> BarePod:
 
 @pytest.fixture
 def plan(jobs: Jobs) -> ManifestPlan:
-    """A plan whose container is that of the pods."""
-    return jobs.plan().model_copy(update={"container": "main"})
+    """The plan of the pods' job."""
+    return jobs.plan()
 
 
 def read_texts(plan: ManifestPlan) -> list[str]:
