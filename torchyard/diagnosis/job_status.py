@@ -153,6 +153,13 @@ def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: G
     return None
 
 
+def build_condition_status(observed: Observation, job_kind: JobKindTerms, gang: Gang) -> Status:
+    """The status of a job whose conditions report its end and suspension, but not that it has run: its pods do."""
+    status = find_condition_status(observed, job_kind, gang)
+    has_started = any(name.startswith("Removed/") for name in observed.states)
+    return status or build_unfinished_status(observed, select_job_pods(observed), gang, has_started=has_started)
+
+
 def _describe_survived_kills(pods: Pods) -> str:
     """A clause with the pods that ran out of memory and still exited with 0, which may have lost a child process.
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.launchers import job as indexed_job
 from torchyard.launchers import jobset, pytorchjob
-from torchyard.lint.workload import list_wrapped_objects
+from torchyard.lint.workload import has_pod_template, list_wrapped_objects
 from torchyard.model.base import Duration, FrozenModel, Pause
 from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan, WatchedKind
@@ -217,7 +217,7 @@ def _list_faults(wrapper: Manifest) -> list[Finding]:
     components = _list_components(wrapper)
     for obj in components:
         is_known = _get_inner_job(obj) or _is_pod(obj)
-        if not is_known and "containers" in str(obj.get("spec")):
+        if not is_known and has_pod_template(obj):
             name = pod_facts.get_mapping(obj, "metadata").get("name")
             problem = (
                 f"the AppWrapper contains the {obj.get('kind')} {name} ({obj.get('apiVersion')}), whose pods cannot be "
@@ -406,36 +406,33 @@ def _read_pods_status(observed: Observation) -> Status:
     return job_status.build_unfinished_status(observed, pods, job_status.Gang(count, count))
 
 
-_PYTORCHJOB = _InnerJob(
-    kind=pytorchjob.KIND,
-    api=pytorchjob.JOB_KIND.api,
-    resource="pytorchjobs.kubeflow.org",
-    watch=pytorchjob.JOB_KIND.watch,
-    requirements=tuple(
-        requirement for requirement in pytorchjob.list_requirements(None) if requirement != pytorchjob.JOB_PERMISSION
-    ),
-    read_status=pytorchjob.read_status,
-    job_kind=pytorchjob.JOB_KIND,
+def _build_inner_job(
+    job_kind: JobKind,
+    resource: str,
+    job_requirements: tuple[ClusterRequirement, ...],
+    read_inner_status: Callable[[Observation], Status],
+) -> _InnerJob:
+    """A kind of job that has a launcher of its own. `job_requirements`: those of that launcher."""
+    permission = requirements.job_permission(resource)
+    return _InnerJob(
+        kind=job_kind.kind,
+        api=job_kind.api,
+        resource=resource,
+        watch=job_kind.watch,
+        requirements=tuple(requirement for requirement in job_requirements if requirement != permission),
+        read_status=read_inner_status,
+        job_kind=job_kind,
+    )
+
+
+_PYTORCHJOB = _build_inner_job(
+    pytorchjob.JOB_KIND, "pytorchjobs.kubeflow.org", pytorchjob.list_requirements(None), pytorchjob.read_status
 )
-_JOBSET = _InnerJob(
-    kind=jobset.KIND,
-    api=jobset.JOB_KIND.api,
-    resource="jobsets.jobset.x-k8s.io",
-    watch=jobset.JOB_KIND.watch,
-    requirements=tuple(
-        requirement for requirement in jobset.list_requirements(None) if requirement != jobset.JOB_PERMISSION
-    ),
-    read_status=jobset.read_status,
-    job_kind=jobset.JOB_KIND,
+_JOBSET = _build_inner_job(
+    jobset.JOB_KIND, "jobsets.jobset.x-k8s.io", jobset.list_requirements(None), jobset.read_status
 )
-_INDEXED_JOB = _InnerJob(
-    kind=indexed_job.KIND,
-    api=indexed_job.JOB_KIND.api,
-    resource="jobs.batch",
-    watch=indexed_job.JOB_KIND.watch,
-    requirements=(),
-    read_status=indexed_job.read_status,
-    job_kind=indexed_job.JOB_KIND,
+_INDEXED_JOB = _build_inner_job(
+    indexed_job.JOB_KIND, "jobs.batch", indexed_job.list_requirements(None), indexed_job.read_status
 )
 _PODS = _InnerJob(
     kind="Pod",

@@ -145,7 +145,7 @@ JOB_KIND = JobKind(
 
 
 def _list_own_requirements(profile: Profile, options: Options) -> tuple[ClusterRequirement, ...]:
-    own_requirements = list(_list_requirements(options.local_queue))
+    own_requirements = list(list_requirements(options.local_queue))
     own_requirements.append(Permission(verbs=("create", "get", "list", "delete"), resource="services"))
     if not options.local_queue and profile.nodes.max > 1:
         own_requirements.append(_advise_queue("options.local_queue", "name a LocalQueue of Kueue"))
@@ -163,7 +163,7 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     spec = pod_facts.get_mapping(job, "spec")
     completions = pod_facts.to_number(spec.get("completions"), 1)
     parallelism = pod_facts.to_number(spec.get("parallelism"), 1)
-    job_requirements = list(_list_requirements(queue or None))
+    job_requirements = list(list_requirements(queue or None))
     if completions > 1 and not queue:
         remedy = f"name a LocalQueue of Kueue in {QUEUE_LABEL}"
         job_requirements.append(_advise_queue(f"{location}, metadata.labels", remedy))
@@ -175,7 +175,7 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     return tuple(job_requirements)
 
 
-def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
+def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     return (*list_queue_requirements(queue), requirements.job_permission("jobs.batch"))
 
 
@@ -191,12 +191,7 @@ _TERMS = job_status.JobKindTerms(KIND, "Complete", "spec.suspend")
 
 def read_status(observed: Observation) -> Status:
     """The Job's status: its end from its conditions, the rest from its pods."""
-    gang = _read_gang(observed)
-    status = job_status.find_condition_status(observed, _TERMS, gang)
-    has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition reports it
-    return status or job_status.build_unfinished_status(
-        observed, job_status.select_job_pods(observed), gang, has_started=has_started
-    )
+    return job_status.build_condition_status(observed, _TERMS, _read_gang(observed))
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

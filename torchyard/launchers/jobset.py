@@ -34,7 +34,6 @@ PROGRAM_IS_A_FILE = False
 _INSTALL_COMMAND = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
-JOB_PERMISSION = requirements.job_permission("jobsets.jobset.x-k8s.io")
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _MAX_POD_NAME_CHARS = 63  # characters of a pod's name
 
@@ -160,7 +159,7 @@ def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
     ]
     job_requirements += list_queue_requirements(queue)
-    job_requirements.append(JOB_PERMISSION)
+    job_requirements.append(requirements.job_permission("jobsets.jobset.x-k8s.io"))
     # To check that the Job which the JobSet creates is gone.
     job_requirements.append(Permission(verbs=("list",), resource="jobs.batch"))
     return tuple(job_requirements)
@@ -171,12 +170,7 @@ _TERMS = job_status.JobKindTerms(KIND, "Completed", "spec.suspend")
 
 def read_status(observed: Observation) -> Status:
     """The JobSet's status: its end from its conditions, the rest from its pods."""
-    gang = _read_gang(observed)
-    status = job_status.find_condition_status(observed, _TERMS, gang)
-    has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition reports it
-    return status or job_status.build_unfinished_status(
-        observed, job_status.select_job_pods(observed), gang, has_started=has_started
-    )
+    return job_status.build_condition_status(observed, _TERMS, _read_gang(observed))
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

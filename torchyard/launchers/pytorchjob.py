@@ -34,7 +34,6 @@ _INSTALL_COMMAND = (
     "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'"
 )
 _INDEX_FIELD = "metadata.labels['training.kubeflow.org/replica-index']"
-JOB_PERMISSION = requirements.job_permission("pytorchjobs.kubeflow.org")
 _CONTAINER_NAME = "pytorch"  # the operator looks for this name
 
 
@@ -176,7 +175,7 @@ def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     job_requirements: list[ClusterRequirement] = [
         CrdServed(crd="pytorchjobs.kubeflow.org", version="v1", install=_INSTALL_COMMAND),
         Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
-        JOB_PERMISSION,
+        requirements.job_permission("pytorchjobs.kubeflow.org"),
         Permission(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
     ]
     if queue:

@@ -418,6 +418,13 @@ def find_workload_kind(obj: object) -> WorkloadKind | None:
     return None
 
 
+def has_pod_template(obj: object) -> bool:
+    """Whether an object of any kind creates pods, by the shape of its specification."""
+    if isinstance(obj, Mapping):
+        return "containers" in obj or any(has_pod_template(value) for value in obj.values())
+    return isinstance(obj, list) and any(has_pod_template(item) for item in obj)
+
+
 def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
     """Yield the objects in an AppWrapper of either version, without other AppWrappers: no controller accepts those."""
     items = yaml_list(yaml_value(wrapper, "spec", "components"))

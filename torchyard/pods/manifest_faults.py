@@ -1,10 +1,10 @@
 """Why the job of a user's manifest cannot be launched: each finding names the key, and what is valid there."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchyard.lint.workload import find_workload_kind, list_workloads, list_wrapped_objects
+from torchyard.lint.workload import find_workload_kind, has_pod_template, list_workloads, list_wrapped_objects
 from torchyard.model.finding import Finding
 from torchyard.pods.job_kind import JobKind, PodSet
 from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
@@ -46,16 +46,9 @@ def _explain_other_kind(document: Manifest, job_kind: JobKind) -> str:
         return ""
     if workload_kind and workload_kind != "server":
         return f"the {kind} of {api} is of another launcher: write launcher: {workload_kind}"
-    if _has_pods(document):
+    if has_pod_template(document):
         return f"the {kind} of {api} is not supported; supported are {_SUPPORTED}"
     return ""
-
-
-def _has_pods(document: Manifest) -> bool:
-    """Whether an object of an unknown kind creates pods, by the shape of its specification."""
-    if isinstance(document, Mapping):
-        return any(key in ("containers", "template") or _has_pods(value) for key, value in document.items())
-    return isinstance(document, list) and any(_has_pods(item) for item in document)
 
 
 def is_main_job(document: Manifest, job_kind: JobKind) -> bool:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from torchyard.diagnosis.pod_facts import get_mappings
 from torchyard.model.requirements import Capacity
 from torchyard.pods.job_kind import JobKind, PodSet
+from torchyard.pods.requirements import build_capacity
 from torchyard.pods.volumes import Manifest
 
 
@@ -47,15 +49,6 @@ def list_capacities(job: Manifest, pod_sets: Sequence[PodSet], job_kind: JobKind
 
 def _build_capacity(pod_set: PodSet, job_kind: JobKind) -> Capacity:
     """The capacity that a set of pods needs. Under the host's network a port allows one pod per node."""
-    spec = pod_set.template["spec"]
-    container = next(container for container in spec["containers"] if container["name"] == pod_set.container)
-    container_resources = container.get("resources") or {}
-    resources = (container_resources.get("limits") or {}) | (container_resources.get("requests") or {})
-    has_ports = job_kind.has_ports or container.get("ports")
-    return Capacity(
-        pods=pod_set.pod_count,
-        labels=spec.get("nodeSelector") or {},
-        tolerations=tuple(toleration.get("key") or "" for toleration in spec.get("tolerations") or ()),
-        resources={name: str(amount) for name, amount in resources.items()},
-        one_per_node=bool(spec.get("hostNetwork") and has_ports),
-    )
+    containers = get_mappings(pod_set.template, "spec", "containers")
+    has_ports = job_kind.has_ports or any(container.get("ports") for container in containers)
+    return build_capacity(pod_set.template, pod_set.pod_count, has_ports=has_ports)

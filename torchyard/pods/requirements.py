@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from torchyard.agents.job_files import needs_config_map
-from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
+from torchyard.diagnosis.pod_facts import find_main_container, get_mapping, get_mappings
 from torchyard.model.finding import warning_check
 from torchyard.model.pod import Pod, Toleration, TolerationItem
 from torchyard.model.profile import Profile
@@ -65,7 +65,7 @@ def list_pod_requirements(
     if needs_config_map(profile):
         requirements.append(_FILES_PERMISSION)
     requirements += [
-        _required_capacity(profile, template, has_ports=has_ports),
+        build_capacity(template, profile.nodes.min, has_ports=has_ports, device_plugin=profile.device_plugin),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *_list_references(profile, run, template),
@@ -77,22 +77,29 @@ def list_pod_requirements(
     return tuple(requirements)
 
 
-def _required_capacity(profile: ResolvedProfile, template: Manifest, *, has_ports: bool) -> Capacity:
-    """Enough nodes for the smallest number of pods."""
+def build_capacity(
+    template: Manifest, pod_count: int, *, has_ports: bool, device_plugin: str | None = None
+) -> Capacity:
+    """Enough nodes for this many pods of a template. `has_ports` as for `list_pod_requirements`.
+
+    Raises ValidationError if the main container requests what is not an amount of Kubernetes.
+    """
     spec = template["spec"]
+    main_name = find_main_container(template)
+    main_container = next(container for container in spec["containers"] if container["name"] == main_name)
     node_conditions = _read_node_conditions(spec)
     is_spread = _is_spread(spec)
     uses_host_ports = has_ports and spec.get("hostNetwork") is True
     return Capacity(
-        pods=profile.nodes.min,
+        pods=pod_count,
         labels=dict(get_mapping(spec, "nodeSelector")),
         avoid=node_conditions["NotIn"],
         only=node_conditions["In"],
         tolerations=_read_tolerations(spec),
-        resources=_read_requests(spec["containers"][0]),
+        resources=_read_requests(main_container),
         one_per_node=is_spread or uses_host_ports,
         uses_host_ports=uses_host_ports and not is_spread,
-        device_plugin=profile.device_plugin,
+        device_plugin=device_plugin,
     )
 
 
@@ -144,12 +151,11 @@ def _is_spread(spec: Manifest) -> bool:
 
 
 def _read_requests(container: Manifest) -> dict[str, str]:
-    """What a container requests. A device that has only a limit is requested too."""
+    """What a container requests. What has only a limit is requested too, as Kubernetes does."""
     resources = get_mapping(container, "resources")
     requests = {name: str(amount) for name, amount in get_mapping(resources, "requests").items()}
     for name, amount in get_mapping(resources, "limits").items():
-        if "/" in name:
-            requests.setdefault(name, str(amount))
+        requests.setdefault(name, str(amount))
     return requests
 
 

@@ -6,7 +6,12 @@ from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched, change_spec
 from torchyard.model.errors import ProfileError
 
 TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"}}
-DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": {}}}
+DEPLOYMENT = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "a"},
+    "spec": {"template": {"spec": {"containers": []}}},
+}
 
 
 @pytest.mark.parametrize(
