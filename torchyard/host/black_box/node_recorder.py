@@ -17,6 +17,7 @@ from typing import Deque, Tuple
 
 from . import processes, rank_recorder
 from .activity import ActivityMeter
+from .descriptors import own_descriptors
 from .disks import DiskWatch
 from .slot import Json, read_slots
 
@@ -101,6 +102,7 @@ class NodeRecorder:
 
     def run(self) -> None:
         """Print the lines that are due, for as long as the process runs."""
+        own_descriptors({self._output})  # the process may be a rank, whose program opens and closes files
         while True:
             with contextlib.suppress(Exception):
                 for line in self.poll(time.monotonic()):

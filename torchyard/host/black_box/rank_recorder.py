@@ -22,6 +22,7 @@ WINDOW_S = 15.0  # over which waiting is averaged
 _REMEMBERED_PAUSES = 20
 _MIN_REPEATS = 3  # of a pause, after which the first one is forgotten
 _MAX_CODE_LINES = 256
+_LAST_WRITE_TIMEOUT_S = 1.0
 
 
 class RankRecorder:
@@ -69,6 +70,7 @@ class RankRecorder:
             if self._call_count is None:
                 self._call_count = torch_facts.count_calls()
             self._slot.write(self.tick(time.monotonic()))
+            self._slot.flush(_LAST_WRITE_TIMEOUT_S)
 
     def tick(self, now: float) -> Json:
         """The record at the time `now`. Without an answer from torch it has no groups, but the rank is not blind."""

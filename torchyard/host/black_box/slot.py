@@ -6,8 +6,11 @@ import contextlib
 import json
 import os
 import struct
+import threading
 import zlib
 from typing import Any
+
+from .descriptors import own_descriptors
 
 Json = Any
 SLOT_BYTES = 16384
@@ -22,10 +25,20 @@ class RecordSlot:
     close all that they do not know, and the program's next file would then get its number. A memory map would end the
     program with SIGBUS if the file system fails. The file is not locked: a checksum shows that a record is incomplete,
     and the reader tries again at its next poll.
+
+    Threads. While `run` is the target of a thread, `write` gives the record to it: this thread alone opens the file,
+    with a table of descriptors of its own, because a number of the program's table could change its meaning between
+    opening and writing. The thread that builds the records needs the program's table: the driver of a GPU does. Where
+    the kernel refuses a table, the number is compared with the file immediately before it is used.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, identity: tuple[int, int]) -> None:
+        """`identity`: device and number of the file."""
         self._path = path
+        self._identity = identity
+        self._condition = threading.Condition()
+        self._has_writer = False
+        self._pending: bytes | None = None  # the last record that is not written yet
 
     @classmethod
     def claim(cls, folder: str, rank: int) -> RecordSlot | None:
@@ -39,16 +52,39 @@ class RecordSlot:
                 if owner != os.getpid() and _is_alive(owner):
                     return None
             os.posix_fallocate(fd, 0, SLOT_BYTES)
+            identity = _identify(fd)
         finally:
             os.close(fd)
-        slot = cls(path)
+        slot = cls(path, identity)
         slot.write({})
         return slot
+
+    def run(self) -> None:
+        """Write the records that `write` passes on, for as long as the process runs; errors are ignored."""
+        own_descriptors()
+        self._has_writer = True
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._pending is not None)
+                data = self._pending
+            if data is not None:
+                with contextlib.suppress(OSError):
+                    self._write_file(data)
+            with self._condition:
+                if self._pending is data:
+                    self._pending = None
+                    self._condition.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the last record is written, at most this long."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._pending is None, timeout_s)
 
     def write(self, record: Json) -> None:
         """Write the record. If it is too long, the members of its groups are left out, then also its stack.
 
-        Raises OSError if the file cannot be written; a file that was removed is not created again.
+        Raises OSError if the file cannot be written, unless another thread writes it; a file that was removed is not
+        created again.
         """
         without_members = dict(
             record, groups={name: dict(group, ranks=[]) for name, group in record.get("groups", {}).items()}
@@ -59,11 +95,27 @@ class RecordSlot:
             if len(text) <= SLOT_BYTES - _HEADER.size:
                 break
         data = _HEADER.pack(len(text), zlib.crc32(text), os.getpid()) + text
+        if not self._has_writer:
+            self._write_file(data)
+            return
+        with self._condition:
+            self._pending = data
+            self._condition.notify_all()
+
+    def _write_file(self, data: bytes) -> None:
         fd = os.open(self._path, os.O_WRONLY | _OPEN_FLAGS)
         try:
-            os.pwrite(fd, data, 0)
+            if _identify(fd) == self._identity:
+                os.pwrite(fd, data, 0)
         finally:
-            os.close(fd)
+            if _identify(fd) == self._identity:
+                os.close(fd)
+
+
+def _identify(fd: int) -> tuple[int, int]:
+    """The device and the number of a descriptor's file."""
+    status = os.fstat(fd)
+    return (status.st_dev, status.st_ino)
 
 
 def read_slots(folder: str) -> dict[int, Json]:

@@ -35,6 +35,7 @@ def start_recorders() -> None:
         return  # a helper of the rank that has the slot
     torch_facts.enable_flight_recorder()
     recorder = rank_recorder.RankRecorder(slot, int(rank), int(world))
+    _start_thread(slot.run)
     _start_thread(recorder.run)
     atexit.register(recorder.write_last)
     if "LOCAL_RANK" not in os.environ:

@@ -58,17 +58,27 @@ def test_error_is_reported_once_for_each_node(tmp_path: Path) -> None:
 
 
 def test_file_of_a_program_that_closed_all_descriptors_is_its_own(tmp_path: Path) -> None:
-    """A rank that closes the descriptors that it does not know, and then opens a file, finds only its data there."""
+    """A rank that closes unknown descriptors just before a record is written, and opens a file, finds only its data."""
     model = tmp_path / "model.bin"
     code = f"""
-import os, time
+import os, threading, time
+is_opened, may_write = threading.Event(), threading.Event()
+write = os.pwrite
+def write_later(*args):
+    is_opened.set()
+    may_write.wait()
+    return write(*args)
+os.pwrite = write_later
+is_opened.wait()
 os.closerange(3, 1000)
 model = open({str(model)!r}, "wb", buffering=0)
 model.write(b"weights" * 100)
+may_write.set()
 time.sleep(1)
+model.write(b"more")
 """
     run(code, TORCHYARD_BLACK_BOX=str(tmp_path / "box"), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    assert model.read_bytes() == b"weights" * 100
+    assert model.read_bytes() == b"weights" * 100 + b"more"
     assert list(read_slots(str(tmp_path / "box"))) == [0]
 
 
