@@ -3,7 +3,7 @@
 import re
 from typing import Any, assert_never
 
-from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE, JobNode
+from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE, SHUTDOWN_VARIABLE, JobNode, get_shutdown_timeout_s
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
@@ -11,6 +11,17 @@ NODE_VARIABLE = "TORCHYARD_NODE"
 # Without NET, NCCL does not log whether GPUDirect is in use.
 NCCL_LOG_ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
 _PLACEHOLDER_PATTERN = re.compile(r"\{(\w+)\}")
+
+
+def build_agent_env(profile: Profile) -> dict[str, str]:
+    """The variables of every process of a job, and of the agent that starts it."""
+    variables = {
+        "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
+        "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
+    }
+    if profile.resolved_agent != "none":
+        variables[SHUTDOWN_VARIABLE] = str(get_shutdown_timeout_s(profile))
+    return variables
 
 
 def escape_dollars(text: str) -> str:

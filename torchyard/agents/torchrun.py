@@ -16,6 +16,9 @@ GROUP_RANK_MARKER = b"group_rank="
 _GROUP_RANK_PATTERN = re.compile(r"\sgroup_rank=(\d+)\s*$")
 _WORKER_LINE_PATTERN = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
 _JOINED_LINE_PATTERN = re.compile(r"(?=\[default\d{1,6}\]:)")
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # read by torchrun since torch 2.12
+OLD_SHUTDOWN_TIMEOUT_S = 30  # between SIGTERM and SIGKILL of the ranks, in every torchrun before 2.12
+_MAX_SHUTDOWN_MARGIN_S = 5.0
 LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # torchrun's parser reads it as --local_addr, if it has that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
@@ -120,6 +123,15 @@ def rendezvous_id(profile: Profile, run: Run) -> str:
     A store refuses an id that has been closed, and an agent of an earlier attempt that comes back meets nobody.
     """
     return run.job(profile)
+
+
+def get_shutdown_timeout_s(profile: Profile) -> int:
+    """Whole seconds, at least 1, that torchrun gives its ranks between SIGTERM and SIGKILL.
+
+    It has a part of the grace to itself, so that it can report how the ranks have ended before it is killed as well.
+    """
+    grace_s = profile.deadlines.grace
+    return max(int(grace_s - min(_MAX_SHUTDOWN_MARGIN_S, grace_s / 5)), 1)
 
 
 def get_join_timeout_s(profile: Profile) -> int:

@@ -85,6 +85,7 @@ from torchyard.host.watch import Launcher, WatchedProcess, read_request, watch_p
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 5.0
+_CHECKPOINTS_VARIABLE = "TORCHYARD_CHECKPOINTS"  # names the folder of checkpoints, which exists when the program starts
 _MAX_UNENDED = 50  # processes; the state has a fixed size
 _FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  # secrets; overrides of torchrun's flags
 
@@ -235,6 +236,8 @@ def _execute_program(spec: Json, error_fd: int) -> None:
         _restore_file_limit()
         os.chdir(spec["cwd"])
         os.umask(spec["umask"])
+        if _CHECKPOINTS_VARIABLE in environment:
+            os.makedirs(environment[_CHECKPOINTS_VARIABLE], exist_ok=True)
         argv = spec["argv"]
         if "serves" in spec:
             urls = find_listen_urls(spec["serves"])

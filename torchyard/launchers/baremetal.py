@@ -295,10 +295,7 @@ def _build_environment(job: _Job, node: int) -> dict[str, str]:
     """The variables that are added to the host's own environment. Those of the profile take precedence."""
     profile = job.profile
     gpus = int(profile.resources.get("gpus", 0))
-    env = {
-        "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
-        "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
-    }
+    env = process_env.build_agent_env(profile)
     if not job.is_multi_host:
         env["GLOO_SOCKET_IFNAME"] = "lo"  # on several hosts the supervisor finds the interface
     env["TORCHYARD_RUN"] = job.run.name(profile)

@@ -68,7 +68,9 @@ class Deadlines(FrozenModel):
     run: Duration = Field(86400.0, description="until the job has ended")
     silence: Duration = Field(1800.0, description="without a single new line in any log")
     lease: Duration = Field(1800.0, description="without a running launcher")
-    grace: Duration = Field(10.0, description="between SIGTERM and SIGKILL of a process")
+    grace: Duration = Field(
+        30.0, description="between SIGTERM and SIGKILL of a process; a few seconds less for the ranks of torchrun"
+    )
 
 
 class Cluster(FrozenModel):

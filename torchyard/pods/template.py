@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from torchyard.agents.job_files import MOUNTED
-from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
+from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_agent_env, escape_dollars
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.pod import (
@@ -130,12 +130,10 @@ def build_container_env(profile: ResolvedProfile, run: Run, node_env: list[Manif
     `node_env`: the variables that give the pod its place in the job. They come first, because the others may refer to
     them. The profile and its fabric take precedence over them.
     """
-    variables: dict[str, EnvValue] = {
-        "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result at this level only
-        "PYTHONUNBUFFERED": "1",
-        "TORCHYARD_RUN": run.name(profile),
-        "TORCHYARD_ATTEMPT": str(run.attempt),
-    }
+    variables: dict[str, EnvValue] = {}
+    variables |= build_agent_env(profile)
+    variables["TORCHYARD_RUN"] = run.name(profile)
+    variables["TORCHYARD_ATTEMPT"] = str(run.attempt)
     if GPU_RESOURCE in profile.requests or profile.hardware:
         variables |= NCCL_LOG_ENV
     variables |= profile.env
