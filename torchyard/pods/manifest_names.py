@@ -144,6 +144,8 @@ def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference
             text.replace(marker.finish(marked, new_name))
         if not _is_opaque(text):
             doubts += _find_doubts(text, marked, jobs, new_name)
+        if marked == text.value and _is_config_map_name(text):
+            doubts += _find_composed_name(text, jobs, new_name)
     return Renaming(tuple(replaced), tuple(dict.fromkeys(doubts)))
 
 
@@ -173,6 +175,11 @@ def _walk(node: Any, location: str, keys: tuple[str, ...], parents: tuple[Mappin
 def _is_opaque(text: _Text) -> bool:
     """Whether a text names something else than a job, or is one of the user's own labels."""
     return text.key in _OPAQUE_KEYS or any(key in _LABEL_KEYS for key in text.keys[:-1])
+
+
+def _is_config_map_name(text: _Text) -> bool:
+    """Whether a text is the name of a ConfigMap that a pod uses."""
+    return text.key == "name" and len(text.keys) > 1 and text.keys[-2] in _CONFIG_MAP_KEYS
 
 
 class _Marker:
@@ -261,7 +268,7 @@ class _Marker:
         for mark, job in self._list_marks():
             roles = _alternate(role for role in job.roles if role)
             end = rf"(?=-(?:{roles})\b|{_END})" if roles else _END
-            pattern = rf"((?:{keys})[\"']?\s*(?:==?|:|in \()\s*[\"']?){re.escape(job.name)}{end}"
+            pattern = rf"(?<![\w-])((?:{keys})[\"']?\s*(?:==?|:|in \()\s*[\"']?){re.escape(job.name)}{end}"
             yield re.compile(pattern), rf"\1{mark}"
 
     def _list_kubectl_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
@@ -296,7 +303,7 @@ class _Marker:
             return self._mark_job_name(text.value)
         if text.key in _SERVICE_KEYS:
             kind = "Service"
-        elif text.key == "name" and len(text.keys) > 1 and text.keys[-2] in _CONFIG_MAP_KEYS:
+        elif _is_config_map_name(text):
             kind = "ConfigMap"
         elif text.key == "name":
             kind = parent.get("kind")
@@ -358,6 +365,15 @@ class _Marker:
 def _alternate(words: Any) -> str:
     """A pattern for one of these words, the longest first; empty without a word."""
     return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+def _find_composed_name(text: _Text, jobs: Sequence[JobReference], new_name: str) -> Iterator[Finding]:
+    """A ConfigMap that the manifest does not create, and whose name a controller may compose from the job's."""
+    for job in jobs:
+        if text.value.endswith(f"-{job.name}"):
+            problem = f"a run gives the job the name {new_name}: the ConfigMap {text.value} stays as it is"
+            fix = f"if a controller creates it for the job, {_KEEP_FIX}, or add the ConfigMap to the manifest"
+            yield Finding(text.where, problem, fix, "warning")
 
 
 def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_name: str) -> Iterator[Finding]:

@@ -82,6 +82,7 @@ def test_reference_in_a_script_follows(job: JobReference, script: str, expected:
         "docker pull registry/train:1",
         "pretrain-worker-0 train-ing train_worker_0",
         "python -m train --split train --resnet train-50",
+        "python t.py --job-name=train --job-name train",
     ],
 )
 def test_what_only_looks_like_the_name_stays(script: str) -> None:
@@ -125,6 +126,16 @@ def test_companion_with_the_jobs_name_follows() -> None:
     assert (new_rings["metadata"]["name"], new_rings["data"]["hosts"]) == (f"rings-config-{NEW}", f"{NEW}-worker-0:8")
     assert new_monitor["spec"]["controllerRef"]["name"] == NEW
     assert f"ConfigMap rings-config-train, data.hosts: train-worker-0:8 becomes {NEW}-worker-0:8" in replaced
+
+
+def test_config_map_that_a_controller_may_create_is_a_doubt() -> None:
+    """A ConfigMap with the job's name at its end, which the manifest does not create, is a doubt; another one is not."""
+    volumes = [{"configMap": {"name": name}} for name in ("rings-config-train", "train-settings", "settings")]
+    document = build_job(VOLCANO, volumes=volumes)
+    _, replaced, (doubt,) = rename(VOLCANO, document)
+    assert replaced == []
+    assert "volumes[0].configMap.name" in doubt
+    assert "the ConfigMap rings-config-train stays as it is" in doubt
 
 
 def test_claim_with_the_jobs_name_stays() -> None:
