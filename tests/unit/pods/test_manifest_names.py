@@ -129,7 +129,7 @@ def test_companion_with_the_jobs_name_follows() -> None:
 
 
 def test_config_map_that_a_controller_may_create_is_a_doubt() -> None:
-    """A ConfigMap with the job's name at its end, which the manifest does not create, is a doubt; another one is not."""
+    """A ConfigMap whose name ends in the job's, and which the manifest does not create, is a doubt; others are not."""
     volumes = [{"configMap": {"name": name}} for name in ("rings-config-train", "train-settings", "settings")]
     document = build_job(VOLCANO, volumes=volumes)
     _, replaced, (doubt,) = rename(VOLCANO, document)
