@@ -16,8 +16,9 @@ GROUP_RANK_MARKER = b"group_rank="
 _GROUP_RANK_PATTERN = re.compile(r"\sgroup_rank=(\d+)\s*$")
 _WORKER_LINE_PATTERN = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
 _JOINED_LINE_PATTERN = re.compile(r"(?=\[default\d{1,6}\]:)")
-SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # read by torchrun since torch 2.12
-OLD_SHUTDOWN_TIMEOUT_S = 30  # between SIGTERM and SIGKILL of the ranks, in every torchrun before 2.12
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SHUTDOWN_VARIABLE_VERSION = "2.12"  # of torch, whose torchrun reads it first
+OLD_SHUTDOWN_TIMEOUT_S = 30  # between SIGTERM and SIGKILL of the ranks, in every earlier torchrun
 _MAX_SHUTDOWN_MARGIN_S = 5.0
 LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # torchrun's parser reads it as --local_addr, if it has that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
@@ -132,6 +133,17 @@ def get_shutdown_timeout_s(profile: Profile) -> int:
     """
     grace_s = profile.deadlines.grace
     return max(int(grace_s - min(_MAX_SHUTDOWN_MARGIN_S, grace_s / 5)), 1)
+
+
+def describe_old_shutdown(profile: Profile) -> str | None:
+    """What a torchrun that does not read SHUTDOWN_VARIABLE does with the profile's grace; None if it keeps it."""
+    timeout_s = get_shutdown_timeout_s(profile)
+    if profile.resolved_agent == "none" or timeout_s <= OLD_SHUTDOWN_TIMEOUT_S:
+        return None
+    return (
+        f"its torchrun kills the ranks {OLD_SHUTDOWN_TIMEOUT_S} s after SIGTERM, not after {timeout_s} s as "
+        "deadlines.grace asks: a longer save is lost"
+    )
 
 
 def get_join_timeout_s(profile: Profile) -> int:

@@ -109,6 +109,10 @@ def probe_package(requirement: Json) -> Json:
             return failed(subject, "is not installed (%s)" % requirement["reason"], remedy)
     if _parse_version(version) < _parse_version(needed_version):
         return failed(subject, "is %s, %s is needed" % (version, needed_version), remedy)
+    recommended_version = requirement.get("recommended_version") or "0"
+    if _parse_version(version) < _parse_version(recommended_version):
+        newer = "%s -m pip install '%s>=%s'" % (requirement["python"], name, recommended_version)
+        return warning(subject, "is %s: %s" % (version, requirement["limitation"]), newer)
     return passed(subject, version)
 
 

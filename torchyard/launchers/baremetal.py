@@ -366,17 +366,24 @@ def _list_program_requirements(job: _Job, node_placement: Placement) -> list[Hos
     if profile.program:
         program_requirements.append(ProgramFile(host=program_host, path=profile.program))
 
-    def require(name: str, minimum_version: str, reason: str) -> None:
-        program_requirements.append(
-            Package(host=host, python=node_placement.python, name=name, minimum_version=minimum_version, reason=reason)
+    def build_package(name: str, minimum_version: str, reason: str) -> Package:
+        return Package(
+            host=host, python=node_placement.python, name=name, minimum_version=minimum_version, reason=reason
         )
 
     if profile.resolved_agent != "none" or profile.check_fabric:
-        require("torch", _MIN_TORCH_VERSION, "torchrun starts the job")
+        torch = build_package("torch", _MIN_TORCH_VERSION, "torchrun starts the job")
+        limitation = torchrun.describe_old_shutdown(profile)
+        if limitation:
+            update = {"recommended_version": torchrun.SHUTDOWN_VARIABLE_VERSION, "limitation": limitation}
+            torch = torch.model_copy(update=update)
+        program_requirements.append(torch)
     elif profile.module or str(profile.program).endswith(".py"):
-        require(INTERPRETER, "3", "it starts the program")  # what a program without an agent imports is unknown
+        # What a program without an agent imports is unknown.
+        program_requirements.append(build_package(INTERPRETER, "3", "it starts the program"))
     if profile.rendezvous == "etcd-v2":
-        require("python-etcd", "0.4.5", "torchrun's etcd-v2 rendezvous imports it")
+        reason = "torchrun's etcd-v2 rendezvous imports it"
+        program_requirements.append(build_package("python-etcd", "0.4.5", reason))
     return program_requirements
 
 

@@ -22,7 +22,7 @@ from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle
 
-_STOP_TIMEOUT_S = 120  # including a process's grace
+_STOP_TIMEOUT_S = 90.0  # besides the grace of the processes
 
 
 class MachinesJob:
@@ -145,7 +145,8 @@ def _stop_processes(job_processes: tuple[Process, ...]) -> dict[str, Any]:
     def build_request(process: Process) -> dict[str, Any]:
         return {"folder": process.folder, "grace": process.grace}
 
-    return call_scripts("cancel", job_processes, build_request, timeout_s=_STOP_TIMEOUT_S)
+    grace_s = max(process.grace for process in job_processes)
+    return call_scripts("cancel", job_processes, build_request, timeout_s=grace_s + _STOP_TIMEOUT_S)
 
 
 def _is_unstaged(response: Any) -> bool:

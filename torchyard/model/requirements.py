@@ -43,13 +43,15 @@ INTERPRETER = "python"  # the name of a `Package` that is the interpreter itself
 
 
 class Package(_OnHost):
-    """A Python distribution in the job's interpreter, or that interpreter itself."""
+    """A Python distribution in the job's interpreter, or that interpreter itself; an older one is only a warning."""
 
     kind: Literal["package"] = "package"
     python: str
     name: str
     minimum_version: str
     reason: str
+    recommended_version: str = Field("", description="an older one is a warning with `limitation`; empty: none is")
+    limitation: str = Field("", description="what an older one than `recommended_version` cannot do, and the remedy")
 
 
 class FreePort(_OnHost):

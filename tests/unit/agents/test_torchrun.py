@@ -15,7 +15,8 @@ from tests.builders.plan_parts import get_local_address, get_torchrun_option
 from tests.cluster.images import old_torchrun
 from tests.conftest import Planned, Write, command_plan_of, load, plan_of
 from tests.tools.record_torchrun import FOLDER, UnknownArgumentsError, build_parser
-from torchyard.agents.torchrun import first_port
+from torchyard.agents.process_env import build_agent_env
+from torchyard.agents.torchrun import SHUTDOWN_VARIABLE, describe_old_shutdown, first_port, get_shutdown_timeout_s
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Profile
@@ -210,3 +211,29 @@ def test_real_pods_have_an_old_torchrun_in_front() -> None:
     finally:
         sys.argv = old_argv
     assert raised.value.code == 2
+
+
+@pytest.mark.parametrize(("grace_s", "timeout_s"), [(30, 25), (90, 85), (10, 8), (1, 1)])
+def test_torchrun_kills_its_ranks_before_it_is_killed(grace_s: float, timeout_s: int) -> None:
+    """The ranks have the grace but for a few seconds, in which torchrun reports how they ended."""
+    profile = load_profile("digits-local", {"deadlines": {"grace": grace_s}})
+    assert get_shutdown_timeout_s(profile) == timeout_s
+    assert build_agent_env(profile)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(timeout_s)
+
+
+def test_installed_torchrun_reads_its_shutdown_timeout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed torchrun, which is new enough, takes the time from the variable that a plan sets."""
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    monkeypatch.setenv(SHUTDOWN_VARIABLE, "85")
+    config, _, _ = config_from_args(get_args_parser().parse_args(["train.py"]))
+    assert config.shutdown_timeout == 85
+
+
+def test_old_torchrun_is_a_limitation_of_a_long_grace() -> None:
+    """Only a grace that an old torchrun cuts short, of a job with torchrun, needs a newer one."""
+    assert describe_old_shutdown(load_profile("digits-local", {"deadlines": {"grace": 30}})) is None
+    limitation = describe_old_shutdown(load_profile("digits-local", {"deadlines": {"grace": 90}}))
+    assert limitation is not None
+    assert "30 s after SIGTERM, not after 85 s" in limitation
+    assert describe_old_shutdown(load_profile("mnist-spawn-env", {"deadlines": {"grace": 90}})) is None

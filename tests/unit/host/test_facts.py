@@ -43,6 +43,16 @@ def test_missing_program_is_reported(tmp_path: Path) -> None:
     assert ("`program`" in local.remedy, "options.program_there" in remote.remedy) == (True, True)
 
 
+def test_package_that_is_older_than_recommended_is_a_warning() -> None:
+    """A package with the needed version, but not the recommended one, is a warning with what it cannot do."""
+    update = {"minimum_version": "1", "limitation": "it kills the ranks after 30 s"}
+    old = run_check(TORCH.model_copy(update=update | {"recommended_version": "999"}))
+    assert old.verdict == "warning"
+    assert "it kills the ranks after 30 s" in old.what
+    assert "-m pip install 'torch>=999'" in old.remedy
+    assert run_check(TORCH.model_copy(update=update | {"recommended_version": "1.0"})).verdict == "ok"
+
+
 def test_missing_package_is_reported_with_its_install_command() -> None:
     """A missing package is reported with what it is for and how to install it."""
     check = run_check(TORCH.model_copy(update={"name": "no-such-thing"}))
