@@ -84,7 +84,7 @@ class Job(Protocol):
     """Carries out one plan. Every method can be called again, by this process or by the next one.
 
     before the job      locate, reach, check, prepare
-    the job             start_store, submit, watch, stop, stop_unwatched, remove
+    the job             start_store, submit, watch, stop, kill, stop_unwatched, remove
 
     Raises HostError or ClusterError if a host or the API server refuses a request, RunInUseError if another living
     process owns the run.
@@ -114,11 +114,20 @@ class Job(Protocol):
         if no process has.
         """
 
+    def now(self) -> float:
+        """Seconds since the epoch by the clock that dates the job; this machine's if that one cannot be read."""
+
     def watch(self, on_poll: PollCallback) -> JobWatch:
         """The watch of the job. Entering it waits for the first states, and calls `on_poll` meanwhile."""
 
     def stop(self) -> None:
         """Stop the job. Its store and files stay until `remove`, because its logs are read first."""
+
+    def kill(self) -> None:
+        """End the processes of a job that is being stopped at once, without the rest of their grace.
+
+        Called on another thread than the stop.
+        """
 
     def stop_unwatched(self) -> dict[str, str]:
         """Stop a job that no process waits for, and read its logs to their end; return what they lack, by node."""

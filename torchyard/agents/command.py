@@ -9,6 +9,7 @@ from torchyard.agents.job_files import PodFolders
 from torchyard.agents.process_env import command_word, escape_dollars, program_arguments, rendezvous_file
 from torchyard.agents.roce_gid import gid_script
 from torchyard.agents.torchrun import JobNode
+from torchyard.model.checkpoint import CHECKPOINTS_VARIABLE
 from torchyard.model.plan import Ranks
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
@@ -89,6 +90,8 @@ def _build_prelude(profile: ResolvedProfile, run: Run, job_node: JobNode, folder
     `(exit $?)` is for `a && b`, which `set -e` lets pass if `a` fails.
     """
     prelude = "".join(f"{escape_dollars(line)}\n(exit $?)\n" for line in profile.setup)
+    if profile.checkpoints:
+        prelude += f'mkdir -p "${CHECKPOINTS_VARIABLE}"\n'
     if profile.find_gid:
         hca = str(profile.env.get("NCCL_IB_HCA", ""))
         prelude += escape_dollars(gid_script(hca))

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from torchyard.agents import process_env
 from torchyard.model.base import FrozenModel
 from torchyard.model.plan import Site
 from torchyard.model.profile import Profile
@@ -117,7 +118,7 @@ def _place_locally(profile: Profile, run: Run, options: Options, host: Host) -> 
     return Placement(
         host=host,
         folder=folder,
-        checkpoints=f"{run.folder}/checkpoints",
+        checkpoints=process_env.get_checkpoints_folder(profile, run) or f"{run.folder}/checkpoints",
         program=profile.program or "",
         cwd=str(Path(profile.program).parent) if profile.program else folder,
         python=options.python or sys.executable,
@@ -144,7 +145,7 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
     return Placement(
         host=host,
         folder=site.folder,
-        checkpoints=f"{site.folder}/checkpoints",
+        checkpoints=process_env.get_checkpoints_folder(profile, run) or site.checkpoints,
         program=program,
         cwd=str(Path(program).parent) if program else site.folder,
         python=options.python or "python3",
@@ -153,15 +154,32 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
 
 
 def _list_previous_folders(run: Run) -> tuple[str, ...]:
-    """The folders here with checkpoints of the previous attempt, as patterns; empty for the first attempt.
+    """The folders here with checkpoints of the previous attempt, as patterns; for the first attempt, of another run.
 
     On any node: a spare may have taken a host's place since.
     """
-    if run.attempt <= 1:
-        return ()
+    if run.attempt > 1:
+        return list_checkpoint_folders(run.folder, run.attempt - 1)
+    return run.resume.files if run.resume else ()
+
+
+def list_checkpoint_folders(run_folder: str, attempt: int) -> tuple[str, ...]:
+    """The folders here with the checkpoints that an attempt has left, as patterns."""
     # Escaped, because the folder's name may contain `[` or `*`.
-    previous_attempt = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
-    return (f"{previous_attempt}/node-*/files", run.folder)
+    return (f"{glob.escape(f'{run_folder}/attempt-{attempt}')}/node-*/files", run_folder)
+
+
+def locate_resume(run: Run, node_placement: Placement) -> Run:
+    """The run with the path of its resume point on the placement's host."""
+    resume = run.resume
+    if resume is None:
+        return run
+    path = resume.path
+    if node_placement.site and resume.relative_path:
+        path = f"{node_placement.checkpoints}/{resume.relative_path}"
+    elif not node_placement.site and resume.local_path:
+        path = resume.local_path
+    return run.model_copy(update={"resume": resume.model_copy(update={"path": path})})
 
 
 class ProgramSource(NamedTuple):

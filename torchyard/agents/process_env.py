@@ -1,9 +1,11 @@
 """How a program gets its place in the job: from its arguments, its environment, and a file."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, assert_never
 
 from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE, SHUTDOWN_VARIABLE, JobNode, get_shutdown_timeout_s
+from torchyard.model.checkpoint import CHECKPOINTS_VARIABLE, RESUME_PLACEHOLDER, RESUME_VARIABLE
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
@@ -13,7 +15,7 @@ NCCL_LOG_ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,N
 _PLACEHOLDER_PATTERN = re.compile(r"\{(\w+)\}")
 
 
-def build_agent_env(profile: Profile) -> dict[str, str]:
+def build_job_env(profile: Profile, run: Run) -> dict[str, str]:
     """The variables of every process of a job, and of the agent that starts it."""
     variables = {
         "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
@@ -21,7 +23,19 @@ def build_agent_env(profile: Profile) -> dict[str, str]:
     }
     if profile.resolved_agent != "none":
         variables[SHUTDOWN_VARIABLE] = str(get_shutdown_timeout_s(profile))
+    variables["TORCHYARD_RUN"] = run.name(profile)
+    variables["TORCHYARD_ATTEMPT"] = str(run.attempt)
+    checkpoints = get_checkpoints_folder(profile, run)
+    if checkpoints:
+        variables[CHECKPOINTS_VARIABLE] = checkpoints
+    if run.resume:
+        variables[RESUME_VARIABLE] = run.resume.path
     return variables
+
+
+def get_checkpoints_folder(profile: Profile, run: Run) -> str | None:
+    """The run's own folder in the one that the profile names; None if it names none."""
+    return f"{profile.checkpoints.rstrip('/')}/{run.name(profile)}" if profile.checkpoints else None
 
 
 def escape_dollars(text: str) -> str:
@@ -45,8 +59,23 @@ def program_arguments(profile: Profile, run: Run, job_node: JobNode) -> tuple[st
         "master_port": str(job_node.endpoint.port),
         "rendezvous": _init_method_url(profile, run, job_node),
     }
-    args = (command_word(arg, job_node) for arg in profile.args)
+    if run.resume:
+        values[RESUME_PLACEHOLDER] = command_word(run.resume.path, job_node)
+    profile_args = profile.args if run.resume else _drop_resume_args(profile.args)
+    args = (command_word(arg, job_node) for arg in profile_args)
     return tuple(_PLACEHOLDER_PATTERN.sub(lambda match: values.get(match[1], match[0]), arg) for arg in args)
+
+
+def _drop_resume_args(args: Sequence[str]) -> list[str]:
+    """The arguments without those that need a checkpoint: `--resume={resume}`, or `--resume` and `{resume}`."""
+    placeholder = f"{{{RESUME_PLACEHOLDER}}}"
+    kept: list[str] = []
+    for arg in args:
+        if placeholder not in arg:
+            kept.append(arg)
+        elif arg == placeholder and kept and kept[-1].startswith("-") and "=" not in kept[-1]:
+            kept.pop()
+    return kept
 
 
 def _init_method_url(profile: Profile, run: Run, job_node: JobNode) -> str:

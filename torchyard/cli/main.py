@@ -54,6 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     for name in ("plan", "check", "run", "benchmark"):
         verb_parsers[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
         verb_parsers[name].add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    verb_parsers["run"].add_argument(
+        "--resume", metavar="RUN", help="continue from the last complete checkpoint of this run, or from this path"
+    )
     verb_parsers["benchmark"].add_argument(
         "--fabric",
         action="append",
@@ -151,6 +154,8 @@ def _show_checks(args: argparse.Namespace) -> int:
 
 def _run_profile(args: argparse.Namespace) -> int:
     """run a profile to its end without a Prefect server; exit code 1 if the run does not succeed"""
+    if args.resume:
+        args.set.append(f"resume={json.dumps(args.resume)}")
     profile = _load_profile(args)
     from torchyard.cli.run import run_profile
 

@@ -30,6 +30,8 @@ from torchyard.pods.user_manifest import has_protected_data
 
 REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own grace period
 _REMOVAL_POLL_INTERVAL_S = 0.25
+_SHORTEST_GRACE_S = 1  # with 0 the pod would disappear before its processes
+_END_THREADS = 8
 _MIN_COLLECTION = 8  # pods that are deleted by one request; fewer are left to the garbage collector
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
 
@@ -213,6 +215,23 @@ def delete_owned_pods(
     except ClusterError as error:
         if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
             raise
+
+
+def end_pods(plan: ManifestPlan) -> None:
+    """Let the kubelets kill the job's pods within a second, also those that are being deleted with a longer grace.
+
+    Raises ClusterError if a request is refused, RunInUseError if another process owns the run.
+    """
+    client = get_cluster_client(plan.cluster)
+    listing = list_labelled_objects(client, (("v1", "Pod"),), plan.labels)
+    pods = [pod for pod in listing.objects if _is_part_of_job(pod)]
+    confirm_ownership = partial(lease.confirm_ownership, plan)
+
+    def end_pod(pod: KubeObject) -> None:
+        client.delete(pod, grace_s=_SHORTEST_GRACE_S, confirm_ownership=confirm_ownership)
+
+    with ThreadPoolExecutor(_END_THREADS) as pool:
+        list(pool.map(end_pod, pods))  # `list` raises a thread's error
 
 
 def force_delete_pods(client: Client, objects: Iterable[KubeObject], confirm_ownership: Callable[[], object]) -> None:

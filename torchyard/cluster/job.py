@@ -1,5 +1,6 @@
 """Carries out a plan of objects in a Kubernetes cluster."""
 
+import time
 from pathlib import Path
 
 from torchyard.cluster import create, delete
@@ -63,11 +64,20 @@ class ClusterJob:
         age_s = 0.0 if created else max(now - created_at, 0.0)
         return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=created_at, age_s=age_s)
 
+    def now(self) -> float:
+        try:
+            return get_cluster_client(self._plan.cluster).now()
+        except (TorchyardError, OSError):
+            return time.time()
+
     def watch(self, on_poll: PollCallback) -> ClusterWatch:
         return ClusterWatch(self._plan, on_poll)
 
     def stop(self) -> None:
         delete.delete_object(self._plan, self._plan.main)
+
+    def kill(self) -> None:
+        delete.end_pods(self._plan)
 
     def stop_unwatched(self) -> dict[str, str]:
         try:

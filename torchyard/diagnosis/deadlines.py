@@ -48,6 +48,7 @@ class DeadlineMonitor:
     A deadline is checked only while the job is fully observed:
 
     - `start` and `run` need the state of every process, and `start` and `silence` every log, read to its end.
+    - `run` expires earlier by `notice`, so that the job has ended by then.
     - After a gap (a log stream was broken, or this process was suspended) they are checked again `_LOG_GRACE_S` later,
       because what was written during the gap is still arriving. `run` does not wait for logs.
     - `silence` is the time since the last new line, once the job has started. Gaps are not counted and do not reset it.
@@ -79,8 +80,12 @@ class DeadlineMonitor:
             return ExpiredDeadline(
                 LauncherCause.START_DEADLINE, f"not started within {deadlines.start:g} s (deadlines.start)"
             )
-        if states_current and job_age_s > deadlines.run:
-            return ExpiredDeadline(LauncherCause.RUN_DEADLINE, f"not ended within {deadlines.run:g} s (deadlines.run)")
+        if states_current and job_age_s > deadlines.run - deadlines.notice:
+            message = f"not ended within {deadlines.run:g} s (deadlines.run)"
+            if deadlines.notice:
+                message = f"not ended {deadlines.notice:g} s (deadlines.notice) before {deadlines.run:g} s are over"
+                message += " (deadlines.run)"
+            return ExpiredDeadline(LauncherCause.RUN_DEADLINE, message)
         if logs_current and self._has_started and self._silence_s > deadlines.silence:
             message = f"no line in any log for {deadlines.silence:g} s (deadlines.silence): the job hangs"
             return ExpiredDeadline(LauncherCause.SILENCE, message)

@@ -218,7 +218,7 @@ def _diagnose_events(context: _Context, events: list[Any], rule: PodRule) -> Dia
     node = _find_event_node(plan, first_event)
     quote = quote_reason(to_text(first_event.get("reason")), shorten_message(first_event.get("message")))
     sentence = f"{node or plan.job}: {rule.description} ({quote})"
-    failure = Failure(cause=rule.cause, sentence=sentence, node=node, retry=rule.retry)
+    failure = Failure(cause=rule.cause, sentence=sentence, node=node, retry=rule.retry, requeue=rule.requeue)
     return _diagnose(failure, is_final=has_persisted and blocked_count > _count_spare_pods(plan))
 
 

@@ -151,6 +151,8 @@ def build_failure(pods: Pods, problems: Sequence[PodProblem]) -> Failure:
         sentence=f"{subject}: {rule.description} ({quote_reason(oldest.reason.reason, oldest.reason.message)})",
         node=oldest.node,
         retry=rule.retry,
+        requeue=rule.requeue,
+        stopped_at=oldest.reason.started_at if rule.requeue and oldest.reason.started_at else None,
         exit_code=get_pod_exit_code(pod),
     )
 

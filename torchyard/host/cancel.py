@@ -14,7 +14,7 @@ import time
 from torchyard.host.identity import EARLIER_BOOT, HERE, locate_host
 from torchyard.host.log import recover_unsupervised
 from torchyard.host.processes import NO_PROCESS, JobProcesses, ProcessId, end_processes, parse_label, send_signal
-from torchyard.host.state import Json, list_listening_ports, read_spec, read_state, view_state
+from torchyard.host.state import Json, ask_to_end, list_listening_ports, read_spec, read_state, view_state
 
 _KILL_TIMEOUT_S = 5.0  # after SIGKILL, for the supervisor to record the end
 _POLL_INTERVAL_S = 0.05  # each poll reads all of /proc
@@ -23,8 +23,9 @@ _POLL_INTERVAL_S = 0.05  # each poll reads all of /proc
 def cancel_process(folder: str, grace_s: float) -> Json:
     """End a process and its supervisor; the last state and what is left (`left`).
 
-    The process gets SIGTERM, and SIGKILL after `grace_s` seconds. Without the process's folder, its processes are found
-    by the label that the folder's path stands for. Nothing is done to a process that runs elsewhere.
+    The process gets SIGTERM, and SIGKILL `grace_s` seconds after the first request to end it. Without the process's
+    folder, its processes are found by the label that the folder's path stands for. Nothing is done to a process that
+    runs elsewhere.
     """
     spec = read_spec(folder)
     if spec is None:
@@ -38,9 +39,8 @@ def cancel_process(folder: str, grace_s: float) -> Json:
     unended = [ProcessId(*fields) for fields in state.get("unended", [])] if is_here else []
     job = JobProcesses(spec["label"], [supervisor], [agent, *unended])
     if state.get("phase") == "running":
-        if agent.is_alive:
-            send_signal([agent.pid], signal.SIGTERM)
-        _wait_for_end(folder, job, timeout_s=grace_s)
+        waited_s = ask_to_end(folder, agent) if agent.is_alive else 0.0
+        _wait_for_end(folder, job, timeout_s=max(grace_s - waited_s, 0.0))
     job.send_signal(signal.SIGKILL)
     if not _wait_for_end(folder, job, timeout_s=_KILL_TIMEOUT_S) and supervisor.is_alive and not job.find():
         send_signal([supervisor.pid], signal.SIGKILL)  # it does not exit, and nothing is left for it to do

@@ -7,9 +7,9 @@ import signal
 import time
 
 from torchyard.host.log import ProcessLog
-from torchyard.host.processes import send_signal
+from torchyard.host.processes import identify_process, send_signal
 from torchyard.host.staging import HEARTBEAT_FILE
-from torchyard.host.state import Json, file_path, try_write_state
+from torchyard.host.state import Json, ask_to_end, file_path, try_write_state
 
 _DEFAULT_GRACE_S = 10.0
 _ENDING_CHECK_INTERVAL_S = 0.2  # once SIGTERM was sent
@@ -70,4 +70,4 @@ class ProcessLease:
             try_write_state(self.folder, abandoned=self.lease_s)
             message = "ended by its supervisor: its lease was not renewed for %g s (deadlines.lease)"
             log.write_lines([(message % self.lease_s).encode()])
-            send_signal([agent_pid], signal.SIGTERM)
+            ask_to_end(self.folder, identify_process(agent_pid))

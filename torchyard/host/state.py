@@ -11,11 +11,21 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import time
 from typing import Any, Callable
 
-from torchyard.host.identity import EARLIER_BOOT, HERE, OTHER_MACHINE, describe_location, locate_host, read_boot_id
-from torchyard.host.processes import find_labelled, parse_label
+from torchyard.host.identity import (
+    EARLIER_BOOT,
+    HERE,
+    OTHER_MACHINE,
+    describe_location,
+    locate_host,
+    measure_time_since,
+    read_boot_clock,
+    read_boot_id,
+)
+from torchyard.host.processes import ProcessId, find_labelled, parse_label
 
 STATE_BYTES = 4096  # of the state's file, always: one block, which is overwritten in place
 _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock shows that a supervisor was killed
@@ -87,6 +97,32 @@ def try_write_state(folder: str, **changes: Json) -> bool:
     except OSError:
         return False
     return True
+
+
+def ask_to_end(folder: str, agent: ProcessId) -> float:
+    """Send SIGTERM to a process, once for all who ask; return the seconds since the first of them asked.
+
+    A process that saves its work on SIGTERM may be harmed by a second one: torchrun no longer waits for its ranks. The
+    moment is kept in the file `stop` with the process that it is about. If it cannot be kept, the signal is sent again.
+    """
+    path = file_path(folder, "stop")
+    try:
+        with open(path, encoding="utf-8") as file:
+            request = json.load(file)
+        if request["agent"] == list(agent):
+            return measure_time_since(request["asked_at"])
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    try:
+        os.kill(agent.pid, signal.SIGTERM)
+    except (ProcessLookupError, PermissionError):
+        return 0.0  # it has ended, or another user must end it
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"agent": list(agent), "asked_at": read_boot_clock()}, file)
+    except OSError:
+        pass
+    return 0.0
 
 
 def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:

@@ -205,6 +205,7 @@ class Client:
         obj: KubeObject,
         *,
         force: bool = False,
+        grace_s: int | None = None,
         is_unchanged: bool = False,
         confirm_ownership: Callable[[], object] | None = None,
     ) -> bool:
@@ -214,6 +215,7 @@ class Client:
         its name belongs to another object, or it has changed.
 
         force: delete it at once, without waiting for its dependents or its node.
+        grace_s: of a pod, also of one that is being deleted, in place of its own; at least 1, because 0 is `force`.
         confirm_ownership: called right before each try, since a try may follow an outage in which another process has
         taken the object over. It raises an error if that is so, or is not known.
         """
@@ -222,6 +224,8 @@ class Client:
             preconditions["resourceVersion"] = obj["metadata"]["resourceVersion"]
         options = dict(_FORCED_DELETION if force else _FOREGROUND_DELETION)
         options["preconditions"] = preconditions
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
         return self._send_deletion(Request("DELETE", self._object_path(obj), options), confirm_ownership)
 
     def _send_deletion(self, request: Request, confirm_ownership: Callable[[], object] | None) -> bool:

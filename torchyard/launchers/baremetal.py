@@ -15,6 +15,7 @@ from torchyard.agents.placement import Options, Placement
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
+from torchyard.model.checkpoint import CHECKPOINTS_VARIABLE
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, HostScript, Process
@@ -205,7 +206,8 @@ def _build_agent(job: _Job, node: int) -> Process:
     node_placement = job.placements[node]
     job_node = JobNode(job.endpoint, node, node_placement.host.reachable_address)
     program = profile.model_copy(update={"program": node_placement.program or None})
-    agent_argv = command.node_command(program, run, job_node, f"--log_dir={node_placement.folder}/{name}/ranks")
+    node_run = placement.locate_resume(run, node_placement)
+    agent_argv = command.node_command(program, node_run, job_node, f"--log_dir={node_placement.folder}/{name}/ranks")
     check_argv = fabric_check.build_machine_check(profile, run, job_node, node_placement)
     spec: dict[str, Any] = {
         "argv": [*check_argv, *command.choose_interpreter(program, node_placement.python), *agent_argv],
@@ -295,12 +297,10 @@ def _build_environment(job: _Job, node: int) -> dict[str, str]:
     """The variables that are added to the host's own environment. Those of the profile take precedence."""
     profile = job.profile
     gpus = int(profile.resources.get("gpus", 0))
-    env = process_env.build_agent_env(profile)
+    env = process_env.build_job_env(profile, placement.locate_resume(job.run, job.placements[node]))
     if not job.is_multi_host:
         env["GLOO_SOCKET_IFNAME"] = "lo"  # on several hosts the supervisor finds the interface
-    env["TORCHYARD_RUN"] = job.run.name(profile)
-    env["TORCHYARD_ATTEMPT"] = str(job.run.attempt)
-    env["TORCHYARD_CHECKPOINTS"] = job.placements[node].checkpoints
+    env[CHECKPOINTS_VARIABLE] = job.placements[node].checkpoints
     if profile.nodes.max * profile.processes > 1:
         env["OMP_NUM_THREADS"] = "1"
     if gpus:

@@ -204,7 +204,7 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
         rule = _STATUS_RULES.get(state_name.lower())
         if rule:
             sentence = f"{name}: {rule.description} ({state_name})"
-            failure = Failure(cause=rule.cause, sentence=sentence, node=name, retry=rule.retry)
+            failure = Failure(cause=rule.cause, sentence=sentence, node=name, retry=rule.retry, requeue=rule.requeue)
             yield Status(state="failed", reason=sentence, failure=failure)
         yield Status(state="failed", reason=f"{name} ended as {state_name}")
     if any(state.get("phase") == "absent" for state in pods.values()):

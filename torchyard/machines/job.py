@@ -53,6 +53,9 @@ class MachinesJob:
         get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.processes))
         return Handle(plan=self._plan, deadlines=deadlines, created=False, submitted_at=submitted_at)
 
+    def now(self) -> float:
+        return time.time()  # preflight has compared the hosts' clocks with it
+
     def watch(self, on_poll: PollCallback) -> ProcessWatch:
         return ProcessWatch(self._plan.processes, self._plan.store)
 
@@ -63,6 +66,9 @@ class MachinesJob:
             if isinstance(response, dict) and response.get("phase") == "running":
                 leftovers = "; ".join(read_leftovers(process.host, response))
                 raise HostError(process.host, f"stop {process.name}", leftovers)
+
+    def kill(self) -> None:
+        _stop_processes(self._plan.processes, grace_s=0.0)
 
     def stop_unwatched(self) -> dict[str, str]:
         """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""
@@ -139,14 +145,20 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     return remaining
 
 
-def _stop_processes(job_processes: tuple[Process, ...]) -> dict[str, Any]:
-    """Stop processes, all at once. Returns the response of each by name, or the HostError in its place."""
+def _stop_processes(job_processes: tuple[Process, ...], *, grace_s: float | None = None) -> dict[str, Any]:
+    """Stop processes, all at once. Returns the response of each by name, or the HostError in its place.
+
+    `grace_s`: in place of each process's own.
+    """
+
+    def get_grace_s(process: Process) -> float:
+        return process.grace if grace_s is None else grace_s
 
     def build_request(process: Process) -> dict[str, Any]:
-        return {"folder": process.folder, "grace": process.grace}
+        return {"folder": process.folder, "grace": get_grace_s(process)}
 
-    grace_s = max(process.grace for process in job_processes)
-    return call_scripts("cancel", job_processes, build_request, timeout_s=grace_s + _STOP_TIMEOUT_S)
+    longest_grace_s = max(map(get_grace_s, job_processes))
+    return call_scripts("cancel", job_processes, build_request, timeout_s=longest_grace_s + _STOP_TIMEOUT_S)
 
 
 def _is_unstaged(response: Any) -> bool:

@@ -138,7 +138,8 @@ class StderrTail:
 def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
     argv = build_argv(host, command)
     try:
-        return subprocess.Popen(argv, stderr=subprocess.PIPE, **streams)
+        # In a process group of its own: a Ctrl-C is for this process, whose commands end the job or read its log.
+        return subprocess.Popen(argv, stderr=subprocess.PIPE, process_group=0, **streams)
     except OSError as error:
         raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
 

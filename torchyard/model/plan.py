@@ -33,6 +33,11 @@ class Site(FrozenModel):
         (), description="folders, or patterns of them, fetched from the previous attempt: its checkpoints are put back"
     )
 
+    @property
+    def checkpoints(self) -> str:
+        """The folder of the checkpoints, which are copied back, and to the hosts of the next attempt."""
+        return f"{self.folder}/checkpoints"
+
 
 class HostScript(FrozenModel):
     """A host with processes of an attempt, and the script there that serves all of them through one command."""

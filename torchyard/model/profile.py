@@ -68,6 +68,9 @@ class Deadlines(FrozenModel):
     run: Duration = Field(86400.0, description="until the job has ended")
     silence: Duration = Field(1800.0, description="without a single new line in any log")
     lease: Duration = Field(1800.0, description="without a running launcher")
+    notice: Duration = Field(
+        0.0, description="so long before the end of `run` the job is asked to stop (SIGTERM), at most `grace`"
+    )
     grace: Duration = Field(
         30.0, description="between SIGTERM and SIGKILL of a process; a few seconds less for the ranks of torchrun"
     )
@@ -87,7 +90,7 @@ WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents
 IMAGE_ENTRYPOINT = "image"  # the program that starts the image's own entrypoint
 _ELASTIC_RESTARTS = 100
 # `args` may contain these in braces; each process gets its own value.
-PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
+PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous", "resume")
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]  # torchyard's own
 METRICS_FORMATS: tuple[MetricsFormat, ...] = get_args(MetricsFormat)
 OnNan = Literal["report", "fail"]
@@ -186,6 +189,24 @@ class Profile(FrozenModel):
     deadlines: Deadlines = Field(Deadlines(), description="the time limits of a run")
     attempts: int = Field(
         1, ge=1, le=20, description="the maximum number of attempts; a new one starts only for causes that are worth it"
+    )
+    requeues: int = Field(
+        20,
+        ge=0,
+        le=1000,
+        description="how often the run starts again after a preemption or a drain took its nodes; these starts are not "
+        "attempts",
+    )
+    checkpoints: str | None = Field(
+        None,
+        pattern=r"^/",
+        description="the folder for checkpoints, on a disk that all nodes share; TORCHYARD_CHECKPOINTS is a folder of "
+        "the run in it (default: on plain machines a folder of the run's, in pods none)",
+    )
+    resume: Text | None = Field(
+        None,
+        description="the name of an earlier run, or the path of a checkpoint, from which this run continues: "
+        "TORCHYARD_RESUME and {resume} are the run's last complete checkpoint",
     )
     restarts: int | None = Field(
         None,

@@ -159,6 +159,13 @@ def _check_manifest_name(profile: Profile) -> Iterator[Finding]:
         yield Finding("manifest_name", "requires a manifest, whose job keeps its name")
 
 
+@_reads("checkpoints", "resume", "manifest")
+def _check_checkpoints_of_manifest(profile: Profile) -> Iterator[Finding]:
+    for key in ("checkpoints", "resume"):
+        if profile.manifest and getattr(profile, key):
+            yield Finding(key, "cannot be combined with a manifest, which sets the variables of its own pods")
+
+
 @_reads("on_companion_data", "manifest")
 def _check_companion_data(profile: Profile) -> Iterator[Finding]:
     if profile.on_companion_data == "delete" and not profile.manifest:
@@ -169,6 +176,19 @@ def _check_companion_data(profile: Profile) -> Iterator[Finding]:
 def _check_hang(profile: Profile) -> Iterator[Finding]:
     if profile.on_hang == "restart" and profile.attempts < 2:
         yield Finding("on_hang", "restart requires another attempt: set attempts to 2 or more, or use report or fail")
+
+
+@_reads("deadlines")
+def _check_notice(profile: Profile) -> Iterator[Finding]:
+    deadlines = profile.deadlines
+    if deadlines.notice > deadlines.grace:
+        yield Finding(
+            "deadlines.notice",
+            f"must be deadlines.grace ({deadlines.grace:g} s) or less, not {deadlines.notice:g} s: the ranks are "
+            "killed at the end of the grace. Set a longer grace too",
+        )
+    elif deadlines.notice and deadlines.notice >= deadlines.run:
+        yield Finding("deadlines.notice", f"must be less than deadlines.run ({deadlines.run:g} s)")
 
 
 @_reads("on_nan", "metrics")

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from torchyard.model.base import FrozenModel
 from torchyard.model.causes.registry import StoredCause
+from torchyard.model.checkpoint import Checkpoint, ResumePoint, SavedWork, StopRequest
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.hang import Hang, Straggler
 from torchyard.model.plan import Plan
@@ -26,6 +27,7 @@ class Run(FrozenModel):
     attempt: int = Field(ge=1)
     port_try: int = Field(0, ge=0, description="how many of the attempt's ports were held by other processes")
     folder: str = Field(description="the run's folder on the launcher's machine")
+    resume: ResumePoint | None = Field(None, description="the checkpoint from which it continues; None: from the start")
 
     @property
     def short(self) -> str:
@@ -82,6 +84,11 @@ def _get_retry(fields: dict[str, Any]) -> bool:
     return fields["cause"].retry if "cause" in fields else False
 
 
+def _get_requeue(fields: dict[str, Any]) -> bool:
+    """Whether the platform took the machines away, by the cause of a failure whose previous fields are given."""
+    return fields["cause"].requeue if "cause" in fields else False
+
+
 class Failure(FrozenModel):
     """Why a job failed, and where the failure started."""
 
@@ -91,6 +98,13 @@ class Failure(FrozenModel):
     rank: int | None = None
     exit_code: int | None = Field(None, description="of the worker; negative: a signal")
     retry: bool = Field(default_factory=_get_retry, description="whether a new attempt may succeed")
+    requeue: bool = Field(
+        default_factory=_get_requeue,
+        description="whether the platform took the machines away, so that a new attempt is one of `requeues`",
+    )
+    stopped_at: float | None = Field(
+        None, description="when the platform asked the job to stop, by the API server's clock; None if it is not known"
+    )
     line: str | None = Field(None, description="the log line that proves it")
     tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
@@ -138,6 +152,7 @@ class Outcome(FrozenModel):
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
     lost: dict[str, str] = Field({}, description="which lines of a log are permanently missing, by process")
     machines: dict[str, str] = Field({}, description="where each node ran: a cluster node or a host")
+    stop: StopRequest | None = Field(None, description="who asked the job to stop; None if it ended by itself")
     hang: Hang | None = Field(None, description="the last one that was detected, if the job did not continue after it")
     straggler: Straggler | None = Field(
         None, description="the rank that the others waited for most; None if no rank was slower"
@@ -170,6 +185,9 @@ Row = dict[str, RowValue]
 MAX_ROWS = 1000  # per attempt: what a plot can show and a report can hold
 
 
+MAX_CHECKPOINTS = 50  # of an attempt that a report holds
+
+
 class Metrics(FrozenModel):
     """The metrics of rank 0: one row per epoch, step or trial, and a summary of the whole run."""
 
@@ -189,6 +207,12 @@ class Collected(FrozenModel):
         (), description="signs that the job did not do what was intended, however it ended: one sentence each"
     )
     failure: Failure | None
+    checkpoints: tuple[Checkpoint, ...] = Field(
+        (), description=f"the last {MAX_CHECKPOINTS} that changed, each as it was reported last"
+    )
+    saved_work: SavedWork | None = Field(
+        None, description="None for an attempt that succeeded, or of which no checkpoint was seen"
+    )
     fabric: FabricVerdict | None = Field(
         None, description="None if the hardware promises nothing and no log contains NCCL lines"
     )

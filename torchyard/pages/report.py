@@ -12,6 +12,7 @@ from torchyard.common import page
 from torchyard.common.escaping import shorten_text, single_line
 from torchyard.common.page import Block, Code, Entries, Page, Paragraph, Picture, Table
 from torchyard.common.text import MAX_SENTENCE_CHARS, format_duration, select_ends
+from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.diagnosis.nccl.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, format_number
@@ -150,7 +151,7 @@ def _list_attempts(report: Report) -> list[_Entry]:
 
 
 def _list_findings(report: Report) -> list[_Entry]:
-    """The cause of a failure, the warnings, the network, the trend, the archive, and what was not delivered."""
+    """The cause of a failure, checkpoints, warnings, the network, the trend, the archive, what was not sent."""
     entries: list[_Entry] = []
     if report.trend:
         entries.append(_Entry("trend", f"{report.trend.verdict}: {report.trend.sentence}"))
@@ -160,11 +161,32 @@ def _list_findings(report: Report) -> list[_Entry]:
     short_entries = [_Entry(entry.label, single_line(entry.text, _MAX_DETAIL_CHARS)) for entry in entries]
     return [
         *_list_cause_entries(report),
+        *_list_checkpoint_entries(report),
         *_list_warning_entries(report),
         *_list_container_failures(report),
         *_list_fabric_entries(report),
         *short_entries,
     ]
+
+
+def _list_checkpoint_entries(report: Report) -> list[_Entry]:
+    """Who asked the last attempt to stop, what it saved, and the checkpoint from which a run can continue."""
+    if report.collected is None:
+        return []
+    entries: list[_Entry] = []
+    stop = report.attempts[-1].outcome.stop
+    saved_work = report.collected.saved_work
+    if stop and saved_work:
+        asked_at = datetime.fromtimestamp(stop.asked_at, UTC)
+        entries.append(_Entry("stop", single_line(f"{asked_at:%H:%M:%S} UTC, {stop.author}", _MAX_DETAIL_CHARS)))
+    if saved_work:
+        entries.append(_Entry("saved", single_line(saved_work.sentence, _MAX_DETAIL_CHARS)))
+    checkpoint = select_resume_checkpoint(report.collected.checkpoints)
+    if checkpoint:
+        proof = f"complete ({checkpoint.format})" if checkpoint.state == "complete" else "not verified"
+        text = f"{checkpoint.name}, {proof}: {checkpoint.path}"
+        entries.append(_Entry("checkpoint", single_line(text, 2 * _MAX_DETAIL_CHARS)))
+    return entries
 
 
 def _list_warning_entries(report: Report) -> list[_Entry]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from torchyard.agents.job_files import MOUNTED
-from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_agent_env, escape_dollars
+from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_job_env, escape_dollars
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.pod import (
@@ -131,9 +131,7 @@ def build_container_env(profile: ResolvedProfile, run: Run, node_env: list[Manif
     them. The profile and its fabric take precedence over them.
     """
     variables: dict[str, EnvValue] = {}
-    variables |= build_agent_env(profile)
-    variables["TORCHYARD_RUN"] = run.name(profile)
-    variables["TORCHYARD_ATTEMPT"] = str(run.attempt)
+    variables |= build_job_env(profile, run)
     if GPU_RESOURCE in profile.requests or profile.hardware:
         variables |= NCCL_LOG_ENV
     variables |= profile.env

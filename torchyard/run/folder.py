@@ -7,6 +7,7 @@ journal        one JSON line per event: start, step, end
 attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process,
                and hang/ if a rank hung: hang.txt, stacks.txt, rank-N.json
 checkpoints/   what the program saves, shared by all attempts
+checkpoints.json  what is known of each of them
 report.json    the report
 
 Whatever decides how a run is resumed survives a power cut: it is synced to disk before the action that it announces.
@@ -18,7 +19,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from torchyard.common.private_files import FILE_MODE, make_private_folder, open_
 from torchyard.common.project_root import default_runs_folder
 from torchyard.host.identity import measure_time_since, read_boot_clock
 from torchyard.model.base import FrozenModel
+from torchyard.model.checkpoint import Checkpoint
 from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
@@ -40,6 +42,7 @@ _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's erro
 _LEASE_FIELDS = 3  # of its file: its seconds, the boot id and the seconds since boot
 _LEASE_BYTES = 128  # always, so that it can be renewed on a full disk
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
+_MAX_CHECKPOINTS = 1000  # of all attempts
 _LOG = logging.getLogger("torchyard")
 _UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
 
@@ -54,6 +57,12 @@ class AttemptPlan(FrozenModel):
 
     plan: Plan
     deadlines: Deadlines
+
+
+class _Checkpoints(FrozenModel):
+    """The content of checkpoints.json."""
+
+    checkpoints: tuple[Checkpoint, ...]
 
 
 class RunFolder:
@@ -226,6 +235,21 @@ class RunFolder:
 
     def save_ended(self, attempt: Attempt) -> None:
         self._write(self.attempt(attempt.number) / "ended.json", attempt)
+
+    def save_checkpoints(self, attempt: int, checkpoints: Sequence[Checkpoint]) -> None:
+        """Add the checkpoints that an attempt has reported to those of earlier ones, whose state they may replace."""
+        by_path = {checkpoint.path: checkpoint for checkpoint in self.checkpoints()}
+        for checkpoint in checkpoints:
+            by_path.pop(checkpoint.path, None)
+            by_path[checkpoint.path] = checkpoint.model_copy(update={"attempt": attempt})
+        if by_path:
+            latest = tuple(by_path.values())[-_MAX_CHECKPOINTS:]
+            self._write(self.path / "checkpoints.json", _Checkpoints(checkpoints=latest))
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints of all ended attempts, each as it was reported last; empty if the file cannot be parsed."""
+        saved = self._read_or_ignore(self.path / "checkpoints.json", _Checkpoints)
+        return saved.checkpoints if saved else ()
 
     def ended(self, number: int) -> Attempt | None:
         """An attempt whose logs are collected; None if they are not, or if the file cannot be parsed."""

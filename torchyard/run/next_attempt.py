@@ -1,14 +1,44 @@
-"""The profile of the next attempt: with `avoid_failed` it avoids the machines on which earlier attempts failed."""
+"""Whether another attempt follows, and its profile: with `avoid_failed` it avoids the machines that failed earlier."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torchyard.common.log import get_log
 from torchyard.launchers import registry
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
+
+
+def may_try_again(attempts: Sequence[Attempt], profile: Profile) -> bool:
+    """Whether another attempt follows the last one, which has ended; that is logged.
+
+    It failed from a cause that another attempt may not meet, and the budget for such causes is not used up: `requeues`
+    if the platform took the machines away, else `attempts`. `attempts`: all of the budget, none of which succeeded.
+    """
+    last = attempts[-1]
+    failure = last.collected.failure
+    if last.outcome.status.state == "succeeded" or failure is None or not failure.retry:
+        return False
+    requeue_count = sum(_is_requeued(attempt) for attempt in attempts)
+    if failure.requeue:
+        if requeue_count > profile.requeues:
+            return False
+        message = "attempt %d lost its machines, and starts again (requeue %d of %d): %s"
+        get_log().warning(message, last.number, requeue_count, profile.requeues, failure.sentence)
+        return True
+    if len(attempts) - requeue_count >= profile.attempts:
+        return False
+    get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", last.number, failure.sentence)
+    return True
+
+
+def _is_requeued(attempt: Attempt) -> bool:
+    """Whether the platform took the machines of an attempt away."""
+    failure = attempt.collected.failure
+    return failure is not None and failure.requeue
 
 
 def list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """Runs one run in one process: from its current state, attempt after attempt, to its end and its report."""
 
 import contextlib
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,8 +11,10 @@ from typing import NamedTuple, TypeVar, assert_never
 from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
+from torchyard.interfaces import Job
 from torchyard.machines.processes import Watchdog
 from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import (
     DetachedError,
     FolderError,
@@ -47,11 +51,13 @@ from torchyard.model.run import (
 )
 from torchyard.run import history, takeover, watchdog
 from torchyard.run.control import RunControl
+from torchyard.run.countdown import StopCountdown
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
-from torchyard.run.next_attempt import avoid_failed_machines
+from torchyard.run.next_attempt import avoid_failed_machines, may_try_again
 from torchyard.run.preview import check_plan, choose_port, make_plan
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
+from torchyard.run.resume_point import find_resume_point
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
 from torchyard.steps.details import (
@@ -125,6 +131,7 @@ class Runner:
         self.plan: Plan | None = None  # of the latest attempt
         self.open_attempt: OpenAttempt | None = None
         self._step_functions = steps or StepFunctions()
+        self._second_interrupt = threading.Event()  # a second Ctrl-C, while the job is being stopped
 
         # For the report.
         self.steps: list[Step] = []
@@ -133,13 +140,13 @@ class Runner:
 
     # --- the pipeline
 
-    def run_pipeline(self, numbers: range) -> RunEnd:
+    def run_pipeline(self, first_number: int) -> RunEnd:
         """Run attempts, each of six steps, until one succeeds or its failure is not worth another; return the end.
 
-        `numbers`: of the attempts that the budget allows, not empty; the first may have been started by an earlier
-        process. A step that such a process has finished is not repeated: its method returns what was recorded.
+        `first_number`: of the attempt to start with, which an earlier process may have started. A step that such a
+        process has finished is not repeated: its method returns what was recorded.
         """
-        for number in numbers:
+        for number in itertools.count(first_number):
             attempt = self.preflight(number)
             outcome = self.folder.outcome(number)
             if outcome is None:
@@ -151,12 +158,12 @@ class Runner:
                     outcome = describe_dead_store(error)
             ended = self.collect(attempt, outcome)
             leftovers = self.teardown(attempt)
-            if number == numbers[-1] or not _is_worth_another(ended):
+            if not may_try_again(self.attempts, self.profile):
                 return _describe_end(ended)
             live_processes = self._await_processes(attempt, leftovers)
             if live_processes:
                 return _describe_blocked_end(ended, live_processes)
-        raise AssertionError("no attempt is left")
+        raise AssertionError("there is always another number")
 
     def preflight(self, number: int) -> OpenAttempt:
         """Check the plan of an attempt and save it before anything is started; return the attempt, which is open now.
@@ -167,7 +174,11 @@ class Runner:
         self.control.check_cancelled()
         attempt_plan = self.folder.attempt_plan(number)
         if attempt_plan is None:
-            plan = self._check_new_plan(Run(id=self.run_id, attempt=number, folder=str(self.folder.path)))
+            resume = find_resume_point(self.folder, self.profile)
+            if resume:
+                get_log().info("attempt %d continues from %s", number, resume.path)
+            run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path), resume=resume)
+            plan = self._check_new_plan(run)
             attempt_plan = AttemptPlan(plan=job_of(plan).prepare(), deadlines=self.profile.deadlines)
             self.folder.save_attempt_plan(number, attempt_plan)
         self.open_attempt = OpenAttempt(number, attempt_plan.plan, attempt_plan.deadlines)
@@ -263,7 +274,11 @@ class Runner:
         ended = self._run_step("collect", collect_attempt, describe_logs)
         self.attempts.append(ended)
         with contextlib.suppress(FolderError):  # the next process collects again
+            self.folder.save_checkpoints(ended.number, ended.collected.checkpoints)
             self.folder.save_ended(ended)
+        saved_work = ended.collected.saved_work
+        if saved_work:
+            get_log().info("%s", saved_work.sentence)
         self.may_run = False
         return ended
 
@@ -341,8 +356,8 @@ class Runner:
         if self.plan:
             owner_of(self.plan).check()
 
-    def _load_attempts(self, first: int) -> range:
-        """Read what earlier processes have recorded; return the numbers of the attempts that are left, not empty.
+    def _load_attempts(self, first: int) -> int:
+        """Read what earlier processes have recorded; return the number of the attempt to continue or to start.
 
         `first`: the number of the first attempt of the budget.
         """
@@ -350,7 +365,7 @@ class Runner:
         self.may_run = self.folder.read_record().has_possible_job
         ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
         self.attempts = [attempt for attempt in ended_attempts if attempt]
-        return range(latest, max(latest, first + self.profile.attempts - 1) + 1)
+        return latest
 
     # --- the run, from its start to its end
 
@@ -403,6 +418,7 @@ class Runner:
                 else:
                     end = protect_run(self, lambda: self.run_pipeline(self._load_attempts(first)), signals)
                 signals.ignore_signals()
+                signals.call_at_interrupt(self._second_interrupt.set)
                 watchdog_process.send("ending")
                 report = self.finish(*end)
             except RunInUseError as error:
@@ -470,6 +486,9 @@ class Runner:
         self._record_ending(end, sentence)
         if self.open_attempt:
             self._stop_attempt(self.open_attempt, sentence)
+        saved_work = self.attempts[-1].collected.saved_work if self.attempts else None
+        if saved_work and end != "succeeded":
+            sentence = f"{sentence.removesuffix('.')}; {saved_work.sentence}"
         report = Report(
             profile=self.profile.name,
             run=self.folder.name,
@@ -517,17 +536,16 @@ class Runner:
 
     def _stop_attempt(self, attempt: OpenAttempt, reason: str) -> None:
         """End an open attempt early: stop it and read its last lines, remove it, and collect its logs."""
-        outcome = self.folder.outcome(attempt.number)
-        if not outcome:
-            lost_lines = job_of(attempt.plan).stop_unwatched()
-            outcome = Outcome(
-                status=Status(state="failed", reason=reason),
-                cause=LauncherCause.STOPPED,
-                exit_codes={},
-                lost=lost_lines,
-                hang=read_hang(self.folder.attempt(attempt.number)),
-            )
-        leftovers = self.remove(attempt.plan)  # before the logs are read: others wait for the machines
+        job = job_of(attempt.plan)
+        countdown = StopCountdown(
+            job.kill,
+            self._second_interrupt,
+            grace_s=attempt.deadlines.grace,
+            is_interactive=not self.control.flow_run_id,
+        )
+        with countdown:
+            outcome = self.folder.outcome(attempt.number) or self._stop_job(attempt, job, reason)
+            leftovers = self.remove(attempt.plan)  # before the logs are read: others wait for the machines
         self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)
@@ -536,6 +554,18 @@ class Runner:
             raise
         except TorchyardError as error:
             self.leftovers.append(str(error))
+
+    def _stop_job(self, attempt: OpenAttempt, job: Job, reason: str) -> Outcome:
+        """Stop the job of an attempt, as far as that must precede its removal; return how it ended."""
+        stop = StopRequest(author=reason, asked_at=job.now(), grace_s=attempt.deadlines.grace)
+        return Outcome(
+            status=Status(state="failed", reason=reason),
+            cause=LauncherCause.STOPPED,
+            exit_codes={},
+            lost=job.stop_unwatched(),
+            stop=stop,
+            hang=read_hang(self.folder.attempt(attempt.number)),
+        )
 
     def _release(self) -> None:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""
@@ -548,15 +578,6 @@ class Runner:
                 owner.release()
         except TorchyardError as error:
             self.leftovers.append(str(error))
-
-
-def _is_worth_another(attempt: Attempt) -> bool:
-    """Whether an attempt failed from a cause that another attempt may not meet; that is logged."""
-    failure = attempt.collected.failure
-    if attempt.outcome.status.state == "succeeded" or failure is None or not failure.retry:
-        return False
-    get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", attempt.number, failure.sentence)
-    return True
 
 
 def _describe_end(attempt: Attempt) -> RunEnd:

@@ -27,6 +27,8 @@ _SIGNAL_TEXTS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 class SignalHold:
     """Ignores SIGTERM and SIGINT between `ignore_signals` and the end of the block, and records those before.
 
+    `call_at_interrupt` gives a second Ctrl-C a meaning after that.
+
     Blocking them would not help: other threads of Prefect would receive them. The handlers stay in place until then:
     Prefect hands a run over or cancels it only if its own handler is installed (see `_prefect_sigterm_handler` in
     prefect/utilities/engine). So signals are recorded by Python's wakeup descriptor.
@@ -60,6 +62,11 @@ class SignalHold:
     def ignore_signals(self) -> None:
         for number in self._old_handlers:
             signal.signal(number, signal.SIG_IGN)
+
+    def call_at_interrupt(self, action: Callable[[], None]) -> None:
+        """Call `action` at each further Ctrl-C, which ends nothing by itself; SIGTERM is ignored as before."""
+        if self._old_handlers:
+            signal.signal(signal.SIGINT, lambda *_: action())
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():

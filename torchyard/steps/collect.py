@@ -9,6 +9,7 @@ from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.nccl.fabric import evaluate_fabric
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
+from torchyard.diagnosis.saved_work import describe_saved_work
 from torchyard.diagnosis.separate_ranks import describe_separate_ranks
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import LINE_MARKERS, get_reader
@@ -17,9 +18,10 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 from torchyard.model.causes.program import ProgramCause
 from torchyard.model.causes.registry import LOG_RULES
+from torchyard.model.checkpoint import Checkpoint
 from torchyard.model.fabric import FabricReading, FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
-from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome, Row
+from torchyard.model.run import MAX_CHECKPOINTS, Collected, Failure, LogFile, Metrics, Outcome, Row
 from torchyard.steps.log_scan import LogScan
 from torchyard.steps.log_tail import LogTails
 
@@ -39,7 +41,9 @@ def collect(plan: Plan, outcome: Outcome) -> Collected:
         LogFile(node=name, path=path, lines=scan.line_counts[name], lost=outcome.lost.get(name, ""))
         for name, path in plan.logs.items()
     )
-    failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome, scan)
+    checkpoints = _locate_checkpoints(plan, scan)
+    is_success = outcome.status.state == "succeeded"
+    failure = None if is_success else find_failure(plan, outcome, scan)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
     if failure and not outcome.hang:
@@ -52,8 +56,23 @@ def collect(plan: Plan, outcome: Outcome) -> Collected:
         metrics=metrics,
         warnings=warnings,
         failure=failure,
+        checkpoints=checkpoints[-MAX_CHECKPOINTS:],
+        saved_work=None if is_success else describe_saved_work(checkpoints, outcome.stop, outcome.ended_at),
         fabric=_evaluate_fabric(plan, outcome, scan.nccl.build_reading()),
     )
+
+
+def _locate_checkpoints(plan: Plan, scan: LogScan) -> tuple[Checkpoint, ...]:
+    """The checkpoints that the logs show, each with its path in the folder of checkpoints if that is copied."""
+    checkpoints = scan.checkpoints.checkpoints
+    if not isinstance(plan, CommandPlan) or not plan.sites:
+        return checkpoints
+    located: list[Checkpoint] = []
+    for checkpoint in checkpoints:
+        relative_paths = [checkpoint.path.partition(f"{site.checkpoints}/")[2] for site in plan.sites]
+        relative_path = next(filter(None, relative_paths), None)
+        located.append(checkpoint.model_copy(update={"relative_path": relative_path}))
+    return tuple(located)
 
 
 def _create_scan(plan: Plan, outcome: Outcome) -> LogScan:

@@ -64,12 +64,24 @@ class RankZeroFilter:
 
         Only lines that contain `marker` are decoded and returned, because most lines of a long log do not.
         """
+        for raw in self._find_candidates(block, marker):
+            yield from self.select(LogLine(0.0, node, parse_log_line_text(raw, node)))
+
+    def select_lines_in_block(self, node: str, block: bytes, marker: bytes) -> Iterator[LogLine]:
+        """The same as lines with their time stamps."""
+        for raw in self._find_candidates(block, marker):
+            line = parse_log_line(raw.decode(errors="replace"), node)
+            for text in self.select(line):
+                yield line._replace(text=text)
+
+    def _find_candidates(self, block: bytes, marker: bytes) -> Iterator[bytes]:
+        """The raw lines of a block that may be rank 0's and contain `marker`, or that name the rank of the node."""
         if self._can_skip(block):
             return
         needle = b"" if torchrun.GROUP_RANK_MARKER in block else marker
         for raw in find_lines(block, needle):
             if (marker in raw or torchrun.GROUP_RANK_MARKER in raw) and not self._can_skip(raw):
-                yield from self.select(LogLine(0.0, node, parse_log_line_text(raw, node)))
+                yield raw
 
     def _can_skip(self, raw: bytes) -> bool:
         """Whether raw lines can be skipped without decoding them: most lines are from other ranks."""

@@ -1,8 +1,10 @@
-"""Reads each log of an ended job forward, once: its line count, rank 0's output, the network, records and failures."""
+"""Reads each log of an ended job forward, once: its lines, rank 0's output, network, records, checkpoints, failures."""
 
 from collections.abc import Iterator
 
 from torchyard.common.log_lines import parse_log_line_text
+from torchyard.diagnosis.checkpoints import PRINTED_MARKER, CheckpointReader
+from torchyard.diagnosis.checkpoints import RECORD_MARKER as CHECKPOINT_MARKER
 from torchyard.diagnosis.hang.records import BlackBox, parse_line
 from torchyard.diagnosis.nccl.log import NcclLogReader
 from torchyard.model.hang import RankRecord
@@ -26,6 +28,7 @@ class LogScan:
     line_counts: the complete lines of each log.
     nccl: the network that NCCL reports.
     records: the last record of each rank; empty without `with_records`.
+    checkpoints: what the recorders and rank 0 report of checkpoints.
     ends: the last record of each rank's end, by rank; empty without `with_ends`.
     failure_lines: where each log has lines with a failure word; empty without `with_failures`.
 
@@ -40,11 +43,13 @@ class LogScan:
         self.line_counts = dict.fromkeys(plan.logs, 0)
         self.nccl = NcclLogReader()
         self.records = BlackBox()
+        self.checkpoints = CheckpointReader()
         self.ends: dict[int, RankRecord] = {}
         self.failure_lines: dict[str, FailureLineIndex] = {}
         if with_failures:
             self.failure_lines = {name: DEFAULT_TAIL_LIMITS.create_index(len(plan.logs)) for name in plan.logs}
         self._plan = plan
+        self._checkpoint_filters = create_filters(plan)
         self._with_records = with_records
         self._with_ends = with_ends
 
@@ -70,12 +75,20 @@ class LogScan:
         if name not in self._plan.nodes:
             return  # the store is not a node: it prints neither records nor lines of NCCL
         self.nccl.process_block(name, block)
+        self._read_checkpoints(name, block)
         if self._with_records:
             for raw in find_lines(block, RECORD_MARKER):
                 self.records.process_text(name, f"{parse_log_line_text(raw, name)}\n")
         if self._with_ends:
             for raw in find_lines(block, _END_MARKER):
                 self._add_end(raw.decode(errors="replace"))
+
+    def _read_checkpoints(self, name: str, block: bytes) -> None:
+        for raw in find_lines(block, CHECKPOINT_MARKER):
+            self.checkpoints.add_record(parse_log_line_text(raw, name))
+        for line in self._checkpoint_filters[name].select_lines_in_block(name, block, PRINTED_MARKER):
+            if PRINTED_MARKER.decode() in line.text:
+                self.checkpoints.add_printed(line.text, line.timestamp)
 
     def _add_end(self, text: str) -> None:
         """Store the record of a rank's end, unless a later one is known: the ranks may have been started again."""

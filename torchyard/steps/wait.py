@@ -19,6 +19,7 @@ from torchyard.metrics.registry import get_line_reader
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause
+from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import ClusterError, HostError
 from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead
 from torchyard.model.plan import Plan
@@ -148,12 +149,25 @@ class _JobPoller:
     def _find_outcome(self, status: Status, *, are_logs_current: bool) -> Outcome | None:
         """The outcome of a job that has ended, or that its network, a loss, a hang or a deadline ends; else None."""
         if status.state in ENDED_STATES:
-            return Outcome(status=status, exit_codes=self._watch.exit_codes())
+            stop = None
+            if status.failure and status.failure.stopped_at is not None:
+                stop = self._build_stop_request(status.failure.sentence, status.failure.stopped_at)
+            return Outcome(status=status, exit_codes=self._watch.exit_codes(), stop=stop)
         failed_status = self._fabric.check(self._logs) or self._losses.check() or self._check_hang()
+        outcome = None
         if failed_status:
-            return Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
-        expired = self._deadlines.check(self._take_snapshot(status, are_logs_current=are_logs_current))
-        return _build_deadline_outcome(expired, status, self._watch) if expired else None
+            outcome = Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
+        else:
+            expired = self._deadlines.check(self._take_snapshot(status, are_logs_current=are_logs_current))
+            if expired:
+                outcome = _build_deadline_outcome(expired, status, self._watch)
+        if outcome is None:
+            return None
+        stop = self._build_stop_request(outcome.status.reason, self._watch.now())
+        return outcome.model_copy(update={"stop": stop})
+
+    def _build_stop_request(self, author: str, asked_at: float) -> StopRequest:
+        return StopRequest(author=author, asked_at=asked_at, grace_s=self._handle.deadlines.grace)
 
     def _read_logs(self) -> bool:
         """Emit rank 0's new rows; return whether all logs are read to their current end."""

@@ -15,13 +15,13 @@ from tests.builders.plan_parts import get_local_address, get_torchrun_option
 from tests.cluster.images import old_torchrun
 from tests.conftest import Planned, Write, command_plan_of, load, plan_of
 from tests.tools.record_torchrun import FOLDER, UnknownArgumentsError, build_parser
-from torchyard.agents.process_env import build_agent_env
+from torchyard.agents.process_env import build_job_env
 from torchyard.agents.torchrun import SHUTDOWN_VARIABLE, describe_old_shutdown, first_port, get_shutdown_timeout_s
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Capacity, FreePort
-from torchyard.model.run import Run
+from torchyard.model.run import TRIAL_RUN, Run
 
 # --- how the nodes meet
 
@@ -218,7 +218,7 @@ def test_torchrun_kills_its_ranks_before_it_is_killed(grace_s: float, timeout_s:
     """The ranks have the grace but for a few seconds, in which torchrun reports how they ended."""
     profile = load_profile("digits-local", {"deadlines": {"grace": grace_s}})
     assert get_shutdown_timeout_s(profile) == timeout_s
-    assert build_agent_env(profile)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(timeout_s)
+    assert build_job_env(profile, TRIAL_RUN)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(timeout_s)
 
 
 def test_installed_torchrun_reads_its_shutdown_timeout_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

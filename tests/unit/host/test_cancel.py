@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,31 @@ def test_cancel_kills_after_the_grace(folder: Path) -> None:
     start_script(folder, "trap '' TERM; while :; do sleep 0.05; done")
     result = call_supervisor("cancel", folder, grace=0.2)
     assert (result["exit"], result["left"]) == (-9, [])
+
+
+def test_second_cancel_sends_no_second_signal(folder: Path) -> None:
+    """A process that saves its work on SIGTERM gets one, and its grace counts from that one, whoever asks again."""
+    counting = "n=0; trap 'n=$((n+1)); echo asked $n' TERM; echo ready; while [ ! -e $FLAG ]; do sleep 0.05; done"
+    start_script(folder, f"FLAG={folder}/saved; {counting}; echo saved; exit 3")
+    wait_until(lambda: (folder / "log").exists() and "ready" in read_log_texts(folder))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(call_supervisor, "cancel", folder, grace=60)
+        wait_until(lambda: "asked 1" in read_log_texts(folder))
+        second = pool.submit(call_supervisor, "cancel", folder, grace=60)
+        time.sleep(0.5)  # in which a second signal would arrive
+        (folder / "saved").touch()
+        assert (first.result()["exit"], second.result()["exit"]) == (3, 3)
+    assert read_log_texts(folder)[1:] == ["asked 1", "saved"]
+
+
+def test_cancel_with_a_shorter_grace_kills_at_once(folder: Path) -> None:
+    """Who does not want to wait any longer cancels again, with no grace."""
+    start_script(folder, "trap '' TERM; while :; do sleep 0.05; done")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(call_supervisor, "cancel", folder, grace=600)
+        wait_until((folder / "stop").exists)
+        assert call_supervisor("cancel", folder, grace=0)["exit"] == -9
+        assert first.result()["exit"] == -9
 
 
 def test_cancel_of_nothing_is_a_success(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The profile of the next attempt avoids the machines on which earlier attempts failed."""
+"""Whether another attempt follows, and that it avoids the machines on which earlier attempts failed."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Run
-from torchyard.run.next_attempt import avoid_failed_machines, list_failed_machines
+from torchyard.run.next_attempt import avoid_failed_machines, list_failed_machines, may_try_again
 
 RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r")
 
@@ -46,3 +46,22 @@ def test_next_attempt_excludes_the_failed_node() -> None:
 def test_next_attempt_may_use_the_failed_node_without_avoid_failed() -> None:
     """Without avoid_failed the next attempt may run where the last one failed."""
     assert "gpu-7" not in plan()
+
+
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        ([""], False),
+        (["node-lost"], True),
+        (["node-lost", "node-lost"], False),
+        (["preempted"], True),
+        (["preempted", "preempted", "preempted"], True),
+        (["preempted", "preempted", "preempted", "preempted"], False),
+        (["preempted", "preempted", "node-lost"], True),
+        (["node-lost", "preempted", "node-lost"], False),
+    ],
+)
+def test_lost_machines_are_not_counted_as_attempts(causes: list[str], expected: bool) -> None:
+    """Two failures end a run of two attempts, however often it was preempted; the fourth preemption of three does."""
+    profile = load_profile("yolov5-volcano", {"attempts": 2, "requeues": 3})
+    assert may_try_again([attempt(number, cause) for number, cause in enumerate(causes, 1)], profile) is expected

@@ -133,11 +133,8 @@ def parse_line(line: str) -> list[RankRecord]:
 
     A line holds one rank's record, or the pulse of all healthy ranks of a node.
     """
-    _, prefix, text = line.partition(RECORD_PREFIX)
-    if not prefix:
-        return []
-    text = _COLOUR.sub("", text).strip()
-    if not text or len(text.encode(errors="replace")) > MAX_RECORD_BYTES or _CONTROL.search(text):
+    text = read_record_text(line)
+    if text is None:
         return []
     try:
         record = _LINE.validate_json(text)
@@ -145,6 +142,20 @@ def parse_line(line: str) -> list[RankRecord]:
     except (ValidationError, ValueError):  # ValueError: a lone surrogate, or a group without its numbers
         return []
     return [record for record in records if _has_valid_numbers(record)]
+
+
+def read_record_text(line: str) -> str | None:
+    """The JSON of a recorder's line; None if the line has none, or one that no recorder prints.
+
+    A recorder's JSON is not too long, and contains no control codes.
+    """
+    _, prefix, text = line.partition(RECORD_PREFIX)
+    if not prefix:
+        return None
+    text = _COLOUR.sub("", text).strip()
+    if not text or len(text.encode(errors="replace")) > MAX_RECORD_BYTES or _CONTROL.search(text):
+        return None
+    return text
 
 
 def _has_valid_numbers(record: RankRecord) -> bool:

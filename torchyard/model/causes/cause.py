@@ -18,6 +18,7 @@ class CauseFacts:
     advice: str = ""
     retry: bool = False
     points_at_node: bool = True
+    requeue: bool = False
 
 
 class Cause(StrEnum):
@@ -29,11 +30,13 @@ class Cause(StrEnum):
     advice: a remedy, for the rules that do not name their own; "" if there is none.
     retry: another attempt may succeed, unless a rule has better evidence.
     points_at_node: the node of the failure may be at fault, so that the next attempt avoids it (`avoid_failed`).
+    requeue: the platform took the machines away; the job did not fail, so the next attempt is one of `requeues`.
     """
 
     advice: str
     retry: bool
     points_at_node: bool
+    requeue: bool
 
     def __new__(cls, definition: CauseFacts) -> Self:
         member = str.__new__(cls, definition.slug)
@@ -41,6 +44,7 @@ class Cause(StrEnum):
         member.advice = definition.advice
         member.retry = definition.retry
         member.points_at_node = definition.points_at_node
+        member.requeue = definition.requeue
         return member
 
 
@@ -106,17 +110,25 @@ class PodRule:
     description: the clause after the pod's name.
     own_retry: in place of the cause's; None: as the cause.
     patience_s: seconds that the reason must persist before it ends the job; infinity if it never does.
+    is_planned: the platform ends a healthy pod on purpose, as a drain does; such an end is a requeue like those of a
+        cause with `requeue`.
     """
 
     cause: Cause
     description: str
     own_retry: bool | None = None
     patience_s: float = 0.0
+    is_planned: bool = False
 
     @property
     def retry(self) -> bool:
         """Whether another attempt may succeed."""
         return self.cause.retry if self.own_retry is None else self.own_retry
+
+    @property
+    def requeue(self) -> bool:
+        """Whether the platform took the machines away, and the job did not fail."""
+        return self.cause.requeue or self.is_planned
 
 
 class EventRule(NamedTuple):

@@ -22,7 +22,7 @@ class PlatformCause(Cause):
     QUEUE_CLOSED = CauseFacts("queue-closed")
     CONTROLLER_SILENT = CauseFacts("controller-silent", retry=True)
     EVICTED = CauseFacts("evicted", advice="request the resources that it uses", retry=True)
-    PREEMPTED = CauseFacts("preempted", retry=True, points_at_node=False)
+    PREEMPTED = CauseFacts("preempted", retry=True, points_at_node=False, requeue=True)
     NODE_LOST = CauseFacts("node-lost", retry=True)
     WORKER_LOST = CauseFacts(
         "worker-lost", advice="read that worker's own log, and look for the OOM killer", retry=True

@@ -41,7 +41,7 @@ _CONTAINER_NOT_CREATED = PodRule(
 )
 _COMMAND_FAILED = PodRule(cause=PodCause.START_ERROR, description="its command cannot be started", patience_s=30)
 _COMMAND_NOT_STARTED = PodRule(cause=PodCause.START_ERROR, description="its command cannot be started")
-_NODE_SHUT_DOWN = PodRule(cause=PlatformCause.NODE_LOST, description="its node was shut down")
+_NODE_SHUT_DOWN = PodRule(cause=PlatformCause.NODE_LOST, description="its node was shut down", is_planned=True)
 
 OUT_OF_RESOURCE = "OutOf*"  # with the name of a resource: OutOfcpu, OutOfnvidia.com/gpu
 # Kubernetes' own reasons: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and kubelet's sources.
@@ -88,7 +88,7 @@ POD_RULES = {
         cause=PlatformCause.PREEMPTED, description="it was preempted for a pod of higher priority"
     ),
     "DeletionByTaintManager": PodRule(cause=PlatformCause.NODE_LOST, description="its node does not respond"),
-    "EvictionByEvictionAPI": PodRule(cause=PlatformCause.EVICTED, description="its node was drained"),
+    "EvictionByEvictionAPI": PodRule(cause=PlatformCause.EVICTED, description="its node was drained", is_planned=True),
     "DeletionByPodGC": PodRule(cause=PlatformCause.NODE_LOST, description="its node is gone"),
     "TerminationByKubelet": PodRule(cause=PlatformCause.EVICTED, description="its node evicted it"),
     "Evict": PodRule(cause=PlatformCause.PREEMPTED, description="Volcano evicted it for another job"),
