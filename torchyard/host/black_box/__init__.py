@@ -2,5 +2,6 @@
 
 `site/` is put on PYTHONPATH, so each Python of the job imports `site/sitecustomize.py` at its start. In a rank this
 starts a thread that keeps the rank's record (rank_recorder.py), in torchrun one that prints the records of the node's
-ranks into the log (node_recorder.py). Standard library only, Python 3.8 or newer; torch is queried if it is imported.
+ranks into the log (node_recorder.py), and one that prints which checkpoints are complete (checkpoint_recorder.py).
+Standard library only, Python 3.8 or newer; torch is queried if it is imported.
 """

@@ -273,22 +273,22 @@ def _format_pulse(records: list[Json], now: float) -> list[bytes]:
         typical_pause_s = round(record["typical_pause_s"], 1)
         stalled_s = round(now - record["moved"], 1)
         rank = [record["rank"], record["pid"], waiting_share, stalled_s, typical_pause_s, groups]
-        if len(_encode(dict(pulse, ranks=[*ranks, rank]))) <= _MAX_LINE_BYTES:
+        if len(encode_record(dict(pulse, ranks=[*ranks, rank]))) <= _MAX_LINE_BYTES:
             ranks.append(rank)
             continue
         if ranks:
-            lines.append(_encode(dict(pulse, ranks=ranks)))
+            lines.append(encode_record(dict(pulse, ranks=ranks)))
         ranks = [rank]
-        if len(_encode(dict(pulse, ranks=ranks))) > _MAX_LINE_BYTES:  # its groups have many members
+        if len(encode_record(dict(pulse, ranks=ranks))) > _MAX_LINE_BYTES:  # its groups have many members
             names = ("rank", "pid", "waiting_share", "typical_pause_s", "groups")
             lines.append(_format_line(dict({name: record[name] for name in names}, stalled_s=stalled_s, **pulse)))
             ranks = []
     if ranks:
-        lines.append(_encode(dict(pulse, ranks=ranks)))
+        lines.append(encode_record(dict(pulse, ranks=ranks)))
     return lines
 
 
-def _encode(record: Json) -> bytes:
+def encode_record(record: Json) -> bytes:
     """The record as a line."""
     return (RECORD_PREFIX + json.dumps(record, separators=(",", ":")) + "\n").encode()
 
@@ -299,7 +299,7 @@ def _format_line(record: Json) -> bytes:
     To shorten it, outer frames are left out first, then members of groups, connections, groups, and the stack.
     """
     while True:
-        line = _encode(record)
+        line = encode_record(record)
         if len(line) <= _MAX_LINE_BYTES:
             return line
         groups = record["groups"]

@@ -43,7 +43,7 @@ class RecordSlot:
     @classmethod
     def claim(cls, folder: str, rank: int) -> RecordSlot | None:
         """The slot of a rank; None if another living process has it: this process is then a helper of that rank."""
-        path = os.path.join(folder, "rank-%d" % rank)
+        path = _build_path(folder, rank)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600)
         try:
             header = os.pread(fd, _HEADER.size, 0)
@@ -110,6 +110,15 @@ class RecordSlot:
         finally:
             if _identify(fd) == self._identity:
                 os.close(fd)
+
+
+def has_slot(folder: str, rank: int) -> bool:
+    """Whether the rank runs, or has run, on this node."""
+    return os.path.exists(_build_path(folder, rank))
+
+
+def _build_path(folder: str, rank: int) -> str:
+    return os.path.join(folder, "rank-%d" % rank)
 
 
 def _identify(fd: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import Callable
 
-from . import node_recorder, rank_recorder, torch_facts
+from . import checkpoint_recorder, node_recorder, rank_recorder, torch_facts
 from .slot import RecordSlot
 
 FOLDER_VARIABLE = "TORCHYARD_BLACK_BOX"  # the folder of this node's records; no other node uses it
@@ -21,9 +21,7 @@ def start_recorders() -> None:
     folder = os.environ[FOLDER_VARIABLE]
     if is_agent(_read_command_line()):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        node = node_recorder.NodeRecorder(folder)
-        _start_thread(node.run)
-        atexit.register(node.print_last)
+        atexit.register(_start_node_recorder(folder).print_last)
         return
     rank = os.environ.get("RANK", "")
     world = os.environ.get("WORLD_SIZE", "")
@@ -39,7 +37,19 @@ def start_recorders() -> None:
     _start_thread(recorder.run)
     atexit.register(recorder.write_last)
     if "LOCAL_RANK" not in os.environ:
-        _start_thread(node_recorder.NodeRecorder(folder).run)
+        _start_node_recorder(folder)
+
+
+def _start_node_recorder(folder: str) -> node_recorder.NodeRecorder:
+    """Start to print the records of the node's ranks, and of the checkpoints if there is a folder for them."""
+    node = node_recorder.NodeRecorder(folder)
+    _start_thread(node.run)
+    checkpoints = os.environ.get(checkpoint_recorder.FOLDER_VARIABLE)
+    if checkpoints:
+        recorder = checkpoint_recorder.CheckpointRecorder(folder, checkpoints, node.print_line)
+        _start_thread(recorder.run)
+        atexit.register(recorder.print_last)
+    return node
 
 
 def is_agent(argv: list[str]) -> bool:
