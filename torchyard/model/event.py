@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torchyard.model.checkpoint import StopRequest
 from torchyard.model.finding import Finding
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
@@ -35,7 +36,13 @@ class StatusRead(NamedTuple):
     waited_s: float
 
 
-JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate
+class StopAsked(NamedTuple):
+    """The job is asked to stop now, because its outcome is decided: it gets SIGTERM, and has its grace to save."""
+
+    stop: StopRequest
+
+
+JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | StopAsked
 EmitJobEvent = Callable[[JobEvent], object]
 
 # --- of a run ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from torchyard.model.checkpoint import StopRequest
+
 JournalEvent = dict[str, Any]
 _ENDS_WITH_A_JOB = ("gave-up", "moved")  # ends after which the job may run on: for a sweep, or for another machine
 
@@ -46,6 +50,16 @@ class RunRecord:
     def find_last(self, kind: str) -> JournalEvent:
         """The last event of a kind; empty if there is none."""
         return find_last_event(self.events, kind)
+
+    def find_stop(self, attempt: int) -> StopRequest | None:
+        """The first request to stop the job of an attempt; None if there was none, or if it cannot be parsed."""
+        for event in self.events:
+            if event["event"] == "stop" and event.get("attempt") == attempt:
+                try:
+                    return StopRequest.model_validate({name: event.get(name) for name in StopRequest.model_fields})
+                except ValidationError:
+                    return None
+        return None
 
     @property
     def last_start(self) -> JournalEvent:

@@ -24,15 +24,15 @@ def find_resume_point(folder: RunFolder, profile: Profile) -> ResumePoint | None
         return None
     if "/" in profile.resume:
         return ResumePoint(path=profile.resume)
-    return _find_in_earlier_run(profile.resume)
+    return _find_in_earlier_run(profile.name, profile.resume)
 
 
-def _find_in_earlier_run(name: str) -> ResumePoint:
+def _find_in_earlier_run(profile_name: str, name: str) -> ResumePoint:
     """The last complete checkpoint of an earlier run. ProfileError if there is no such run, or if it has none."""
     folder = RunFolder(runs_folder() / name)
     if not folder.path.is_dir():
         fault = f"there is no run {name} in {runs_folder()}: name one of its folders, or a path that contains /"
-        raise ProfileError(name, (Finding("resume", fault),))
+        raise ProfileError(profile_name, (Finding("resume", fault),))
     checkpoints = folder.checkpoints()
     checkpoint = select_resume_checkpoint(checkpoints)
     if checkpoint is None:
@@ -40,7 +40,7 @@ def _find_in_earlier_run(name: str) -> ResumePoint:
         if checkpoints:
             reason = f"none of its {len(checkpoints)} checkpoints is complete"
         remedy = "name the path of a checkpoint, or start without resume"
-        raise ProfileError(name, (Finding("resume", f"the run {name} cannot be continued: {reason}. {remedy}"),))
+        raise ProfileError(profile_name, (Finding("resume", f"the run {name} cannot be continued: {reason}. {remedy}"),))
     return _build_resume_point(folder, checkpoint)
 
 

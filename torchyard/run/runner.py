@@ -32,6 +32,7 @@ from torchyard.model.event import (
     RowsRead,
     RunStarted,
     StatusRead,
+    StopAsked,
     WaitEnded,
 )
 from torchyard.model.hang import HangUpdate
@@ -251,6 +252,8 @@ class Runner:
                     self.sinks.emit(event)
                 case BadLossRead():
                     self.sinks.emit(BadLossRead(secrets.mask_model(event.bad_loss)))
+                case StopAsked():
+                    self._record_stop(attempt, event.stop)
                 case HangUpdate():
                     self.sinks.emit(secrets.mask_model(event))
                 case _:
@@ -558,6 +561,7 @@ class Runner:
     def _stop_job(self, attempt: OpenAttempt, job: Job, reason: str) -> Outcome:
         """Stop the job of an attempt, as far as that must precede its removal; return how it ended."""
         stop = StopRequest(author=reason, asked_at=job.now(), grace_s=attempt.deadlines.grace)
+        stop = self._record_stop(attempt, stop)
         return Outcome(
             status=Status(state="failed", reason=reason),
             cause=LauncherCause.STOPPED,
@@ -566,6 +570,17 @@ class Runner:
             stop=stop,
             hang=read_hang(self.folder.attempt(attempt.number)),
         )
+
+    def _record_stop(self, attempt: OpenAttempt, stop: StopRequest) -> StopRequest:
+        """Record in the journal that the job is asked to stop; return the first such request of the attempt.
+
+        Its grace counts from that one, whichever process asks again.
+        """
+        first = self.folder.read_record().find_stop(attempt.number)
+        if first:
+            return first
+        self.folder.record_event("stop", attempt=attempt.number, **secrets.mask_model(stop).model_dump())
+        return stop
 
     def _release(self) -> None:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""

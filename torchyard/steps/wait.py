@@ -21,7 +21,7 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import ClusterError, HostError
-from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead
+from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead, StopAsked
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Row, Status
 from torchyard.steps.hang_monitor import HangMonitor
@@ -242,6 +242,8 @@ class _JobPoller:
         outcome = None
         with self._local_errors.tolerate("end the job"):
             assert self.outcome
+            if self.outcome.stop and self.outcome.status.state != "succeeded":
+                self._emit(StopAsked(self.outcome.stop))
             outcome = _finish_job(self._handle.plan, self._watch, self.outcome, self._read_logs)
             started_at = _find_start_time(self._logs, self._watch)
             started_after = started_at - self._handle.submitted_at if started_at else None

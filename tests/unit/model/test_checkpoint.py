@@ -6,7 +6,8 @@ from torchyard.model.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize(
-    ("path", "step", "name"), [("/c/last.pt", 1204, "step 1,204"), ("/c/last.pt", None, "last.pt"), ("/c/a/", None, "a")]
+    ("path", "step", "name"),
+    [("/c/last.pt", 1204, "step 1,204"), ("/c/last.pt", None, "last.pt"), ("/c/a/", None, "a")],
 )
 def test_checkpoint_is_named_by_its_step(path: str, step: int | None, name: str) -> None:
     """Its step names it; without one, the last part of its path."""
