@@ -29,7 +29,7 @@ export TORCHYARD_POOL := $(POOL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down remove service check format test docs picture e2e everything soak bench compare observe chaos hang mutate cluster-up cluster-down cluster-status lock
+.PHONY: help train up down remove service check format test docs picture e2e everything soak bench compare observe chaos hang stop mutate cluster-up cluster-down cluster-status lock
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -90,6 +90,9 @@ chaos: .venv/.locked ## inject every fault at every step, on `make cluster-up`; 
 
 hang: .venv/.locked ## hang jobs in every way, and judge the reports; HANG='--classes sleep gil --seeds 5' for some
 	@$(BIN)/python -m tests.hang $(HANG)
+
+stop: .venv/.locked ## stop jobs that save, in every way, and judge the reports; STOP='--only "local interrupt"' for some
+	@$(BIN)/python -m tests.stop $(STOP)
 
 mutate: .venv/.locked ## mutate the changed lines, and print what no unit test notices; MUTATE='--since REF --sample 20'
 	@$(BIN)/python -m tests.tools.mutate $(MUTATE)

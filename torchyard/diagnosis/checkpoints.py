@@ -64,6 +64,7 @@ class CheckpointReader:
             Checkpoint(
                 path=record.path,
                 state=record.state,
+                is_observed=True,
                 step=step,
                 format=record.format,
                 size_bytes=record.size_bytes,
@@ -83,7 +84,7 @@ class CheckpointReader:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             step = None
         known = self._by_path.get(path)
-        if known and known.format:  # a recorder has looked at it, and sees its changes
+        if known and known.is_observed:  # a recorder has looked at it, and sees its changes
             self._store(known.model_copy(update={"step": known.step if step is None else step}))
         else:
             self._store(Checkpoint(path=path, state="unverified", step=step, saved_at=timestamp))
@@ -111,7 +112,7 @@ def select_resume_checkpoint(checkpoints: Sequence[Checkpoint]) -> Checkpoint | 
     If no recorder has looked at any checkpoint, because their folder is out of its reach, the program's lines are
     believed. A torn or removed checkpoint never counts.
     """
-    is_observed = any(checkpoint.format for checkpoint in checkpoints)
+    is_observed = any(checkpoint.is_observed for checkpoint in checkpoints)
     needed_state: CheckpointState = "complete" if is_observed else "unverified"
     candidates = [checkpoint for checkpoint in checkpoints if checkpoint.state == needed_state]
     return max(candidates, key=_get_order, default=None)

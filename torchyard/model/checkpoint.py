@@ -20,6 +20,7 @@ class Checkpoint(FrozenModel):
 
     path: str = Field(description="in the job: on its host, or in its pods")
     state: CheckpointState
+    is_observed: bool = Field(False, description="a recorder has looked at it; False if only the program printed it")
     step: int | None = Field(None, description="None if neither the program nor the checkpoint has it")
     format: str = Field("", description="such as dcp or safetensors; empty if only its path is known")
     size_bytes: int | None = None

@@ -40,7 +40,9 @@ def _find_in_earlier_run(profile_name: str, name: str) -> ResumePoint:
         if checkpoints:
             reason = f"none of its {len(checkpoints)} checkpoints is complete"
         remedy = "name the path of a checkpoint, or start without resume"
-        raise ProfileError(profile_name, (Finding("resume", f"the run {name} cannot be continued: {reason}. {remedy}"),))
+        raise ProfileError(
+            profile_name, (Finding("resume", f"the run {name} cannot be continued: {reason}. {remedy}"),)
+        )
     return _build_resume_point(folder, checkpoint)
 
 

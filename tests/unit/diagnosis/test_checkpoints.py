@@ -18,9 +18,14 @@ def build_record(path: str, state: CheckpointState = "complete", **fields: Any) 
 
 
 def build_checkpoint(
-    path: str, state: CheckpointState = "complete", saved_at: float = 1.0, step: int | None = None, format: str = "dcp"
+    path: str,
+    state: CheckpointState = "complete",
+    saved_at: float = 1.0,
+    step: int | None = None,
+    *,
+    is_observed: bool = True,
 ) -> Checkpoint:
-    return Checkpoint(path=path, state=state, saved_at=saved_at, step=step, format=format)
+    return Checkpoint(path=path, state=state, saved_at=saved_at, step=step, is_observed=is_observed)
 
 
 def test_latest_record_of_a_checkpoint_counts() -> None:
@@ -28,7 +33,8 @@ def test_latest_record_of_a_checkpoint_counts() -> None:
     reader = CheckpointReader()
     reader.add_record(build_record("/c/last.pt", step=5))
     reader.add_record(build_record("/c/other.pt"))
-    reader.add_record(build_record("/c/last.pt", "torn", problem="it ends early"))
+    reader.add_record(build_record("/c/last.pt", "torn", problem="it ends early", format=""))
+    reader.add_printed('{"checkpoint": "/c/last.pt"}', 7.0)
     assert [(checkpoint.path, checkpoint.state) for checkpoint in reader.checkpoints] == [
         ("/c/other.pt", "complete"),
         ("/c/last.pt", "torn"),
@@ -92,9 +98,9 @@ def test_other_lines_are_ignored(text: str) -> None:
         ([build_checkpoint("/a"), build_checkpoint("/b", "torn", saved_at=2)], "/a"),
         ([build_checkpoint("/a"), build_checkpoint("/b", "gone", saved_at=2)], "/a"),
         ([build_checkpoint("/b", "torn")], None),
-        ([build_checkpoint("/a"), build_checkpoint("/b", "unverified", saved_at=2, format="")], "/a"),
-        ([build_checkpoint("/a", "torn"), build_checkpoint("/b", "unverified", saved_at=2, format="")], None),
-        ([build_checkpoint("/b", "unverified", format="")], "/b"),
+        ([build_checkpoint("/a"), build_checkpoint("/b", "unverified", saved_at=2, is_observed=False)], "/a"),
+        ([build_checkpoint("/a", "torn"), build_checkpoint("/b", "unverified", saved_at=2, is_observed=False)], None),
+        ([build_checkpoint("/b", "unverified", is_observed=False)], "/b"),
     ],
 )
 def test_attempt_continues_from_the_last_complete_checkpoint(checkpoints: list[Checkpoint], path: str | None) -> None:

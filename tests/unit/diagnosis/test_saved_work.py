@@ -40,7 +40,7 @@ STOP = StopRequest(author="cancelled through Prefect", asked_at=1000.0, grace_s=
             None,
         ),
         (
-            [build_checkpoint("/c/b", "unverified", saved_at=1050.0, step=7, format="")],
+            [build_checkpoint("/c/b", "unverified", saved_at=1050.0, step=7, is_observed=False)],
             STOP,
             "step 7 was saved 50 s after the stop, of 90 s, as the program reports (not verified): nothing is lost",
             0.0,
