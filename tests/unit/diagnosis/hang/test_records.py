@@ -114,6 +114,17 @@ def test_latest_record_and_node_of_a_rank() -> None:
     assert (box.latest[2].stalled_s, box.latest[2].node, box.world) == (15.0, "node-1", 4)
 
 
+def test_records_of_checkpoints_are_not_of_ranks() -> None:
+    """A recorder's line about a checkpoint is no news of a rank, and hides none."""
+    box = BlackBox(Clock())
+    checkpoint = {"kind": "checkpoint", "timestamp": 5.0, "path": "/c/step_5.pt", "step": 5, "state": "complete"}
+    text = f"{RECORD_PREFIX}{json.dumps(checkpoint)}\n"
+    assert not box.process_text("n", text)
+    assert box.process_text("n", f"{line(2)}\n{text}")
+    assert not box.process_text("n", text)
+    assert list(box.latest) == [2]
+
+
 def test_healthy_pulses_are_no_news() -> None:
     """A pulse after a pulse is no news; a stall is, and so is the pulse after it."""
     box = BlackBox(Clock())
