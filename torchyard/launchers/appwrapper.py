@@ -9,12 +9,13 @@ Two controllers manage the kind: project-codeflare/appwrapper (v1beta2), and bef
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
 from torchyard.diagnosis import job_status, pod_facts
-from torchyard.launchers import job as indexed_job
+from torchyard.launchers import job as plain_job
 from torchyard.launchers import jobset, pytorchjob
 from torchyard.lint.workload import has_pod_template, list_wrapped_objects
 from torchyard.model.base import Duration, FrozenModel, Pause
@@ -25,7 +26,14 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
-from torchyard.pods.job_kind import JobKind, PodSet, build_metadata, list_queue_requirements, plan_own_job
+from torchyard.pods.job_kind import (
+    JobKind,
+    PodSet,
+    build_metadata,
+    describe_object,
+    list_queue_requirements,
+    plan_own_job,
+)
 from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
@@ -173,7 +181,7 @@ def _list_components(wrapper: object) -> list[Manifest]:
 
 def _get_inner_job(obj: Mapping[str, Any]) -> _InnerJob | None:
     """The kind of job that a component is; None if it is another object, or a plain Pod."""
-    for inner_job in (_PYTORCHJOB, _JOBSET, _INDEXED_JOB):
+    for inner_job in (_PYTORCHJOB, _JOBSET, _JOB):
         if (obj.get("apiVersion"), obj.get("kind")) == (inner_job.api, inner_job.kind):
             return inner_job
     return None
@@ -214,34 +222,42 @@ def _list_companions(wrapper: Manifest) -> list[Manifest]:
 
 def _list_faults(wrapper: Manifest) -> list[Finding]:
     """Why an AppWrapper cannot be followed: a run watches one job. Empty if it can."""
+    location = describe_object(wrapper)
+    return [*_list_content_faults(wrapper, location), *_list_item_faults(wrapper, location)][:1]
+
+
+def _list_content_faults(wrapper: Manifest, location: str) -> Iterator[Finding]:
+    """Yield the objects in an AppWrapper that cannot be followed."""
     components = _list_components(wrapper)
     for obj in components:
         is_known = _get_inner_job(obj) or _is_pod(obj)
         if not is_known and has_pod_template(obj):
-            name = pod_facts.get_mapping(obj, "metadata").get("name")
-            problem = (
-                f"the AppWrapper contains the {obj.get('kind')} {name} ({obj.get('apiVersion')}), whose pods cannot be "
-                f"followed: {_FOLLOWED} can"
-            )
-            return [Finding("manifest", problem)]
+            problem = f"the pods of a {obj.get('kind')} of {obj.get('apiVersion')} cannot be followed"
+            yield Finding(f"{location}, {describe_object(obj)}", problem, f"write {_FOLLOWED}")
     jobs = [obj for obj in components if _get_inner_job(obj)]
     if len(jobs) > 1:
-        kinds = " and ".join(f"the {obj['kind']} {pod_facts.get_mapping(obj, 'metadata').get('name')}" for obj in jobs)
-        problem = f"the AppWrapper contains {kinds}, and a run has one job: write an AppWrapper for each"
-        return [Finding("manifest", problem)]
+        names = " and ".join(f"the {describe_object(obj)}" for obj in jobs)
+        yield Finding(location, f"it contains {names}, and a run has one job: write an AppWrapper for each")
     for obj in jobs:
         inner_kind = _get_inner_kind(obj)
-        if inner_kind and inner_kind.list_faults(obj):
-            return inner_kind.list_faults(obj)
-    items = pod_facts.get_mappings(wrapper, "spec", "resources", "GenericItems")
-    if any(item.get("replicas", 1) != 1 for item in items):
-        problem = "the AppWrapper has an item with replicas other than 1: write the item once, with more pods in it"
-        return [Finding("manifest", problem)]
-    if not jobs and not any(_is_pod(obj) for obj in components):
+        for finding in inner_kind.list_faults(obj) if inner_kind else ():
+            yield replace(finding, where=f"{location}, {finding.where}")
+    items = pod_facts.get_mapping(wrapper, "spec", "resources").get("GenericItems")
+    is_list = items is None or isinstance(items, list)
+    if is_list and not jobs and not any(_is_pod(obj) for obj in components):
         kinds = ", ".join(str(obj.get("kind")) for obj in components)
         contents = f"no job, but {kinds}" if kinds else "no object that could be read"
-        return [Finding("manifest", f"the AppWrapper contains {contents}: write {_FOLLOWED}")]
-    return []
+        yield Finding(location, f"it contains {contents}: write {_FOLLOWED}")
+
+
+def _list_item_faults(wrapper: Manifest, location: str) -> Iterator[Finding]:
+    """Yield the faults of the items of v1beta1."""
+    key_path = f"{location}, spec.resources.GenericItems"
+    items = pod_facts.get_mapping(wrapper, "spec", "resources").get("GenericItems")
+    if items is not None and not isinstance(items, list):
+        yield Finding(key_path, "it must be a list, whose items begin with `-`")
+    elif any(item.get("replicas", 1) != 1 for item in items or () if isinstance(item, dict)):
+        yield Finding(key_path, "an item has replicas other than 1: write the item once, with more pods in it")
 
 
 # --- building
@@ -320,7 +336,7 @@ def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterR
 
 # Before and between its tries: there may be no PyTorchJob, or one that is being deleted.
 _WAITING_PHASES = {"": "is new", "Suspended": "is suspended", "Resuming": "creates its {kind}"}
-_FOLLOWED = "a PyTorchJob of kubeflow.org/v1, a JobSet of jobset.x-k8s.io/v1alpha2, an Indexed Job or plain Pods"
+_FOLLOWED = "a PyTorchJob of kubeflow.org/v1, a JobSet of jobset.x-k8s.io/v1alpha2, a Job of batch/v1 or plain Pods"
 _ENDED_PHASES = ("Completed", "RunningHoldCompletion")
 _RETRY_PHASES = {
     "Resetting": "removes a failed try, to start again",
@@ -431,9 +447,7 @@ _PYTORCHJOB = _build_inner_job(
 _JOBSET = _build_inner_job(
     jobset.JOB_KIND, "jobsets.jobset.x-k8s.io", jobset.list_requirements(None), jobset.read_status
 )
-_INDEXED_JOB = _build_inner_job(
-    indexed_job.JOB_KIND, "jobs.batch", indexed_job.list_requirements(None), indexed_job.read_status
-)
+_JOB = _build_inner_job(plain_job.JOB_KIND, "jobs.batch", plain_job.list_requirements(None), plain_job.read_status)
 _PODS = _InnerJob(
     kind="Pod",
     api="v1",

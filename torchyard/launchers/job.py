@@ -23,6 +23,7 @@ from torchyard.pods.job_kind import (
     JobKind,
     PodSet,
     build_metadata,
+    describe_object,
     list_queue_requirements,
     plan_own_job,
 )
@@ -117,19 +118,24 @@ def _build_job_node(profile: Profile, run: Run) -> JobNode:
 
 
 def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
-    """The pods of a Job, one for each index."""
+    """The pods of a Job, one for each index; the only pod of a Job that is not Indexed."""
     spec = job["spec"]
-    yield PodSet(_NODE_NAME, int(spec["completions"]), spec["template"], naming="by job")
+    if spec.get("completionMode") == "Indexed":
+        yield PodSet(_NODE_NAME, int(spec["completions"]), spec["template"], naming="by job")
+    else:
+        yield PodSet(_NODE_NAME, 1, spec["template"], naming="as job")
 
 
 def _list_faults(job: Manifest) -> list[Finding]:
     """Why a Job of a manifest cannot be followed; empty if it can, or if it has another shape."""
-    mode = pod_facts.get_mapping(job, "spec").get("completionMode")
-    if mode == "Indexed":
+    spec = pod_facts.get_mapping(job, "spec")
+    completions = spec.get("completions")
+    pod_count = spec.get("parallelism") if completions is None else completions
+    if spec.get("completionMode") == "Indexed" or pod_count in (None, 1):
         return []
-    problem = f"the Job has completionMode {mode or 'NonIndexed, the default'}, so that its pods have random names"
-    remedy = "write spec.completionMode: Indexed, and spec.completions: the number of pods"
-    return [Finding("manifest", problem, remedy)]
+    problem = "without Indexed the pods of a Job have random names, and a run could not tell its nodes apart"
+    remedy = "write Indexed" if completions else f"write Indexed, and spec.completions: {pod_count}"
+    return [Finding(f"{describe_object(job)}, spec.completionMode", problem, remedy)]
 
 
 JOB_KIND = JobKind(
@@ -158,13 +164,15 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     if len(jobs) != 1:  # which is refused
         return ()
     job = jobs[0]
-    location = f"Job {pod_facts.to_text(pod_facts.get_mapping(job, 'metadata').get('name'))}".strip()
+    location = describe_object(job)
     queue = pod_facts.to_text(pod_facts.get_mapping(job, "metadata", "labels").get(QUEUE_LABEL))
     spec = pod_facts.get_mapping(job, "spec")
     completions = pod_facts.to_number(spec.get("completions"), 1)
     parallelism = pod_facts.to_number(spec.get("parallelism"), 1)
     job_requirements = list(list_requirements(queue or None))
-    if completions > 1 and not queue:
+    scheduler = pod_facts.get_mapping(spec, "template", "spec").get("schedulerName")
+    has_default_scheduler = scheduler in (None, "", "default-scheduler")  # another one may start the pods together
+    if completions > 1 and not queue and has_default_scheduler:
         remedy = f"name a LocalQueue of Kueue in {QUEUE_LABEL}"
         job_requirements.append(_advise_queue(f"{location}, metadata.labels", remedy))
     if parallelism < completions:
@@ -195,7 +203,7 @@ def read_status(observed: Observation) -> Status:
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
-    """The number of indices, and of the pods that run at a time."""
+    """The number of pods, and of those that run at a time."""
     spec = pod_facts.get_mapping(job_status.find_job_object(observed, KIND), "spec")
-    total = pod_facts.to_number(spec.get("completions"))
+    total = pod_facts.to_number(spec.get("completions"), 1)
     return job_status.Gang(total, min(pod_facts.to_number(spec.get("parallelism"), 1), total))

@@ -41,7 +41,7 @@ _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
 _COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 _DEFAULT_BACKOFF_LIMIT = 6  # of a Job
 _MAX_RESTARTS = 10
-_MAX_KEY_PATHS = 3  # of one warning, so that it stays short
+_MAX_KEY_PATHS = 3  # of one finding, so that it stays short
 
 
 def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_adopted: bool = True) -> tuple[Finding, ...]:
@@ -62,21 +62,24 @@ def lint_manifest(objects: Sequence[Mapping[str, Any]], *, is_adopted: bool = Tr
     findings += find_address_traps(jobs, objects)
     findings += _find_duplicate_pods(jobs)
     findings += lint_appwrappers(objects)
-    return tuple(_merge_repetitions(findings))
+    return tuple(replace(finding, verdict="warning") for finding in merge_repetitions(findings))
 
 
-def _merge_repetitions(findings: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
-    """Yield one warning for each trap of an object, with the paths of the keys that have it."""
-    key_paths_by_trap: dict[tuple[str, Finding], list[str]] = defaultdict(list)
+def merge_repetitions(findings: Iterable[tuple[str, Finding]]) -> Iterator[Finding]:
+    """Yield one finding for each fault of an object, with the paths of the keys that have it.
+
+    `findings`: each with the object's kind and name, and with a key path as its `where`.
+    """
+    key_paths_by_fault: dict[tuple[str, Finding], list[str]] = defaultdict(list)
     for location, finding in findings:
-        key_paths = key_paths_by_trap[location, replace(finding, where="", verdict="warning")]
+        key_paths = key_paths_by_fault[location, replace(finding, where="")]
         if finding.where not in key_paths:
             key_paths.append(finding.where)
-    for (location, warning), key_paths in key_paths_by_trap.items():
+    for (location, fault), key_paths in key_paths_by_fault.items():
         full_location = ", ".join([location, *key_paths[:_MAX_KEY_PATHS]])
         if len(key_paths) > _MAX_KEY_PATHS:
             full_location += f" and {len(key_paths) - _MAX_KEY_PATHS} more"
-        yield replace(warning, where=full_location)
+        yield replace(fault, where=full_location)
 
 
 def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, Finding]]:
@@ -359,12 +362,15 @@ def _find_job_restarts(job: Workload) -> Iterator[Finding]:
 
 
 def _find_rejected_job(job: Workload) -> Iterator[Finding]:
-    if job.kind != "job":
-        return
-    for group in job.groups:
-        if group.pod and group.pod.get("restartPolicy") not in ("Never", "OnFailure"):
+    for group in job.groups if job.kind in ("job", "jobset") else ():
+        policy = group.pod.get("restartPolicy")
+        key_path = f"{group.pod_path}.restartPolicy"
+        if job.kind == "job" and group.pod and policy not in ("Never", "OnFailure"):
             problem = "the API server rejects a Job without restartPolicy Never or OnFailure"
-            yield Finding(f"{group.pod_path}.restartPolicy", problem, "write Never")
+            yield Finding(key_path, problem, "write Never")
+        elif group.spec.get("podFailurePolicy") and policy != "Never":
+            problem = "the API server rejects a Job with a podFailurePolicy unless its restartPolicy is Never"
+            yield Finding(key_path, problem, "write Never")
 
 
 def _find_missing_completion_index(job: Workload) -> Iterator[Finding]:

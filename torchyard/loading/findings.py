@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from torchyard.loading.manifest_file import ManifestFile
 from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, format_location, shorten_message
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
@@ -19,18 +20,28 @@ class Findings:
 
     listed: each with `file:line: key` as its `where`, or `override: key`.
     wrong_keys: the top-level keys with a finding; what follows from a wrong value is not reported as well.
+    manifest: the file of the profile's manifest, whose lines findings about its objects get; None if it has none.
     """
 
     def __init__(self, path: Path, root: yaml.Node, overrides: Mapping[str, Any]) -> None:
         """`path`, `root`: the profile's file and its YAML node, which has line numbers."""
         self.listed: list[Finding] = []
         self.wrong_keys: set[str] = set()
+        self.manifest: ManifestFile | None = None
         self._path = path
         self._root = root
         self._overrides = overrides
 
     def add(self, finding: Finding, loc: Loc | None = None) -> None:
-        """Add a finding about a key of the profile. `loc`: its location, if that is not `where` split at dots."""
+        """Add a finding about a key of the profile, or about an object of its manifest.
+
+        `loc`: the location of the key, if that is not `where` split at dots.
+        """
+        manifest_location = self.manifest.locate(finding.where) if self.manifest else None
+        if manifest_location:
+            self.listed.append(replace(finding, what=shorten_message(finding.what)).within(manifest_location))
+            self.wrong_keys.add("manifest")
+            return
         if loc is None:
             loc = tuple(map(_read_segment, finding.where.split("."))) if finding.where else ()
         location = format_location(self._path, self._root, loc, self._overrides)

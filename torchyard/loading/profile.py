@@ -3,7 +3,6 @@
 A mistake in a file that the profile names is a ProfileKeyError, which has the key but not the line.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,8 @@ from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading.findings import Findings
 from torchyard.loading.local_files import read_local_files
-from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
+from torchyard.loading.manifest_file import read_manifest
+from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document
 from torchyard.loading.yaml_errors import (
     ProfileKeyError,
     explain_error,
@@ -275,7 +275,7 @@ def _load_named_files(raw: Mapping[str, Any], path: Path, findings: Findings) ->
         try:
             if not isinstance(value, str):
                 raise ProfileKeyError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
-            loaded[key] = load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+            loaded[key] = load_hardware(value) if key == "hardware" else _load_manifest(value, path, findings)
         except (ProfileError, ProfileKeyError) as error:
             findings.add_error(key, error)
     if raw.get("files") is not None:
@@ -338,7 +338,7 @@ def load_hardware(name: str) -> Hardware:
         raise ProfileError(f"hardware/{name}", tuple(findings)) from error
 
 
-def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
+def _load_manifest(name: str, profile: Path, findings: Findings) -> tuple[dict[str, Any], ...]:
     """Load the objects of a manifest, whose path may be relative to the profile's folder.
 
     ProfileKeyError if there is no such file, ProfileError if one of its documents is not a Kubernetes object.
@@ -346,49 +346,8 @@ def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
     path = _resolve_relative_path(profile, name)
     if not _is_file(path):
         raise ProfileKeyError("manifest", f"there is no file {path}")
-    objects: list[dict[str, Any]] = []
-    try:
-        for content, _ in read_documents(path, profile.stem):
-            # Converted as for an API server, which reads JSON: there a key is always a string.
-            obj = json.loads(json.dumps(content, allow_nan=False))
-            if obj is not None:
-                objects += _expand_list(obj)
-    except (TypeError, ValueError) as error:
-        message = f"{path}: an object may contain only values that JSON supports: {error}"
-        raise ProfileError(profile.stem, (Finding("", message),)) from error
-    findings = []
-    for number, obj in enumerate(objects, 1):
-        fault = _find_object_fault(obj)
-        if fault:
-            findings.append(Finding(f"{path}", f"object {number} is not a Kubernetes object: {fault}"))
-    if not objects:
-        findings.append(Finding(f"{path}", "it has no object"))
-    if findings:
-        raise ProfileError(profile.stem, tuple(findings))
-    return tuple(objects)
-
-
-def _expand_list(obj: Any) -> list[Any]:
-    """The objects of a List, as `kubectl get -o yaml` prints several; another object alone."""
-    is_list = isinstance(obj, dict) and obj.get("kind") == "List" and isinstance(obj.get("items"), list)
-    return obj["items"] if is_list else [obj]
-
-
-def _find_object_fault(document: object) -> str | None:
-    """Which field of every Kubernetes object is missing or has another type; None if there is no fault."""
-    if not isinstance(document, dict):
-        return "it is not a mapping"
-    for key in ("apiVersion", "kind"):
-        if not document.get(key) or not isinstance(document[key], str):
-            return f"{key} is missing, or not a text"
-    metadata = document.get("metadata")
-    if not metadata or not isinstance(metadata, dict):
-        return f"the {document['kind']} has no metadata"
-    for keys, valid_type, noun in ((("name", "namespace"), str, "text"), (("labels", "annotations"), dict, "mapping")):
-        for key in keys:
-            if metadata.get(key) is not None and not isinstance(metadata[key], valid_type):
-                return f"metadata.{key} of the {document['kind']} is not a {noun}"
-    return None
+    findings.manifest = read_manifest(path, profile.stem)
+    return findings.manifest.objects
 
 
 def _locate_file(name: str, folder: Path) -> Path:

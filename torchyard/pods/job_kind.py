@@ -20,21 +20,34 @@ from torchyard.pods.volumes import Manifest
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
+def get_name(document: Manifest) -> str:
+    """The name of an object; empty if it has none."""
+    return pod_facts.to_text(pod_facts.get_mapping(document, "metadata").get("name"))
+
+
+def describe_object(document: Manifest) -> str:
+    """An object's kind and name, with which findings about it begin; its kind alone if it has no name."""
+    return f"{document.get('kind')} {get_name(document)}".strip()
+
+
 class PodSet(NamedTuple):
     """The pods of one template in a job. The nodes are called <name>-<i>.
 
-    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); or <name>, the own name of a single pod.
+    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); <job>, of a single pod (as job); or <name>, the
+        own name of a single pod.
     """
 
     name: str
     pod_count: int
     template: Manifest
-    naming: Literal["by set", "by job", "own"] = "by set"
+    naming: Literal["by set", "by job", "as job", "own"] = "by set"
 
     def name_pods(self, job_name: str) -> dict[str, str]:
         """The name of each pod by that of its node, without the random suffix that it may have."""
         if self.naming == "own":
             return {self.name.removeprefix(f"{job_name}-"): self.name}
+        if self.naming == "as job":
+            return {f"{self.name}-0": job_name}
         prefix = f"{job_name}-{self.name}" if self.naming == "by set" else job_name
         return {f"{self.name}-{index}": f"{prefix}-{index}" for index in range(self.pod_count)}
 

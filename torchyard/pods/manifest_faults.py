@@ -4,9 +4,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchyard.lint.workload import find_workload_kind, has_pod_template, list_workloads, list_wrapped_objects
+from torchyard.lint.manifest import merge_repetitions
+from torchyard.lint.workload import (
+    WorkloadKind,
+    find_workload_kind,
+    has_pod_template,
+    list_workloads,
+    list_wrapped_objects,
+    yaml_value,
+)
 from torchyard.model.finding import Finding
-from torchyard.pods.job_kind import JobKind, PodSet
+from torchyard.pods.job_kind import JobKind, PodSet, describe_object, get_name
 from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
 from torchyard.pods.volumes import Manifest
 
@@ -15,7 +23,16 @@ _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 _COUNT_KEYS = ("replicas", "parallelism", "completions", "minAvailable", "minReplicas", "maxReplicas", "backoffLimit")
 _PLACEHOLDER_PATTERN = re.compile(r"\$\{?\w+\}?|\{\{.*?\}\}|<[\w .-]+>|__\w+__")
 _RENDER_FIX = "fill it in first (envsubst, or helm template), and name the result"
-_SUPPORTED = "PyTorchJob, Volcano's Job, JobSet, AppWrapper and the Indexed Job of batch/v1"
+_SUPPORTED = (
+    "PyTorchJob of kubeflow.org/v1, Job of batch.volcano.sh/v1alpha1, JobSet of jobset.x-k8s.io/v1alpha2, "
+    "AppWrapper of workload.codeflare.dev, and Job of batch/v1"
+)
+# By the kind of workload: the key of its spec that describes its pods.
+_PODS_KEYS: dict[WorkloadKind, str] = {
+    "volcano": "tasks",
+    "pytorchjob": "pytorchReplicaSpecs",
+    "jobset": "replicatedJobs",
+}
 
 
 def find_main_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
@@ -69,32 +86,23 @@ def find_kept_name_faults(main: Manifest, job_kind: JobKind) -> list[Finding]:
     return []
 
 
-def get_name(document: Manifest) -> str:
-    """The name of an object; empty if it has none."""
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return name if isinstance(name, str) else ""
-
-
 def find_metadata_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
     """Objects without metadata or, beside the job, without a name."""
     findings = []
     for document in documents:
         if not isinstance(document.get("metadata"), dict):
-            problem = f"the {document.get('kind')} has no metadata: write a mapping with its name"
-            findings.append(Finding("manifest", problem))
+            findings.append(Finding(describe_object(document), "it has no metadata: write a mapping with its name"))
         elif not is_main_job(document, job_kind) and not get_name(document):
-            problem = f"the {document.get('kind')} beside the job has no name: write metadata.name"
-            findings.append(Finding("manifest", problem))
+            findings.append(Finding(describe_object(document), "it has no name: write metadata.name"))
     return findings
 
 
 def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Finding]:
     """Why the job cannot be launched as it is; empty if it can. `job_name`: the one that it will have."""
-    location = f"the {main['kind']}"
+    location = describe_object(main)
     spec = main.get("spec")
     number_faults = (*_find_count_faults(spec, "spec"), *_find_amount_faults(spec, "spec"))
-    findings = [finding.within(location) for finding in number_faults]
+    findings = list(merge_repetitions((location, finding) for finding in number_faults))
     if findings:
         return findings
     findings = job_kind.list_faults(main)
@@ -159,8 +167,10 @@ def _find_placeholder(path: str, text: str) -> Finding | None:
 def _explain_shape(main: Manifest) -> Iterator[Finding]:
     """What prevents the pods of a job from being read."""
     for workload in list_workloads(main):
-        if not workload.groups:
-            yield Finding(workload.location, "it has no tasks, replicas or jobs with a pod template")
+        pods_key = _PODS_KEYS.get(workload.kind)
+        if not workload.groups and pods_key:
+            problem = "it has no entry that describes pods" if yaml_value(workload.spec, pods_key) else "it is missing"
+            yield Finding(f"{workload.location}, spec.{pods_key}", problem, "describe the pods of the job there")
         for group in workload.groups:
             if not group.pod:
                 yield Finding(f"{workload.location}, {group.key_path}", "it has no pod template (template.spec)")
@@ -173,7 +183,7 @@ def _explain_shape(main: Manifest) -> Iterator[Finding]:
                 problem = "it is empty, and then there is no pod" if workload.kind == "volcano" else "it is empty"
                 yield Finding(f"{workload.location}, {group.key_path}.replicas", problem, "write a number")
     if main["kind"] == "AppWrapper" and not any(list_wrapped_objects(main)):
-        yield Finding("the AppWrapper", "it has no component with a template")
+        yield Finding(describe_object(main), "it has no component with a template")
 
 
 def _find_long_names(pod_set: PodSet, job_name: str, job_kind: JobKind) -> Iterator[Finding]:

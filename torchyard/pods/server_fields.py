@@ -14,6 +14,7 @@ _READ_FIELDS = (
 )  # of metadata: only a server has them
 _METADATA_FIELDS = (
     *_READ_FIELDS,
+    "clusterName",
     "creationTimestamp",
     "deletionGracePeriodSeconds",
     "deletionTimestamp",
@@ -30,23 +31,37 @@ _CLAIM_FIELDS = ("volumeName",)
 def drop_server_fields(document: Manifest) -> tuple[Manifest, list[str]]:
     """A copy of an object without what a server has added, and the paths of what is left out.
 
-    An object that no server has returned is copied as it is, and the list is empty.
+    Of an object that no server has returned only the empty times of creation are left out, which kubectl prints for
+    every object that it generates, and which the API server refuses in a pod template.
     """
     document = copy.deepcopy(document)
     metadata = document.get("metadata")
-    if not isinstance(metadata, dict) or not any(key in metadata for key in _READ_FIELDS):
-        return document, []
-    dropped = _drop_keys(document, ("status",), "")
-    # A server returns the final name as well as the one that it was generated from.
-    dropped += _drop_keys(metadata, _METADATA_FIELDS, "metadata.")
-    annotations = metadata.get("annotations")
-    if isinstance(annotations, dict):
-        added = tuple(key for key in annotations if str(key).startswith(_ANNOTATION_PREFIXES))
-        dropped += _drop_keys(annotations, added, "metadata.annotations.")
-    spec = document.get("spec")
-    if isinstance(spec, dict):
-        dropped += _drop_spec_fields(str(document.get("apiVersion")), str(document.get("kind")), spec)
-    return document, dropped
+    dropped: list[str] = []
+    if isinstance(metadata, dict) and any(key in metadata for key in _READ_FIELDS):
+        # A server returns the final name as well as the one that it was generated from.
+        dropped = _drop_keys(document, ("status",), "") + _drop_keys(metadata, _METADATA_FIELDS, "metadata.")
+        annotations = metadata.get("annotations")
+        if isinstance(annotations, dict):
+            added = tuple(key for key in annotations if str(key).startswith(_ANNOTATION_PREFIXES))
+            dropped += _drop_keys(annotations, added, "metadata.annotations.")
+        spec = document.get("spec")
+        if isinstance(spec, dict):
+            dropped += _drop_spec_fields(str(document.get("apiVersion")), str(document.get("kind")), spec)
+    return document, dropped + _drop_empty_times(document, "")
+
+
+def _drop_empty_times(node: Any, prefix: str) -> list[str]:
+    """Remove each `creationTimestamp: null` of the metadata in an object; return their paths."""
+    dropped = []
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            dropped += _drop_empty_times(item, f"{prefix.removesuffix('.')}[{index}].")
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "metadata" and isinstance(value, dict) and value.get("creationTimestamp", "") is None:
+                dropped += _drop_keys(value, ("creationTimestamp",), f"{prefix}metadata.")
+            dropped += _drop_empty_times(value, f"{prefix}{key}.")
+    return dropped
 
 
 def _drop_spec_fields(api: str, kind: str, spec: dict[str, Any]) -> list[str]:

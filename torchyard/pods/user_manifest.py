@@ -25,7 +25,7 @@ from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, manifest_faults, requirements
 from torchyard.pods import template as pod_template
-from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, plan_job
+from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, describe_object, get_name, plan_job
 from torchyard.pods.manifest_names import JobReference, Renaming, rename_references
 from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
 from torchyard.pods.server_fields import drop_server_fields
@@ -66,9 +66,8 @@ def plan_manifest(
         document, dropped = drop_server_fields(original)
         documents.append(document)
         if dropped:
-            where = f"{document['kind']} {document['metadata'].get('name')}"
-            problem = f"it was read from a server; left out is what that had added: {', '.join(dropped)}"
-            read_findings.append(Finding(where, problem, verdict="ok"))
+            problem = f"left out is what a server or kubectl has added: {', '.join(dropped)}"
+            read_findings.append(Finding(describe_object(document), problem, verdict="ok"))
     _validate_manifest(profile, run, job_kind, documents)
     main = next(document for document in documents if manifest_faults.is_main_job(document, job_kind))
     companions = [document for document in documents if document is not main]
@@ -110,7 +109,7 @@ def _rename_job(main: Manifest, documents: Sequence[Manifest], new_name: str, jo
     for pod_set in list_pod_sets(job, job_kind):
         if pod_set.naming == "by job":
             roles.append("")
-        else:  # a script may compute the number of a Job in a JobSet, too: train-worker-$i-0
+        elif pod_set.naming != "as job":  # a script may compute the number of a Job in a JobSet, too: train-worker-$i-0
             roles += [pod_set.name, pod_set.name.rstrip("0123456789").rstrip("-")]
     jobs: list[JobReference] = []
     for obj in (main,) if job is main else (main, job):
@@ -170,9 +169,9 @@ def _validate_manifest(profile: Profile, run: Run, job_kind: JobKind, documents:
         name = run.job(profile)
         if profile.manifest_name == "keep":
             findings += manifest_faults.find_kept_name_faults(main, job_kind)
-            name = manifest_faults.get_name(main) or name
+            name = get_name(main) or name
         findings += manifest_faults.find_job_faults(main, name, job_kind)
-    findings += manifest_faults.find_metadata_faults(documents, job_kind)
+        findings += manifest_faults.find_metadata_faults(documents, job_kind)
     namespaces = _list_namespaces(profile, documents)
     if len(namespaces) > 1:
         findings.append(Finding("manifest", f"must be in one namespace; named are {', '.join(namespaces)}"))

@@ -142,30 +142,47 @@ def test_capacity_is_for_the_pods_that_run_at_a_time(launched: Launched) -> None
 
 
 @pytest.mark.parametrize(
-    ("spec", "mode"),
-    [({"completionMode": "NonIndexed"}, "NonIndexed,"), ({"completionMode": None}, "NonIndexed, the default,")],
+    ("spec", "remedy"),
+    [
+        ({"completions": 3}, "write Indexed$"),
+        ({"completionMode": "NonIndexed", "parallelism": 2}, "write Indexed, and spec.completions: 2"),
+    ],
 )
-def test_job_whose_pods_have_random_names_is_refused(launched: Launched, spec: dict[str, Any], mode: str) -> None:
-    """A Job that is not Indexed is refused with the key that makes it so, whatever else it has."""
-    message = f"manifest: the Job has completionMode {mode} so that its pods have random names; write spec.completionM"
-    with pytest.raises(ProfileError, match=message):
-        launched(change_spec(MANIFEST, completions=None, **spec), launcher="job")
+def test_job_whose_pods_have_random_names_is_refused(launched: Launched, spec: dict[str, Any], remedy: str) -> None:
+    """A Job of several pods that is not Indexed is refused with the key that makes it so."""
+    document = MANIFEST | {"spec": {"template": MANIFEST["spec"]["template"]} | spec}  # type: ignore[index]
+    with pytest.raises(ProfileError, match=rf"Job train, spec.completionMode: without Indexed .*; {remedy}"):
+        launched(document, launcher="job")
+
+
+@pytest.mark.parametrize("spec", [{}, {"completions": 1, "parallelism": 4}, {"parallelism": 1}])
+def test_job_of_one_pod_needs_no_index(launched: Launched, spec: dict[str, Any]) -> None:
+    """The only pod of a Job is its node, although its name has no number."""
+    document = MANIFEST | {"spec": {"template": MANIFEST["spec"]["template"]} | spec}  # type: ignore[index]
+    plan = launched(document, launcher="job")
+    assert plan.pods == {"worker-0": plan.job}
+    assert plan.node(f"{plan.job}-x7x7x") == "worker-0"
+    status = read_conditions(plan, pods={"worker-0": {"status": {"phase": "Running"}}})
+    assert (status.state, status.reason) == ("running", "1 of 1 pods run")
 
 
 @pytest.mark.parametrize(
-    ("labels", "completions", "advised"),
+    ("labels", "completions", "scheduler", "advised"),
     [
-        ({}, 3, ["Job train, metadata.labels"]),
-        ({"kueue.x-k8s.io/queue-name": "team"}, 3, []),
-        ({}, 1, []),
+        ({}, 3, None, ["Job train, metadata.labels"]),
+        ({"kueue.x-k8s.io/queue-name": "team"}, 3, None, []),
+        ({}, 1, None, []),
+        ({}, 3, "volcano", []),
     ],
-    ids=["no queue", "queue", "one pod"],
+    ids=["no queue", "queue", "one pod", "scheduler of gangs"],
 )
 def test_queue_of_a_manifest_is_read(
-    launched: Launched, labels: dict[str, str], completions: int, advised: list[str]
+    launched: Launched, labels: dict[str, str], completions: int, scheduler: str | None, advised: list[str]
 ) -> None:
-    """A manifest's own LocalQueue is checked, and its absence is reported as for a profile."""
-    document = change_spec(MANIFEST, completions=completions) | {"metadata": {"name": "train", "labels": labels}}
+    """A manifest's own LocalQueue is checked, and its absence is reported unless another scheduler may start gangs."""
+    pod = MANIFEST["spec"]["template"]["spec"] | {"schedulerName": scheduler}  # type: ignore[index]
+    document = change_spec(MANIFEST, completions=completions, template={"spec": pod})
+    document |= {"metadata": {"name": "train", "labels": labels}}
     plan = launched(document, launcher="job")
     assert list_advice(plan) == advised
     queues = [requirement.name for requirement in plan.requires if isinstance(requirement, ReferencedObject)]

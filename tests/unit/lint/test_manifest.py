@@ -169,6 +169,13 @@ TRAPS: list[Trap] = [
     ),
     (JOBSET, "backoffLimit: 0", "", f"{JOBSET_JOB}.backoffLimit", "replaced 6 times (the default of backoffLimit)"),
     (JOBSET, "backoffLimit: 0", "backoffLimit: 3", f"{JOBSET_JOB}.backoffLimit", "replaced 3 times"),
+    (
+        INDEXED_JOB.replace("backoffLimit: 0", "backoffLimit: 0\n  podFailurePolicy: {rules: []}"),
+        "restartPolicy: Never",
+        "restartPolicy: OnFailure",
+        "spec.template.spec.restartPolicy",
+        "rejects a Job with a podFailurePolicy unless",
+    ),
     (INDEXED_JOB, "backoffLimit: 0", "", "spec.backoffLimit", "replaced 6 times (the default of backoffLimit)"),
     (
         INDEXED_JOB,

@@ -169,7 +169,7 @@ def test_name_in_a_file_is_refused(write: Write, shape: Path) -> None:
     ("text", "expected"),
     [
         ("kind: [", "job.yaml:2: did not find"),
-        ("- a\n- b\n", "job.yaml: object 1 is not a Kubernetes object: it is not a mapping"),
+        ("- a\n- b\n", "job.yaml:1: object 1 is not a Kubernetes object: it is not a mapping"),
         ("apiVersion: v1\nkind: Pod\nmetadata: name\n", "object 1 is not a Kubernetes object: the Pod has no metadata"),
         ("kind: Pod\nmetadata: {name: a}\n", "object 1 is not a Kubernetes object: apiVersion is missing"),
         ("kind: List\nitems: [7]\n", "object 1 is not a Kubernetes object: it is not a mapping"),

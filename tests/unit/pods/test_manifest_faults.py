@@ -28,6 +28,18 @@ def test_other_kind_is_named(launched: Launched, document: dict[str, object], me
         launched(document, launcher="volcano")
 
 
+def test_placeholder_in_several_keys_is_one_finding(launched: Launched) -> None:
+    """A variable that is not filled in is reported once, with the keys that have it."""
+    amounts = {"requests": {"nvidia.com/gpu": "$GPUS"}, "limits": {"nvidia.com/gpu": "$GPUS"}}
+    container = {"name": "main", "image": "a:1", "resources": amounts}
+    task = {"name": "lead", "replicas": 1, "template": {"spec": {"containers": [container]}}}
+    with pytest.raises(ProfileError) as error:
+        launched(change_spec(JOB, tasks=[task]))
+    (finding,) = error.value.findings
+    path = "spec.tasks[0].template.spec.containers[0].resources"
+    assert finding.where.endswith(f"Job train, {path}.limits.nvidia.com/gpu, {path}.requests.nvidia.com/gpu")
+
+
 @pytest.mark.parametrize(
     ("amount", "message"),
     [

@@ -14,6 +14,14 @@ READ = {"name": "a", "uid": "1"}
     [
         ({"metadata": {"name": "a", "finalizers": ["x"]}, "status": {}}, None, []),
         (
+            {
+                "metadata": {"name": "a", "creationTimestamp": None},
+                "tasks": [{"metadata": {"creationTimestamp": None}}, {"metadata": {"creationTimestamp": "now"}}],
+            },
+            {"metadata": {"name": "a"}, "tasks": [{"metadata": {}}, {"metadata": {"creationTimestamp": "now"}}]},
+            ["metadata.creationTimestamp", "tasks[0].metadata.creationTimestamp"],
+        ),
+        (
             {"metadata": READ | {"managedFields": [], "labels": {"b": "c"}}, "status": {"phase": "Bound"}},
             {"metadata": {"name": "a", "labels": {"b": "c"}}},
             ["status", "metadata.uid", "metadata.managedFields"],

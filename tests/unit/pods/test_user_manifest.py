@@ -174,7 +174,7 @@ REFUSED_MANIFESTS = [
         {},
         r"spec.tasks\[0\].template.spec.containers\[0\].name: the container",
     ),
-    ((change_spec(JOB, tasks=None),), {}, "Job train: it has no tasks, replicas or jobs with a pod template"),
+    ((change_spec(JOB, tasks=None),), {}, "Job train, spec.tasks: it is missing; describe the pods of the job there"),
     ((change_spec(JOB, tasks=[{"name": "a", "replicas": 1}]),), {}, r"spec.tasks\[0\]: it has no pod template"),
     ((change_spec(JOB, tasks=[OTHER | {"replicas": "many"}]),), {}, "`many` is a text, not a number; write a number"),
     ((change_spec(JOB, tasks=[OTHER | {"replicas": "3"}]),), {}, r"spec.tasks\[0\].replicas: `3` is a text.* write 3"),
@@ -196,7 +196,7 @@ REFUSED_MANIFESTS = [
     (
         (JOB, {"apiVersion": "v1", "kind": "Service", "metadata": {"labels": {}}}),
         {},
-        "the Service beside the job has",
+        "Service: it has no name: write metadata.name",
     ),
     ((JOB | {"metadata": {"generateName": "a"}},), {"manifest_name": "keep"}, "the job has no name to keep"),
     (
@@ -219,7 +219,7 @@ def test_document_without_metadata_is_refused(tmp_path: Path) -> None:
     """A profile that is built without a file may have a document without metadata, which is one clear error."""
     pod = {"apiVersion": "v1", "kind": "Pod", "spec": {}}
     profile = Profile(name="sample", about="a test", launcher="volcano", manifest=(JOB, pod))
-    with pytest.raises(ProfileError, match="manifest: the Pod has no metadata: write a mapping with its name"):
+    with pytest.raises(ProfileError, match="Pod: it has no metadata: write a mapping with its name"):
         manifest_plan_of(profile, tmp_path)
 
 
@@ -298,18 +298,20 @@ def test_plain_pods_in_a_wrapper_are_launched(launched: Launched) -> None:
     plan = launched(build_wrapper(POD_OBJECT, second))
     names = [component["template"]["metadata"]["name"] for component in plan.main["spec"]["components"]]
     assert plan.pods == {"a": f"{plan.job}-a", "b": f"{plan.job}-b"}
+    replaced = [requirement.finding.what for requirement in plan.requires if isinstance(requirement, Advice)]
+    assert f"b becomes {plan.job}-b" in replaced
     assert (names, plan.wrapped) == (list(plan.pods.values()), None)
 
 
 @pytest.mark.parametrize(
     ("components", "message"),
     [
-        ((PYTORCHJOB, JOBSET), "the PyTorchJob train and the JobSet train, and a run has one job"),
+        ((PYTORCHJOB, JOBSET), "it contains the PyTorchJob train and the JobSet train, and a run has one job"),
         (
             (POD_OBJECT | {"apiVersion": "apps/v1", "kind": "Deployment"},),
-            r"Deployment outer-a \(apps/v1\), whose pods",
+            "Deployment outer-a: the pods of a Deployment of apps/v1 cannot be followed",
         ),
-        ((SERVICE,), "contains no job, but Service: write a PyTorchJob"),
+        ((SERVICE,), "AppWrapper outer: it contains no job, but Service: write a PyTorchJob"),
     ],
 )
 def test_wrapper_that_cannot_be_watched_is_refused(
@@ -352,7 +354,7 @@ def test_object_of_a_server_is_launched_as_a_new_one(launched: Launched) -> None
     assert "status" not in plan.main
     reports = [finding.what for finding in findings if finding.where == "Job train" and finding.verdict == "ok"]
     dropped = "status, metadata.uid, metadata.resourceVersion, metadata.generateName"
-    assert reports == [f"it was read from a server; left out is what that had added: {dropped}"]
+    assert reports == [f"left out is what a server or kubectl has added: {dropped}"]
 
 
 def test_each_role_may_have_its_own_container(launched: Launched) -> None:
