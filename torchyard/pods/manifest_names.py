@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchyard.model.finding import Finding
+from torchyard.pods.job_kind import describe_object
 from torchyard.pods.volumes import Manifest
 
 # Labels and annotations whose value is the name of a job, by the controllers that set them on the job's pods.
 _JOB_NAME_KEYS = (
+    "appwrapper.mcad.ibm.com",
     "batch.kubernetes.io/job-name",
     "job-name",
     "jobset.sigs.k8s.io/jobset-name",
@@ -46,18 +48,23 @@ _SERVICE_KEYS = ("subdomain", "serviceName")
 # Keys whose text names something else: an image, a place in a file system, an object of another kind.
 _OPAQUE_KEYS = (
     "apiVersion",
-    "claimName",
     "image",
     "kind",
     "mountPath",
     "name",
     "namespace",
     "path",
-    "secretName",
-    "serviceAccountName",
+    "queue",
+    "serviceAccount",
     "subPath",
+    "subPathExpr",
+    "volumeHandle",
     "workingDir",
 )
+_NAME_SUFFIX = "Name"  # claimName, secretName, volumeClaimName: the name of another object
+_DATA_KEYS = ("data", "stringData")  # their keys are the user's
+# Of a variable, or of a key in a ConfigMap, with the name of a job.
+_JOB_NAME_VARIABLE_PATTERN = re.compile(r"(?:^|[_.-])(?:vc|pytorch)?job(?:_?set)?[_-]?name$", re.IGNORECASE)
 _LABEL_KEYS = ("labels", "matchLabels", "nodeSelector", "selector")
 # Before a name: the start of a word that is not a part of a path. `//` begins a host, and `s/` a sed expression.
 _START = r"(?:(?<![\w./-])|(?<=//)|(?<=\bs/)|(?<=/\^))"
@@ -140,20 +147,20 @@ def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference
     for text in texts:
         marked = marker.mark(text)
         if marked != text.value:
-            replaced.append(Finding(text.where, marker.describe_changes(marked, new_name), verdict="ok"))
+            replaced.append(Finding(text.where, marker.describe_changes(text.value, marked, new_name), verdict="ok"))
             text.replace(marker.finish(marked, new_name))
         if not _is_opaque(text):
             doubts += _find_doubts(text, marked, jobs, new_name)
         if marked == text.value and _is_config_map_name(text):
             doubts += _find_composed_name(text, jobs, new_name)
+    for document in documents:
+        doubts += _find_kept_claims(document)
     return Renaming(tuple(replaced), tuple(dict.fromkeys(doubts)))
 
 
 def _list_texts(document: Manifest) -> Iterator[_Text]:
     """Every text in a document, in its order."""
-    metadata = document.get("metadata")
-    name = metadata.get("name", "") if isinstance(metadata, Mapping) else ""
-    return _walk(document, f"{document.get('kind')} {name}".strip(), (), ())
+    return _walk(document, describe_object(document), (), ())
 
 
 def _walk(node: Any, location: str, keys: tuple[str, ...], parents: tuple[Mapping[str, Any], ...]) -> Iterator[_Text]:
@@ -174,7 +181,10 @@ def _walk(node: Any, location: str, keys: tuple[str, ...], parents: tuple[Mappin
 
 def _is_opaque(text: _Text) -> bool:
     """Whether a text names something else than a job, or is one of the user's own labels."""
-    return text.key in _OPAQUE_KEYS or any(key in _LABEL_KEYS for key in text.keys[:-1])
+    if text.keys[0] in _DATA_KEYS:
+        return False
+    is_name = text.key in _OPAQUE_KEYS or text.key.endswith(_NAME_SUFFIX)
+    return is_name or any(key in _LABEL_KEYS for key in text.keys[:-1])
 
 
 def _is_config_map_name(text: _Text) -> bool:
@@ -301,7 +311,10 @@ class _Marker:
             return None if is_job else self._objects.get((kind, text.value))
         if text.key in _JOB_NAME_KEYS or (text.key == "values" and parent.get("key") in _JOB_NAME_KEYS):
             return self._mark_job_name(text.value)
-        if text.key in _SERVICE_KEYS:
+        is_label = len(text.keys) > 1 and text.keys[-2] in ("labels", "annotations")
+        if is_label and "group" in text.key:  # each scheduler has its own key for the PodGroup of a pod
+            kind = "PodGroup"
+        elif text.key in _SERVICE_KEYS:
             kind = "Service"
         elif _is_config_map_name(text):
             kind = "ConfigMap"
@@ -346,8 +359,10 @@ class _Marker:
             marked = marked.replace(mark, new_name)
         return marked
 
-    def describe_changes(self, marked: str, new_name: str) -> str:
+    def describe_changes(self, value: str, marked: str, new_name: str) -> str:
         """`train-worker-0 becomes run-worker-0` for each word that changes; of many words the first."""
+        if re.fullmatch(r"[\w.-]+", value):
+            return f"{value} becomes {self.finish(marked, new_name)}"
         marks = "".join(mark for mark, _ in self._list_marks())
         changes: dict[str, str] = {}
         for word in re.findall(rf"[^\s\"'=,;]*[{marks}][^\s\"',;]*", marked):
@@ -378,7 +393,13 @@ def _find_composed_name(text: _Text, jobs: Sequence[JobReference], new_name: str
 
 def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_name: str) -> Iterator[Finding]:
     """What may refer to a job in a text, and was not marked."""
+    name = text.parents[-1].get("name") if text.key == "value" else text.key
     for job in jobs:
+        if marked == job.name and isinstance(name, str) and _JOB_NAME_VARIABLE_PATTERN.search(name):
+            problem = f"a run gives the job the name {new_name}: `{job.name}` stays as it is"
+            yield Finding(
+                text.where, problem, f"if a program looks for the job or its pods by it, {_KEEP_FIX}", "warning"
+            )
         has_other_parts = job.name.count("-") != new_name.count("-")
         field = _FIELD_PATTERN.search(marked)
         if has_other_parts and field and _HOST_NAME_PATTERN.search(marked):
@@ -393,3 +414,15 @@ def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_nam
         if pod:
             problem = f"a run gives the job the name {new_name}: `{pod[0][:_MAX_SHOWN_CHARS]}` stays as it is"
             yield Finding(text.where, problem, f"if it means a pod of the job, {_KEEP_FIX}", "warning")
+
+
+def _find_kept_claims(document: Manifest) -> Iterator[Finding]:
+    """Claims that outlive a JobSet, and that its controller names after it."""
+    spec = document.get("spec")
+    policies = spec.get("volumeClaimPolicies") if isinstance(spec, Mapping) else None
+    for index, policy in enumerate(policies if isinstance(policies, list) else []):
+        retention = policy.get("retentionPolicy") if isinstance(policy, Mapping) else None
+        if isinstance(retention, Mapping) and retention.get("whenDeleted") == "Retain":
+            where = f"{describe_object(document)}, spec.volumeClaimPolicies[{index}].retentionPolicy"
+            problem = "the claims are named after the JobSet: each run gets new ones, which are empty and stay"
+            yield Finding(where, problem, f"mount a claim of your own, or {_KEEP_FIX}", "warning")

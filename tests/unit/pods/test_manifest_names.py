@@ -146,6 +146,31 @@ def test_claim_with_the_jobs_name_stays() -> None:
     assert rename(VOLCANO, *documents) == (documents, [], [])
 
 
+def test_pod_group_of_any_scheduler_follows() -> None:
+    """A PodGroup with the job's name follows where a label or annotation names it, whichever scheduler reads that."""
+    group = {"kind": "PodGroup", "metadata": {"name": "train-group"}}
+    job = build_job(INDEXED)
+    job["spec"]["template"]["metadata"] = {
+        "labels": {"kai.scheduler/subgroup-name": "train", "app": "train-group"},
+        "annotations": {"scheduling.run.ai/pod-group-name": "train-group"},
+    }
+    (new_job, new_group), _, _ = rename(INDEXED, job, group)
+    metadata = new_job["spec"]["template"]["metadata"]
+    assert metadata["annotations"] == {"scheduling.run.ai/pod-group-name": f"{NEW}-group"}
+    assert metadata["labels"] == {"kai.scheduler/subgroup-name": "train", "app": "train-group"}
+    assert new_group["metadata"]["name"] == f"{NEW}-group"
+
+
+def test_name_of_another_object_stays() -> None:
+    """A claim or a volume that is called like a pod is another object; a key of a ConfigMap is not a field."""
+    job = build_job(VOLCANO)
+    job["spec"]["volumes"] = [{"volumeClaimName": "train-worker-0", "volumeHandle": "train-worker-0"}]
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"name": "train-worker-0"}}
+    (new_job, new_config), _, doubts = rename(VOLCANO, job, config)
+    assert (new_job, doubts) == (job, [])
+    assert new_config["data"] == {"name": f"{NEW}-worker-0"}
+
+
 def test_subdomain_follows_its_service() -> None:
     """The subdomain of the pods is the Service of the controller, or the companion, under its new name."""
     job = build_job(VOLCANO, subdomain="train")
@@ -171,6 +196,35 @@ def test_uncertain_reference_is_a_doubt(script: str, doubt: str) -> None:
     assert doubt in doubts[0]
     assert "Job train, spec.template.spec.containers[0].command[2]" in doubts[0]
     assert "manifest_name: keep" in doubts[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_doubt"),
+    [
+        ("JOB_NAME", "train", True),
+        ("JOBSET_NAME", "train", True),
+        ("job_name", "train", True),
+        ("WANDB_NAME", "train", False),
+        ("JOB_NAME", "resnet", False),
+    ],
+)
+def test_job_that_a_program_may_look_for_is_a_doubt(variable: str, value: str, is_doubt: bool) -> None:
+    """A variable or a key of a ConfigMap with the job's name, which a program in the image may use, is a finding."""
+    job = build_job(VOLCANO, containers=[{"name": "a", "env": [{"name": variable, "value": value}]}])
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {variable: value}}
+    documents, replaced, doubts = rename(VOLCANO, job, config)
+    assert (documents, replaced) == ([job, config], [])
+    assert len(doubts) == (2 if is_doubt else 0)
+
+
+def test_claims_that_outlive_a_jobset_are_a_doubt() -> None:
+    """Claims that JobSet names after itself, and keeps, would be empty ones in each run."""
+    kept = {"templates": [], "retentionPolicy": {"whenDeleted": "Retain"}}
+    job = build_job(JOBSET)
+    job["spec"]["volumeClaimPolicies"] = [{"templates": []}, kept]
+    _, _, doubts = rename(JOBSET, job)
+    assert len(doubts) == 1
+    assert doubts[0].startswith("JobSet train, spec.volumeClaimPolicies[1].retentionPolicy: the claims are named after")
 
 
 def test_part_of_a_name_with_as_many_parts_is_no_doubt() -> None:
