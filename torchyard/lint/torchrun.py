@@ -144,6 +144,29 @@ def _find_too_few_pods(job: Workload) -> Iterator[Finding]:
         yield Finding(f"{job.groups[0].key_path}.replicas", problem, "write the number of nodes")
 
 
+def _find_too_many_pods(job: Workload) -> Iterator[Finding]:
+    """Yield a rendezvous of fewer nodes than there are pods. A set of exactly as many pods may be one of several."""
+    agents = list(_list_agents(job))
+    max_nodes = {_read_max_nodes(agent.nodes) for agent in agents}
+    if len(max_nodes) != 1 or None in max_nodes or job.elastic_policy is not None:
+        return
+    nodes = max_nodes.pop()
+    pod_count = sum(agent.group.replicas for agent in agents)
+    set_sizes = []
+    for agent in agents:
+        parallelism = yaml_number(agent.group.spec.get("parallelism")) or 1
+        set_sizes.append(parallelism if job.kind == "jobset" else agent.group.replicas)
+    if nodes is not None and pod_count > nodes and nodes not in set_sizes:
+        problem = f"the rendezvous takes {nodes} nodes, and {pod_count} pods start torchrun: the others find no place"
+        yield Finding(agents[0].container.script_path, problem, f"write --nnodes={pod_count}")
+
+
+def _read_max_nodes(nodes: str | None) -> int | None:
+    """The largest number of nodes of the option --nnodes; None if it is not written out."""
+    match = re.fullmatch(r"(?:\d{1,9}:)?(\d{1,9})", nodes or "")
+    return int(match[1]) if match else None
+
+
 def _get_min_nodes(job: Workload) -> _MinNodes:
     """The number of nodes that start a training; 0 if the manifest does not set it, or a shell computes it."""
     for container in job.containers:
@@ -296,6 +319,7 @@ TORCHRUN_RULES = (
     _find_missing_rendezvous,
     _find_same_node_rank,
     _find_too_few_pods,
+    _find_too_many_pods,
     _find_missing_python_etcd,
     _find_reused_rendezvous_id,
 )

@@ -146,4 +146,5 @@ def test_data_file_is_not_a_rendezvous() -> None:
 def test_large_pods_may_have_a_node_each() -> None:
     """Pods that use all GPUs of a node need a node each in any case."""
     manifest = LAUNCH_MANIFEST.replace("{<<: *replica}", "{<<: *replica, replicas: 3}").replace("gpu: 4", "gpu: 8")
+    manifest = manifest.replace("--nnodes=2", "--nnodes=4")
     assert lint_manifest(parse(manifest)) == ()

@@ -2,7 +2,18 @@
 
 import pytest
 
-from tests.inputs.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
+from tests.inputs.sound_manifests import (
+    JOBSET,
+    MASTER,
+    POD,
+    PYTORCHJOB,
+    REPLICAS,
+    TRAIN,
+    VOLCANO,
+    Trap,
+    find_trap,
+    parse,
+)
 from torchyard.lint.manifest import lint_manifest
 
 C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
@@ -54,6 +65,18 @@ TRAPS: list[Trap] = [
 def test_trap_is_reported(case: Trap) -> None:
     """Each trap is reported once, at the key that causes it."""
     assert len(find_trap(case)) == 1
+
+
+@pytest.mark.parametrize(
+    ("jobs", "pods", "is_reported"), [(1, 3, True), (3, 1, True), (3, 2, False), (2, 1, False), (1, 2, False)]
+)
+def test_more_pods_than_nodes_are_reported(jobs: int, pods: int, is_reported: bool) -> None:
+    """Pods find no place in a rendezvous of two nodes, unless each Job of two pods is a training of its own."""
+    manifest = JOBSET.replace("- name: worker\n    template", f"- name: worker\n    replicas: {jobs}\n    template")
+    manifest = manifest.replace("parallelism: 2", f"parallelism: {pods}")
+    problems = [finding.what for finding in lint_manifest(parse(manifest)) if "find no place" in finding.what]
+    expected = f"the rendezvous takes 2 nodes, and {jobs * pods} pods start torchrun: the others find no place"
+    assert problems == ([expected] if is_reported else [])
 
 
 @pytest.mark.parametrize(
