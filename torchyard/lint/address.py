@@ -165,6 +165,15 @@ def _find_crowded_nodes(job: Workload) -> Iterator[Finding]:
         )
 
 
+def _find_pod_service(job: Workload) -> str:
+    """The Service in the address of one of a Job's pods, at which the others look for it; empty if there is none."""
+    for _, host, _ in _list_addresses(job):
+        match = re.fullmatch(rf"{re.escape(job.name)}-\d+\.([a-z0-9-]+)(?:\..*)?", host)
+        if match and job.kind == "job":
+            return match[1]
+    return ""
+
+
 def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding]:
     """Yield subdomains and host names for which neither the manifest nor a controller creates a Service."""
     if job.kind not in _KINDS_WITH_SERVICE:
@@ -176,6 +185,10 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding
                     "pods do not resolve"
                 )
                 yield Finding(f"{group.pod_path}.subdomain", problem, _ADD_SERVICE_FIX)
+            service = _find_pod_service(job)
+            if service and not subdomain:
+                problem = f"without it the names of the pods, such as {job.name}-0.{service}, do not resolve"
+                yield Finding(f"{group.pod_path}.subdomain", problem, f"write {service}")
     for key_path, host, _ in _list_addresses(job):
         service = host.partition(".")[0]
         if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):

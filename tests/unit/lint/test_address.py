@@ -58,6 +58,13 @@ TRAPS: list[Trap] = [
         f"{MASTER_PATH}.subdomain",
         "create the headless Service",
     ),
+    (
+        INDEXED_JOB.replace("$JOB-0.peers", "train-0.peers.ml.svc.cluster.local"),
+        "subdomain: peers\n",
+        "dnsPolicy: ClusterFirst\n",
+        "spec.template.spec.subdomain",
+        "such as train-0.peers, do not resolve",
+    ),
     (LAUNCH_MANIFEST, "$MASTER_ADDR", "meeting-point", COMMAND_PATH, "does not create the Service meeting-point"),
     (
         PYTORCHJOB,
