@@ -2,7 +2,7 @@
 
 torchyard and kubectl create objects with strict field validation. The fields are those of Kubernetes 1.34, Volcano
 1.14, training-operator 1.9 and JobSet 0.10. A field that is in none of them may belong to a newer release and is not
-reported.
+reported; only training-operator has no newer one.
 """
 
 import difflib
@@ -70,11 +70,15 @@ _MIN_SIMILARITY = 0.9  # of two names, one of which is a misspelling of the othe
 
 
 class _Section(NamedTuple):
-    """A mapping in an object, which may be missing there (empty), and the names of its fields."""
+    """A mapping in an object, which may be missing there (empty), and the names of its fields.
+
+    has_all_fields: no newer release has others.
+    """
 
     key_path: str
     fields: str
     node: YamlNode
+    has_all_fields: bool = False
 
 
 def find_refused_fields(job: Workload) -> Iterator[Finding]:
@@ -87,6 +91,8 @@ def find_refused_fields(job: Workload) -> Iterator[Finding]:
             if field in section.fields.split():
                 continue
             fix = _find_right_field(str(field), section, sections)
+            if not fix and section.has_all_fields:
+                fix = f"remove it, or write one of {', '.join(section.fields.split())}"
             if fix:
                 problem = f"{field} is not a field of this mapping: {effect}"
                 yield Finding(f"{section.key_path}.{field}", problem, fix)
@@ -95,10 +101,10 @@ def find_refused_fields(job: Workload) -> Iterator[Finding]:
 def _list_sections(job: Workload) -> Iterator[_Section]:
     """Yield the sections of a job with known fields, outer before inner ones; of a companion, those of its pods."""
     if job.kind in _SPEC_FIELDS:
-        yield _Section("spec", _SPEC_FIELDS[job.kind], job.spec)
+        yield _Section("spec", _SPEC_FIELDS[job.kind], job.spec, has_all_fields=job.kind == "pytorchjob")
     if job.kind == "pytorchjob":
         for key, fields in _POLICY_FIELDS.items():
-            yield _Section(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)))
+            yield _Section(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)), has_all_fields=True)
     if job.kind == "jobset":
         for key_path, replicated_job in yaml_entries("spec.replicatedJobs", job.spec.get("replicatedJobs")):
             yield _Section(key_path, _REPLICATED_JOB_FIELDS, replicated_job)

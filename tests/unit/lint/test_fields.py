@@ -28,6 +28,13 @@ TRAPS: list[Trap] = [
         f"in {TRAIN}",
     ),
     (PYTORCHJOB, "replicas: 1", "replicas: 1\n      env: []", "spec.pytorchReplicaSpecs.Worker.env", "containers[0]"),
+    (
+        PYTORCHJOB,
+        "elasticPolicy: {",
+        "elasticPolicy: {rdzvEndpoint: etcd:2379, ",
+        "spec.elasticPolicy.rdzvEndpoint",
+        "remove it, or write one of maxReplicas",
+    ),
     (PYTORCHJOB, "elasticPolicy: {", "elasticPolicy: {rdzvID: '1', ", "spec.elasticPolicy.rdzvID", "write rdzvId"),
     (
         VOLCANO,
