@@ -8,6 +8,7 @@ What a run relies on stays as it was built: a patch that changes it is refused.
 """
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -40,7 +41,13 @@ _POD_ITEM_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-_JOB_ITEM_KEYS = {"replicatedJobs": "name", "tasks": "name", "components": "name", "GenericItems": "name"}
+# Of a job by their key paths: a controller may use the same name elsewhere for another list.
+_JOB_ITEM_KEYS = {
+    "spec.components": "name",
+    "spec.replicatedJobs": "name",
+    "spec.resources.GenericItems": "name",
+    "spec.tasks": "name",
+}
 # Lists with one item of torchyard's, which is also that of an item without a name.
 _BUILT_ITEM_LISTS = frozenset({"containers", *_JOB_ITEM_KEYS})
 # An item of these lists has one source: another source replaces it, because Kubernetes refuses both.
@@ -86,7 +93,6 @@ FIXED_JOB_KEYS = {
     "generateName": "the name is that of the run",
     "kind": "use launcher",
     "maxRetry": _ATTEMPTS_REMEDY,
-    "name": "the name is that of the run",
     "namespace": "use cluster.namespace",
     "network": "the nodes find each other by the names that the job's controller gives them",
     "nprocPerNode": "use processes",
@@ -101,6 +107,8 @@ FIXED_JOB_KEYS = {
     "suspend": "use options.suspend",
     "ttlSecondsAfterFinished": "use deadlines.lease",
 }
+# The names in a job by which the run finds its pods.
+_JOB_NAME_PATTERN = re.compile(r"(?:.*\.)?metadata\.name|spec\.(?:replicatedJobs|tasks)\.\d+\.name")
 _RESOURCES: TypeAdapter[dict[str, str]] = TypeAdapter(Resources)
 
 
@@ -172,7 +180,10 @@ class _Merger:
     """
 
     def __init__(self, patch_key: str, item_keys: Mapping[str, str]) -> None:
-        """`patch_key`: the profile's key of the patches. `item_keys`: by the name of a list, the key of its items."""
+        """`patch_key`: the profile's key of the patches.
+
+        `item_keys`: by the name or the key path of a list, the key of its items.
+        """
         self.findings: list[Finding] = []
         self._patch_key = patch_key
         self._item_keys = item_keys
@@ -208,17 +219,21 @@ class _Merger:
 
     def _merge_list(self, key: str, base: list[Any], items: list[Any], key_path: str) -> list[Any]:
         """The list that is called `key`, with the items of a patch."""
-        if key in self._item_keys:
-            return self._merge_items(key, base, items, key_path)
+        for list_name in (key, key_path):
+            if list_name in self._item_keys:
+                return self._merge_items(list_name, base, items, key_path)
         if key in _EXTENDED_LISTS:
             return base + copy.deepcopy([item for item in items if item not in base])
         if key == "nodeSelectorTerms" and base:
             return _join_terms(base, items)
         return copy.deepcopy(items)
 
-    def _merge_items(self, key: str, base: list[Any], items: list[Any], key_path: str) -> list[Any]:
-        """The list with each item merged over the one with the same name, and the others behind it."""
-        item_key = self._item_keys[key]
+    def _merge_items(self, list_name: str, base: list[Any], items: list[Any], key_path: str) -> list[Any]:
+        """The list with each item merged over the one with the same name, and the others behind it.
+
+        `list_name`: as in `item_keys`.
+        """
+        item_key = self._item_keys[list_name]
         merged = list(base)
         for index, item in enumerate(items):
             item_path = f"{key_path}.{index}"
@@ -226,7 +241,7 @@ class _Merger:
                 self.add(item_path, f"must be a mapping with {item_key}")
                 continue
             name = item.get(item_key)
-            is_built = key in _BUILT_ITEM_LISTS and bool(base)
+            is_built = list_name in _BUILT_ITEM_LISTS and bool(base)
             position = 0 if is_built and item_key not in item else _find_item(merged, item_key, name)
             if position is None and not isinstance(name, str | int):
                 self.add(item_path, f"requires {item_key}, by which the items of this list are merged")
@@ -239,7 +254,7 @@ class _Merger:
                 merged.append(self.merge({}, item, f"{item_path}."))
             else:
                 current = merged[position]
-                if key in _ONE_SOURCE_LISTS and not item.keys() <= current.keys():
+                if list_name in _ONE_SOURCE_LISTS and not item.keys() <= current.keys():
                     current = {}
                 merged[position] = self.merge(current, item, f"{item_path}.")
         return merged
@@ -321,6 +336,8 @@ def _walk_job(value: object, prefix: str) -> Iterator[tuple[str, _FixedValue]]:
         key_path = f"{prefix}{key}"
         if key in FIXED_JOB_KEYS:
             yield key_path, _FixedValue(item, FIXED_JOB_KEYS[key])
+        elif _JOB_NAME_PATTERN.fullmatch(key_path):
+            yield key_path, _FixedValue(item, "the name is that of the run")
         elif key == "labels":
             yield from _list_own_labels(item, key_path).items()
         elif key == "template" and "containers" in get_mapping(item, "spec"):

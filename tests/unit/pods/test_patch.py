@@ -293,12 +293,18 @@ def test_patch_of_a_job_that_contradicts_the_run_is_refused(
 
 
 def test_job_patch_reaches_what_has_no_key(planned: Planned) -> None:
-    """A smaller gang of Volcano, the pod failure policy of a JobSet's Job, and the PyTorchJob in an AppWrapper."""
+    """A smaller gang of Volcano, the pod failure policy of a JobSet's Job, and the PyTorchJob in an AppWrapper.
+
+    A list that is called as one of torchyard's, and names in it, belong to the patch.
+    """
     assert planned(nodes=3, **patch_job(minAvailable=2)).main["spec"]["minAvailable"] == 2
     rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
     policy = {"template": {"spec": {"podFailurePolicy": {"rules": [rule]}}}}
     jobset = planned(launcher="jobset", **patch_job(replicatedJobs=[policy]))
     assert jobset.main["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"] == {"rules": [rule]}
+    gang = {"targetReplicatedJobs": ["worker"], "job": {"resourceClaims": [{"name": "channel"}]}}
+    jobset = planned(launcher="jobset", **patch_job(scheduling={"replicatedJobs": [gang]}))
+    assert jobset.main["spec"]["scheduling"]["replicatedJobs"] == [gang]
     scheduling = {"template": {"spec": {"runPolicy": {"schedulingPolicy": {"priorityClass": "high"}}}}}
     wrapper = planned(launcher="appwrapper", **patch_job(components=[scheduling]))
     assert wrapper.wrapped
