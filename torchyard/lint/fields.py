@@ -43,6 +43,7 @@ _POLICY_FIELDS = {  # of a PyTorchJob
     "elasticPolicy": "maxReplicas maxRestarts metrics minReplicas nProcPerNode rdzvBackend rdzvConf rdzvHost rdzvId "
     "rdzvPort standalone",
 }
+_JOB_POLICY_FIELDS = "action event events exitCode timeout"  # of a Volcano Job and its tasks
 _REPLICATED_JOB_FIELDS = "dependsOn groupName name replicas template"
 _GROUP_FIELDS: dict[WorkloadKind, str] = {
     "volcano": "dependsOn maxRetry minAvailable name partitionPolicy policies replicas template topologyPolicy",
@@ -100,16 +101,10 @@ def find_refused_fields(job: Workload) -> Iterator[Finding]:
 
 def _list_sections(job: Workload) -> Iterator[_Section]:
     """Yield the sections of a job with known fields, outer before inner ones; of a companion, those of its pods."""
-    if job.kind in _SPEC_FIELDS:
-        yield _Section("spec", _SPEC_FIELDS[job.kind], job.spec, has_all_fields=job.kind == "pytorchjob")
-    if job.kind == "pytorchjob":
-        for key, fields in _POLICY_FIELDS.items():
-            yield _Section(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)), has_all_fields=True)
-    if job.kind == "jobset":
-        for key_path, replicated_job in yaml_entries("spec.replicatedJobs", job.spec.get("replicatedJobs")):
-            yield _Section(key_path, _REPLICATED_JOB_FIELDS, replicated_job)
-            yield _Section(f"{key_path}.template", _TEMPLATE_FIELDS, yaml_mapping(replicated_job.get("template")))
+    yield from _list_outer_sections(job)
     for group in job.groups:
+        for key_path, policy in yaml_entries(f"{group.key_path}.policies", group.spec.get("policies")):
+            yield _Section(key_path, _JOB_POLICY_FIELDS, policy)
         if job.kind in _GROUP_FIELDS:
             template = yaml_mapping(group.spec.get("template"))
             yield _Section(group.key_path, _GROUP_FIELDS[job.kind], group.spec)
@@ -120,6 +115,22 @@ def _list_sections(job: Workload) -> Iterator[_Section]:
         yield _Section(group.pod_path, _POD_FIELDS, group.pod)
         for container in group.all_containers:
             yield _Section(container.key_path, _CONTAINER_FIELDS, container.spec)
+
+
+def _list_outer_sections(job: Workload) -> Iterator[_Section]:
+    """Yield the sections of a job that are not those of a group of pods."""
+    if job.kind in _SPEC_FIELDS:
+        yield _Section("spec", _SPEC_FIELDS[job.kind], job.spec, has_all_fields=job.kind == "pytorchjob")
+    if job.kind == "pytorchjob":
+        for key, fields in _POLICY_FIELDS.items():
+            yield _Section(f"spec.{key}", fields, yaml_mapping(job.spec.get(key)), has_all_fields=True)
+    if job.kind == "volcano":
+        for key_path, policy in yaml_entries("spec.policies", job.spec.get("policies")):
+            yield _Section(key_path, _JOB_POLICY_FIELDS, policy)
+    if job.kind == "jobset":
+        for key_path, replicated_job in yaml_entries("spec.replicatedJobs", job.spec.get("replicatedJobs")):
+            yield _Section(key_path, _REPLICATED_JOB_FIELDS, replicated_job)
+            yield _Section(f"{key_path}.template", _TEMPLATE_FIELDS, yaml_mapping(replicated_job.get("template")))
 
 
 def _find_right_field(field: str, section: _Section, sections: Sequence[_Section]) -> str:

@@ -50,6 +50,7 @@ TRAPS: list[Trap] = [
         f"{POD}.toleration",
         "write tolerations",
     ),
+    (VOLCANO, "action: Re", "exitCodes: [1], action: Re", "spec.policies[0].exitCodes", "write exitCode"),
     (VOLCANO, "replicas: 2", "replica: 2", "spec.tasks[0].replica", "write replicas"),
     (
         JOBSET,
