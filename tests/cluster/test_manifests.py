@@ -89,6 +89,11 @@ def build_indexed_job() -> list[dict[str, Any]]:
     return [build_object("v1", "Service", "train-hosts", **service), build_object("batch/v1", "Job", "train", **job)]
 
 
+def build_single_job() -> dict[str, Any]:
+    """A Job of one pod, whose name has no index."""
+    return build_object("batch/v1", "Job", "train", backoffLimit=0, template=build_pod("localhost"))
+
+
 def wrap(*components: dict[str, Any]) -> dict[str, Any]:
     """An AppWrapper of these objects."""
     contents = [{"template": component} for component in components]
@@ -132,6 +137,18 @@ def test_manifest_with_its_own_name_runs(name: str, namespace_overrides: dict[st
     report = run_to_completion(write_profile(tmp_path, *MANIFESTS[name]), namespace_overrides)
     assert report.collected
     assert len(report.collected.logs) == 2
+
+
+@pytest.mark.parametrize(
+    ("launcher", "document"), [("job", build_single_job()), ("appwrapper", wrap(build_single_job()))]
+)
+def test_job_of_one_pod_runs(
+    launcher: str, document: dict[str, Any], namespace_overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    """The only pod of a Job that is not Indexed is followed to its end, also inside an AppWrapper."""
+    report = run_to_completion(write_profile(tmp_path, launcher, [document]), namespace_overrides)
+    assert report.collected
+    assert [log.node for log in report.collected.logs] == ["worker-0"]
 
 
 def test_kept_name(namespace_overrides: dict[str, Any], namespace: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torchyard.diagnosis import pod_facts
 from torchyard.lint.manifest import merge_repetitions
 from torchyard.lint.workload import (
     WorkloadKind,
@@ -87,13 +88,18 @@ def find_kept_name_faults(main: Manifest, job_kind: JobKind) -> list[Finding]:
 
 
 def find_metadata_faults(documents: Sequence[Manifest], job_kind: JobKind) -> list[Finding]:
-    """Objects without metadata or, beside the job, without a name."""
+    """Objects without metadata or, beside the job, without a name; names that are not filled in."""
     findings = []
     for document in documents:
         if not isinstance(document.get("metadata"), dict):
             findings.append(Finding(describe_object(document), "it has no metadata: write a mapping with its name"))
         elif not is_main_job(document, job_kind) and not get_name(document):
             findings.append(Finding(describe_object(document), "it has no name: write metadata.name"))
+        for key in ("name", "namespace"):
+            value = pod_facts.to_text(pod_facts.get_mapping(document, "metadata").get(key))
+            placeholder = _find_placeholder(f"{describe_object(document)}, metadata.{key}", value)
+            if placeholder:
+                findings.append(placeholder)
     return findings
 
 

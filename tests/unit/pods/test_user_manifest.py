@@ -198,6 +198,11 @@ REFUSED_MANIFESTS = [
         {},
         "Service: it has no name: write metadata.name",
     ),
+    (
+        (JOB | {"metadata": {"name": "train", "namespace": "${NAMESPACE}"}},),
+        {},
+        r"Job train, metadata.namespace: `\$\{NAMESPACE\}` contains",
+    ),
     ((JOB | {"metadata": {"generateName": "a"}},), {"manifest_name": "keep"}, "the job has no name to keep"),
     (
         (JOB | {"metadata": {"name": "train", "namespace": "ml"}},),
