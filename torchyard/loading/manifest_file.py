@@ -55,7 +55,7 @@ def read_manifest(path: Path, profile_name: str) -> ManifestFile:
                 continue
             if isinstance(obj, dict) and obj.get("kind") == "List" and isinstance(obj.get("items"), list):
                 objects += obj["items"]  # as `kubectl get -o yaml` prints several objects
-                nodes += _get_value(root, "items").value
+                nodes += _get_value(root, "items").value  # PyYAML has resolved merge keys (`<<`) in it
             else:
                 objects.append(obj)
                 nodes.append(root)

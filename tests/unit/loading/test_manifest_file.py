@@ -62,6 +62,15 @@ def test_line_of_a_key(tmp_path: Path, where: str, line: int | None) -> None:
     assert manifest.locate(where) == (f"{path}:{line}" if line else None)
 
 
+def test_items_of_a_list_may_come_from_a_merge_key(tmp_path: Path) -> None:
+    """Objects that a merge key provides have the lines where the file writes them."""
+    path = tmp_path / "job.yaml"
+    pod = "{apiVersion: v1, kind: Pod, metadata: {name: a}}"
+    path.write_text(f"apiVersion: v1\nkind: List\n<<: {{items: [{pod}, {pod}]}}\n")
+    manifest = read_manifest(path, "sample")
+    assert (len(manifest.objects), [node.start_mark.line for node in manifest.nodes]) == (2, [2, 2])
+
+
 def test_fault_of_a_job_has_its_line(write: Write, tmp_path: Path) -> None:
     """What is wrong with the job of a manifest is reported with the manifest's line, not the profile's."""
     text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec:\n  completions: 4\n  parallelism: $N\n"
