@@ -71,16 +71,17 @@ _START = r"(?:(?<![\w./-])|(?<=//)|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
 _VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w+|\$\(\w[^()\n]*\))"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
-_HOST_OPTION = r"(?:addr|address|endpoint|host|hostname|ip|url|server|service|svc)"
+_HOST_OPTION = r"(?:addr|address|endpoint|host|hostname|(?<![a-z])ip|url|server|service|svc)"
 _FILE_NAME_END = r"(?!\.(?:py|sh|ya?ml|json|log|txt|pth?|tar|gz)\b)"
 _KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
 _HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
-# A part of a pod's name, by its number from the start.
+# A part of a pod's name, by its number from the start. `rev` before it makes that the number from the end.
 _FIELD_PATTERN = re.compile(
-    r"cut\s+-d\s*[\"']?-[\"']?\s+-f\s*[\"']?\d"
+    r"(?P<reversed>\brev\s*\|\s*)?(?:cut\s+-d\s*[\"']?-[\"']?\s+-f\s*[\"']?\d"
     r"|cut\s+-f\s*[\"']?\d[\d,-]*[\"']?\s+-d\s*[\"']?-"
     r"|awk\s+-F\s*[\"']?-[\"']?\s+[\"']\{\s*print\s+\$\d"
     r"|split\(\s*[\"']-[\"']\s*\)\s*\[\s*\d"
+    r"|IFS=[\"']?-[\"']?\s+read\b)"
 )
 _PARENTS_OF_NAME = 2  # mappings around the name of an object: metadata, and the object itself
 _KEEP_FIX = "write manifest_name: keep in the profile, and the job keeps its name"
@@ -401,7 +402,8 @@ def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_nam
                 text.where, problem, f"if a program looks for the job or its pods by it, {_KEEP_FIX}", "warning"
             )
         has_other_parts = job.name.count("-") != new_name.count("-")
-        field = _FIELD_PATTERN.search(marked)
+        fields = (match for match in _FIELD_PATTERN.finditer(marked) if not match["reversed"])
+        field = next(fields, None)
         if has_other_parts and field and _HOST_NAME_PATTERN.search(marked):
             problem = (
                 f"`{field[0]}` takes a part of the pod's name by its number from the start, and a run's job has a "

@@ -80,6 +80,8 @@ def test_reference_in_a_script_follows(job: JobReference, script: str, expected:
         "import train; train.train(model.train)",
         "export WANDB_NAME=train; tee /logs/train.log",
         "docker pull registry/train:1",
+        "gzip train /data",
+        "RANK=$(hostname | rev | cut -d- -f1 | rev)",
         "pretrain-worker-0 train-ing train_worker_0",
         "python -m train --split train --resnet train-50",
         "python t.py --job-name=train --job-name train",
@@ -185,6 +187,7 @@ def test_subdomain_follows_its_service() -> None:
     [
         ("RANK=$(hostname | cut -d- -f4-)", "takes a part of the pod's name by its number from the start"),
         ("RANK=$(echo $HOSTNAME | awk -F- '{print $3}')", "takes a part of the pod's name by its number"),
+        ("IFS=- read -r job role i <<< $HOSTNAME", "takes a part of the pod's name by its number"),
         ("ping train-ps-0", "`train-ps-0` stays as it is"),
     ],
 )
