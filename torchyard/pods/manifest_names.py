@@ -45,6 +45,7 @@ _RENAMED_KINDS = (
 )
 _CONFIG_MAP_KEYS = ("configMap", "configMapRef", "configMapKeyRef")
 _SERVICE_KEYS = ("subdomain", "serviceName")
+_JOBSET_SERVICE_KEYS = ("spec", "network", "subdomain")  # of the Service that JobSet creates
 # Keys whose text names something else: an image, a place in a file system, an object of another kind.
 _OPAQUE_KEYS = (
     "apiVersion",
@@ -217,8 +218,12 @@ class _Marker:
         return ((chr(index), job) for index, job in enumerate(self._jobs))
 
     def _add_companion(self, text: _Text) -> None:
-        """Note the new name of an object beside the job, if the text is its name and contains the job's."""
-        kind = self._get_object_kind(text)
+        """Note the new name of an object beside the job, if the text is its name and contains the job's.
+
+        An object that the job's controller creates counts too.
+        """
+        is_service = text.keys[-len(_JOBSET_SERVICE_KEYS) :] == _JOBSET_SERVICE_KEYS
+        kind = "Service" if is_service else self._get_object_kind(text)
         if kind == "Pod" and len(text.parents) > _PARENTS_OF_NAME:  # one of the job's pods, inside its main object
             mark, job = next(self._list_marks())
             self._objects["Pod", text.value] = f"{mark}-{text.value.removeprefix(f'{job.name}-')}"
@@ -394,6 +399,12 @@ def _find_composed_name(text: _Text, jobs: Sequence[JobReference], new_name: str
 
 def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_name: str) -> Iterator[Finding]:
     """What may refer to a job in a text, and was not marked."""
+    if text.keys[-len(_JOBSET_SERVICE_KEYS) :] == _JOBSET_SERVICE_KEYS and marked == text.value:
+        problem = (
+            f"JobSet does not create the Service {marked} while another one has it: no pod of this one resolves then"
+        )
+        fix = f"write a name that contains the JobSet's, which each run replaces, or {_KEEP_FIX}"
+        yield Finding(text.where, problem, fix, "warning")
     name = text.parents[-1].get("name") if text.key == "value" else text.key
     for job in jobs:
         if marked == job.name and isinstance(name, str) and _JOB_NAME_VARIABLE_PATTERN.search(name):

@@ -148,6 +148,18 @@ def test_claim_with_the_jobs_name_stays() -> None:
     assert rename(VOLCANO, *documents) == (documents, [], [])
 
 
+@pytest.mark.parametrize(("subdomain", "new_subdomain", "doubts"), [("train-net", f"{NEW}-net", 0), ("net", "net", 1)])
+def test_service_that_jobset_creates_follows(subdomain: str, new_subdomain: str, doubts: int) -> None:
+    """The Service of a JobSet's own subdomain is the run's if its name contains the JobSet's, and else a doubt."""
+    job = build_job(JOBSET, containers=[{"name": "a", "args": [f"--at=train-node-0-0.{subdomain}:1"]}])
+    job["spec"]["network"] = {"subdomain": subdomain}
+    (new_job,), _, found = rename(JOBSET, job)
+    assert new_job["spec"]["network"]["subdomain"] == new_subdomain
+    args = new_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args == [f"--at={NEW}-node-0-0.{new_subdomain}:1"]
+    assert len(found) == doubts
+
+
 def test_pod_group_of_any_scheduler_follows() -> None:
     """A PodGroup with the job's name follows where a label or annotation names it, whichever scheduler reads that."""
     group = {"kind": "PodGroup", "metadata": {"name": "train-group"}}
