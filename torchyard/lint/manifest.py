@@ -255,11 +255,16 @@ def _find_operator_restarts(job: Workload) -> Iterator[Finding]:
     if any(yaml_number(yaml_value(run_policy, key)) is not None for key in ("backoffLimit", "activeDeadlineSeconds")):
         return
     for group in job.groups:
-        restart_policy = group.spec.get("restartPolicy") or "OnFailure"  # training-operator's default
+        restart_policy = group.spec.get("restartPolicy")
+        policy_text = restart_policy
+        if not restart_policy:
+            restart_policy = policy_text = "OnFailure"  # training-operator's default
+            if group.pod.get("restartPolicy"):
+                policy_text = "the operator replaces the pod's restartPolicy by OnFailure, which"
         if restart_policy in _RESTARTING_POLICIES:
             yield Finding(
                 f"{group.key_path}.restartPolicy",
-                f"{restart_policy} restarts a failing container forever, and the job stays Running",
+                f"{policy_text} restarts a failing container forever, and the job stays Running",
                 "write Never, or a runPolicy.backoffLimit",
             )
 

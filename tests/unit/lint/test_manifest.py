@@ -146,6 +146,13 @@ TRAPS: list[Trap] = [
     ),
     (MASTER, "{backoffLimit: 3}", "{}", "spec.pytorchReplicaSpecs.Master.restartPolicy", "forever"),
     (
+        MASTER.replace("{spec: {containers", "{spec: {restartPolicy: Never, containers"),
+        "{backoffLimit: 3}",
+        "{}",
+        "spec.pytorchReplicaSpecs.Master.restartPolicy",
+        "the operator replaces the pod's restartPolicy by OnFailure, which restarts",
+    ),
+    (
         MASTER,
         "name: pytorch",
         "name: train",
