@@ -1,24 +1,28 @@
 """Finds a run by its name: on this machine, or in the archive."""
 
+import difflib
 import sys
 from pathlib import Path
 
 from torchyard.archive.fetch import fetch_run, fetch_to_read
-from torchyard.archive.store import open_store
-from torchyard.model.errors import ProfileError
-from torchyard.model.finding import Finding
+from torchyard.archive.store import Store, open_store
+from torchyard.model.errors import NoRunError, TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
+
+_MAX_SIMILAR_NAMES = 3
+_MIN_SIMILARITY = 0.6  # 0 to 1: two runs of one profile have it, because only their last 8 characters differ
 
 
 def find_run(name: str) -> RunFolder:
     """The folder of a run that has started an attempt: the local one, or a copy of the one in the archive.
 
-    ProfileError if neither exists; ArchiveError if the archive cannot be read.
+    NoRunError if neither exists, TorchyardError if the run has not started an attempt yet; ArchiveError if the archive
+    cannot be read.
     """
     folder = RunFolder(runs_folder() / name)
     if folder.attempts():
         return folder
-    store = open_store() if _is_run_name(name) else None
+    store = open_store() if is_run_name(name) else None
     copy = fetch_to_read(store, runs_folder(), name) if store else None
     archived = RunFolder(copy) if copy else None
     if store and archived and archived.attempts():
@@ -26,24 +30,37 @@ def find_run(name: str) -> RunFolder:
             if not Path(log).exists():
                 print(f"{store.url} has no log of {node}: a log is archived once its job has ended", file=sys.stderr)
         return archived
-    choices = ", ".join(folder.name for folder in list_run_folders()) or "none"
-    archive_choices = ""
+    if is_started_here(folder):
+        raise TorchyardError(f"run {name} has no attempt yet, so it has no log: `torchyard ps` shows its state")
+    raise build_no_run_error(name, store)
+
+
+def is_started_here(folder: RunFolder) -> bool:
+    """Whether a process of this machine has started the run, even if it has no attempt yet."""
+    return is_run_name(folder.name) and (folder.path / "journal").exists()
+
+
+def build_no_run_error(name: str, store: Store | None, hint: str = "") -> NoRunError:
+    """The error for a name that no run has. ArchiveError if the runs of the archive cannot be listed."""
+    names = [folder.name for folder in list_run_folders()]
+    locations = [str(runs_folder())]
     if store:
-        archive_choices = f"; in {store.url}: {', '.join(store.list_runs()) or 'none'}"
-    raise ProfileError(
-        name, (Finding("", f"there is no such run in {runs_folder()}; there are: {choices}{archive_choices}"),)
-    )
+        names += store.list_runs()
+        locations.append(store.url)
+    similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
+    return NoRunError(name, tuple(locations), tuple(similar_names), hint)
 
 
 def fetch_run_to_resume(name: str) -> None:
     """Fetch a run of the archive that has no journal here, so that it can be resumed here. ArchiveError."""
     folder = RunFolder(runs_folder() / name)
-    if (folder.path / "journal").exists() or not _is_run_name(name):
+    if (folder.path / "journal").exists() or not is_run_name(name):
         return
     store = open_store()
     if store:
         fetch_run(store, folder.path)
 
 
-def _is_run_name(name: str) -> bool:
+def is_run_name(name: str) -> bool:
+    """Whether it can be the name of a run: a name that contains a path is not one."""
     return name not in ("", ".", "..") and "/" not in name

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from torchyard.archive.store import open_store
 from torchyard.assembly import create_runner
-from torchyard.cli.find import fetch_run_to_resume
+from torchyard.cli.find import build_no_run_error, fetch_run_to_resume, is_run_name
 from torchyard.common.log import LOGGER_NAME, SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
-from torchyard.model.errors import DetachedError, NoReportError, ProfileError
-from torchyard.model.finding import Finding
+from torchyard.model.errors import DetachedError, FolderError, NoReportError, TorchyardError
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.run.control import LocalControl
@@ -74,25 +74,22 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
 def attach_run(name: str) -> int:
     """Resume a run whose launcher was lost; a run that has ended only reports its end again.
 
-    ProfileError if there is no such run here, or Prefect owns it.
+    NoRunError if there is no such run here, TorchyardError if Prefect owns it, FolderError if its profile cannot be
+    read.
     """
     fetch_run_to_resume(name)
     folder = RunFolder(runs_folder() / name)
-    record = folder.read_record() if folder.path.is_dir() else RunRecord(())
+    record = folder.read_record() if is_run_name(name) and folder.path.is_dir() else RunRecord(())
     if not record.last_start:
-        names = sorted(path.parent.name for path in runs_folder().glob(f"*/{_PROFILE_FILE}"))
-        raise ProfileError(
-            name, (Finding("", f"there is no such run in {runs_folder()}; there are: {', '.join(names) or 'none'}"),)
-        )
+        raise build_no_run_error(name, open_store())
     try:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
-        raise ProfileError(
-            name, (Finding("", f"Prefect owns it: use prefect flow-run retry {record.run_id}"),)
-        ) from error
+        command = f"prefect flow-run retry {record.run_id}"
+        raise TorchyardError(f"run {name} was started by Prefect, which resumes it: use `{command}`") from error
     except ValidationError as error:
-        message = f"it cannot be read: {error.errors()[0]['msg']}"
-        raise ProfileError(str(folder.path / _PROFILE_FILE), (Finding("", message),)) from error
+        reason = f"{_PROFILE_FILE} cannot be read ({error.errors()[0]['msg']})"
+        raise FolderError(str(folder.path), reason, "end its job by hand, then remove the folder") from error
     count = record.count_starts() + 1
     _log_to_terminal()
     return _execute(create_runner(profile, record.run_id, LocalControl(count, is_retry_requested=False)))

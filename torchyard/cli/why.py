@@ -45,7 +45,7 @@ class Findings(NamedTuple):
 
 
 def explain_run(name: str, *, as_json: bool) -> int:
-    """Print why a run hangs, or the state of its ranks. ProfileError if there is no such run.
+    """Print why a run hangs, or the state of its ranks. Errors as in `find_run`.
 
     The verdict of a job that ends or has ended is the last one from the time when it ran: the records of dying ranks
     prove nothing.

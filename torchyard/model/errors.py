@@ -13,6 +13,7 @@ TorchyardError
       NoArchiveError     it answers, and there is no archive at its URL
     DetachedError      this process cannot continue; the job keeps running
       HandedOverError    another process resumes the run
+    NoRunError         no run has the name that the user gave
     RunInUseError      another process owns this run
     HolderGoneError    the machine that holds this run has not resumed it
     NoReportError      a run of a benchmark has left no report
@@ -172,6 +173,33 @@ class DetachedError(TorchyardError):
 
 class HandedOverError(DetachedError):
     """The orchestrator has stopped this process; another process resumes the run."""
+
+
+class NoRunError(TorchyardError):
+    """No run has the name that the user gave.
+
+    locations: where it was looked for, such as the folder of all runs and the archive's URL.
+    similar_names: of existing runs, the most similar first; empty if none is similar.
+    hint: where else such a run may be; empty if there is nothing to add.
+    """
+
+    def __init__(
+        self, name: str, locations: tuple[str, ...], similar_names: tuple[str, ...] = (), hint: str = ""
+    ) -> None:
+        super().__init__(name, locations, similar_names, hint)
+        self.name = name
+        self.locations = locations
+        self.similar_names = similar_names
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = f"there is no run {self.name} in {' or '.join(self.locations)}"
+        if self.similar_names:
+            message += f": did you mean {' or '.join(self.similar_names)}?"
+        else:
+            message += ";"
+        message += " `torchyard ps --all` lists the runs"
+        return f"{message}; {self.hint}" if self.hint else message
 
 
 class RunInUseError(TorchyardError):

@@ -11,7 +11,7 @@ from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.cli.find import fetch_run_to_resume, find_run
 from torchyard.cli.main import main
-from torchyard.model.errors import ArchiveError, ProfileError
+from torchyard.model.errors import ArchiveError, NoRunError, TorchyardError
 from torchyard.model.profile import Deadlines
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 
@@ -29,6 +29,13 @@ def run(write: Write, tmp_path: Path) -> RunFolder:
     return remote
 
 
+def start_run(name: str) -> None:
+    """A run of this machine that has no attempt yet."""
+    folder = RunFolder(runs_folder() / name)
+    folder.path.mkdir(parents=True)
+    folder.record_event("start", run="an-id")
+
+
 def test_archived_run_is_found(run: RunFolder) -> None:
     """A run without a local folder is read from the archive."""
     assert find_run(run.name).events() == run.events()
@@ -41,16 +48,18 @@ def test_local_run_is_preferred(run: RunFolder) -> None:
     assert find_run(run.name).path == runs_folder() / run.name
 
 
-def test_unknown_run_lists_those_of_the_archive(run: RunFolder) -> None:
-    """The error lists the runs of this machine and those of the archive."""
-    with pytest.raises(ProfileError, match=f"there are: none; in file://.*: {run.name}"):
+def test_unknown_run_is_looked_for_in_the_archive(run: RunFolder) -> None:
+    """The error names the folder of the runs, the archive, and the command that lists all runs."""
+    with pytest.raises(
+        NoRunError, match=rf"there is no run other-1 in {runs_folder()} or file://.*; `torchyard ps --all`"
+    ):
         find_run("other-1")
 
 
 @pytest.mark.parametrize("name", ["../../archive/sample-a1b2c3d4", "..", ""])
 def test_path_is_not_the_name_of_a_run(run: RunFolder, name: str) -> None:
     """A name that contains a path is not a run."""
-    with pytest.raises(ProfileError, match="no such run"):
+    with pytest.raises(NoRunError):
         find_run(name)
     assert run.events()
 
@@ -66,3 +75,20 @@ def test_logs_that_are_not_archived_are_reported(run: RunFolder, capsys: pytest.
     """A log that was not archived is reported on stderr, because it would look like an empty one."""
     assert main(["logs", run.name]) == 0
     assert "has no log of node-0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["logs", "why", "attach"])
+def test_similar_names_are_suggested(run: RunFolder, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    """Every verb that takes a run suggests the runs with a similar name, those of the archive too."""
+    start_run("sample-a1b2c3d5")
+    assert main([verb, "sample-a1b2c3d6"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"there is no run sample-a1b2c3d6 in {runs_folder()} or file://")
+    assert "did you mean sample-a1b2c3d5 or sample-a1b2c3d4? `torchyard ps --all` lists the runs" in message
+
+
+def test_run_without_an_attempt_is_not_missing() -> None:
+    """A run that is still in preflight is not reported as a run that does not exist."""
+    start_run("sample-a1b2c3d5")
+    with pytest.raises(TorchyardError, match="has no attempt yet"):
+        find_run("sample-a1b2c3d5")

@@ -88,7 +88,7 @@ def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
 def test_logs_of_an_unknown_run_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """`logs` with an unknown run is an error."""
     assert main(["logs", "none-12345678"]) == 1
-    assert "there is no such run" in capsys.readouterr().err
+    assert "there is no run none-12345678 in" in capsys.readouterr().err
 
 
 def test_logs_report_the_network_on_stderr(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

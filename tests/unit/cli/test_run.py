@@ -14,7 +14,7 @@ from torchyard.run.folder import RunFolder
 def test_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """`attach` with an unknown run is an error."""
     assert main(["attach", "nobody-1234"]) == 1
-    assert "there is no such run" in capsys.readouterr().err
+    assert "there is no run nobody-1234 in" in capsys.readouterr().err
 
 
 def test_run_of_prefect_is_not_attached_to(capsys: pytest.CaptureFixture[str]) -> None:

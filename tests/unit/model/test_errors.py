@@ -10,6 +10,7 @@ from torchyard.model.errors import (
     FolderError,
     HostError,
     NoReportError,
+    NoRunError,
     PreflightError,
     ProfileError,
     RendezvousError,
@@ -36,6 +37,7 @@ ERRORS = [
     RendezvousError("http://etcd:2379/v2/keys", "404", "use etcd 3.5", retry=True),
     FolderError("/runs/a", "no room"),
     NoReportError("a-1", "it was removed"),
+    NoRunError("a-1", ("/runs",), ("a-2",)),
     DetachedError("the disk is full"),
     RunInUseError("/runs/a", "host:/runs#1"),
     TrainingError(
