@@ -23,6 +23,7 @@ from torchyard.run.sweep import end_lost_run
 from torchyard.sinks.log import LogSink
 from torchyard.sinks.messages import MessageSink
 from torchyard.sinks.metrics import MetricsSink
+from torchyard.sinks.progress_file import ProgressFileSink
 from torchyard.steps.step_functions import StepFunctions
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import RunIdentity, history_path
@@ -49,9 +50,12 @@ def create_runner(
 
 
 def list_sinks(profile: Profile, run_id: str, link: str) -> tuple[Sink, ...]:
-    """The log, and the receivers that the profile names. `link`: the run's address in the orchestrator; "" if none."""
+    """The log, the file with the progress, and the receivers that the profile names.
+
+    `link`: the run's address in the orchestrator; "" if none.
+    """
     folder = RunFolder.of(profile, run_id)
-    return (LogSink(), *_list_receivers(profile, run_id, folder, link))
+    return (LogSink(), ProgressFileSink(folder), *_list_receivers(profile, run_id, folder, link))
 
 
 def judge_run(profile: Profile, folder: Path, end: End, collected: Collected | None, started_at: float) -> Judgement:

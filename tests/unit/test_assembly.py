@@ -16,6 +16,7 @@ from torchyard.run.services import Sinks
 from torchyard.sinks.log import LogSink
 from torchyard.sinks.messages import MessageSink
 from torchyard.sinks.metrics import MetricsSink
+from torchyard.sinks.progress_file import ProgressFileSink
 from torchyard.steps.submit import submit
 from torchyard.trend.records import Record
 
@@ -32,13 +33,13 @@ def test_watchdog_stops_the_job_only_with_stop(folder: RunFolder, saved_plan: Co
 
 
 def test_profile_chooses_the_sinks_of_its_run(write: Write, receiver: Receiver) -> None:
-    """Every run has a log; messages and metrics are sent only if the profile asks for them."""
+    """Every run has a log and its progress file; messages and metrics are sent only if the profile asks for them."""
     plain = list_sinks(load(write()), RUN_ID, "")
-    assert [type(sink) for sink in plain] == [LogSink]
+    assert [type(sink) for sink in plain] == [LogSink, ProgressFileSink]
     full = list_sinks(load(write(notify=[receiver.address], metrics_to=["tensorboard"])), RUN_ID, "")
-    assert [type(sink) for sink in full[:3]] == [LogSink, MessageSink, MetricsSink]
+    assert [type(sink) for sink in full[:4]] == [LogSink, ProgressFileSink, MessageSink, MetricsSink]
     runner = create_runner(load(write()), RUN_ID, LocalControl(), other_sinks=full)
-    assert len(runner.services.sinks) == 1 + len(full)
+    assert len(runner.services.sinks) == 2 + len(full)
 
 
 def test_end_of_a_swept_run_is_sent_from_its_folder_alone(write: Write, receiver: Receiver) -> None:

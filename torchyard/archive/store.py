@@ -85,18 +85,21 @@ class Store:
         self._has_proven_marker = not self._is_local  # a folder's share may be unmounted at any time
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """The sizes in bytes of all files below a folder, by their paths relative to it; empty if it does not exist."""
+        """The sizes in bytes of all files below a folder, by their paths relative to it; empty if it does not exist.
+
+        `folder`: relative to the root; "" is the root itself.
+        """
+        path = f"{self._root}/{folder}" if folder else self._root
 
         def find() -> dict[str, dict[str, Any]]:
-            path = f"{self._root}/{folder}"
             if self._is_local and not _is_folder(path):
                 return {}
             options = {"on_error": "raise"} if self._is_local else {}  # else fsspec leaves out what it may not read
             entries: dict[str, dict[str, Any]] = self._files.find(path, detail=True, **options)
             return entries
 
-        prefix = f"{self._root}/{folder}/"
-        entries = self._call(f"list {folder}", find)
+        prefix = f"{path}/"
+        entries = self._call(f"list {folder}" if folder else "list its files", find)
         return {
             name.removeprefix(prefix): int(entry["size"]) for name, entry in entries.items() if name.startswith(prefix)
         }

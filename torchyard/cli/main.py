@@ -7,7 +7,7 @@ Start with `torchyard demo`.
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -76,14 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     verb_parsers["profiles"].add_argument(
         "--launchers", action="store_true", help="list the launchers instead, with the package of each"
     )
-    run_help = "a run's name, such as digits-local-a1b2c3d4"
-    for name in ("logs", "attach"):
-        verb_parsers[name].add_argument("run_name", metavar="RUN", help=run_help)
-    why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
-    verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
-    verb_parsers["why"].add_argument(
-        "--json", action="store_true", help="print the verdict and every rank's record as JSON"
-    )
+    _add_run_arguments(verb_parsers)
     verb_parsers["trend"].add_argument(
         "history", nargs="?", metavar="PROFILE", help="a profile, or the name of a history"
     )
@@ -104,6 +97,29 @@ def build_parser() -> argparse.ArgumentParser:
     verb_parsers["demo"].add_argument("--fail", action="store_true", help="a run that fails, with its explanation")
     verb_parsers["demo"].add_argument("--without-torch", action="store_true", help="a run without torch")
     return parser
+
+
+def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the verbs that show runs, or one run."""
+    runs = verb_parsers["ps"]
+    runs.add_argument("--all", action="store_true", help="also the runs that are over")
+    runs.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
+    runs.add_argument("--json", action="store_true", help="print the list as JSON")
+    runs.add_argument(
+        "--cluster",
+        nargs="?",
+        const="",
+        metavar="CONTEXT",
+        help="also the runs of a cluster, whichever machine started them (default: of the current context)",
+    )
+    run_help = "a run's name, such as digits-local-a1b2c3d4"
+    for name in ("logs", "attach"):
+        verb_parsers[name].add_argument("run_name", metavar="RUN", help=run_help)
+    why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
+    verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
+    verb_parsers["why"].add_argument(
+        "--json", action="store_true", help="print the verdict and every rank's record as JSON"
+    )
 
 
 class _ShowVersion(argparse.Action):
@@ -229,6 +245,15 @@ def _show_schema(_: argparse.Namespace) -> int:
     return 0
 
 
+def _show_runs(args: argparse.Namespace) -> int:
+    """list the runs that go on: their state, progress and time left, and where they run"""
+    from torchyard.cli.ps import show_runs, watch_runs
+
+    if args.watch:
+        watch_runs(with_finished=args.all, context=args.cluster, as_json=args.json)
+    return show_runs(with_finished=args.all, context=args.cluster, as_json=args.json)
+
+
 def _show_logs(args: argparse.Namespace) -> int:
     """print the output of global rank 0 of a run, without other ranks and the agents; and the network that was used"""
     from torchyard.cli.find import find_run
@@ -304,6 +329,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "attach": _attach_run,
     "profiles": _show_profiles,
     "schema": _show_schema,
+    "ps": _show_runs,
     "logs": _show_logs,
     "why": _explain_run,
     "trend": _show_trend,

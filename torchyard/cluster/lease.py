@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 
-from torchyard.common.identity import identify_holder
+from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.log import get_log
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, NotFoundError, RunInUseError
@@ -98,6 +98,10 @@ def build_lease(plan: ManifestPlan, client: Client) -> KubeObject:
         "renewTime": now,
     }
     metadata = dict(plan.lease["metadata"])
+    metadata["annotations"] = metadata["annotations"] | {
+        lease_record.USER_ANNOTATION: get_user_name(),
+        lease_record.LAUNCHER_ANNOTATION: plan.launcher,
+    }
     seal = lease_record.seal_lease(plan.lease, client.namespace, lease_record.get_lease_key(plan.lease))
     if seal:
         metadata["annotations"] = metadata["annotations"] | {lease_record.SEAL_ANNOTATION: seal}

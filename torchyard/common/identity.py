@@ -4,6 +4,7 @@ import fcntl
 import functools
 import itertools
 import os
+import pwd
 import socket
 import uuid
 import weakref
@@ -32,6 +33,14 @@ def identify_holder(path: str) -> str:
 def identify_machine(runs: Path) -> str:
     """This machine as the holder of the runs in the folder `runs`: `host:folder#id`."""
     return identify_holder(str(runs / "any")).replace("/any#", "#")
+
+
+def get_user_name() -> str:
+    """The name of the user that this process runs as; the number, as in containers, if it has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 class _StoredId(NamedTuple):

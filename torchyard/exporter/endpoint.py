@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.core import Metric
 
 from torchyard.exporter.families import build_families
-from torchyard.exporter.run_summaries import RunsReader
+from torchyard.listing.run_summaries import RunsReader
 from torchyard.model.errors import EndpointError
 from torchyard.run.folder import runs_folder
 from torchyard.trend.records import History, list_histories, read_history

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from torchyard.exporter.run_summaries import AllRuns, RunSummary
+from torchyard.listing.run_summaries import AllRuns, RunSummary
 from torchyard.trend.records import History, Record
 
 _BYTES_PER_GB = 1e9

@@ -89,6 +89,27 @@ def _get_requeue(fields: dict[str, Any]) -> bool:
     return fields["cause"].requeue if "cause" in fields else False
 
 
+class JobProgress(FrozenModel):
+    """What the launcher has read of the job that it waits for, for those who look at the run from outside.
+
+    values: those of rank 0's newest row, such as `epoch 3: loss 0.25`; empty if there are none.
+    done: the share of the work that is done, in words, such as `epoch 3 of 10`; empty if the rows name no total.
+    percent: the same as a number; None likewise.
+    remaining_s: of the job, estimated when this was written; None if it cannot be estimated.
+    reason: what a job that has not started waits for; empty for one that runs.
+    warning: that a rank hangs, or that a loss is not a number; empty if neither was found.
+    """
+
+    attempt: int
+    updated_at: float = Field(description="in seconds since the epoch")
+    values: str = ""
+    done: str = ""
+    percent: float | None = None
+    remaining_s: float | None = None
+    reason: str = ""
+    warning: str = ""
+
+
 class Failure(FrozenModel):
     """Why a job failed, and where the failure started."""
 

@@ -8,6 +8,7 @@ attempt-N/     plan.json (written before anything is started), outcome.json, one
                and hang/ if a rank hung: hang.txt, stacks.txt, rank-N.json
 checkpoints/   what the program saves, shared by all attempts
 checkpoints.json  what is known of each of them
+progress.json  the progress of the job that runs, for `torchyard ps`
 report.json    the report
 
 Whatever decides how a run is resumed survives a power cut: it is synced to disk before the action that it announces.
@@ -25,7 +26,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from torchyard.common.private_files import FILE_MODE, make_private_folder, open_private_file, sync_folder
+from torchyard.common.private_files import (
+    FILE_MODE,
+    make_private_folder,
+    open_private_file,
+    sync_folder,
+    write_private_text,
+)
 from torchyard.common.project_root import default_runs_folder
 from torchyard.host.identity import measure_time_since, read_boot_clock
 from torchyard.model.base import FrozenModel
@@ -33,7 +40,7 @@ from torchyard.model.checkpoint import Checkpoint
 from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
-from torchyard.model.run import Attempt, Outcome, Report, Run
+from torchyard.model.run import Attempt, JobProgress, Outcome, Report, Run
 from torchyard.run import journal
 from torchyard.run.record import RunRecord
 
@@ -232,6 +239,18 @@ class RunFolder:
     def outcome(self, number: int) -> Outcome | None:
         """How an attempt's job ended; None while it runs, or if the file cannot be parsed."""
         return self._read_or_ignore(self.attempt(number) / "outcome.json", Outcome)
+
+    def save_progress(self, progress: JobProgress) -> None:
+        """Replace what is recorded about the job that runs. It is not synced to disk: the next one follows soon."""
+        path = self.path / "progress.json"
+        temp_path = path.with_suffix(".part")
+        with self._usable():
+            write_private_text(temp_path, progress.model_dump_json() + "\n")
+            temp_path.replace(path)
+
+    def progress(self) -> JobProgress | None:
+        """What the launcher has read of its last job; None if that is nothing, or if the file cannot be parsed."""
+        return self._read_or_ignore(self.path / "progress.json", JobProgress)
 
     def save_ended(self, attempt: Attempt) -> None:
         self._write(self.attempt(attempt.number) / "ended.json", attempt)

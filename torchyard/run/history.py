@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from torchyard.common.identity import get_user_name
 from torchyard.common.text import format_duration
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
@@ -19,10 +20,12 @@ def build_start_fields(profile: Profile, folder: RunFolder) -> dict[str, Any]:
     """The fields of the `start` event: this process, when the previous one last renewed the lease, and the profile."""
     return {
         "host": socket.gethostname(),
+        "user": get_user_name(),
         "folder": str(folder.path),
         "lost_at": read_renewal_time(folder),
         "profile": profile.name,
         "launcher": profile.launcher,
+        "processes": None if profile.manifest else profile.processes,
         "gpus": _count_gpus(profile),
     }
 

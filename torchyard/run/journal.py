@@ -38,6 +38,11 @@ def read_events(journal: Path) -> list[dict[str, Any]]:
     return [event for event in events if event]
 
 
+def parse_events(text: bytes) -> list[dict[str, Any]]:
+    """All events in the text of a journal; torn lines are skipped."""
+    return [event for event in map(_parse_event, text.split(b"\n")) if event]
+
+
 def _parse_event(line: bytes) -> dict[str, Any] | None:
     """Parse one line of a journal; None if it is torn."""
     try:

@@ -85,6 +85,11 @@ class RunRecord:
         return str(self.events[-1].get("end", "")) if self.events and self.events[-1]["event"] == "end" else ""
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing of the run goes on here: it has ended and its job is removed, or another machine has it."""
+        return self.end == "moved" or (bool(self.end) and self.job is None)
+
+    @property
     def is_lost(self) -> bool:
         """Whether the last process has recorded no end: it was lost, unless it is still alive."""
         return bool(self.events) and not self.end

@@ -18,13 +18,22 @@ class ProgressUpdate(NamedTuple):
     """The progress since the last update.
 
     line: the values of the newest row, such as `epoch 3: loss 0.25`.
-    sentence: `epoch 3 of 10, about 12 min left`; None if the rows name no total.
+    done: `epoch 3 of 10`; None if the rows name no total.
     percent: of the work that is done; None likewise.
+    remaining_s: the estimated seconds until all of it is done; None if there is no estimate.
     """
 
     line: str
-    sentence: str | None = None
+    done: str | None = None
     percent: float | None = None
+    remaining_s: float | None = None
+
+    @property
+    def sentence(self) -> str | None:
+        """`epoch 3 of 10, about 12 min left`; None if the rows name no total."""
+        if self.done is None or self.remaining_s is None:
+            return self.done
+        return f"{self.done}, about {format_duration(self.remaining_s)} left"
 
 
 class Progress:
@@ -60,15 +69,14 @@ class Progress:
         progress = get_progress(row)
         if progress is None:
             return ProgressUpdate(line)
-        return ProgressUpdate(line, self._describe(progress), round(100 * progress.share, 1))
+        done = escaping.single_line(f"{progress.key} {progress.finished} of {progress.total}", _MAX_PROGRESS_CHARS)
+        return ProgressUpdate(line, done, round(100 * progress.share, 1), self._estimate_remaining_s(progress))
 
-    def _describe(self, progress: RowProgress) -> str:
-        """`epoch 3 of 10, about 12 min left`, by the pace since the first progress that this process read."""
-        text = escaping.single_line(f"{progress.key} {progress.finished} of {progress.total}", _MAX_PROGRESS_CHARS)
+    def _estimate_remaining_s(self, progress: RowProgress) -> float | None:
+        """The seconds left, by the pace since the first progress that this process read; None before and at the end."""
         if self._first_progress is None:
             self._first_progress = (time.monotonic(), progress.share)
         first_seen_at, first_share = self._first_progress
         if not first_share < progress.share < 1:
-            return text
-        remaining_s = (time.monotonic() - first_seen_at) / (progress.share - first_share) * (1 - progress.share)
-        return f"{text}, about {format_duration(remaining_s)} left"
+            return None
+        return (time.monotonic() - first_seen_at) / (progress.share - first_share) * (1 - progress.share)

@@ -26,7 +26,7 @@ from torchyard.cluster.lease import (
     release_lease,
     renew_lease,
 )
-from torchyard.common.identity import identify_holder
+from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
@@ -50,6 +50,14 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
 def run_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has a key."""
     monkeypatch.setattr(seal, "get_run_key", lambda run_id: RUN_KEY if run_id == ID else "")
+
+
+def test_lease_names_the_user_and_the_launcher(plan: ManifestPlan, fake_server: Client) -> None:
+    """Everyone with access to the cluster can see who has started a run, and with which launcher."""
+    acquire_lease(plan)
+    lease = read_lease(fake_server, plan) or {}
+    assert lease_record.read_annotation(lease, lease_record.USER_ANNOTATION) == get_user_name()
+    assert lease_record.read_annotation(lease, lease_record.LAUNCHER_ANNOTATION) == "volcano"
 
 
 # --- handing it over

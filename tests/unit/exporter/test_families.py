@@ -4,7 +4,7 @@ from prometheus_client.core import Metric
 
 from tests.builders.histories import build_records
 from torchyard.exporter.families import build_families
-from torchyard.exporter.run_summaries import AllRuns, RunSummary
+from torchyard.listing.run_summaries import AllRuns, RunSummary, UnreadableFolder
 from torchyard.trend.records import History
 
 RUNS = (
@@ -25,7 +25,7 @@ def sampled(all_runs: AllRuns, *histories: History) -> dict[str, list[tuple[tupl
 
 def test_runs_are_counted_by_profile_launcher_and_state() -> None:
     """Each state of each profile has its count; attempts, recoveries and GPUs are sums; folders without a run count."""
-    samples = sampled(AllRuns(RUNS, ("torn-1",)))
+    samples = sampled(AllRuns(RUNS, (UnreadableFolder("torn-1", "no line"),)))
     assert samples["torchyard_runs"] == [
         (("a", "volcano", "failed"), 1),
         (("a", "volcano", "running"), 1),

@@ -20,10 +20,10 @@ def test_progress_names_the_key_that_has_a_total() -> None:
     """If a row has a total only for its steps, the progress counts steps; without a total there is none."""
     update = Progress().add([{"epoch": 3, "step": 50, "steps": 200}])
     assert update
-    assert update[1:] == ("step 50 of 200", 25.0)
+    assert update[1:3] == ("step 50 of 200", 25.0)
     update = Progress().add([{"epoch": 3}])
     assert update
-    assert update[1:] == (None, None)
+    assert update[1:3] == (None, None)
 
 
 def test_rows_that_come_fast_are_one_update() -> None:

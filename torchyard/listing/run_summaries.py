@@ -5,11 +5,13 @@ No cluster and no host is queried: a scrape costs as much as reading the journal
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.model.errors import FolderError
 from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.run.history import find_start_time
 from torchyard.run.record import JournalEvent, RunRecord
 
 _JOURNAL = "journal"
@@ -20,10 +22,16 @@ _RECOVERIES = ("attach", "finish")  # entries of a process that resumes a run wh
 class RunSummary(NamedTuple):
     """One run.
 
+    state: of a run that goes on: preparing, waiting, running, ending, or lost; else how it ended.
+    attempts: how many have a plan.
+    host, user: where its last process runs, and as whom; empty if the journal does not name them.
+    processes: per node; None if the pods of a manifest decide that.
+    started_at, ended_at: in seconds since the epoch; None for a run that has not ended.
+    sentence: why it ended like that; empty for a run that has not ended.
     waiting_s: seconds since the submit of a job that has not started; 0 for any other run.
     gpus: of a job that has started and may still exist; 0 for any other run.
     start_delay_s: seconds from the submit to the start of the last job that started; None if none has.
-    is_open: the run has not ended, or its job may still exist.
+    is_open: something of the run goes on (RunRecord.is_over).
     """
 
     run: str
@@ -32,17 +40,30 @@ class RunSummary(NamedTuple):
     state: str
     attempts: int
     recoveries: int
+    host: str = ""
+    user: str = ""
+    processes: int | None = None
+    started_at: float = 0.0
+    ended_at: float | None = None
+    sentence: str = ""
     waiting_s: float = 0.0
     gpus: int = 0
     start_delay_s: float | None = None
     is_open: bool = False
 
 
+class UnreadableFolder(NamedTuple):
+    """A folder that may be that of a run, and why it cannot be read."""
+
+    name: str
+    reason: str
+
+
 class AllRuns(NamedTuple):
-    """Every run of this machine, and the names of the folders that cannot be read."""
+    """Every run of this machine, and the folders that cannot be read."""
 
     runs: tuple[RunSummary, ...]
-    unreadable: tuple[str, ...]
+    unreadable: tuple[UnreadableFolder, ...]
 
 
 class _CachedRun(NamedTuple):
@@ -62,12 +83,12 @@ class RunsReader:
     def read(self) -> AllRuns:
         """All runs as they are now. OSError if the folder of all runs cannot be listed."""
         runs: list[RunSummary] = []
-        unreadable: list[str] = []
+        unreadable: list[UnreadableFolder] = []
         for path in _list_folders():
             try:
                 summary = self._read_folder(path)
-            except Exception:  # whatever a journal contains, the other runs are reported
-                unreadable.append(path.name)
+            except Exception as error:  # whatever a journal contains, the other runs are reported
+                unreadable.append(UnreadableFolder(_make_encodable(path.name), _describe_error(error)))
                 continue
             if summary:
                 runs.append(summary)
@@ -93,36 +114,65 @@ class RunsReader:
 
 def read_run(folder: RunFolder, now: float) -> RunSummary:
     """The summary of one run at the time `now`. FolderError if its journal has no readable line, or a wrong number."""
-    record = folder.read_record()
+    try:
+        return summarize_run(folder.name, folder.read_record(), len(folder.attempts()), folder.is_owned, now)
+    except ValueError as error:
+        raise FolderError(str(folder.path), str(error), "repair the line, or remove the folder") from error
+
+
+def summarize_run(
+    name: str, record: RunRecord, attempt_count: int, is_owned: Callable[[], bool], now: float
+) -> RunSummary:
+    """The summary of a run, from its journal.
+
+    `is_owned`: whether a process owns the run; it is called for a run that has not ended.
+
+    ValueError if no line of the journal can be read, or if a number in it is not one.
+    """
     if not record.events:
-        raise FolderError(str(folder.path), "no line of its journal can be read")
+        raise ValueError("no line of its journal can be read")
     start = record.last_start
     job = record.job
+    end = record.find_last("end") if record.end else {}
+    processes = _parse_number(start, "processes")
     summary = RunSummary(
-        run=_make_encodable(folder.name),
-        profile=_make_encodable(start.get("profile") or folder.name.rpartition("-")[0]),
+        run=_make_encodable(name),
+        profile=_make_encodable(start.get("profile") or name.rpartition("-")[0]),
         launcher=_make_encodable(start.get("launcher") or ""),
-        state=_make_encodable(record.end or _find_state(folder, record)),
-        attempts=len(folder.attempts()),
+        state=_make_encodable(record.end or _find_state(record, is_owned)),
+        attempts=attempt_count,
         recoveries=sum(map(record.count_starts, _RECOVERIES)),
-        start_delay_s=_parse_number(folder, record.find_last("running"), "waited_s"),
-        is_open=not record.end or job is not None,
+        host=_make_encodable(start.get("host") or ""),
+        user=_make_encodable(start.get("user") or ""),
+        processes=None if processes is None else int(processes),
+        started_at=find_start_time(record, now),
+        ended_at=_parse_number(end, "at"),
+        sentence=_make_encodable(end.get("sentence") or ""),
+        start_delay_s=_parse_number(record.find_last("running"), "waited_s"),
+        is_open=not record.is_over,
     )
     if job is None:
         return summary
     if not job.has_started and summary.state == "waiting":
         return summary._replace(waiting_s=max(now - job.submitting_since, 0.0))
-    return summary._replace(gpus=int(_parse_number(folder, start, "gpus") or 0))
+    return summary._replace(gpus=int(_parse_number(start, "gpus") or 0))
 
 
-def _parse_number(folder: RunFolder, event: JournalEvent, field: str) -> float | None:
-    """A number of an event; None if it has none. FolderError if it is not a finite number that is 0 or more."""
+def _parse_number(event: JournalEvent, field: str) -> float | None:
+    """A number of an event; None if it has none. ValueError if it is not a finite number that is 0 or more."""
     value = event.get(field)
     if value is None:
         return None
     if not isinstance(value, int | float) or not 0 <= value < _MAX_NUMBER:
-        raise FolderError(str(folder.path), f"{field} in its journal is not a number")
+        raise ValueError(f"{field} in its journal is not a number")
     return float(value)
+
+
+def _describe_error(error: Exception) -> str:
+    """Why a folder cannot be read: the reason alone, because its path is reported beside it."""
+    if isinstance(error, FolderError):
+        return error.reason
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 def _make_encodable(value: object) -> str:
@@ -139,9 +189,9 @@ def _list_folders() -> list[Path]:
         return []
 
 
-def _find_state(folder: RunFolder, record: RunRecord) -> str:
+def _find_state(record: RunRecord, is_owned: Callable[[], bool]) -> str:
     """The state of a run that has not ended."""
-    if not folder.is_owned():
+    if not is_owned():
         return "lost"
     if record.ending:
         return "ending"

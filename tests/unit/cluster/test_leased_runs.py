@@ -1,0 +1,49 @@
+"""The runs of a cluster by their Leases, with the rights that a user has."""
+
+import pytest
+
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import RUN, Make
+from torchyard.cluster.leased_runs import list_leased_runs
+from torchyard.model.errors import ClusterError
+
+
+def test_runs_of_all_namespaces_are_listed(cast: Make) -> None:
+    """Each run has the pods of its own namespace; a name selects one run."""
+    cast("team-a", ago=10)
+    cast("team-b", ago=10)
+    leased_runs = list_leased_runs(None)
+    assert [(leased.client.namespace, leased.name, len(leased.pods or ())) for leased in leased_runs.runs] == [
+        ("team-a", RUN, 1),
+        ("team-b", RUN, 1),
+    ]
+    assert leased_runs.problems == []
+    assert list_leased_runs(None, "other").runs == []
+
+
+def test_refused_kinds_are_listed_in_the_own_namespace(cast: Make, fake_api: FakeApi) -> None:
+    """Without rights in all namespaces the runs of the context's own are listed, and that is reported."""
+    cast(ago=10)
+    cast("team-b", ago=10)
+    fake_api.fail("GET", r"/apis/coordination.k8s.io/v1/leases", 403)
+    leased_runs = list_leased_runs(None)
+    assert [leased.client.namespace for leased in leased_runs.runs] == ["default"]
+    (problem,) = leased_runs.problems
+    assert "leases are listed only in namespace default: a fault of the test: 403" in problem
+
+
+def test_pods_that_may_not_be_listed_are_unknown(cast: Make, fake_api: FakeApi) -> None:
+    """A refused list of pods does not mean that a run has none."""
+    cast(ago=10)
+    fake_api.fail("GET", r".*/pods", 403)
+    leased_runs = list_leased_runs(None)
+    assert [leased.pods for leased in leased_runs.runs] == [None]
+    assert "pods: a fault of the test: 403" in leased_runs.problems[0]
+
+
+def test_leases_that_may_not_be_listed_are_an_error(cast: Make, fake_api: FakeApi) -> None:
+    """Without the right to list Leases nothing is known about the cluster's runs."""
+    cast(ago=10)
+    fake_api.fail("GET", r".*/leases", 403)
+    with pytest.raises(ClusterError, match="a fault of the test: 403"):
+        list_leased_runs(None)
