@@ -115,11 +115,25 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     run_help = "a run's name, such as digits-local-a1b2c3d4"
     for name in ("logs", "attach"):
         verb_parsers[name].add_argument("run_name", metavar="RUN", help=run_help)
+    lines = verb_parsers["logs"].add_mutually_exclusive_group()
+    lines.add_argument("--rank", type=_parse_rank, default=0, metavar="N", help="of this global rank (default: 0)")
+    lines.add_argument("--node", metavar="NODE", help="all lines of a node, such as worker-1, the agent's too")
+    verb_parsers["logs"].add_argument(
+        "-f", "--follow", action="store_true", help="print new lines until the run is over, or until Ctrl-C"
+    )
     why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
     verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
     verb_parsers["why"].add_argument(
         "--json", action="store_true", help="print the verdict and every rank's record as JSON"
     )
+
+
+def _parse_rank(text: str) -> int:
+    """A global rank. ValueError, which the parser reports, if it is not one."""
+    rank = int(text)
+    if rank < 0:
+        raise ValueError
+    return rank
 
 
 class _ShowVersion(argparse.Action):
@@ -255,20 +269,11 @@ def _show_runs(args: argparse.Namespace) -> int:
 
 
 def _show_logs(args: argparse.Namespace) -> int:
-    """print the output of global rank 0 of a run, without other ranks and the agents; and the network that was used"""
-    from torchyard.cli.find import find_run
-    from torchyard.steps.log_reader import read_rank_zero
+    """print the output of a rank or of a node, and follow it; and the network that was used"""
+    from torchyard.cli.logs import show_logs
+    from torchyard.steps.rank_output import LogSelection
 
-    folder = find_run(args.run_name)
-    plan = folder.plans()[-1]
-    is_terminal = sys.stdout.isatty()  # a file or a pipe gets every byte
-    for text in read_rank_zero(plan):
-        print(strip_control_codes(text) if is_terminal else text)
-    ended = folder.ended(folder.attempts()[-1])
-    fabric = ended.collected.fabric if ended else None
-    if fabric:  # on stderr: stdout is the program's own lines, which may go into a pipe
-        print(f"fabric: {fabric.verdict}: {single_line(fabric.sentence)}", file=sys.stderr)
-    return 0
+    return show_logs(args.run_name, LogSelection(args.rank, args.node), is_following=args.follow)
 
 
 def _explain_run(args: argparse.Namespace) -> int:

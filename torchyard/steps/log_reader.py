@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
@@ -141,6 +140,39 @@ def read_records(plan: Plan) -> Iterator[LogLine]:
                 yield parse_log_line(raw.decode(errors="replace"), name)
 
 
+class GrowingLog:
+    """Read the complete lines of one log while it grows; `offset` is after the last one that was read.
+
+    A log that was replaced or cut is read again from its start. A missing file is an empty log; other errors are raised
+    as OSError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.offset = 0
+        self._path = path
+        self._inode = 0
+
+    def read_lines(self, max_bytes: int) -> Iterator[str]:
+        """The lines since the last call, until they have `max_bytes` together."""
+        try:
+            stat = os.stat(self._path)  # not by Path: this is most of the cost of a poll of 500 idle logs
+        except FileNotFoundError:
+            self.offset = 0
+            self._inode = 0
+            return
+        if stat.st_ino != self._inode or stat.st_size < self.offset:
+            self.offset = 0
+            self._inode = stat.st_ino
+        start = self.offset
+        if stat.st_size <= start:
+            return
+        for text, offset in read_new_lines(Path(self._path), start):
+            self.offset = offset
+            yield text
+            if offset - start >= max_bytes:
+                return
+
+
 class JobLogReader:
     """Read the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
 
@@ -163,7 +195,7 @@ class JobLogReader:
         self._paths = plan.nodes
         self._is_placed = plan.ranks == "placed"
         self._filters = create_filters(plan)
-        self._positions = {name: _LogPosition(0, 0) for name in self._paths}
+        self._growing_logs = {name: GrowingLog(path) for name, path in self._paths.items()}
         self._node_queue = deque(self._paths)
         self._joined_nodes: set[str] = set()
 
@@ -190,29 +222,18 @@ class JobLogReader:
         remaining_bytes = MAX_READ_BYTES
         for name in tuple(self._node_queue):
             self._node_queue.rotate(-1)
-            previous_offset = self._positions[name].offset
+            previous_offset = self._growing_logs[name].offset
             for line in self._read_new_lines(name, remaining_bytes):
                 lines += self._filters[name].select(line)
-            remaining_bytes -= max(self._positions[name].offset - previous_offset, 0)
+            remaining_bytes -= max(self._growing_logs[name].offset - previous_offset, 0)
             if remaining_bytes <= 0:
                 break
         self.is_behind = remaining_bytes <= 0
         return lines
 
     def _read_new_lines(self, name: str, max_bytes: int) -> Iterator[LogLine]:
-        """The next lines of a log, from its beginning if the file was replaced."""
-        position = self._positions[name]
-        try:
-            stat = os.stat(self._paths[name])  # not by Path: this is most of the cost of a poll of 500 idle logs
-        except FileNotFoundError:
-            self._positions[name] = _LogPosition(0, 0)
-            return
-        start = position.offset if (stat.st_ino, True) == (position.inode, stat.st_size >= position.offset) else 0
-        self._positions[name] = _LogPosition(stat.st_ino, start)
-        if stat.st_size <= start:
-            return
-        for text, offset in read_new_lines(Path(self._paths[name]), start):
-            self._positions[name] = _LogPosition(stat.st_ino, offset)
+        """The next lines of a log that are not only a record."""
+        for text in self._growing_logs[name].read_lines(max_bytes):
             line = parse_log_line(text, name)
             if RECORD_PREFIX in text:
                 self.black_box.process_text(name, f"{line.text}\n")
@@ -224,12 +245,3 @@ class JobLogReader:
                     self.lost_workers.setdefault((name, local_rank), exit_code)
                 self.has_nccl_update |= self.nccl.process_node_line(name, line.text)
                 yield line
-            if offset - start >= max_bytes:
-                return
-
-
-class _LogPosition(NamedTuple):
-    """How far a log has been read: the inode of its file, and the offset after the last complete line."""
-
-    inode: int
-    offset: int
