@@ -3,7 +3,8 @@
 import gc
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from torchyard.archive.store import open_store
 from torchyard.cli.find import build_no_run_error, find_run, is_started_here
@@ -33,7 +34,7 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
     """
     local_folder = RunFolder(runs_folder() / name)
     if is_following and is_started_here(local_folder):
-        return _follow(local_folder, selection)
+        return _follow_folder(local_folder, selection)
     try:
         folder = find_run(name)
     except NoRunError as error:
@@ -46,10 +47,15 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
     check_selection(plan.nodes, selection)
     lines = read_output(plan.nodes, _get_layout(folder), selection)
     line_count = print_lines(read_rank_zero(plan) if selection == LogSelection() else lines)
-    if not line_count and selection.node is None and selection.rank:
-        print(f"no line of rank {selection.rank} is in the logs of {name}", file=sys.stderr)
+    report_missing_rank(name, selection, line_count)
     _report_network(folder)
     return 0
+
+
+def report_missing_rank(name: str, selection: LogSelection, line_count: int) -> None:
+    """Report on stderr that a rank has printed nothing, which may be because the job has no such rank."""
+    if not line_count and selection.node is None and selection.rank:
+        print(f"no line of rank {selection.rank} is in the logs of {name}", file=sys.stderr)
 
 
 def print_lines(lines: Iterable[str]) -> int:
@@ -64,38 +70,60 @@ def print_lines(lines: Iterable[str]) -> int:
     return count
 
 
-def _get_layout(folder: RunFolder) -> RankLayout:
-    """How to find a rank in the logs of the last attempt."""
-    processes = folder.read_record().last_start.get("processes")
-    return RankLayout(folder.plans()[-1].ranks, processes if isinstance(processes, int) else None)
+class FollowedRun(Protocol):
+    """A run whose logs grow.
+
+    name: of the run.
+    attempt: the last one that has logs; 0 if none has.
+    paths: of the logs of that attempt, by node; more may follow.
+    is_final: no more lines follow those that the logs contain after `update` has set it.
+    layout: how to find a rank in them.
+    update: read the state again, if it is due. Local errors, and TorchyardError if the run cannot be followed.
+    """
+
+    name: str
+    attempt: int
+    paths: Mapping[str, str]
+    is_final: bool
+    layout: RankLayout
+
+    def update(self) -> None: ...
 
 
-def _follow(folder: RunFolder, selection: LogSelection) -> int:
-    """Print the selected lines of the last attempt, and of those that follow, until the run is over.
+def follow_output(run: FollowedRun, selection: LogSelection) -> None:
+    """Print the selected lines of the last attempt, and of those that follow, until no more lines follow.
 
-    A journal or a log that cannot be read now does not end it: that is reported, and read again.
+    What cannot be read now does not end it: that is reported, and read again.
     """
     gc.enable()  # disabled for the short verbs (console.py)
     local_errors = LocalErrorGuard()
-    state = _RunState(folder, local_errors)
     follower: OutputFollower | None = None
-    number = 0
+    attempt = 0
     while True:
-        state.update()
+        with local_errors.tolerate("read the state of the run"):
+            run.update()
         has_news = False
         with local_errors.tolerate("read the logs"):
             has_news = bool(print_lines(follower.read())) if follower else False
-            numbers = folder.attempts()
-            if numbers and numbers[-1] != number:
-                follower = _start_follower(folder, selection)
-                number = numbers[-1]
-                has_news = True  # read its logs before the end
-                if number > 1:
-                    print(f"{folder.name}: attempt {number}", file=sys.stderr)
-        if state.is_final and not has_news:
-            break
+            if run.attempt != attempt:
+                attempt = run.attempt
+                follower = OutputFollower(selection, run.layout)
+                has_news = True  # its logs are read before the end
+                if attempt > 1:
+                    print(f"{run.name}: attempt {attempt}", file=sys.stderr)
+            for index, (node, path) in enumerate(run.paths.items()):
+                if follower:
+                    follower.add_node(node, path, index)
+        if run.is_final and not has_news:
+            return
         time.sleep(_POLL_INTERVAL_S)
-    if state.is_abandoned:
+
+
+def _follow_folder(folder: RunFolder, selection: LogSelection) -> int:
+    """Follow a run of this machine; returns the exit code."""
+    run = _FolderRun(folder, selection)
+    follow_output(run, selection)
+    if run.is_abandoned:
         print(f"{folder.name}: no process owns this run, and its lease has ended", file=sys.stderr)
         return 1
     _report_network(folder)
@@ -104,38 +132,44 @@ def _follow(folder: RunFolder, selection: LogSelection) -> int:
     return 0
 
 
-class _RunState:
-    """Whether more lines of a run can follow, read again every `_STATE_INTERVAL_S` seconds.
+class _FolderRun:
+    """A run of this machine, as `FollowedRun`.
 
     is_abandoned: no process owns the run, and its job has lost its lease: nobody records an end any more.
-    is_final: the run is over, or abandoned. It is read before the logs, so that they are read completely after it.
     """
 
-    def __init__(self, folder: RunFolder, local_errors: LocalErrorGuard) -> None:
+    def __init__(self, folder: RunFolder, selection: LogSelection) -> None:
+        self.name = folder.name
+        self.attempt = 0
+        self.paths: Mapping[str, str] = {}
         self.is_final = False
+        self.layout = RankLayout("teed")
         self.is_abandoned = False
         self._folder = folder
-        self._local_errors = local_errors
+        self._selection = selection
         self._next_update_at = 0.0  # monotonic seconds
 
     def update(self) -> None:
+        """Errors: FolderError, and TorchyardError if the last attempt has no such node."""
         if time.monotonic() < self._next_update_at:
             return
         self._next_update_at = time.monotonic() + _STATE_INTERVAL_S
-        with self._local_errors.tolerate("read the state of the run"):
-            is_over = self._folder.read_record().is_over
-            self.is_abandoned = not is_over and self._folder.remaining_lease_s() < 0 and not self._folder.is_owned()
-            self.is_final = is_over or self.is_abandoned
+        is_over = self._folder.read_record().is_over
+        self.is_abandoned = not is_over and self._folder.remaining_lease_s() < 0 and not self._folder.is_owned()
+        attempts = self._folder.attempts()
+        if attempts and attempts[-1] != self.attempt:
+            nodes = self._folder.plans()[-1].nodes
+            check_selection(nodes, self._selection)
+            self.layout = _get_layout(self._folder)
+            self.paths = nodes
+            self.attempt = attempts[-1]
+        self.is_final = is_over or self.is_abandoned
 
 
-def _start_follower(folder: RunFolder, selection: LogSelection) -> OutputFollower:
-    """A follower of the last attempt's logs. TorchyardError if it has no such node."""
-    plan = folder.plans()[-1]
-    check_selection(plan.nodes, selection)
-    follower = OutputFollower(selection, _get_layout(folder))
-    for index, (node, path) in enumerate(plan.nodes.items()):
-        follower.add_node(node, path, index)
-    return follower
+def _get_layout(folder: RunFolder) -> RankLayout:
+    """How to find a rank in the logs of the last attempt."""
+    processes = folder.read_record().last_start.get("processes")
+    return RankLayout(folder.plans()[-1].ranks, processes if isinstance(processes, int) else None)
 
 
 def _report_network(folder: RunFolder) -> None:

@@ -121,6 +121,13 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     verb_parsers["logs"].add_argument(
         "-f", "--follow", action="store_true", help="print new lines until the run is over, or until Ctrl-C"
     )
+    verb_parsers["logs"].add_argument(
+        "--cluster",
+        nargs="?",
+        const="",
+        metavar="CONTEXT",
+        help="read the pods of a run that another machine started (default: of the current context)",
+    )
     why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
     verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
     verb_parsers["why"].add_argument(
@@ -270,10 +277,16 @@ def _show_runs(args: argparse.Namespace) -> int:
 
 def _show_logs(args: argparse.Namespace) -> int:
     """print the output of a rank or of a node, and follow it; and the network that was used"""
-    from torchyard.cli.logs import show_logs
     from torchyard.steps.rank_output import LogSelection
 
-    return show_logs(args.run_name, LogSelection(args.rank, args.node), is_following=args.follow)
+    selection = LogSelection(args.rank, args.node)
+    if args.cluster is not None:
+        from torchyard.cli.pod_logs import show_pod_logs
+
+        return show_pod_logs(args.run_name, selection, context=args.cluster, is_following=args.follow)
+    from torchyard.cli.logs import show_logs
+
+    return show_logs(args.run_name, selection, is_following=args.follow)
 
 
 def _explain_run(args: argparse.Namespace) -> int:

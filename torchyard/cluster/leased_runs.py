@@ -1,15 +1,23 @@
-"""The runs of a cluster as every user with access sees them: their Leases and pods, whichever machine started them."""
+"""The runs of a cluster as every user with access sees them, whichever machine started them.
 
+`list_leased_runs` lists their Leases and pods, `PodLogCopies` copies the logs of the pods of one of them.
+"""
+
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.cluster.listing import GroupVersionKind, list_labelled_objects
+from torchyard.cluster.log_follower import LOG_READERS
+from torchyard.cluster.pod_logs import PodLogs
+from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 from torchyard.pods import lease_record
-from torchyard.pods.template import RUN_LABEL
+from torchyard.pods.template import ATTEMPT_KEY, ROLE_LABEL, RUN_LABEL
 
 LEASE_KIND: GroupVersionKind = (lease_record.LEASE_API, lease_record.LEASE_KIND)
 _POD_KIND: GroupVersionKind = ("v1", "Pod")
@@ -37,6 +45,104 @@ class LeasedRuns(NamedTuple):
 
     runs: list[LeasedRun]
     problems: list[str]
+
+
+class _RemoteJob(NamedTuple):
+    """An attempt of another machine, as `PodLogs` needs it; `nodes` grows as pods appear."""
+
+    nodes: dict[str, str]
+    folder: str
+
+    @property
+    def logs(self) -> dict[str, str]:
+        return self.nodes
+
+
+class PodLogCopies:
+    """Copies of the logs of a run that another machine started, made as its launcher makes them.
+
+    `update` is called again and again: it starts to copy the logs of new pods. The copies grow on their own, each line
+    is in them once, and the log of a recreated pod continues in its node's copy. Nothing in the cluster is changed.
+
+    Errors. `update` raises ClusterError if the API server refuses or does not respond, and RuntimeError if this process
+    can have no more threads now; both may be called again.
+    """
+
+    def __init__(self, client: Client, run: str, folder: Path, *, is_following: bool) -> None:
+        """`folder`: for the copies. `is_following`: False to copy only what the logs contain now."""
+        self.attempt = 0  # the last one that has pods; 0 if none has
+        self.paths: dict[str, str] = {}  # of that attempt's copies, by node, in the order in which the pods were seen
+        self.first_pod: KubeObject = {}  # of that attempt; empty if it has none
+        self.is_over = False  # the run has no Lease any more, or one that has expired and no pod that runs
+        self._client = client
+        self._run = run
+        self._folder = folder
+        self._is_following = is_following
+        self._logs: PodLogs | None = None
+
+    def update(self) -> None:
+        """Read the run's Lease and pods. The Lease first: pods that a list lacks then may have ended with the run."""
+        lease = self._client.get(*LEASE_KIND, self._run)
+        pods = self._client.list(*_POD_KIND, {"labelSelector": f"{RUN_LABEL}={self._run}"})
+        nodes = [pod for pod in pods if ROLE_LABEL not in (pod["metadata"].get("labels") or {})]
+        attempts = [_read_attempt(pod) for pod in nodes]
+        if attempts and max(attempts) > self.attempt:
+            self.attempt = max(attempts)
+            self.paths = {}
+            self._logs = None
+        has_live_pods = False
+        for pod in sorted(nodes, key=_get_pod_order):
+            if _read_attempt(pod) == self.attempt:
+                self._copy(pod)
+                has_live_pods = has_live_pods or pod_facts.get_pod_phase(pod) not in pod_facts.ENDED_POD_PHASES
+        remaining_s = lease_record.measure_time_left(lease, self._client.now()) if lease else None
+        has_expired = remaining_s is not None and remaining_s < 0
+        self.is_over = lease is None or (has_expired and not has_live_pods)
+        if self._logs:
+            self._logs.resume()
+
+    def _copy(self, pod: KubeObject) -> None:
+        """Copy the log of a pod of the current attempt, or report its new state to the copying."""
+        name = name_node(pod, f"{self._run}-{self.attempt}")
+        folder = self._folder / f"attempt-{self.attempt}"
+        if self._logs is None:
+            self.first_pod = pod
+            self._logs = PodLogs(self._client, _RemoteJob(self.paths, str(folder)))
+        self.paths[name] = f"{folder}/{name}/log"
+        self._logs.update_pod(name, pod["metadata"]["name"], pod, is_following=self._is_following)
+
+    def is_complete(self) -> bool:
+        """Whether nothing more will be written to the copies of the current attempt, as far as it could be read."""
+        return self._logs is None or not self._logs.is_unfinished()
+
+    def list_losses(self) -> dict[str, str]:
+        """What is permanently missing in a copy, by node."""
+        return self._logs.lost_logs() if self._logs else {}
+
+    def stop(self) -> None:
+        """Copy nothing more."""
+        LOG_READERS.get(self._client).stop(self._folder)
+
+
+def name_node(pod: KubeObject, job: str) -> str:
+    """The node's name for a pod of a job, without its plan: `worker-1`.
+
+    A pod whose name ends in a random suffix has the name without it in `generateName`.
+    """
+    name = pod["metadata"].get("generateName", "").rstrip("-") or pod["metadata"]["name"]
+    return str(name).removeprefix(f"{job}-")
+
+
+def _read_attempt(pod: KubeObject) -> int:
+    """The attempt of a pod; 0 if its label is not a number."""
+    text = str((pod["metadata"].get("labels") or {}).get(ATTEMPT_KEY))
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _get_pod_order(pod: KubeObject) -> tuple[bool, list[int], str]:
+    """A master first, then by the numbers of the name."""
+    name = str(pod["metadata"]["name"])
+    return ("master" not in name, [int(number) for number in re.findall(r"\d{1,9}", name)], name)
 
 
 def list_leased_runs(context: str | None, run: str = "") -> LeasedRuns:

@@ -5,12 +5,22 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client
-from torchyard.model.plan import ManifestPlan
+
+
+class LoggedJob(Protocol):
+    """What `PodLogs` needs of a plan: the logs' paths by node, of the job's own and of all; the folder of others."""
+
+    @property
+    def nodes(self) -> Mapping[str, str]: ...
+    @property
+    def logs(self) -> Mapping[str, str]: ...
+    @property
+    def folder(self) -> str: ...
 
 
 class PodLogs:
@@ -27,7 +37,7 @@ class PodLogs:
     reported by `losing_logs` and `lost_logs`.
     """
 
-    def __init__(self, client: Client, plan: ManifestPlan) -> None:
+    def __init__(self, client: Client, plan: LoggedJob) -> None:
         self._client = client
         self._plan = plan
         self._followers: dict[str, LogFollower] = {}  # by pod uid, the oldest one first
@@ -35,10 +45,11 @@ class PodLogs:
         self._latest_of_path: dict[Path, LogFollower] = {}
         self._outage_ended_at = -math.inf  # when the API server was away last, in monotonic seconds
 
-    def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
+    def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None, *, is_following: bool = True) -> None:
         """Record a pod's current state, None if it is gone; its log is followed once its container has run at all.
 
-        The log of a recreated pod continues in the same file.
+        The log of a recreated pod continues in the same file. `is_following`: False to read only what the log of a
+        running container contains now.
         """
         uid = pod_facts.get_uid(pod)
         latest = self._latest_of_pod.get(name)
@@ -56,7 +67,7 @@ class PodLogs:
             status = _get_container_status(pod, container)
             with contextlib.suppress(RuntimeError):  # no thread is available: `resume` tries again, and reports it
                 self._followers[uid].update_pod(
-                    has_terminated=has_container_terminated(pod, container),
+                    has_terminated=not is_following or has_container_terminated(pod, container),
                     restart_count=pod_facts.to_number(status.get("restartCount")),
                     has_ended=not pod_facts.get_mapping(status, "state", "running"),
                     started_at=_get_container_start(status),

@@ -4,19 +4,17 @@ Anyone may have written a Lease or a pod, so every value is bounded; a malformed
 wrong with it.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchyard.common.escaping import single_line
 from torchyard.diagnosis import pod_facts
 from torchyard.listing.listed_run import ListedRun, RunState
+from torchyard.listing.pod_commands import find_process_count
 from torchyard.pods import lease_record
 from torchyard.pods.template import ATTEMPT_KEY
 
 _MAX_NAME_CHARS = 100
-_PROCESSES_PATTERN = re.compile(r"--nproc[_-]per[_-]node(?:=|\", \")(\d{1,5})\b")
 
 
 class LeasedState(NamedTuple):
@@ -117,12 +115,6 @@ def list_attempt_pods(pods: Sequence[Mapping[str, Any]], attempt: int | None) ->
 
 def _to_attempt(label: object) -> int | None:
     return int(label) if isinstance(label, str) and label.isascii() and label.isdigit() else None
-
-
-def find_process_count(pod: Mapping[str, Any]) -> int | None:
-    """The processes per node that the pod's command asks torchrun for; None if it does not name a number."""
-    match = _PROCESSES_PATTERN.search(json.dumps(pod_facts.get_mappings(pod, "spec", "containers")))
-    return int(match[1]) if match else None
 
 
 def _read_name(lease: Mapping[str, Any], key: str) -> str:

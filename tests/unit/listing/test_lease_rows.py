@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.leases import build_lease
-from torchyard.listing.lease_rows import build_lease_row, find_process_count
+from torchyard.listing.lease_rows import build_lease_row
 
 SUBMITTED = {"torchyard/submitted": "1", "torchyard/user": "alice", "torchyard/launcher": "volcano"}
 
@@ -71,17 +71,3 @@ def test_forged_annotation_is_bounded() -> None:
     row = build_lease_row(lease, [], time.time(), holder_dead_after_s=130.0, location="")
     assert len(row.user) <= 100
     assert "\x1b" not in row.user
-
-
-@pytest.mark.parametrize(
-    ("containers", "count"),
-    [
-        ([{"command": ["torchrun", "--nproc-per-node", "8"]}], 8),
-        ([{"args": ["exec torchrun --nproc_per_node=2 a.py"]}], 2),
-        ([{"command": ["torchrun", "--nproc-per-node=gpu"]}], None),
-        ("torn", None),
-    ],
-)
-def test_processes_are_those_that_torchrun_starts(containers: object, count: int | None) -> None:
-    """The number is in the command, in any spelling; without one it is unknown."""
-    assert find_process_count({"spec": {"containers": containers}}) == count
