@@ -108,6 +108,14 @@ def test_following_ends_with_the_run(
     assert captured.err.splitlines() == ["mine-a1b2c3d4: attempt 2", "mine-a1b2c3d4: failed: it broke"]
 
 
+def test_run_that_is_over_is_printed_completely(run: LiveRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the run has ended before it is followed, all its lines are printed, and the verb ends."""
+    run.print("node-0", "[default0]:one", "[default0]:two")
+    run.end()
+    assert main(["logs", run.folder.name, "-f"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
 def test_following_waits_for_the_first_attempt(
     write: Write, in_pauses: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,11 +1,18 @@
 """The runs of a cluster by their Leases, with the rights that a user has."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.doubles.fake_api import FakeApi
+from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.leases import RUN, Make
-from torchyard.cluster.leased_runs import list_leased_runs
+from torchyard.cluster.leased_runs import PodLogCopies, list_leased_runs
+from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
+
+LEASE_KEY = ObjectKey("coordination.k8s.io/v1/leases", "default", RUN)
 
 
 def test_runs_of_all_namespaces_are_listed(cast: Make) -> None:
@@ -47,3 +54,21 @@ def test_leases_that_may_not_be_listed_are_an_error(cast: Make, fake_api: FakeAp
     fake_api.fail("GET", r".*/leases", 403)
     with pytest.raises(ClusterError, match="a fault of the test: 403"):
         list_leased_runs(None)
+
+
+@pytest.mark.parametrize(
+    ("ago", "phase", "is_over"),
+    [(10, "Running", False), (10, "Succeeded", False), (4000, "Running", False), (4000, "Failed", True)],
+)
+def test_run_is_over_once_nobody_continues_it(
+    cast: Make, fake_api: FakeApi, tmp_path: Path, ago: float, phase: str, is_over: bool
+) -> None:
+    """While a launcher may hold the Lease, a job without living pods may get another attempt."""
+    run = cast(ago=ago)
+    fake_api.put(run.pod | {"status": {"phase": phase}})
+    copies = PodLogCopies(get_cluster_client(Cluster()), RUN, tmp_path, is_following=True)
+    copies.update()
+    assert (copies.is_over, list(copies.paths)) == (is_over, ["worker-0"])
+    fake_api.objects.delete(LEASE_KEY, {})
+    copies.update()
+    assert copies.is_over
