@@ -48,7 +48,7 @@ def build_no_run_error(name: str, store: Store | None, hint: str = "") -> NoRunE
         names += store.list_runs()
         locations.append(store.url)
     similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
-    return NoRunError(name, tuple(locations), tuple(similar_names), hint)
+    return NoRunError(name, tuple(locations), tuple(similar_names), hint=hint)
 
 
 def fetch_run_to_resume(name: str) -> None:

@@ -16,7 +16,7 @@ from torchyard.steps.rank_output import LogSelection, RankLayout, check_selectio
 
 _STATE_INTERVAL_S = 2.0  # between two readings of the Lease and the pods
 _READ_INTERVAL_S = 0.05  # between two checks whether the logs are read
-_ENDED_HINT = "a run has no Lease once it has ended; `torchyard ps --cluster` lists the runs that have one"
+_ENDED_HINT = "a run is not there any more once it has ended"
 
 
 def show_pod_logs(name: str, selection: LogSelection, *, context: str, is_following: bool) -> int:
@@ -47,7 +47,9 @@ def _find_leased_run(name: str, context: str) -> LeasedRun:
     if not leased_runs.runs:
         for problem in leased_runs.problems:
             print(strip_control_codes(problem), file=sys.stderr)
-        raise NoRunError(name, (f"the cluster {context or 'of the current context'}",), (), _ENDED_HINT)
+        location = f"the cluster of context {context}" if context else "the cluster of the current context"
+        list_command = f"torchyard ps --cluster {context}".rstrip()
+        raise NoRunError(name, (location,), list_command=list_command, hint=_ENDED_HINT)
     if len(leased_runs.runs) > 1:
         namespaces = ", ".join(leased.client.namespace for leased in leased_runs.runs)
         raise TorchyardError(f"several namespaces have a run {name}: {namespaces}; use a context with one of them")

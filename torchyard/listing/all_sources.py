@@ -31,7 +31,7 @@ class RunLister:
         """
         self._with_finished = with_finished
         self._context = context
-        self._folders = FolderLister()
+        self._folders = FolderLister(with_finished=with_finished)
 
     def list_runs(self) -> RunList:
         problems: list[str] = []

@@ -13,7 +13,9 @@ from torchyard.run.folder import RunFolder, runs_folder
 class FolderLister:
     """List the runs of this machine, again at each call. A run that is over is read once. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_finished: bool) -> None:
+        """`with_finished`: read the plans of the runs that are over too; else their rows lack what the plan adds."""
+        self._with_finished = with_finished
         self._reader = RunsReader()
         self._finished: dict[str, tuple[RunSummary, ListedRun]] = {}
 
@@ -32,7 +34,8 @@ class FolderLister:
     def _get_finished_row(self, summary: RunSummary) -> ListedRun:
         cached = self._finished.get(summary.run)
         if cached is None or cached[0] is not summary:  # the reader returns the same object while nothing changes
-            cached = (summary, _build_folder_row(summary))
+            row = _build_folder_row(summary) if self._with_finished else build_row(summary, None, summary.sentence)
+            cached = (summary, row)
             self._finished[summary.run] = cached
         return cached[1]
 

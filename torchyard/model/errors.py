@@ -180,16 +180,23 @@ class NoRunError(TorchyardError):
 
     locations: where it was looked for, such as the folder of all runs and the archive's URL.
     similar_names: of existing runs, the most similar first; empty if none is similar.
+    list_command: what lists the runs that exist.
     hint: where else such a run may be; empty if there is nothing to add.
     """
 
     def __init__(
-        self, name: str, locations: tuple[str, ...], similar_names: tuple[str, ...] = (), hint: str = ""
+        self,
+        name: str,
+        locations: tuple[str, ...],
+        similar_names: tuple[str, ...] = (),
+        list_command: str = "torchyard ps --all",
+        hint: str = "",
     ) -> None:
-        super().__init__(name, locations, similar_names, hint)
+        super().__init__(name, locations, similar_names, list_command, hint)
         self.name = name
         self.locations = locations
         self.similar_names = similar_names
+        self.list_command = list_command
         self.hint = hint
 
     def __str__(self) -> str:
@@ -198,7 +205,7 @@ class NoRunError(TorchyardError):
             message += f": did you mean {' or '.join(self.similar_names)}?"
         else:
             message += ";"
-        message += " `torchyard ps --all` lists the runs"
+        message += f" `{self.list_command}` lists the runs"
         return f"{message}; {self.hint}" if self.hint else message
 
 

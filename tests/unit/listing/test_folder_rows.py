@@ -20,7 +20,7 @@ def folder(write: Write) -> RunFolder:
 
 def read_row(lister: FolderLister | None = None) -> ListedRun:
     """The only row."""
-    (row,) = (lister or FolderLister()).list_runs()
+    (row,) = (lister or FolderLister(with_finished=True)).list_runs()
     return row
 
 
@@ -74,7 +74,7 @@ def test_lost_run_has_its_lease(folder: RunFolder, lease_s: float | None, note: 
 def test_folder_that_cannot_be_read_is_a_row(folder: RunFolder) -> None:
     """A torn journal takes no line from the list, and no other run."""
     (build_folder(name="torn-a1b2c3d4").path / "journal").write_text("{torn")
-    rows = {row.name: row for row in FolderLister().list_runs()}
+    rows = {row.name: row for row in FolderLister(with_finished=True).list_runs()}
     assert set(rows) == {"torn-a1b2c3d4", folder.name}
     assert (rows["torn-a1b2c3d4"].state, rows["torn-a1b2c3d4"].note) == (
         "unreadable",
@@ -85,7 +85,7 @@ def test_folder_that_cannot_be_read_is_a_row(folder: RunFolder) -> None:
 def test_finished_run_is_read_again_only_if_it_changes(folder: RunFolder) -> None:
     """The row of a run that is over is kept; once the run is started again, it is read."""
     build_folder(*FAILED[len(RUNNING) :])
-    lister = FolderLister()
+    lister = FolderLister(with_finished=True)
     row = read_row(lister)
     assert (row.state, row.note, row.is_over) == ("failed", "it broke", True)
     (folder.attempt(1) / "plan.json").write_text("")
