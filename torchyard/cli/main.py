@@ -10,11 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml
-
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.extensions import list_extensions
-from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
 from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
@@ -24,7 +21,6 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import METRICS_FORMATS, Profile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.model.trend import Trend
-from torchyard.pods.files import summarize_files
 from torchyard.run.folder import runs_folder
 
 _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
@@ -56,6 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
         verb_parsers[name].add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
     verb_parsers["run"].add_argument(
         "--resume", metavar="RUN", help="continue from the last complete checkpoint of this run, or from this path"
+    )
+    verb_parsers["plan"].add_argument(
+        "--as", dest="form", choices=["yaml"], help="print the complete plan: all objects, or all commands"
     )
     verb_parsers["benchmark"].add_argument(
         "--fabric",
@@ -164,12 +163,18 @@ def _create_plan(profile: Profile) -> Plan:
 
 
 def _show_plan(args: argparse.Namespace) -> int:
-    """print the plan, without running it"""
-    plan = _create_plan(_load_profile(args))
-    document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
-    print(yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
-    for check in check_exposed_secrets(plan):
-        print(f"{check.where}: {check.what}; {check.remedy}", file=sys.stderr)
+    """print what a run would start and create, without running it"""
+    profile = _load_profile(args)
+    plan = _create_plan(profile)
+    from torchyard.pages.plan import format_plan, list_plan_findings, render_plan_text
+
+    if args.form == "yaml":
+        print(format_plan(plan), end="")
+        for finding in list_plan_findings(plan):
+            if finding.verdict != "ok":
+                print(strip_control_codes(str(finding)), file=sys.stderr)
+        return 0
+    print(render_plan_text(profile, plan))
     return 0
 
 

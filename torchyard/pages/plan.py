@@ -1,40 +1,99 @@
 """The pages of a run that has not started: its plan, and the checks of its preflight."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import yaml
 
 from torchyard.common import page
 from torchyard.common.escaping import shorten_text, single_line
 from torchyard.common.page import Block, Entries, Folded, Page, Paragraph, Table
-from torchyard.common.secrets import mask_document
-from torchyard.model.finding import Finding
-from torchyard.model.plan import Plan
+from torchyard.common.secrets import check_exposed_secrets, mask_document
+from torchyard.model.finding import Finding, Verdict
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.pod import Mount
 from torchyard.model.profile import Profile
+from torchyard.model.requirements import Advice
 from torchyard.pods.files import summarize_files
 
 _MAX_VALUE_CHARS = 500
 _MAX_DETAIL_CHARS = 1000
+_MAX_FINDINGS = 30
 _MAX_VISIBLE_CHECKS = 5  # passed ones; more of them are folded
 _MAX_DOCUMENT_CHARS = 100_000  # of the whole plan as YAML
+_FINDING_LABELS: dict[Verdict, str] = {"ok": "note", "warning": "warning", "failed": "failed"}
 
 
 def render_plan_page(profile: Profile, plan: Plan) -> str:
     """The plan as a table, and the complete plan as YAML, folded below it. Secrets are masked."""
-    return page.render_markdown(build_plan_page(profile, plan))
+    title, blocks = build_plan_page(profile, plan)
+    lines = format_plan(plan)[:_MAX_DOCUMENT_CHARS].splitlines()
+    return page.render_markdown(Page(title, [*blocks, Folded("the whole plan", lines)]))
+
+
+def render_plan_text(profile: Profile, plan: Plan) -> str:
+    """The plan as a table for the terminal. Secrets are masked."""
+    return page.render_text(build_plan_page(profile, plan))
 
 
 def build_plan_page(profile: Profile, plan: Plan) -> Page:
-    rows = [[key, single_line(str(value), _MAX_VALUE_CHARS)] for key, value in _list_properties(profile, plan) if value]
-    document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
-    text = yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120)
-    lines = text[:_MAX_DOCUMENT_CHARS].splitlines()
-    blocks: list[Block] = [
-        Paragraph(shorten_text(profile.about, _MAX_VALUE_CHARS)),
-        Entries(("", ""), mask_document(rows)),
-        Folded("the whole plan", lines),
-    ]
-    return Page(profile.name, blocks)
+    """What the plan will run and create, its findings, and what to do about them."""
+    rows = [[label, single_line(text, _MAX_VALUE_CHARS)] for label, text in list_properties(profile, plan).items()]
+    findings = list_plan_findings(plan)
+    for finding in findings[:_MAX_FINDINGS]:
+        rows.append([_FINDING_LABELS[finding.verdict], single_line(str(finding), _MAX_DETAIL_CHARS)])
+    if len(findings) > _MAX_FINDINGS:
+        rows.append(["", f"and {len(findings) - _MAX_FINDINGS:,} more: torchyard plan --as yaml prints all"])
+    about = shorten_text(profile.about, _MAX_VALUE_CHARS)
+    return Page(profile.name, [Paragraph(about), Entries(("", ""), mask_document(rows))])
+
+
+def build_plan_document(plan: Plan) -> dict[str, Any]:
+    """The plan as data to show: secrets are masked, and each file is its size and digest."""
+    document: dict[str, Any] = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
+    return document
+
+
+def format_plan(plan: Plan) -> str:
+    """The complete plan as YAML to show: secrets are masked, and each file is its size and digest."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(build_plan_document(plan), Dumper=dumper, sort_keys=False, width=120))
+
+
+def list_plan_findings(plan: Plan) -> tuple[Finding, ...]:
+    """What planning has found, before any check: replacements in a manifest, its traps, and secrets in the plan."""
+    advice = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    return (*advice, *check_exposed_secrets(plan))
+
+
+def list_properties(profile: Profile, plan: Plan) -> dict[str, str]:
+    """The rows of the table: names and values, without empty ones. Secrets are not masked."""
+    properties = {
+        "launcher": profile.launcher,
+        "options": _join_items(profile.options),
+        "where": _describe_location(plan),
+        "job": plan.job,
+        "processes": f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}",
+        "program": " ".join([_describe_program(profile), *profile.args]),
+        "image": profile.image or "",
+        "rendezvous": profile.rendezvous,
+        "hardware": f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else "",
+        "network": f"{profile.network.expect.transport} promised" if profile.network else "",
+        "resources": _join_items(profile.resources),
+        "environment": ", ".join(profile.env),
+        "volumes": ", ".join(f"{path} {_describe_mount(mount)}" for path, mount in profile.mounts.items()),
+        "files": ", ".join(f"{path} ({len(file.content):,} bytes)" for path, file in profile.files.items()),
+        "metrics": "" if profile.metrics == "none" else str(profile.metrics),
+        "deadlines": ", ".join(f"{key} {value:g} s" for key, value in profile.deadlines.model_dump().items()),
+        "attempts": str(profile.attempts),
+        "starts" if isinstance(plan, CommandPlan) else "creates": _describe_parts(plan),
+    }
+    return {label: text for label, text in properties.items() if text}
+
+
+def _join_items(mapping: Mapping[str, object]) -> str:
+    """`cpu 4, memory 8Gi`"""
+    return ", ".join(f"{key} {value}" for key, value in mapping.items())
 
 
 def _describe_program(profile: Profile) -> str:
@@ -46,25 +105,35 @@ def _describe_program(profile: Profile) -> str:
     return f"-m {profile.module}" if profile.module else str(profile.program)
 
 
-def _list_properties(profile: Profile, plan: Plan) -> list[tuple[str, object]]:
-    """The rows of the table: names and values. The caller leaves out empty values."""
-    fabric = profile.network
-    hardware = f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else ""
-    deadlines = ", ".join(f"{key} {value:g} s" for key, value in profile.deadlines.model_dump().items())
-    return [
-        ("launcher", profile.launcher),
-        ("job", plan.job),
-        ("nodes x processes", f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}"),
-        ("program", " ".join([_describe_program(profile), *profile.args])),
-        ("image", profile.image),
-        ("rendezvous", profile.rendezvous),
-        ("hardware", hardware),
-        ("network promised", fabric.expect.transport if fabric else ""),
-        ("resources", ", ".join(f"{key} {value}" for key, value in profile.resources.items())),
-        ("environment", ", ".join(profile.env)),
-        ("deadlines", deadlines),
-        ("attempts", profile.attempts),
-    ]
+def _describe_location(plan: Plan) -> str:
+    """The cluster and the namespace, or the hosts."""
+    match plan:
+        case ManifestPlan():
+            context = f"context {plan.cluster.context}" if plan.cluster.context else "the kubeconfig's current context"
+            namespace = f"namespace {plan.cluster.namespace}" if plan.cluster.namespace else "its namespace"
+            return f"{context}, {namespace}"
+        case CommandPlan():
+            if plan.launcher == "runai":
+                return "Run:ai, by its command line on this machine"
+            return ", ".join(dict.fromkeys(process.host for process in plan.processes))
+
+
+def _describe_mount(mount: Mount) -> str:
+    """`claim data, read-only`"""
+    fields = mount.model_dump(exclude_none=True, exclude={"read_only"})
+    return _join_items(fields) + (", read-only" if mount.read_only else "")
+
+
+def _describe_parts(plan: Plan) -> str:
+    """Each object with its kind and name, or each process with its host, in the order in which they are created."""
+    match plan:
+        case ManifestPlan():
+            objects = (plan.lease, *plan.store, *plan.objects)
+            return ", ".join(f"{obj['kind']} {obj['metadata']['name']}" for obj in objects)
+        case CommandPlan():
+            if plan.launcher == "runai":
+                return f"Run:ai job {plan.job} of {len(plan.processes)} pods"
+            return ", ".join(f"{process.name} on {process.host}" for process in plan.all_processes)
 
 
 def render_checks_page(checks: Sequence[Finding]) -> str:

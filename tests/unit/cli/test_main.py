@@ -28,9 +28,17 @@ from torchyard.model.profile import Deadlines
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 
 
-def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed plan can be parsed as a plan."""
-    assert main(["plan", "digits-local"]) == 0
+def test_plan_prints_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    """By default the plan is about twenty lines for a person, not the objects."""
+    assert main(["plan", "yolov5-volcano"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], len(lines) <= 22) == ("yolov5-volcano", True)
+    assert any(line.split()[:3] == ["creates", "Lease", "yolov5-volcano-00000000,"] for line in lines)
+
+
+def test_plan_as_yaml_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan that `--as yaml` prints can be parsed as a plan."""
+    assert main(["plan", "digits-local", "--as", "yaml"]) == 0
     plan = CommandPlan.model_validate(yaml.safe_load(capsys.readouterr().out))
     assert [process.name for process in plan.processes] == ["node-0", "node-1"]
 
@@ -44,7 +52,7 @@ def test_plan_imports_neither_prefect_nor_kubernetes_nor_torch() -> None:
 
 def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     """--set changes keys for this call, values read as YAML."""
-    assert main(["plan", "digits-local", "--set", "nodes=3", "--set", "env.A=b"]) == 0
+    assert main(["plan", "digits-local", "--as", "yaml", "--set", "nodes=3", "--set", "env.A=b"]) == 0
     plan = yaml.safe_load(capsys.readouterr().out)
     assert (len(plan["processes"]), plan["processes"][2]["spec"]["env"]["A"]) == (3, "b")
 
@@ -119,12 +127,14 @@ def no_known_secrets() -> None:
 
 
 @pytest.mark.usefixtures("no_known_secrets")
-def test_printed_plan_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", [[], ["--as", "yaml"]], ids=["summary", "yaml"])
+def test_printed_plan_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str], form: list[str]) -> None:
     """A printed plan has no secret, because it may end up in a ticket; a warning names the variable."""
-    assert main(["plan", str(write(env={"WANDB_API_KEY": WANDB}))]) == 0
+    argv = ["plan", str(write(env={"WANDB_API_KEY": WANDB}, args=[f"--token={WANDB}"])), *form]
+    assert main(argv) == 0
     captured = capsys.readouterr()
-    assert (WANDB in captured.out, f"WANDB_API_KEY: '{MASK}'" in captured.out) == (False, True)
-    assert "secret WANDB_API_KEY" in captured.err
+    assert (WANDB in captured.out, MASK in captured.out) == (False, True)
+    assert "secret WANDB_API_KEY" in captured.out + captured.err
 
 
 # --- the schema

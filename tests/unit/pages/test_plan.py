@@ -1,11 +1,18 @@
 """The pages of a run that has not started: its plan and its checks."""
 
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inputs.user_manifests import JOB, Launched
 from tests.support.markdown import render_html
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.finding import Finding
-from torchyard.model.run import Run
-from torchyard.pages.plan import render_checks_page, render_plan_page
+from torchyard.model.run import TRIAL_RUN, Run
+from torchyard.pages.plan import list_plan_findings, render_checks_page, render_plan_page, render_plan_text
 
 OK = Finding(where="kind Job", verdict="ok", what="v1alpha1 of Volcano")
 FAILED = Finding(where="plugin", verdict="failed", what="no node has nvidia.com/sriov | <b>", remedy="install it")
@@ -23,6 +30,38 @@ def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
     assert "kind: manifests" in folded
     assert folded.rstrip().endswith("</pre>\n\n</details>")
     assert "hunter2" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("digits-local-etcd", "starts       etcd on localhost, node-0 on localhost, node-1 on localhost"),
+        ("pi-runai", "starts       Run:ai job pi-runai-00000000-1 of 2 pods"),
+        ("pi-runai", "volumes      /mloscratch claim mlo-scratch"),
+        ("yolov5-pytorchjob-etcd", "Service yolov5-pytorchjob-etcd-00000000-1-etcd"),
+        ("allreduce-volcano", "files        /torchyard/allreduce.py ("),
+        ("mnist-2x4", "where        the kubeconfig's current context, its namespace"),
+    ],
+)
+def test_plan_text_has_what_will_be_created_and_used(name: str, part: str) -> None:
+    """The summary has the processes or objects in their order, the volumes and files, and where they run."""
+    profile = load_profile(name)
+    assert part in render_plan_text(profile, registry.make_plan(profile, TRIAL_RUN))
+
+
+def test_plan_text_has_findings_with_their_remedies(launched: Launched, tmp_path: Path) -> None:
+    """A manifest's replacements are notes, and its traps are warnings that end with the remedy."""
+    script = ["sh", "-c", "echo ${HOSTNAME} | cut -d- -f3; torchrun --rdzv_endpoint=train-lead-0:29400 train.py"]
+    job: dict[str, Any] = copy.deepcopy(JOB)
+    job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = script
+    plan = launched(job)
+    profile = load_profile(str(tmp_path / "sample.yaml"))
+    findings = list_plan_findings(plan)
+    lines = render_plan_text(profile, plan).splitlines()
+    assert {finding.verdict for finding in findings} == {"ok", "warning"}
+    for finding in findings:
+        label = "note" if finding.verdict == "ok" else "warning"
+        assert f"  {label:<12} {finding}" in lines
 
 
 def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
