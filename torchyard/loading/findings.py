@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from torchyard.loading.manifest_file import ManifestFile
-from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, format_location, shorten_message
+from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, find_position, shorten_message
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.rules import get_first_key
@@ -18,7 +18,7 @@ from torchyard.model.rules import get_first_key
 class Findings:
     """The findings about one profile so far.
 
-    listed: each with `file:line: key` as its `where`, or `override: key`.
+    listed: each with its position in the file, or `override`.
     wrong_keys: the top-level keys with a finding; what follows from a wrong value is not reported as well.
     manifest: the file of the profile's manifest, whose lines findings about its objects get; None if it has none.
     """
@@ -37,15 +37,15 @@ class Findings:
 
         `loc`: the location of the key, if that is not `where` split at dots.
         """
-        manifest_location = self.manifest.locate(finding.where) if self.manifest else None
-        if manifest_location:
-            self.listed.append(replace(finding, what=shorten_message(finding.what)).within(manifest_location))
+        manifest_position = self.manifest.locate(finding.where) if self.manifest else None
+        if manifest_position:
+            self.listed.append(replace(finding, what=shorten_message(finding.what)).at(manifest_position))
             self.wrong_keys.add("manifest")
             return
         if loc is None:
             loc = tuple(map(_read_segment, finding.where.split("."))) if finding.where else ()
-        location = format_location(self._path, self._root, loc, self._overrides)
-        self.listed.append(replace(finding, what=shorten_message(finding.what)).within(location))
+        position = find_position(self._path, self._root, loc, self._overrides)
+        self.listed.append(replace(finding, what=shorten_message(finding.what)).at(position))
         if loc:
             self.wrong_keys.add(_name_wrong_key(loc))
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from torchyard.loading.helm_keys import build_profile_keys, list_refusals
 from torchyard.loading.helm_values import ChartValues
 from torchyard.loading.yaml_document import read_document
-from torchyard.loading.yaml_errors import explain_error, format_location
+from torchyard.loading.yaml_errors import explain_error, find_position
 from torchyard.model.errors import ProfileError
-from torchyard.model.finding import Finding
+from torchyard.model.finding import FilePosition, Finding
 
 
 class _ValuesFile(NamedTuple):
@@ -38,10 +38,10 @@ def read_values(paths: Sequence[Path], name: str, profile_keys: Mapping[str, Any
         values = ChartValues.model_validate({key: _prune_nulls(value) for key, value in merged.items()})
     except ValidationError as error:
         findings = [explain_error(details, (), ChartValues) for details in error.errors()]
-        raise ProfileError(name, tuple(finding.within(_locate_key(files, loc)) for loc, finding in findings)) from error
+        raise ProfileError(name, tuple(finding.at(_locate_key(files, loc)) for loc, finding in findings)) from error
     refusals = [Finding(key, text) for key, text in list_refusals(values, profile_keys)]
     if refusals:
-        raise ProfileError(name, tuple(refusal.within(_locate_key(files, (refusal.where,))) for refusal in refusals))
+        raise ProfileError(name, tuple(refusal.at(_locate_key(files, (refusal.where,))) for refusal in refusals))
     return build_profile_keys(values, profile_keys)
 
 
@@ -64,10 +64,10 @@ def _prune_nulls(value: Any) -> Any:
     return {key: _prune_nulls(child) for key, child in value.items() if child is not None}
 
 
-def _locate_key(files: Sequence[_ValuesFile], loc: tuple[str | int, ...]) -> str:
-    """`file:line` of a key, in the file that has most of its path; of several such files the last one."""
+def _locate_key(files: Sequence[_ValuesFile], loc: tuple[str | int, ...]) -> FilePosition:
+    """The position of a key, in the file that has most of its path; of several such files the last one."""
     values_file = max(reversed(files), key=lambda candidate: _measure_depth(candidate.document, loc))
-    return format_location(values_file.path, values_file.root, loc, None)
+    return find_position(values_file.path, values_file.root, loc, None)
 
 
 def _measure_depth(document: Any, loc: tuple[str | int, ...]) -> int:

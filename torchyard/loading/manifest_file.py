@@ -10,7 +10,7 @@ import yaml
 
 from torchyard.loading.yaml_document import read_documents
 from torchyard.model.errors import ProfileError
-from torchyard.model.finding import Finding
+from torchyard.model.finding import FilePosition, Finding
 
 _INDEX_PATTERN = re.compile(r"\[(\d+)\]")
 
@@ -22,8 +22,8 @@ class ManifestFile(NamedTuple):
     objects: tuple[dict[str, Any], ...]
     nodes: tuple[yaml.Node, ...]
 
-    def locate(self, where: str) -> str | None:
-        """`file:line` for the `where` of a finding about an object: `Job train, spec.tasks[0].replicas`.
+    def locate(self, where: str) -> FilePosition | None:
+        """The position for the `where` of a finding about an object: `Job train, spec.tasks[0].replicas`.
 
         An object in an AppWrapper has its wrapper before it: `AppWrapper train, Job train, spec.completions`. The line
         is that of the last key that the file has. None if `where` does not begin with the kind and name of an object.
@@ -40,7 +40,7 @@ class ManifestFile(NamedTuple):
                 break
             node = inner_node
             line = node.start_mark.line
-        return f"{self.path}:{line + 1}"
+        return FilePosition(str(self.path), line + 1)
 
 
 def read_manifest(path: Path, profile_name: str) -> ManifestFile:
@@ -60,16 +60,17 @@ def read_manifest(path: Path, profile_name: str) -> ManifestFile:
                 objects.append(obj)
                 nodes.append(root)
     except (TypeError, ValueError) as error:
-        message = f"{path}: an object may contain only values that JSON supports: {error}"
-        raise ProfileError(profile_name, (Finding("", message),)) from error
+        message = f"an object may contain only values that JSON supports: {error}"
+        raise ProfileError(profile_name, (Finding("", message, file=str(path)),)) from error
     findings = []
     for number, (obj, node) in enumerate(zip(objects, nodes, strict=True), 1):
         fault = _find_object_fault(obj)
         if fault:
-            location = f"{path}:{node.start_mark.line + 1}"
-            findings.append(Finding(location, f"object {number} is not a Kubernetes object: {fault}"))
+            line = node.start_mark.line + 1
+            message = f"object {number} is not a Kubernetes object: {fault}"
+            findings.append(Finding("", message, file=str(path), line=line))
     if not objects:
-        findings.append(Finding(f"{path}", "it has no object"))
+        findings.append(Finding("", "it has no object", file=str(path)))
     if findings:
         raise ProfileError(profile_name, tuple(findings))
     return ManifestFile(path, tuple(objects), tuple(nodes))

@@ -20,7 +20,7 @@ from torchyard.loading.yaml_document import merge_mappings, merge_overrides, rea
 from torchyard.loading.yaml_errors import (
     ProfileKeyError,
     explain_error,
-    format_location,
+    find_position,
     shorten_value,
     suggest_name,
 )
@@ -325,8 +325,8 @@ def load_hardware(name: str) -> Hardware:
         raise ProfileKeyError("hardware", _describe_unknown(problem, name, list_hardware()))
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     if "name" in document:
-        location = format_location(path, root, ("name",), {})
-        finding = Finding("name", _NAME_REFUSAL.format(path.stem)).within(location)
+        position = find_position(path, root, ("name",), {})
+        finding = Finding("name", _NAME_REFUSAL.format(path.stem)).at(position)
         raise ProfileError(f"hardware/{name}", (finding,))
     try:
         return Hardware.model_validate(document | {"name": name})
@@ -334,7 +334,7 @@ def load_hardware(name: str) -> Hardware:
         findings: list[Finding] = []
         for details in error.errors():
             loc, finding = explain_error(details, (), Hardware)
-            findings.append(finding.within(format_location(path, root, loc, {})))
+            findings.append(finding.at(find_position(path, root, loc, {})))
         raise ProfileError(f"hardware/{name}", tuple(findings)) from error
 
 

@@ -74,7 +74,7 @@ def read_document(
     documents = read_documents(path, name)
     if len(documents) > 1:
         line = documents[1].root.start_mark.line + 1
-        raise ProfileError(name, (Finding(f"{path}:{line}", f"{noun} is one document, not more"),))
+        raise ProfileError(name, (Finding("", f"{noun} is one document, not more", file=str(path), line=line),))
     if allow_empty and all(document.content is None for document in documents):
         start = yaml.Mark(str(path), 0, 0, 0, None, 0)
         return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
@@ -82,7 +82,7 @@ def read_document(
         content, root = documents[0]
         if isinstance(root, yaml.MappingNode) and isinstance(content, dict):
             return content, root
-    raise ProfileError(name, (Finding(f"{path}:1", f"{noun} is a mapping of keys to values"),))
+    raise ProfileError(name, (Finding("", f"{noun} is a mapping of keys to values", file=str(path), line=1),))
 
 
 class Document(NamedTuple):
@@ -113,7 +113,7 @@ def read_documents(path: Path, name: str) -> list[Document]:
         raise ProfileError(name, (_describe_syntax_error(path, text, error),)) from error
     if repeated_keys:
         findings = [
-            Finding(f"{path}:{line}", f"the key {shorten_value(key)} appears here a second time")
+            Finding("", f"the key {shorten_value(key)} appears here a second time", file=str(path), line=line)
             for key, line in repeated_keys
         ]
         raise ProfileError(name, tuple(findings))
@@ -204,14 +204,14 @@ def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> Fi
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count(b"\n", 0, error.position) + 1
         remedy = "" if "character" in problem else ": it is not UTF-8; save it as UTF-8"
-        return Finding(f"{path}:{line}", f"{problem}{remedy}")
+        return Finding("", f"{problem}{remedy}", file=str(path), line=line)
     if match := _UNKNOWN_TAG_PATTERN.search(problem):
         problem = f"a value cannot have the tag !!{match[1]}: write it without one"
     template = _TEMPLATE_PATTERN.search(text)
     remedy = _RENDER_FIX.format(mark=template[0].strip().decode()) if template else ""
     if mark:
-        return Finding(f"{path}:{mark.line + 1}", f"{problem} (column {mark.column + 1})", remedy)
-    return Finding(str(path), problem, remedy)
+        return Finding("", f"{problem} (column {mark.column + 1})", remedy, file=str(path), line=mark.line + 1)
+    return Finding("", problem, remedy, file=str(path))
 
 
 class _RepeatedKey(NamedTuple):

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from torchyard.model.finding import Finding
+from torchyard.model.finding import FilePosition, Finding
 
 _UNION_TAGS = (
     "text",
@@ -109,8 +109,10 @@ def _list_models(annotation: Any) -> list[type[BaseModel]]:
     return models
 
 
-def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
-    """`file:line` of a key, or `override` if its value came from an override.
+def find_position(
+    path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None
+) -> FilePosition:
+    """The file and line of a key, or `override` if its value came from an override.
 
     The line is that of the last segment of the location that the document has.
     """
@@ -118,7 +120,7 @@ def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overr
     for dotted_key in overrides or {}:
         # Either may be the longer one: an override may set a whole mapping, or a key inside the location.
         if loc and all(map(str.__eq__, dotted_key.split("."), loc_keys)):
-            return "override"
+            return FilePosition("override")
     node = root
     line = root.start_mark.line
     for segment in loc:
@@ -127,7 +129,7 @@ def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overr
         node = _get_child(node, segment) or node
         if isinstance(segment, int):
             line = node.start_mark.line
-    return f"{path}:{line + 1}"
+    return FilePosition(str(path), line + 1)
 
 
 def _get_key_line(mapping: yaml.MappingNode, key: str | int, default: int) -> int:

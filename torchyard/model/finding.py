@@ -1,9 +1,16 @@
 """A finding: what was examined, the result, and what to do. Profiles, manifests and preflight report in this form."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 Verdict = Literal["ok", "warning", "failed"]
+
+
+class FilePosition(NamedTuple):
+    """A line of a file, counted from 1; `override` without a line for a value that is not from a file."""
+
+    file: str
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,8 @@ class Finding:
     remedy: what to do; empty if there is nothing to do, or if `what` says it.
     verdict: whether it prevents the run.
     takes_other_port: whether the run can take another port instead of the one that is held.
+    file: the file with the mistake, or `override` if the value is not from a file; empty if it is not about a file.
+    line: the line in this file, counted from 1; None if it is not known.
     """
 
     where: str
@@ -23,15 +32,22 @@ class Finding:
     remedy: str = ""
     verdict: Verdict = "failed"
     takes_other_port: bool = False
+    file: str = ""
+    line: int | None = None
 
     def __str__(self) -> str:
-        """`where: what; remedy`, without the parts that are empty."""
-        sentence = f"{self.where}: {self.what}" if self.where else self.what
+        """`file:line: where: what; remedy`, without the parts that are empty."""
+        location = self.file if self.line is None else f"{self.file}:{self.line}"
+        sentence = ": ".join(part for part in (location, self.where, self.what) if part)
         return f"{sentence}; {self.remedy}" if self.remedy else sentence
 
     def within(self, location: str) -> Self:
-        """The same finding with a location before its `where`: a file and line, or the object that has the key."""
+        """The same finding with the object that has the key before its `where`."""
         return replace(self, where=f"{location}: {self.where}" if self.where else location)
+
+    def at(self, position: FilePosition) -> Self:
+        """The same finding with its position in a file."""
+        return replace(self, file=position.file, line=position.line)
 
 
 def passed_check(subject: str, detail: str) -> Finding:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
+from torchyard.model.finding import FilePosition, Finding, failed_check, passed_check, warning_check
 
 
 @pytest.mark.parametrize(
@@ -11,8 +11,10 @@ from torchyard.model.finding import Finding, failed_check, passed_check, warning
         (Finding("nodes", "must be 1 or more"), "nodes: must be 1 or more"),
         (Finding("port 80", "taken", "choose another"), "port 80: taken; choose another"),
         (Finding("", "there is no file a.yaml"), "there is no file a.yaml"),
-        (Finding("nodes", "must be 1 or more").within("a.yaml:3"), "a.yaml:3: nodes: must be 1 or more"),
-        (Finding("", "unknown key ndoes").within("a.yaml:3"), "a.yaml:3: unknown key ndoes"),
+        (Finding("nodes", "must be 1 or more").at(FilePosition("a.yaml", 3)), "a.yaml:3: nodes: must be 1 or more"),
+        (Finding("nodes", "must be 1 or more").at(FilePosition("override")), "override: nodes: must be 1 or more"),
+        (Finding("", "unknown key ndoes").at(FilePosition("a.yaml", 3)), "a.yaml:3: unknown key ndoes"),
+        (Finding("spec", "it is empty").within("the Job"), "the Job: spec: it is empty"),
     ],
 )
 def test_finding_is_one_sentence(finding: Finding, text: str) -> None:
@@ -20,10 +22,10 @@ def test_finding_is_one_sentence(finding: Finding, text: str) -> None:
     assert str(finding) == text
 
 
-def test_location_changes_nothing_else() -> None:
-    """A finding within a file keeps its problem, remedy and verdict."""
-    finding = warning_check("spec", "a trap", "write 1")
-    assert finding.within("a.yaml:3") == Finding("a.yaml:3: spec", "a trap", "write 1", "warning")
+def test_position_changes_nothing_else() -> None:
+    """A finding of an object in a file keeps its problem, remedy and verdict."""
+    finding = warning_check("spec", "a trap", "write 1").within("the Job").at(FilePosition("a.yaml", 3))
+    assert finding == Finding("the Job: spec", "a trap", "write 1", "warning", file="a.yaml", line=3)
 
 
 def test_check_has_its_verdict() -> None:
