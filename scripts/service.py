@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -98,18 +99,35 @@ def uninstall_service() -> None:
     print(f"{path.name} is stopped and removed; `make up` resumes the runs that have not ended")
 
 
-def show_service() -> int:
-    """Print whether the unit is installed and active; return 0 if it is active, else 1."""
+class UnitState(NamedTuple):
+    """The unit, and its states as systemctl reports them; they are empty if it is not installed."""
+
+    unit: str
+    installed: bool
+    active: str
+    enabled: str
+
+
+def read_unit_state() -> UnitState:
+    """The state of this folder's unit. YardError if the unit belongs to another folder, or without systemd."""
     path = get_unit_path()
     if not path.exists():
-        print(f"{path.name} is not installed: make service")
-        return 1
+        return UnitState(path.name, installed=False, active="", enabled="")
     _check_unit_owner(path)
     _check_systemd()
-    states = [_query_systemctl(verb, path.name).stdout.strip() for verb in ("is-active", "is-enabled")]
-    print(f"{path.name}: {', '.join(states)}; its log: journalctl --user -u {path.name}")
+    active, enabled = (_query_systemctl(verb, path.name).stdout.strip() for verb in ("is-active", "is-enabled"))
+    return UnitState(path.name, installed=True, active=active, enabled=enabled)
+
+
+def show_service() -> int:
+    """Print whether the unit is installed and active; return 0 if it is active, else 1."""
+    state = read_unit_state()
+    if not state.installed:
+        print(f"{state.unit} is not installed: make service")
+        return 1
+    print(f"{state.unit}: {state.active}, {state.enabled}; its log: journalctl --user -u {state.unit}")
     print(_describe_linger())
-    return 0 if states[0] == "active" else 1
+    return 0 if state.active == "active" else 1
 
 
 def build_unit(*, take_over: bool = False) -> str:

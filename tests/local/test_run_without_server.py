@@ -72,8 +72,8 @@ def test_killed_run_is_attached_to(write: Write) -> None:
 
 
 def test_termination_ends_the_run(write: Write) -> None:
-    """SIGTERM tears the job down, and the report names the signal."""
-    process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
+    """SIGTERM tears the job down, the exit code shows the stop, and with --json stdout is only the document."""
+    process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)), "--json")
     wait_until(
         lambda: [
             folder for folder in list_run_folders() if folder.read_record().find_last("step").get("name") == "wait"
@@ -82,5 +82,7 @@ def test_termination_ends_the_run(write: Write) -> None:
     process.terminate()
     stdout, _ = process.communicate(timeout=60)
     report = only_run().report()
-    assert (process.returncode, report and report.sentence) == (1, "stopped by SIGTERM"), stdout
+    assert (process.returncode, report and report.sentence) == (130, "stopped by SIGTERM"), stdout
+    document = json.loads(stdout)
+    assert (document["run"], document["end"]) == (only_run().name, "stopped")
     assert not find_labelled(f"{only_run().name}/1/")

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.tools.causes_page import render_table
+from torchyard.cli.documents import DOCUMENTS, ErrorDetails, ErrorDocument, FindingDocument
+from torchyard.cli.exit_codes import ExitCode
 from torchyard.cli.main import build_parser
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading import catalog
+from torchyard.model.base import FrozenModel
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import METRICS_FORMATS, Profile
 
@@ -47,6 +50,23 @@ COMMANDS_HEADER = f"""\
 
 `torchyard` needs no server. In a checkout it is `.venv/bin/torchyard`.
 {GENERATED_NOTE}
+"""
+EXIT_CODES_HEADER = """
+## Exit codes
+They are the same for all commands, and a script can rely on them. `torchyard demo --fail` ends with 0 if its run fails.
+
+"""
+JSON_HEADER = f"""\
+# JSON output
+
+With `--json` a command prints one JSON document on stdout, also if it ends by an error; progress, logs and messages are
+on stderr. `run`, `attach`, `benchmark` and `demo` print it at the end of the run. Only a command that is killed, or
+stopped by Ctrl-C outside of a run, prints none. [Exit codes](commands.md#exit-codes) are the same with and without it.
+
+`torchyard schema --of VERB` prints the JSON Schema of the document, with all nested objects. Keys may be added; the
+name and the meaning of a key do not change. A number that is nan or infinite is null.
+{GENERATED_NOTE}
+
 """
 MAKE_HEADER = """
 ## make, in a checkout
@@ -224,12 +244,41 @@ def render_commands() -> str:
                 ("argument", "meaning"), [(f"`{argument[0]}`", argument[1]) for argument in list_arguments(parser)]
             )
         )
+    parts += [EXIT_CODES_HEADER, render_table(("code", "meaning"), list_exit_codes())]
     targets = re.findall(r"^([a-z0-9-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     parts += [
         MAKE_HEADER,
         render_table(("command", "what it does"), [(f"`make {name}`", help_text) for name, help_text in targets]),
     ]
     return "".join(parts).replace("| argument | meaning |\n| --- | --- |\n\n", "It takes no arguments.\n\n")
+
+
+def list_exit_codes() -> list[tuple[str, str]]:
+    """The rows of the table of exit codes."""
+    return [(str(code.value), code.meaning) for code in ExitCode]
+
+
+def render_json_page() -> str:
+    """docs/json.md"""
+    parts = [JSON_HEADER]
+    verbs_by_document: dict[type[FrozenModel], list[str]] = {}
+    for verb, document in DOCUMENTS.items():
+        verbs_by_document.setdefault(document, []).append(verb)
+    for document, verbs in verbs_by_document.items():
+        parts += [render_document(", ".join(verbs), document), "\n"]
+    parts.append(render_document("An error", ErrorDocument))
+    parts.append(f"\nThe keys of `error`:\n\n{render_document_keys(ErrorDetails)}")
+    parts.append(f"\nThe keys of a finding, as in `findings` and `checks`:\n\n{render_document_keys(FindingDocument)}")
+    return "".join(parts)
+
+
+def render_document(heading: str, document: type[FrozenModel]) -> str:
+    return f"## {heading}\n{document.__doc__}\n\n{render_document_keys(document)}"
+
+
+def render_document_keys(document: type[FrozenModel]) -> str:
+    rows = [(f"`{name}`", field.description or "") for name, field in document.model_fields.items()]
+    return render_table(("key", "meaning"), rows)
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
@@ -255,6 +304,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "hardware-keys.md": render_hardware_keys,
     DOCS / "commands.md": render_commands,
     DOCS / "profiles.md": render_profiles,
+    DOCS / "json.md": render_json_page,
 }
 
 

@@ -4,8 +4,10 @@ It requires only this package and, for the training, torch: no server, no checko
 """
 
 import shutil
+import sys
 from pathlib import Path
 
+from torchyard.cli.exit_codes import ExitCode
 from torchyard.cli.run import run_new
 from torchyard.common.packages import need
 from torchyard.common.project_root import ROOT
@@ -37,8 +39,8 @@ _NEXT_WITHOUT_FAILURE = """
 The run succeeded, because {data} exists: remove it to see the failure."""
 
 
-def run_demo(*, fail: bool, without_torch: bool) -> int:
-    """Run the demo and print the next steps if it ended as intended. Returns 0 then, else 1.
+def run_demo(*, fail: bool, without_torch: bool, as_json: bool) -> int:
+    """Run the demo and print the next steps if it ended as intended. Returns 0 then, else the exit code of the run.
 
     `fail` runs the demo of a failure, which needs no torch. Raises MissingPackageError if a package of the training is
     missing.
@@ -52,15 +54,21 @@ def run_demo(*, fail: bool, without_torch: bool) -> int:
         need("the training of the demo", "torch", "sklearn", remedy=_INSTALL_TORCH)
     path = copy_files(name)
     profile = load_profile(str(path))
-    print(f"{path}: {profile.about}", flush=True)
-    run_name, exit_code = run_new(profile)
+    stream = sys.stderr if as_json else sys.stdout
+    print(f"{path}: {profile.about}", file=stream, flush=True)
+    run_name, exit_code = run_new(profile, as_json=as_json)
     text = ""
-    if fail:
-        text = _NEXT_AFTER_FAILURE if exit_code else _NEXT_WITHOUT_FAILURE
-    elif not exit_code:
+    if fail and exit_code == ExitCode.FAILED:
+        text = _NEXT_AFTER_FAILURE
+        exit_code = ExitCode.SUCCESS
+    elif fail and exit_code == ExitCode.SUCCESS:
+        text = _NEXT_WITHOUT_FAILURE
+        exit_code = ExitCode.FAILED
+    elif exit_code == ExitCode.SUCCESS:
         text = _NEXT
-    print(text.format(logs=f"torchyard logs {run_name}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
-    return int(exit_code == 0) if fail else exit_code
+    logs = f"torchyard logs {run_name}"
+    print(text.format(logs=logs, data=str(path.parent / "shard-1.bin"), profile=str(path)), file=stream)
+    return exit_code
 
 
 def copy_files(name: str) -> Path:

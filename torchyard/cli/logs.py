@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from torchyard.archive.store import open_store
+from torchyard.cli.documents import LogsDocument, print_document
 from torchyard.cli.find import build_no_run_error, find_run, is_started_here
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.model.errors import NoRunError, TorchyardError
+from torchyard.model.fabric import FabricVerdict
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.steps.log_reader import read_rank_zero
 from torchyard.steps.rank_output import LogSelection, OutputFollower, RankLayout, check_selection, read_output
@@ -35,21 +37,41 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
     local_folder = RunFolder(runs_folder() / name)
     if is_following and is_started_here(local_folder):
         return _follow_folder(local_folder, selection)
-    try:
-        folder = find_run(name)
-    except NoRunError as error:
-        raise build_no_run_error(name, open_store(), _ELSEWHERE_HINT) from error
+    folder = _find_folder(name)
     record = folder.read_record()
     if is_following and not record.is_over:
         host = record.last_start.get("host", "another machine")
         raise TorchyardError(f"run {name} has its logs on {host}: follow it there. {_ELSEWHERE_HINT}")
-    plan = folder.plans()[-1]
-    check_selection(plan.nodes, selection)
-    lines = read_output(plan.nodes, _get_layout(folder), selection)
-    line_count = print_lines(read_rank_zero(plan) if selection == LogSelection() else lines)
+    line_count = print_lines(_read_lines(folder, selection))
     report_missing_rank(name, selection, line_count)
     _report_network(folder)
     return 0
+
+
+def show_logs_as_json(name: str, selection: LogSelection) -> int:
+    """Print the selected lines of a run's last attempt as one document. Errors as in `show_logs`."""
+    folder = _find_folder(name)
+    attempt = folder.attempts()[-1]
+    lines = tuple(_read_lines(folder, selection))
+    print_document(LogsDocument(run=folder.name, attempt=attempt, lines=lines, fabric=_read_network(folder)))
+    return 0
+
+
+def _find_folder(name: str) -> RunFolder:
+    """The folder of a run, here or in the archive. NoRunError if it is in neither."""
+    try:
+        return find_run(name)
+    except NoRunError as error:
+        raise build_no_run_error(name, open_store(), _ELSEWHERE_HINT) from error
+
+
+def _read_lines(folder: RunFolder, selection: LogSelection) -> Iterable[str]:
+    """The selected lines of the last attempt. TorchyardError if the job has no such node."""
+    plan = folder.plans()[-1]
+    check_selection(plan.nodes, selection)
+    if selection == LogSelection():
+        return read_rank_zero(plan)
+    return read_output(plan.nodes, _get_layout(folder), selection)
 
 
 def report_missing_rank(name: str, selection: LogSelection, line_count: int) -> None:
@@ -172,10 +194,15 @@ def _get_layout(folder: RunFolder) -> RankLayout:
     return RankLayout(folder.plans()[-1].ranks, processes if isinstance(processes, int) else None)
 
 
-def _report_network(folder: RunFolder) -> None:
-    """Print the verdict on the network of the last attempt, if there is one, on stderr: stdout may be a pipe."""
+def _read_network(folder: RunFolder) -> FabricVerdict | None:
+    """The network of the last attempt; None if it is not known."""
     numbers = folder.attempts()
     ended = folder.ended(numbers[-1]) if numbers else None
-    fabric = ended.collected.fabric if ended else None
+    return ended.collected.fabric if ended else None
+
+
+def _report_network(folder: RunFolder) -> None:
+    """Print the verdict on the network of the last attempt, if there is one, on stderr: stdout may be a pipe."""
+    fabric = _read_network(folder)
     if fabric:
         print(f"fabric: {fabric.verdict}: {single_line(fabric.sentence)}", file=sys.stderr)

@@ -7,16 +7,18 @@ Start with `torchyard demo`.
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from torchyard.common.escaping import single_line, strip_control_codes
+from torchyard.cli.exit_codes import ExitCode, UsageError, get_error_code
+from torchyard.common.escaping import strip_control_codes
 from torchyard.common.extensions import list_extensions
 from torchyard.launchers import registry
 from torchyard.loading import catalog
 from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
-from torchyard.loading.profile import list_profiles, load_profile, resolve_file
-from torchyard.model.errors import ProfileError, TorchyardError
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import METRICS_FORMATS, Profile
 from torchyard.model.run import TRIAL_RUN
@@ -24,29 +26,62 @@ from torchyard.model.trend import Trend
 from torchyard.run.folder import runs_folder
 
 _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
+# The verbs with a document in torchyard/cli/documents.py, which is imported only for a document: it takes a moment.
+JSON_VERBS = (
+    *("demo", "plan", "check", "run", "benchmark", "attach", "profiles", "logs", "why"),
+    *("trend", "archive", "service"),
+)
+_JSON_HELP = "print one JSON document, and everything else on stderr (docs/json.md)"
 _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code. 1 if a check, the profile or the run failed, with a message on stderr."""
-    args = build_parser().parse_args(argv)
+    """Run the command; return its exit code (ExitCode). An error is a message on stderr, and with --json a document."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = argparse.Namespace(json="--json" in argv)  # for a command line that cannot be parsed
     try:
+        build_parser().parse_args(argv, args)
         return int(args.run_verb(args))
     except TorchyardError as error:
-        print(strip_control_codes(str(error)), file=sys.stderr)
-        return 1
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(strip_control_codes(text), file=sys.stderr)
+        return _report_error(error, as_json=args.json)
     except BrokenPipeError:
-        return 0
+        return ExitCode.SUCCESS
+    except Exception as error:
+        if not args.json:
+            raise
+        traceback.print_exc()
+        return _report_error(error, as_json=True)
+
+
+def _report_error(error: Exception, *, as_json: bool) -> int:
+    """Print the document of an error, if one was requested; return the exit code."""
+    exit_code = get_error_code(error)
+    if as_json:
+        from torchyard.cli.documents import describe_error, print_document
+
+        print_document(describe_error(error, exit_code))
+    return exit_code
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.format_usage()}{self.prog}: ", message)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torchyard", description=__doc__)
+    parser = _Parser(prog="torchyard", description=__doc__)
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verb_parsers: dict[str, argparse.ArgumentParser] = {}
     for name, run_verb in VERBS.items():
         verb_parsers[name] = verbs.add_parser(name, help=run_verb.__doc__)
-        verb_parsers[name].set_defaults(run_verb=run_verb)
+        verb_parsers[name].set_defaults(run_verb=run_verb, json=False)
+    for name in JSON_VERBS:
+        verb_parsers[name].add_argument("--json", action="store_true", help=_JSON_HELP)
     for name in ("plan", "check", "run", "benchmark"):
         verb_parsers[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
         verb_parsers[name].add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
@@ -54,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--resume", metavar="RUN", help="continue from the last complete checkpoint of this run, or from this path"
     )
     verb_parsers["plan"].add_argument(
-        "--as", dest="form", choices=["yaml"], help="print the complete plan: all objects, or all commands"
+        "--as", dest="form", choices=["yaml", "json"], help="print the complete plan; json is the same as --json"
     )
     verb_parsers["benchmark"].add_argument(
         "--fabric",
@@ -76,6 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--launchers", action="store_true", help="list the launchers instead, with the package of each"
     )
     _add_run_arguments(verb_parsers)
+    verb_parsers["schema"].add_argument(
+        "--of", dest="verb", choices=JSON_VERBS, metavar="VERB", help="print the schema of what VERB --json prints"
+    )
     verb_parsers["trend"].add_argument(
         "history", nargs="?", metavar="PROFILE", help="a profile, or the name of a history"
     )
@@ -129,9 +167,6 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     )
     why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
     verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
-    verb_parsers["why"].add_argument(
-        "--json", action="store_true", help="print the verdict and every rank's record as JSON"
-    )
 
 
 def _parse_rank(text: str) -> int:
@@ -164,94 +199,93 @@ def _create_plan(profile: Profile) -> Plan:
 
 def _show_plan(args: argparse.Namespace) -> int:
     """print what a run would start and create, without running it"""
+    args.json = args.json or args.form == "json"
     profile = _load_profile(args)
     plan = _create_plan(profile)
     from torchyard.pages.plan import format_plan, list_plan_findings, render_plan_text
 
+    if args.json:
+        from torchyard.cli.documents import describe_plan, print_document
+
+        print_document(describe_plan(profile, plan))
+        return ExitCode.SUCCESS
     if args.form == "yaml":
         print(format_plan(plan), end="")
         for finding in list_plan_findings(plan):
             if finding.verdict != "ok":
                 print(strip_control_codes(str(finding)), file=sys.stderr)
-        return 0
+        return ExitCode.SUCCESS
     print(render_plan_text(profile, plan))
-    return 0
+    return ExitCode.SUCCESS
 
 
 def _show_checks(args: argparse.Namespace) -> int:
-    """run preflight only; exit code 1 if a check failed"""
+    """run preflight only"""
     profile = _load_profile(args)
     from torchyard.assembly import list_sinks
     from torchyard.run.services import Sinks
     from torchyard.steps.preflight import run_checks
 
     checks = (*run_checks(_create_plan(profile)), *Sinks(list_sinks(profile, TRIAL_RUN.id, "")).check())
-    for check in checks:
-        remedy = f"\n        {check.remedy}" if check.remedy else ""
-        print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.where}: {check.what}{remedy}"))
     failed_count = sum(check.verdict == "failed" for check in checks)
-    print(f"{len(checks) - failed_count} of {len(checks)} checks passed")
-    return 1 if failed_count else 0
+    if args.json:
+        from torchyard.cli.documents import ChecksDocument, describe_finding, print_document
+
+        findings = tuple(map(describe_finding, checks))
+        print_document(ChecksDocument(profile=profile.name, passed=not failed_count, checks=findings))
+    else:
+        for check in checks:
+            remedy = f"\n        {check.remedy}" if check.remedy else ""
+            print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.where}: {check.what}{remedy}"))
+        print(f"{len(checks) - failed_count} of {len(checks)} checks passed")
+    return ExitCode.FAILED if failed_count else ExitCode.SUCCESS
 
 
 def _run_profile(args: argparse.Namespace) -> int:
-    """run a profile to its end without a Prefect server; exit code 1 if the run does not succeed"""
+    """run a profile to its end without a Prefect server"""
     if args.resume:
         args.set.append(f"resume={json.dumps(args.resume)}")
     profile = _load_profile(args)
     from torchyard.cli.run import run_profile
 
-    return run_profile(profile)
+    return run_profile(profile, as_json=args.json)
 
 
 def _attach_run(args: argparse.Namespace) -> int:
     """resume a run of `torchyard run` that has lost its process"""
     from torchyard.cli.run import attach_run
 
-    return attach_run(args.run_name)
+    return attach_run(args.run_name, as_json=args.json)
 
 
 def _run_benchmark(args: argparse.Namespace) -> int:
     """run a profile over several fabrics, one after the other, and compare their bandwidths"""
     from torchyard.cli.run import run_comparison
 
-    return run_comparison(args.profile, read_overrides(args.set), args.fabric)
+    return run_comparison(args.profile, read_overrides(args.set), args.fabric, as_json=args.json)
 
 
 def _show_profiles(args: argparse.Namespace) -> int:
     """list all profiles, or print the file of one; or list the launchers"""
-    if args.launchers:
-        return _show_launchers()
-    if args.name:
-        print(resolve_file(args.name).read_text(encoding="utf-8"), end="")
-        return 0
     if args.form:
         print("\n".join(_CATALOG_FORMATS[args.form](catalog.load_catalog())))
-        return 0
-    profiles = list_profiles()
-    width = max(map(len, profiles), default=0)
-    for name, path in profiles.items():
-        try:
-            print(f"{name:<{width}}  {load_profile(str(path)).about}")
-        except ProfileError as error:
-            print(f"{name:<{width}}  (does not load: {error})")
-    return 0
+        return ExitCode.SUCCESS
+    from torchyard.cli.profiles import show_file, show_launchers, show_profiles
+
+    if args.launchers:
+        return show_launchers(as_json=args.json)
+    if args.name:
+        return show_file(args.name, as_json=args.json)
+    return show_profiles(as_json=args.json)
 
 
-def _show_launchers() -> int:
-    """Print each launcher: its name, the package that it comes from, and what it is, or why it cannot be used."""
-    launchers = registry.describe_launchers()
-    name_width = max(len(launcher.name) for launcher in launchers)
-    origin_width = max(len(launcher.origin) for launcher in launchers)
-    for launcher in launchers:
-        text = launcher.description if launcher.problem is None else f"(cannot be used: {launcher.problem})"
-        line = f"{launcher.name:<{name_width}}  {launcher.origin:<{origin_width}}  {single_line(text)}"
-        print(strip_control_codes(line))
-    return 0
+def _show_schema(args: argparse.Namespace) -> int:
+    """print the JSON Schema of a profile, for editors, or that of the output of a verb"""
+    if args.verb:
+        from torchyard.cli.documents import build_schema
 
-
-def _show_schema(_: argparse.Namespace) -> int:
-    """print the JSON Schema of a profile, for editors"""
+        print(json.dumps(build_schema(args.verb), indent=1))
+        return ExitCode.SUCCESS
     schema = Profile.model_json_schema()
     schema["properties"].pop("name")
     schema["required"] = [key for key in schema["required"] if key not in ("name", "launcher")]
@@ -268,7 +302,7 @@ def _show_schema(_: argparse.Namespace) -> int:
         for name, options_schema in options.items()
     ]
     print(json.dumps(schema, indent=1))
-    return 0
+    return ExitCode.SUCCESS
 
 
 def _show_runs(args: argparse.Namespace) -> int:
@@ -285,12 +319,18 @@ def _show_logs(args: argparse.Namespace) -> int:
     from torchyard.steps.rank_output import LogSelection
 
     selection = LogSelection(args.rank, args.node)
+    if args.json and (args.follow or args.cluster is not None):
+        raise UsageError(
+            "torchyard logs: ", "--json prints the lines of a run of this machine: use it without -f and --cluster"
+        )
     if args.cluster is not None:
         from torchyard.cli.pod_logs import show_pod_logs
 
         return show_pod_logs(args.run_name, selection, context=args.cluster, is_following=args.follow)
-    from torchyard.cli.logs import show_logs
+    from torchyard.cli.logs import show_logs, show_logs_as_json
 
+    if args.json:
+        return show_logs_as_json(args.run_name, selection)
     return show_logs(args.run_name, selection, is_following=args.follow)
 
 
@@ -308,11 +348,11 @@ def _show_trend(args: argparse.Namespace) -> int:
     from torchyard.cli.trend import show_histories, show_history
 
     if not args.history:
-        return show_histories()
+        return show_histories(as_json=args.json)
     trend = None
     if args.value:
         trend = Trend(value=args.value, better="lower" if args.lower else "higher")
-    return show_history(args.history, trend, args.plot)
+    return show_history(args.history, trend, args.plot, as_json=args.json)
 
 
 def _serve_metrics(args: argparse.Namespace) -> int:
@@ -322,25 +362,25 @@ def _serve_metrics(args: argparse.Namespace) -> int:
     return print_metrics() if args.once else serve_until_stopped(args.host, args.port)
 
 
-def _create_archive(_: argparse.Namespace) -> int:
+def _create_archive(args: argparse.Namespace) -> int:
     """create the archive that TORCHYARD_ARCHIVE names"""
     from torchyard.cli.archive import create_archive
 
-    return create_archive()
+    return create_archive(as_json=args.json)
 
 
 def _run_service(args: argparse.Namespace) -> int:
     """run a checkout's Prefect server and worker as a systemd user unit, also after a reboot"""
     from torchyard.cli.service import run_service
 
-    return run_service(args.verb)
+    return run_service(args.verb, as_json=args.json)
 
 
 def _run_demo(args: argparse.Namespace) -> int:
     """run an example in this folder, in ./torchyard-demo: two agents learn handwritten digits"""
     from torchyard.cli.demo import run_demo
 
-    return run_demo(fail=args.fail, without_torch=args.without_torch)
+    return run_demo(fail=args.fail, without_torch=args.without_torch, as_json=args.json)
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 
 from torchyard.archive.store import open_store
 from torchyard.assembly import create_runner
+from torchyard.cli.documents import BenchmarkDocument, describe_run, print_document
+from torchyard.cli.exit_codes import ExitCode, get_run_code
 from torchyard.cli.find import build_no_run_error, fetch_run_to_resume, is_run_name
 from torchyard.common.log import LOGGER_NAME, SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.model.errors import DetachedError, FolderError, NoReportError, TorchyardError
 from torchyard.model.profile import Profile
-from torchyard.model.run import Report
+from torchyard.model.run import EndedRun, Report
 from torchyard.run.control import LocalControl
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.record import RunRecord
@@ -26,17 +28,18 @@ from torchyard.steps.descriptors import raise_file_limit
 _PROFILE_FILE = "profile.json"  # what `attach` resumes with
 
 
-def run_profile(profile: Profile) -> int:
-    """Start a new run and own it to its end; return the exit code, 0 if it succeeded."""
-    _, exit_code = run_new(profile)
+def run_profile(profile: Profile, *, as_json: bool) -> int:
+    """Start a new run and own it to its end; return the exit code."""
+    _, exit_code = run_new(profile, as_json=as_json)
     return exit_code
 
 
-def run_new(profile: Profile) -> tuple[str, int]:
-    """Start a new run and own it to its end; return its name and the exit code, 0 if it succeeded."""
-    _log_to_terminal()
+def run_new(profile: Profile, *, as_json: bool) -> tuple[str, int]:
+    """Start a new run and own it to its end; return its name and the exit code."""
+    _log_to_terminal(as_json=as_json)
     runner = _start_runner(profile)
-    return runner.folder.name, _execute(runner)
+    ended = _execute(runner)
+    return runner.folder.name, _report_end(runner, ended, as_json=as_json)
 
 
 def _start_runner(profile: Profile) -> Runner:
@@ -48,7 +51,7 @@ def _start_runner(profile: Profile) -> Runner:
     return create_runner(profile, run_id, LocalControl())
 
 
-def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[str]) -> int:
+def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[str], *, as_json: bool) -> int:
     """Run a profile over each fabric and compare them. Exit code 0 if every run succeeded and printed bandwidths."""
     from torchyard.benchmark import sequence, table
 
@@ -60,18 +63,21 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
             raise NoReportError(runner.folder.name, f"see {runner.folder.path}")
         return report
 
-    _log_to_terminal()
+    _log_to_terminal(as_json=as_json)
     benchmark = sequence.run_benchmark(name, overrides, fabrics, run_one)
     folder = sequence.save_benchmark(benchmark, f"{benchmark.profile}-{benchmark.curves[0].run.rpartition('-')[2]}")
-    print(table.render_benchmark_text(benchmark))
-    print(f"  {folder}")
     failure = sequence.find_failure(benchmark)
+    if as_json:
+        print_document(BenchmarkDocument(benchmark=benchmark, failure=failure, folder=str(folder)))
+    else:
+        print(table.render_benchmark_text(benchmark))
+        print(f"  {folder}")
     if failure:
         print(failure, file=sys.stderr)
-    return 1 if failure else 0
+    return ExitCode.FAILED if failure else ExitCode.SUCCESS
 
 
-def attach_run(name: str) -> int:
+def attach_run(name: str, *, as_json: bool) -> int:
     """Resume a run whose launcher was lost; a run that has ended only reports its end again.
 
     NoRunError if there is no such run here, TorchyardError if Prefect owns it, FolderError if its profile cannot be
@@ -91,24 +97,34 @@ def attach_run(name: str) -> int:
         reason = f"{_PROFILE_FILE} cannot be read ({error.errors()[0]['msg']})"
         raise FolderError(str(folder.path), reason, "end its job by hand, then remove the folder") from error
     count = record.count_starts() + 1
-    _log_to_terminal()
-    return _execute(create_runner(profile, record.run_id, LocalControl(count, is_retry_requested=False)))
+    _log_to_terminal(as_json=as_json)
+    runner = create_runner(profile, record.run_id, LocalControl(count, is_retry_requested=False))
+    return _report_end(runner, _execute(runner), as_json=as_json)
 
 
-def _execute(runner: Runner) -> int:
-    """Own a run to its end. Returns the exit code."""
+def _execute(runner: Runner) -> EndedRun:
+    """Own a run to its end. The errors of `Runner.run`, with the command that resumes the run as a note."""
     gc.enable()  # disabled for the short verbs (console.py)
     raise_file_limit()
     try:
-        ended = runner.run()
-    except DetachedError:
-        print(f"to resume it: torchyard attach {runner.folder.name}", file=sys.stderr)
-        return 1
-    return 0 if ended.end == "succeeded" else 1
+        return runner.run()
+    except DetachedError as error:
+        error.add_note(f"to resume it: torchyard attach {runner.folder.name}")
+        raise
 
 
-def _log_to_terminal() -> None:
-    handler = logging.StreamHandler(sys.stdout)
+def _report_end(runner: Runner, ended: EndedRun, *, as_json: bool) -> int:
+    """Print how a run ended, if the log on the terminal has not done it; return the exit code."""
+    if as_json:
+        folder = runner.folder
+        report = ended.report or folder.report()
+        print_document(describe_run(folder.name, runner.profile.name, str(folder.path), ended, report))
+    return get_run_code(ended.end)
+
+
+def _log_to_terminal(*, as_json: bool) -> None:
+    """Print the log of runs; on stderr if stdout is for a document."""
+    handler = logging.StreamHandler(sys.stderr if as_json else sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)-7s | %(message)s", "%H:%M:%S"))
     handler.addFilter(SafeText())
     log = logging.getLogger(LOGGER_NAME)

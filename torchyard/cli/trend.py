@@ -5,6 +5,8 @@ from pathlib import Path
 
 from torchyard.archive.histories import fetch_histories
 from torchyard.archive.store import open_store
+from torchyard.cli.documents import HistoryDocument, TrendDocument, TrendRun, print_document
+from torchyard.cli.exit_codes import ExitCode
 from torchyard.common.escaping import strip_control_codes
 from torchyard.model.errors import FolderError, ProfileError
 from torchyard.model.finding import Finding
@@ -16,10 +18,15 @@ from torchyard.trend.plot import draw_trend
 from torchyard.trend.records import History, history_folder, list_histories, read_history
 
 
-def show_histories() -> int:
+def show_histories(*, as_json: bool) -> int:
     """List every history: its name, the number of its runs, and their common properties."""
     _fetch_archived()
     paths = list_histories(runs_folder())
+    if as_json:
+        histories = [(path, _read(path)) for path in paths]
+        documents = [_describe_history(path, history) for path, history in histories if history.records]
+        print_document(TrendDocument(histories=tuple(documents)))
+        return ExitCode.SUCCESS
     if not paths:
         print(f"there is no history in {history_folder(runs_folder())}: the first run starts one")
     rows: list[list[str]] = []
@@ -29,10 +36,10 @@ def show_histories() -> int:
             noun = "run" if len(records) == 1 else "runs"
             rows.append([path.stem, f"{len(records)} {noun}", describe_key(records[-1].key)])
     _print_columns(rows)
-    return 0
+    return ExitCode.SUCCESS
 
 
-def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
+def show_history(name: str, trend: Trend | None, plot: str | None, *, as_json: bool) -> int:
     """Show the history with this name, or the only one of this profile; the default number is the last compared one.
 
     ProfileError if none exists, or more than one.
@@ -42,12 +49,45 @@ def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
     history = _read(path)
     trend = trend or find_trend(history)
     if plot is not None:
-        return _save_plot(history, trend, Path(plot))
-    table = build_table(history, trend)
-    _print_columns([table.header, *table.rows])
-    suffix = f": {history.skipped} lines cannot be read" if history.skipped else ""
-    print(f"{path}{suffix}")
-    return 0
+        _save_plot(history, trend, Path(plot))
+    if as_json:
+        print_document(TrendDocument(histories=(_describe_runs(path, history, trend, plot or ""),)))
+    elif plot is not None:
+        print(plot)
+    else:
+        table = build_table(history, trend)
+        _print_columns([table.header, *table.rows])
+        suffix = f": {history.skipped} lines cannot be read" if history.skipped else ""
+        print(f"{path}{suffix}")
+    return ExitCode.SUCCESS
+
+
+def _describe_history(path: Path, history: History) -> HistoryDocument:
+    """The document of a history with at least one run, without its runs."""
+    return HistoryDocument(
+        name=path.stem,
+        path=str(path),
+        key=history.records[-1].key,
+        run_count=len(history.records),
+        unreadable_lines=history.skipped,
+        trend=find_trend(history),
+    )
+
+
+def _describe_runs(path: Path, history: History, trend: Trend | None, plot: str) -> HistoryDocument:
+    """The document of a history with its runs, compared by `trend`."""
+    nights = {item.record.identity: item.night for item in evaluate_records(history.records, trend)} if trend else {}
+    runs: list[TrendRun] = []
+    for record in history.records:
+        night = nights.get(record.identity)
+        if night is None:
+            runs.append(TrendRun(record=record))
+            continue
+        low = night.band.low if night.band else None
+        high = night.band.high if night.band else None
+        runs.append(TrendRun(record=record, value=night.value, usual_low=low, usual_high=high, verdict=night.verdict))
+    document = _describe_history(path, history)
+    return document.model_copy(update={"trend": trend, "runs": tuple(runs), "plot": plot})
 
 
 def _fetch_archived() -> None:
@@ -88,8 +128,8 @@ def _read(path: Path) -> History:
         raise FolderError(str(path), error.strerror or str(error), "make it readable") from error
 
 
-def _save_plot(history: History, trend: Trend | None, path: Path) -> int:
-    """Write the plot as SVG and print its path. ProfileError if there is nothing to draw, or it cannot be written."""
+def _save_plot(history: History, trend: Trend | None, path: Path) -> None:
+    """Write the plot as SVG. ProfileError if there is nothing to draw, or it cannot be written."""
     if trend is None:
         raise ProfileError("--plot", (Finding("", "no number was compared so far: choose one with --value NAME"),))
     svg = draw_trend(evaluate_records(history.records, trend), trend.value)
@@ -101,8 +141,6 @@ def _save_plot(history: History, trend: Trend | None, path: Path) -> int:
         path.write_text(svg, encoding="utf-8")
     except OSError as error:
         raise ProfileError("--plot", (Finding("", f"{path} cannot be written: {error.strerror or error}"),)) from error
-    print(path)
-    return 0
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:

@@ -3,13 +3,14 @@
 `torchyard why FOLDER/` reads dumps of torch's flight recorder in the same way.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from torchyard.cli.documents import WhyDocument, find_failure, print_document
+from torchyard.cli.exit_codes import ExitCode
 from torchyard.cli.find import find_run
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.ranks import format_ranks
@@ -21,7 +22,7 @@ from torchyard.diagnosis.hang.stack_locations import describe_location
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.model.errors import TorchyardError
 from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler
-from torchyard.model.run import LogLine
+from torchyard.model.run import Attempt, Failure, LogLine, Report
 from torchyard.pages.hang import tabulate_locations
 from torchyard.run.folder import RunFolder
 from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, format_time, read_hang
@@ -60,19 +61,33 @@ def explain_run(name: str, *, as_json: bool) -> int:
         findings = findings._replace(hang=outcome.hang, straggler=outcome.straggler or findings.straggler)
     elif folder.read_record().ending:
         findings = findings._replace(hang=read_hang(folder.attempt(number)))
-    failure = _read_failure(folder, number)
+    report = folder.report()
     if as_json:
-        document = {"run": name, "attempt": number, "failure": failure} | _dump(findings)
-        print(json.dumps(document, indent=1))
-        return 0
+        failure = _find_failure(report, ended)
+        document = WhyDocument(
+            run=name,
+            attempt=number,
+            end=report.end if report else None,
+            sentence=report.sentence if report else "",
+            failure=failure,
+            remedy=failure.cause.advice if failure else "",
+            bad_loss=outcome.bad_loss if outcome else None,
+            hang=findings.hang,
+            straggler=findings.straggler,
+            world=findings.world,
+            ranks=_sort_records(findings),
+        )
+        print_document(document)
+        return ExitCode.SUCCESS
+    failure_sentence = _describe_failure(report, ended)
     lines: list[str] = []
-    if failure:
-        lines.append(f"failed: {single_line(failure)}")
+    if failure_sentence:
+        lines.append(f"failed: {single_line(failure_sentence)}")
     lines += _list_lines(findings, plan.on_hang)
     if not findings.hang and not findings.records:
         lines += _read_page(folder, number)
     print(strip_control_codes("\n".join(lines)))
-    return 0
+    return ExitCode.SUCCESS
 
 
 def explain_dumps(name: str, *, as_json: bool) -> int:
@@ -97,10 +112,11 @@ def explain_dumps(name: str, *, as_json: bool) -> int:
             raise TorchyardError(f"{path}: {error}") from error
     findings = Findings(records, world, detect_hang(records, world))
     if as_json:
-        print(json.dumps(_dump(findings), indent=1))
+        ranks = _sort_records(findings)
+        print_document(WhyDocument(run=name, hang=findings.hang, straggler=None, world=world, ranks=ranks))
     else:
         print(strip_control_codes("\n".join(_list_lines(findings, "report"))))
-    return 0
+    return ExitCode.SUCCESS
 
 
 def _evaluate_records(lines: Iterable[LogLine]) -> Findings:
@@ -114,15 +130,19 @@ def _evaluate_records(lines: Iterable[LogLine]) -> Findings:
     return Findings(box.latest, box.world, detect_hang(box.latest, box.world, box.get_record_ages()), straggler)
 
 
-def _read_failure(folder: RunFolder, attempt: int) -> str | None:
-    """Why the run failed, or its last attempt if the run continues; None if neither has failed."""
-    report = folder.report()
+def _find_failure(report: Report | None, ended: Attempt | None) -> Failure | None:
+    """The cause of a run that failed, or of its last attempt if the run continues; None if neither has failed."""
     if report:
-        return report.sentence if report.end in ("failed", "gave-up", "swept") else None
-    ended = folder.ended(attempt)
-    if ended is None or ended.collected.failure is None:
-        return None
-    return ended.collected.failure.sentence or None
+        return find_failure(report)
+    return ended.collected.failure if ended else None
+
+
+def _describe_failure(report: Report | None, ended: Attempt | None) -> str:
+    """Why the run failed, or its last attempt if the run continues; empty if neither has failed."""
+    if report:
+        return report.sentence if report.end in ("failed", "gave-up", "swept") else ""
+    failure = _find_failure(report, ended)
+    return failure.sentence if failure else ""
 
 
 def _read_page(folder: RunFolder, attempt: int) -> list[str]:
@@ -134,13 +154,8 @@ def _read_page(folder: RunFolder, attempt: int) -> list[str]:
     return ["but a hang was detected:", *page.rstrip().split("\n")]
 
 
-def _dump(findings: Findings) -> dict[str, object]:
-    return {
-        "hang": findings.hang.model_dump(mode="json") if findings.hang else None,
-        "straggler": findings.straggler.model_dump(mode="json") if findings.straggler else None,
-        "world": findings.world,
-        "ranks": [record.model_dump(mode="json") for _, record in sorted(findings.records.items())],
-    }
+def _sort_records(findings: Findings) -> tuple[RankRecord, ...]:
+    return tuple(record for _, record in sorted(findings.records.items()))
 
 
 # --- as text

@@ -17,12 +17,12 @@ class RunResult(FrozenModel):
     # The caller's version of torchyard may be older than the one that wrote the result.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    profile: str
+    profile: str = Field(description="the name of the profile")
     run: str = Field(description="the name of the run's folder, objects and processes")
-    end: End
+    end: End = Field(description="succeeded, failed, stopped (by a signal), cancelled, swept or gave-up")
     sentence: str = Field(description="why it ended this way")
-    seconds: float
-    attempts: int
+    seconds: float = Field(description="the duration of the run, in all its processes")
+    attempts: int = Field(description="the number of attempts that have ended")
     metrics: Row = Field({}, description="rank 0's last row, and its summary of the whole run")
     warnings: tuple[str, ...] = Field((), description="signs that the job did not do what was intended")
     checkpoints: tuple[str, ...] = Field(

@@ -8,7 +8,7 @@ import yaml
 from torchyard.common import page
 from torchyard.common.escaping import shorten_text, single_line
 from torchyard.common.page import Block, Entries, Folded, Page, Paragraph, Table
-from torchyard.common.secrets import check_exposed_secrets, mask_document
+from torchyard.common.secrets import check_exposed_secrets, mask_document, mask_text
 from torchyard.model.finding import Finding, Verdict
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.pod import Mount
@@ -38,14 +38,16 @@ def render_plan_text(profile: Profile, plan: Plan) -> str:
 
 def build_plan_page(profile: Profile, plan: Plan) -> Page:
     """What the plan will run and create, its findings, and what to do about them."""
-    rows = [[label, single_line(text, _MAX_VALUE_CHARS)] for label, text in list_properties(profile, plan).items()]
+    properties = list_masked_properties(profile, plan)
+    rows = [[label, single_line(text, _MAX_VALUE_CHARS)] for label, text in properties.items()]
     findings = list_plan_findings(plan)
     for finding in findings[:_MAX_FINDINGS]:
-        rows.append([_FINDING_LABELS[finding.verdict], single_line(str(finding), _MAX_DETAIL_CHARS)])
+        text = mask_text(str(finding))
+        rows.append([_FINDING_LABELS[finding.verdict], single_line(text, _MAX_DETAIL_CHARS)])
     if len(findings) > _MAX_FINDINGS:
         rows.append(["", f"and {len(findings) - _MAX_FINDINGS:,} more: torchyard plan --as yaml prints all"])
     about = shorten_text(profile.about, _MAX_VALUE_CHARS)
-    return Page(profile.name, [Paragraph(about), Entries(("", ""), mask_document(rows))])
+    return Page(profile.name, [Paragraph(about), Entries(("", ""), rows)])
 
 
 def build_plan_document(plan: Plan) -> dict[str, Any]:
@@ -66,8 +68,8 @@ def list_plan_findings(plan: Plan) -> tuple[Finding, ...]:
     return (*advice, *check_exposed_secrets(plan))
 
 
-def list_properties(profile: Profile, plan: Plan) -> dict[str, str]:
-    """The rows of the table: names and values, without empty ones. Secrets are not masked."""
+def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
+    """The rows of the table: names and values, without empty ones. Secrets are masked."""
     properties = {
         "launcher": profile.launcher,
         "options": _join_items(profile.options),
@@ -88,7 +90,8 @@ def list_properties(profile: Profile, plan: Plan) -> dict[str, str]:
         "attempts": str(profile.attempts),
         "starts" if isinstance(plan, CommandPlan) else "creates": _describe_parts(plan),
     }
-    return {label: text for label, text in properties.items() if text}
+    masked: dict[str, str] = mask_document({label: text for label, text in properties.items() if text})
+    return masked
 
 
 def _join_items(mapping: Mapping[str, object]) -> str:

@@ -28,6 +28,7 @@ from torchyard.notify.targets import list_exposed_addresses
 from torchyard.pods import seal
 from torchyard.run.folder import RunFolder
 from torchyard.run.preview import preview_run
+from torchyard.run.result import build_result
 from torchyard.run.resume import CRASHED
 from torchyard.steps.descriptors import raise_file_limit
 
@@ -35,7 +36,7 @@ from .flow_run.control import PrefectControl
 from .flow_run.inner_run import derive_run_id
 from .flow_run.machine_hold import hold_run
 from .flow_run.ownership import obtain_key, register_flow_run
-from .flow_run.result import build_result, read_result
+from .flow_run.result import read_result
 from .flow_run.sink import PrefectSink
 from .flow_run.states import build_final_state
 from .flow_run.step import make_task

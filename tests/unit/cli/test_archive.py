@@ -20,5 +20,5 @@ def test_archive_is_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_command_without_a_url_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Without TORCHYARD_ARCHIVE the error describes what to set."""
     os.environ.pop(ARCHIVE_VARIABLE, None)
-    assert main(["archive", "init"]) == 1
+    assert main(["archive", "init"]) == 3
     assert "TORCHYARD_ARCHIVE" in capsys.readouterr().err

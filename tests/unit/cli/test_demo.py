@@ -20,7 +20,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Profile]:
     monkeypatch.chdir(tmp_path)
     profiles: list[Profile] = []
 
-    def start(profile: Profile) -> tuple[str, int]:
+    def start(profile: Profile, *, as_json: bool) -> tuple[str, int]:
         profiles.append(profile)
         return f"{profile.name}-1", int(profile.name == "fails" and not Path("torchyard-demo/shard-1.bin").exists())
 

@@ -59,14 +59,14 @@ def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("pair", "message"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])
 def test_malformed_set_is_an_error(capsys: pytest.CaptureFixture[str], pair: str, message: str) -> None:
-    """A --set that cannot be read gives one sentence and exit code 1."""
-    assert main(["plan", "digits-local", "--set", pair]) == 1
+    """A --set that cannot be read gives one sentence and exit code 3."""
+    assert main(["plan", "digits-local", "--set", pair]) == 3
     assert message in capsys.readouterr().err
 
 
 def test_unknown_profile_is_an_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    """A mistyped profile gets the nearest name on stderr, and exit code 1."""
-    assert main(["plan", "digits-loca"]) == 1
+    """A mistyped profile gets the nearest name on stderr, and exit code 3."""
+    assert main(["plan", "digits-loca"]) == 3
     captured = capsys.readouterr()
     assert (captured.out, "did you mean digits-local?" in captured.err) == ("", True)
 
@@ -86,16 +86,9 @@ def test_check_passes_without_a_trace(write: Write, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "runs").exists()
 
 
-def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every profile is listed on a separate line."""
-    assert main(["profiles"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(list_profiles())
-
-
 def test_logs_of_an_unknown_run_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """`logs` with an unknown run is an error."""
-    assert main(["logs", "none-12345678"]) == 1
+    assert main(["logs", "none-12345678"]) == 3
     assert "there is no run none-12345678 in" in capsys.readouterr().err
 
 
@@ -199,32 +192,6 @@ def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"torchyard {version}\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "begins"), [("pi-local", "about: Pi by"), ("hardware/oke/bm-gpu-h100-8", "about: OCI BM.GPU.H100.8")]
-)
-def test_profiles_prints_a_file(capsys: pytest.CaptureFixture[str], name: str, begins: str) -> None:
-    """With a name, the file of a profile or of a shape is printed, with its comments."""
-    assert main(["profiles", name]) == 0
-    assert begins in capsys.readouterr().out
-
-
-def test_unknown_shape_is_an_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    """A mistyped shape gets the nearest name on stderr, and exit code 1."""
-    assert main(["profiles", "hardware/oke/bm-gpu-h100"]) == 1
-    assert "did you mean oke/bm-gpu-h100-8?" in capsys.readouterr().err
-
-
-def test_profiles_lists_launchers(packages: InstalledPackages, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--launchers` lists each launcher with its package and its description, or why it cannot be used."""
-    entry_points = "[torchyard.launchers]\nnothing = ty_nothing\nbroken = ty_broken\n"
-    packages.install("ty-nothing", entry_points, ty_nothing=LAUNCHER, ty_broken="1 / 0")
-    assert main(["profiles", "--launchers"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("baremetal   torchyard       Plain machines: ")
-    assert lines[-2].startswith("broken      ty-nothing 1.0  (cannot be used: launcher broken of ty-nothing 1.0 ")
-    assert lines[-1] == "nothing     ty-nothing 1.0  Runs nothing, anywhere."
 
 
 def test_schema_has_the_launchers_of_packages(packages: InstalledPackages, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torchyard.run.folder import RunFolder
 
 def test_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """`attach` with an unknown run is an error."""
-    assert main(["attach", "nobody-1234"]) == 1
+    assert main(["attach", "nobody-1234"]) == 3
     assert "there is no run nobody-1234 in" in capsys.readouterr().err
 
 
@@ -22,7 +22,7 @@ def test_run_of_prefect_is_not_attached_to(capsys: pytest.CaptureFixture[str]) -
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
     with folder.owned():
         folder.record_event("start", run="an-id")
-    assert main(["attach", "sample-1"]) == 1
+    assert main(["attach", "sample-1"]) == 3
     assert "prefect flow-run retry an-id" in capsys.readouterr().err
 
 

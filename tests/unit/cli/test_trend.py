@@ -56,7 +56,7 @@ def test_plot_is_written(history: Path, tmp_path: Path, capsys: pytest.CaptureFi
     """--plot writes an SVG file, and a path that cannot be written is an error."""
     assert main(["trend", history.stem, "--plot", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
-    assert main(["trend", history.stem, "--plot", str(tmp_path / "none" / "x.svg")]) == 1
+    assert main(["trend", history.stem, "--plot", str(tmp_path / "none" / "x.svg")]) == 3
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
@@ -65,7 +65,7 @@ def test_ambiguous_history_is_an_error_that_lists_them(capsys: pytest.CaptureFix
     """A name without a history, and a profile with two of them, are errors that list the histories."""
     other_key = KEY.model_copy(update={"nodes": "4x1"})
     store_record(history_path(runs_folder(), other_key), build_records([1.0])[0])
-    assert main(["trend", "nope"]) == 1
+    assert main(["trend", "nope"]) == 3
     assert f"there is no such history; there are: {KEY.stem}, {other_key.stem}" in capsys.readouterr().err
-    assert main(["trend", KEY.profile]) == 1
+    assert main(["trend", KEY.profile]) == 3
     assert "2 histories are of this profile: name one of" in capsys.readouterr().err

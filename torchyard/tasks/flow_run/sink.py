@@ -19,6 +19,7 @@ from torchyard.model.event import ReportWritten, RunEvent, RunStarted
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.pages.report import render_markdown
+from torchyard.run.result import build_result
 from torchyard.sinks.pages import PageSink
 from torchyard.trend.page import render_history
 
@@ -26,7 +27,7 @@ from .control import PrefectControl
 from .late_reports import LATE_PAGES
 from .names import build_tags, format_end_tag, format_run_name
 from .pages import RunPages
-from .result import build_result, build_result_artifact
+from .result import build_result_artifact
 
 _PAGE_TIMEOUT_S = 10.0  # for all pages of the report; the end of the run waits no longer
 

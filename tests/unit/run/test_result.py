@@ -1,0 +1,54 @@
+"""The result of a run: built from the report."""
+
+import os
+from pathlib import Path
+
+from tests.builders.reports import short_report
+from torchyard.model.run import Collected, Metrics, Report
+from torchyard.run.result import build_result
+
+
+def build_report(folder: Path, metrics: Metrics) -> Report:
+    """A report of a run in this folder, whose last attempt has these metrics."""
+    report = short_report()
+    collected = Collected(logs=(), metrics=metrics, failure=None)
+    last = report.attempts[-1].model_copy(update={"collected": collected})
+    return report.model_copy(update={"folder": str(folder), "attempts": (*report.attempts[:-1], last)})
+
+
+def test_metrics_are_the_last_row_and_the_summary(tmp_path: Path) -> None:
+    """Of the rows only the last one counts, together with the program's summary of the whole run."""
+    metrics = Metrics(rows=({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0}), summary={"best": 1.0})
+    result = build_result(build_report(tmp_path, metrics))
+    assert result.metrics == {"epoch": 2, "loss": 1.0, "best": 1.0}
+    assert result.report == f"{tmp_path}/report.json"
+
+
+def test_result_stays_small(tmp_path: Path) -> None:
+    """A program may print any number of values, of any length: a result holds a hundred short ones."""
+    metrics = Metrics(summary={f"value {number}": "x" * 100_000 for number in range(1000)})
+    result = build_result(build_report(tmp_path, metrics))
+    assert len(result.metrics) == 100
+    assert len(result.model_dump_json()) < 200_000
+
+
+def test_checkpoints_are_those_named_and_those_saved(tmp_path: Path) -> None:
+    """The paths that rank 0 printed come first, then the files of the run's folder, the newest last, each once."""
+    (tmp_path / "checkpoints").mkdir()
+    for mtime, name in enumerate(("b.pt", "a.pt", "c.tmp")):
+        (tmp_path / "checkpoints" / name).touch()
+        os.utime(tmp_path / "checkpoints" / name, (mtime, mtime))
+    rows = ({"step": 1, "checkpoint": "s3://models/1"}, {"step": 2, "checkpoint": "s3://models/2"})
+    result = build_result(
+        build_report(tmp_path, Metrics(rows=rows, summary={"checkpoint": f"{tmp_path}/checkpoints/a.pt"}))
+    )
+    saved_paths = [f"{tmp_path}/checkpoints/{name}" for name in ("a.pt", "b.pt")]
+    assert result.checkpoints == ("s3://models/1", "s3://models/2", *saved_paths)
+
+
+def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
+    """Checkpoints that were copied back from a host are listed too."""
+    saved = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
+    saved.mkdir(parents=True)
+    (saved / "a.pt").touch()
+    assert build_result(build_report(tmp_path, Metrics())).checkpoints == (str(saved / "a.pt"),)

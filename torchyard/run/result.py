@@ -1,0 +1,66 @@
+"""The result of a run, built from its report: small enough to be passed to a caller on another machine."""
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from torchyard.common.escaping import shorten_text
+from torchyard.model.result import RunResult
+from torchyard.model.run import Metrics, Report, Row, RowValue
+
+# Limits of one result, which callers get as JSON.
+_MAX_VALUES = 100
+_MAX_TEXT_CHARS = 1000
+_MAX_CHECKPOINTS = 50
+
+
+def build_result(report: Report) -> RunResult:
+    """The result that callers get, built from the report."""
+    metrics = report.collected.metrics if report.collected else Metrics()
+    row: Row = dict(metrics.rows[-1]) if metrics.rows else {}
+    row.update(metrics.summary)
+    return RunResult(
+        profile=report.profile,
+        run=report.run,
+        end=report.end,
+        sentence=report.sentence,
+        seconds=round(report.seconds, 3),
+        attempts=len(report.attempts),
+        metrics={key: _shorten(value) for key, value in islice(row.items(), _MAX_VALUES)},
+        warnings=tuple(shorten_text(warning, _MAX_TEXT_CHARS) for warning in _list_warnings(report)),
+        checkpoints=_find_checkpoints(report, metrics),
+        report=f"{report.folder}/report.json",
+    )
+
+
+def _list_warnings(report: Report) -> tuple[str, ...]:
+    return report.collected.warnings if report.collected else ()
+
+
+def _shorten(value: RowValue) -> RowValue:
+    """Shorten a text to `_MAX_TEXT_CHARS`; numbers, booleans and None are returned as they are."""
+    return shorten_text(value, _MAX_TEXT_CHARS) if isinstance(value, str) else value
+
+
+def _find_checkpoints(report: Report, metrics: Metrics) -> tuple[str, ...]:
+    """The paths that rank 0 printed, then those in the run's folder; of each at most the last `_MAX_CHECKPOINTS`."""
+    printed_paths = (str(row["checkpoint"]) for row in (*metrics.rows, metrics.summary) if row.get("checkpoint"))
+    # The checkpoints of an agent behind ssh are copied back to the attempt's folder.
+    saved_paths = [
+        *_list_newest_last(report.folder, "attempt-*/*/files/checkpoints/*"),
+        *_list_newest_last(report.folder, "checkpoints/*"),
+    ]
+    return tuple(dict.fromkeys((*_keep_last(printed_paths), *_keep_last(saved_paths))))
+
+
+def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(paths))[-_MAX_CHECKPOINTS:]
+
+
+def _list_newest_last(folder: str, pattern: str) -> list[str]:
+    """The files and folders that match, without unfinished ones; a checkpoint may be either."""
+    try:
+        checkpoints = [(path.stat().st_mtime, str(path)) for path in Path(folder).glob(pattern)]
+    except OSError:  # a user removes files at this moment
+        return []
+    return [path for _, path in sorted(checkpoints) if not path.endswith((".tmp", ".part"))]
