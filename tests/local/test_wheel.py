@@ -146,6 +146,9 @@ def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> 
     assert completed.returncode == 0, completed.stderr
     assert [path.name for path in (project / "runs").glob("*/report.json")] == ["report.json"]
     assert not (project / "site" / "torchyard" / "runs").exists()
+    help_text = run_python(project, MAIN, "--help").stdout
+    assert (project / "site" / "torchyard" / "SKILL.md").exists()
+    assert str(project / "site" / "torchyard" / "SKILL.md") in "".join(help_text.split())
     plan_result = run_python(project, MAIN, "plan", "digits-local")
     assert plan_result.returncode == 0, plan_result.stderr
     assert str(project / "site" / "torchyard" / "programs") in plan_result.stdout

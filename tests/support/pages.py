@@ -10,7 +10,8 @@ from pathlib import Path
 from torchyard.common.project_root import ROOT
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "SKILL.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("CODE_OF_CONDUCT.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

@@ -79,7 +79,7 @@ class RunDocument(RunResult):
 
     folder: str = Field(description="the run's folder, on the machine of the launcher")
     failure: Failure | None = Field(None, description="the cause of a failed run; null if the job did not fail")
-    remedy: str = Field("", description="what to do about the cause; empty without one")
+    remedy: str = Field("", description="the usual remedy of the cause; empty if only `sentence` has one")
     hang: Hang | None = Field(None, description="the ranks that hung when the job ended, and why")
     bad_loss: BadLoss | None = Field(None, description="the first loss that was nan or infinite")
     leftovers: tuple[str, ...] = Field((), description="objects and processes that could not be removed")
@@ -137,7 +137,7 @@ class WhyDocument(FrozenModel):
     end: End | None = Field(None, description="how the run ended; null while it runs, or if it was lost")
     sentence: str = Field("", description="why it ended this way")
     failure: Failure | None = Field(None, description="the cause of the last attempt's failure; null if none is known")
-    remedy: str = Field("", description="what to do about the cause; empty without one")
+    remedy: str = Field("", description="the usual remedy of the cause; empty if only `sentence` has one")
     bad_loss: BadLoss | None = Field(None, description="the first loss that was nan or infinite")
     hang: Hang | None = Field(description="the ranks that hang, and why; null if none is known to hang")
     straggler: Straggler | None = Field(description="the rank for which the others waited most")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from torchyard.cli.exit_codes import ExitCode, UsageError, get_error_code
 from torchyard.common.escaping import strip_control_codes
 from torchyard.common.extensions import list_extensions
+from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading import catalog
 from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
@@ -73,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="torchyard", description=__doc__)
+    parser = _Parser(prog="torchyard", description=__doc__, epilog=f"For scripts and agents: {ROOT / 'SKILL.md'}")
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verb_parsers: dict[str, argparse.ArgumentParser] = {}
