@@ -29,7 +29,7 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_p
 
     By default the fabrics are the profile's own, then the first TCP fabric of its hardware file. Each run after the
     first is pinned to the nodes of the first run that has measured something. A failed run does not prevent the others;
-    after a cancelled run no other is started.
+    after a run that was stopped or cancelled no other is started.
 
     Raises ProfileError, before anything runs, if a fabric does not exist or the profile's metrics cannot be compared.
     """
@@ -47,7 +47,7 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_p
     for variant in variants:
         pinned = _pin_nodes(name, variant, _get_first_machines(curves))
         curves.append(_measure_curve(load_profile(name, pinned), pinned, run_profile))
-        if curves[-1].end == "cancelled":
+        if curves[-1].end in ("stopped", "cancelled"):  # by Ctrl-C, or in Prefect
             break
     return Benchmark(
         profile=profile.name,

@@ -74,6 +74,9 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
         print(f"  {folder}")
     if failure:
         print(failure, file=sys.stderr)
+    last_code = get_run_code(benchmark.curves[-1].end)
+    if last_code is ExitCode.STOPPED:
+        return last_code
     return ExitCode.FAILED if failure else ExitCode.SUCCESS
 
 

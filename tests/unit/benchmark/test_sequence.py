@@ -88,11 +88,12 @@ def test_run_without_a_report_is_reported() -> None:
     assert len(benchmark.curves[1].points) == 1
 
 
-def test_cancelled_run_is_the_last() -> None:
-    """After a cancelled run no other run is started."""
-    cancelled = bandwidth_report([]).model_copy(update={"end": "cancelled", "sentence": "Ctrl-C"})
-    benchmark = run_benchmark(RUNAI, {}, [], replay_reports({"roce": cancelled}))
-    assert (len(benchmark.curves), find_failure(benchmark)) == (1, "roce: the run cancelled: Ctrl-C")
+@pytest.mark.parametrize("end", ["stopped", "cancelled"])
+def test_stopped_run_is_the_last(end: str) -> None:
+    """After a run that was stopped by Ctrl-C, or cancelled, no other run is started."""
+    stopped = bandwidth_report([]).model_copy(update={"end": end, "sentence": "Ctrl-C"})
+    benchmark = run_benchmark(RUNAI, {}, [], replay_reports({"roce": stopped}))
+    assert (len(benchmark.curves), find_failure(benchmark)) == (1, f"roce: the run {end}: Ctrl-C")
 
 
 def test_run_without_bandwidth_is_reported() -> None:
