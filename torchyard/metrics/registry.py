@@ -1,8 +1,9 @@
 """The readers of rank 0's output, by format, which a profile's `metrics` names.
 
 A new format is one module in this folder, its two readers in READERS and LINE_READERS, and its name in MetricsFormat
-(torchyard/model/profile.py). A format of another package is an entry point that names a LineReader; its rows are the
-metrics. A pattern in the profile is read by pattern.py.
+(torchyard/model/profile.py). Most formats are a TerminalReader (text.py), from whose rows both readers are made. A
+format of another package is an entry point that names a LineReader; its rows are the metrics. A pattern in the profile
+is read by pattern.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,12 +15,16 @@ from torchyard.common.escaping import single_line
 from torchyard.common.extensions import find_extension, list_extensions, load_function
 from torchyard.common.log import get_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
+from torchyard.metrics.huggingface import HuggingFaceReader
+from torchyard.metrics.imagenet import ImageNetReader
 from torchyard.metrics.json_lines import parse_object, read_json_lines
+from torchyard.metrics.lightning import LightningReader
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
 from torchyard.metrics.pattern import PatternReader, find_pattern_problem, read_pattern
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import ROW_KEYS, drop_non_finite, find_row_key
+from torchyard.metrics.step_lines import StepLineReader
+from torchyard.metrics.text import ROW_KEYS, drop_non_finite, find_row_key, split_terminal_lines
 from torchyard.metrics.yolov5 import Yolov5LineReader, read_yolov5
 from torchyard.model.errors import ExtensionError
 from torchyard.model.finding import Finding
@@ -47,6 +52,8 @@ __all__ = [
 Reader = Callable[[Iterable[str]], Metrics]
 LineReader = Callable[[str], Row]
 _MAX_WARNING_CHARS = 300
+_TOTAL_NAMES = frozenset({"last_epoch"} | {f"{key}s" for key in ROW_KEYS})
+_POSITION_NAMES = frozenset({"batch", "batches", "last_epoch"})
 
 
 def _read_no_metrics(lines: Iterable[str]) -> Metrics:
@@ -58,9 +65,18 @@ def _read_no_row(line: str) -> Row:
     return {}
 
 
+def _read_by_line(create_reader: Callable[[], LineReader], lines: Iterable[str]) -> Metrics:
+    """The metrics that a line reader reads from the lines that a terminal shows."""
+    return _read_rows(create_reader(), split_terminal_lines(lines))
+
+
 READERS: dict[str, Reader] = {
     "none": _read_no_metrics,
     "json-lines": read_json_lines,
+    "step-lines": partial(_read_by_line, StepLineReader),
+    "huggingface": partial(_read_by_line, HuggingFaceReader),
+    "lightning": partial(_read_by_line, LightningReader),
+    "imagenet": partial(_read_by_line, ImageNetReader),
     "yolov5": read_yolov5,
     "mnist": read_mnist,
     "allreduce-bench": read_allreduce_bench,
@@ -72,6 +88,10 @@ LINE_MARKERS: dict[str, bytes] = {"json-lines": b"{"}
 LINE_READERS: dict[str, Callable[[], LineReader]] = {
     "none": lambda: _read_no_row,
     "json-lines": lambda: parse_object,
+    "step-lines": StepLineReader,
+    "huggingface": HuggingFaceReader,
+    "lightning": LightningReader,
+    "imagenet": ImageNetReader,
     "yolov5": Yolov5LineReader,
     "mnist": lambda: read_mnist_line,
     "allreduce-bench": lambda: read_allreduce_bench_line,
@@ -165,14 +185,19 @@ def _is_field(key: object, value: object) -> bool:
 
 
 def _read_rows(read_line: LineReader, lines: Iterable[str]) -> Metrics:
-    """The metrics that a line reader reads: its rows; a row without an epoch, step, trial or size is the summary's."""
+    """The metrics that a line reader reads: its rows, those with the same epoch, step, trial or size merged.
+
+    A row without one belongs to the summary. The position inside an epoch is left out: at its end it is the same in
+    all rows.
+    """
     rows = Rows()
     summary: Row = {}
     for line in lines:
-        row = read_line(line)
+        row = {name: value for name, value in read_line(line).items() if name not in _POSITION_NAMES}
         key = find_row_key(row)
         if key:
-            rows.put((key, row[key]), row)
+            earlier = rows.get((key, row[key])) or {}
+            rows.put((key, row[key]), earlier | row)
         else:
             summary |= row
     return build_metrics(rows, summary)
@@ -205,11 +230,10 @@ def get_progress(row: Row) -> RowProgress | None:
 
 
 def describe_row(row: Row) -> str:
-    """A row in words, without its total: `epoch 3: accuracy 0.9722, loss 0.1045`."""
+    """A row in words, without its totals: `epoch 3: accuracy 0.9722, loss 0.1045`."""
     key = find_row_key(row)
-    excluded_names = (key, f"{key}s", f"last_{key}")
     values_text = ", ".join(
-        f"{name} {format_number(value)}" for name, value in row.items() if name not in excluded_names
+        f"{name} {format_number(value)}" for name, value in row.items() if name != key and name not in _TOTAL_NAMES
     )
     return f"{key} {row[key]}: {values_text}" if key else values_text
 

@@ -2,12 +2,14 @@
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from torchyard.model.run import Row, RowValue
 
 ROW_KEYS = ("epoch", "step", "trial", "size")
 NUMBER_PATTERN = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[-+]?[0-9]{2,3})?|nan|inf)"
+_MAX_LINE_CHARS = 4000
 _ESCAPE_PATTERN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Prefixes that launchers write: a time, `[0:0]:`, `[default0]:`, `[1,0]<stdout>:`, `(worker, rank=0)`, `0:`.
 _TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{5,20}(?:Z|[-+][0-9:]{4,5})?"
@@ -53,6 +55,29 @@ def strip_prefixes(line: str) -> str:
     while match := _PREFIX_PATTERN.match(line, start):
         start = match.end()
     return line[start:]
+
+
+class TerminalReader(ABC):
+    """Reads one output line by line, in order; a line that a terminal redraws counts as several.
+
+    Only the first `_MAX_LINE_CHARS` of a line are read, so that no line takes long.
+    """
+
+    def __call__(self, line: str) -> Row:
+        """The values of a line, the last ones if it was redrawn; {} if it has none."""
+        last_row: Row = {}
+        for terminal_line in split_terminal_lines([line]):
+            last_row = self.parse_line(terminal_line[:_MAX_LINE_CHARS]) or last_row
+        return last_row
+
+    @abstractmethod
+    def parse_line(self, line: str) -> Row:
+        """The values of a line that a terminal shows; {} if it has none."""
+
+
+def parse_number(text: str) -> RowValue:
+    """An integer or a finite number; None for nan and infinity. ValueError if the text is not a number."""
+    return int(text) if text.isdecimal() else parse_finite(text)
 
 
 def parse_finite(text: str) -> float | None:

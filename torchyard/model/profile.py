@@ -91,7 +91,18 @@ IMAGE_ENTRYPOINT = "image"  # the program that starts the image's own entrypoint
 _ELASTIC_RESTARTS = 100
 # `args` may contain these in braces; each process gets its own value.
 PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous", "resume")
-MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]  # torchyard's own
+MetricsFormat = Literal[  # torchyard's own
+    "none",
+    "json-lines",
+    "step-lines",
+    "huggingface",
+    "lightning",
+    "imagenet",
+    "yolov5",
+    "mnist",
+    "allreduce-bench",
+    "nccl-tests",
+]
 METRICS_FORMATS: tuple[MetricsFormat, ...] = get_args(MetricsFormat)
 OnNan = Literal["report", "fail"]
 OnLauncherLost = Literal["keep", "stop"]

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Write
 from tests.inputs.user_files import get_refusal
 from torchyard.loading.manifest_file import read_manifest
+from torchyard.model.finding import FilePosition
 
 TEXT = """\
 apiVersion: v1
@@ -59,7 +60,7 @@ def test_line_of_a_key(tmp_path: Path, where: str, line: int | None) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(TEXT)
     manifest = read_manifest(path, "sample")
-    assert manifest.locate(where) == (f"{path}:{line}" if line else None)
+    assert manifest.locate(where) == (FilePosition(str(path), line) if line else None)
 
 
 def test_items_of_a_list_may_come_from_a_merge_key(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ PIECES = (
     "all ",
     ", ",
     "h1:1:2 [0] NCCL INFO nranks 2",
+    "iter 1: ",
+    "train loss ",
+    "loss: ",
+    "{'loss': '",
+    "', 'epoch': ",
+    "Epoch 1: ",
+    "it/s, ",
+    "Epoch: [0][1/2]",
+    " * Acc@1 ",
 )
 TEXTS = st.lists(st.text() | st.lists(st.sampled_from(PIECES), max_size=16).map("".join), max_size=12)
 
@@ -206,7 +215,7 @@ def test_unusable_format_is_an_error_that_lists_the_choices(packages: InstalledP
     packages.install("ty-loss", LOSS, ty_loss="")
     finding = find_metrics_problem("los")
     assert str(finding) == (
-        "metrics: must be one of none, json-lines, yolov5, mnist, allreduce-bench, nccl-tests, loss, not los; or "
-        "install the package that has it"
+        "metrics: must be one of none, json-lines, step-lines, huggingface, lightning, imagenet, yolov5, mnist, "
+        "allreduce-bench, nccl-tests, loss, not los; or install the package that has it"
     )
     assert "ty-loss 1.0" in str(find_metrics_problem("loss"))
