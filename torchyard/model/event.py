@@ -14,9 +14,16 @@ from torchyard.model.run import BadLoss, Report, Row, Status
 
 
 class RowsRead(NamedTuple):
-    """The logs were read, at least every half second: rank 0's new rows, empty if there are none."""
+    """The logs were read, at least every half second.
+
+    rows: rank 0's new rows; empty if there are none.
+    last_line: the last line that rank 0 has printed since the previous event; empty if it has printed none.
+    collectives: the number that rank 0 has completed, by its last record; None if it has none.
+    """
 
     rows: tuple[Row, ...]
+    last_line: str = ""
+    collectives: int | None = None
 
 
 class BadLossRead(NamedTuple):

@@ -6,7 +6,7 @@ from torchyard.common.log import get_log
 from torchyard.model.event import AttemptStarted, ReportWritten, RowsRead, RunEvent, WaitEnded
 from torchyard.pages.report import render_text
 from torchyard.run.services import Sink
-from torchyard.sinks.progress import Progress, ProgressUpdate
+from torchyard.sinks.progress import OutputProgress, Progress, ProgressUpdate
 
 _ENDS_WITHOUT_A_FAULT = ("succeeded", "cancelled", "stopped")
 
@@ -18,13 +18,18 @@ class LogSink(Sink):
 
     def __init__(self) -> None:
         self._progress = Progress()
+        self._output_progress = OutputProgress()
 
     def take(self, event: RunEvent) -> None:
         match event:
             case AttemptStarted():
                 self._progress = Progress()
+                self._output_progress = OutputProgress()
             case RowsRead():
                 self._log(self._progress.add(event.rows))
+                summary = self._output_progress.add(event)
+                if summary:
+                    get_log().info("%s", summary)
             case WaitEnded():
                 self._log(self._progress.flush())
             case ReportWritten():

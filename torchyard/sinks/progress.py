@@ -1,15 +1,20 @@
-"""The progress of a running job, from rank 0's rows, for a log line and a progress bar."""
+"""The progress of a running job, from what rank 0 prints, for a log line and a progress bar."""
 
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchyard.common import escaping
+from torchyard.common.secrets import mask_text
 from torchyard.common.text import format_duration
 from torchyard.metrics.registry import RowProgress, describe_row, get_progress
+from torchyard.metrics.text import split_terminal_lines
+from torchyard.model.event import RowsRead
 from torchyard.model.run import Row
 
 _REPORT_INTERVAL_S = 2.0
+_OUTPUT_INTERVAL_S = 60.0  # between two lines about a program whose rows are not read
+_MAX_OUTPUT_CHARS = 200
 _MAX_LINE_CHARS = 500
 _MAX_PROGRESS_CHARS = 60  # of `epoch 3 of 10`, whose key the program chooses
 
@@ -80,3 +85,41 @@ class Progress:
         if not first_share < progress.share < 1:
             return None
         return (time.monotonic() - first_seen_at) / (progress.share - first_share) * (1 - progress.share)
+
+
+class OutputProgress:
+    """Summarize a job from which no rows are read: at most once in `report_interval_s`, what rank 0 did last.
+
+    `add` is called at every poll of the job. The first row ends the summaries, because rows report the progress better.
+    """
+
+    def __init__(self, *, report_interval_s: float = _OUTPUT_INTERVAL_S) -> None:
+        self._report_interval_s = report_interval_s
+        self._next_report_at = time.monotonic() + report_interval_s
+        self._last_line = ""
+        self._collectives: int | None = None
+        self._reported: tuple[str, int | None] = ("", None)
+        self._has_rows = False
+
+    def add(self, event: RowsRead) -> str | None:
+        """Return `rank 0: 1,204 collectives done; its last line: epoch 3` if a summary is due and there is news."""
+        self._has_rows = self._has_rows or bool(event.rows)
+        self._last_line = event.last_line or self._last_line
+        if event.collectives is not None:
+            self._collectives = event.collectives
+        state = (self._last_line, self._collectives)
+        if self._has_rows or time.monotonic() < self._next_report_at or state == self._reported:
+            return None
+        self._next_report_at = time.monotonic() + self._report_interval_s
+        self._reported = state
+        return self._describe()
+
+    def _describe(self) -> str:
+        clauses: list[str] = []
+        if self._collectives is not None:
+            clauses.append(f"{self._collectives:,} collectives done")
+        visible_lines = [line for line in split_terminal_lines([self._last_line]) if line.strip()]
+        if visible_lines:
+            line = escaping.single_line(mask_text(visible_lines[-1].strip()), _MAX_OUTPUT_CHARS)
+            clauses.append(f"its last line: {line}")
+        return f"rank 0: {'; '.join(clauses)}"

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from torchyard.backends import job_of
@@ -180,7 +180,7 @@ class _JobPoller:
         with self._local_errors.tolerate("read the metrics", ignore_errors=True):
             rows = tuple(filter(None, map(self._parse_row, lines)))
         with self._local_errors.tolerate("report the progress", ignore_errors=True):
-            self._emit(RowsRead(rows))
+            self._emit(RowsRead(rows, _find_last_line(lines), self._logs.black_box.count_collectives(rank=0)))
         with self._local_errors.tolerate("check the losses", ignore_errors=True):
             self._losses.add_rows(rows)
         return is_current
@@ -370,6 +370,14 @@ def _select_failure(expired: ExpiredDeadline, diagnosis: Diagnosis | None) -> Fa
     if expired.cause is LauncherCause.SILENCE and diagnosis.failure.cause not in _SILENCE_CAUSES:
         return None
     return diagnosis.failure
+
+
+def _find_last_line(lines: Sequence[str]) -> str:
+    """The last line that is not blank; empty if there is none."""
+    for line in reversed(lines):
+        if line.strip():
+            return line
+    return ""
 
 
 def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callable[[], object]) -> Outcome:

@@ -1,11 +1,14 @@
 """The log of a run: rows as lines, and the report."""
 
 import logging
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.builders.reports import short_report
 from torchyard.model.event import AttemptStarted, EndReached, ReportWritten, RowsRead, WaitEnded
+from torchyard.sinks import progress
 from torchyard.sinks.log import LogSink
 
 
@@ -31,3 +34,13 @@ def test_report_of_a_failed_run_is_an_error(caplog: pytest.LogCaptureFixture, en
     caplog.set_level(logging.INFO)
     LogSink().take(ReportWritten(short_report().model_copy(update={"end": end})))
     assert [record.levelname for record in caplog.records] == [level]
+
+
+def test_job_without_metrics_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute without rows the log has rank 0's last line."""
+    caplog.set_level(logging.INFO)
+    sink = LogSink()
+    sink.take(AttemptStarted(1, "job"))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
+    sink.take(RowsRead((), "step 3", 12))
+    assert caplog.messages == ["rank 0: 12 collectives done; its last line: step 3"]

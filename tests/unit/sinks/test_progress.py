@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from torchyard.model.event import RowsRead
 from torchyard.sinks import progress
-from torchyard.sinks.progress import Progress, ProgressUpdate
+from torchyard.sinks.progress import OutputProgress, Progress, ProgressUpdate
 
 
 def test_row_is_a_line_and_a_percentage() -> None:
@@ -59,3 +60,57 @@ def test_long_row_is_cut_and_loses_its_escapes() -> None:
     assert update
     assert len(update.line) <= 500
     assert "\x1b" not in update.line
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of the module, whose `now` a test sets."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_program_without_metrics_is_summarized_once_a_minute(clock: SimpleNamespace) -> None:
+    """After each minute with news there is one summary: the last state of rank 0's last line, and its collectives."""
+    summary = OutputProgress()
+    bar = "\r 10%|█ | 10/100\r 20%|██ | 20/100\r   "
+    updates: list[str | None] = []
+    for now, event in [
+        (1.0, RowsRead((), "start", 5)),
+        (59.0, RowsRead((), bar, 1204)),
+        (60.0, RowsRead(())),
+        (119.0, RowsRead((), "end", 1300)),
+        (120.0, RowsRead(())),
+        (240.0, RowsRead(())),
+    ]:
+        clock.now = now
+        updates.append(summary.add(event))
+    assert updates == [
+        None,
+        None,
+        "rank 0: 1,204 collectives done; its last line: 20%|██ | 20/100",
+        None,
+        "rank 0: 1,300 collectives done; its last line: end",
+        None,
+    ]
+
+
+def test_summary_is_short_and_has_no_secret(clock: SimpleNamespace) -> None:
+    """A line of any length is cut, and a secret in it is masked; without a record the collectives are left out."""
+    summary = OutputProgress()
+    clock.now = 60.0
+    text = summary.add(RowsRead((), f"API_TOKEN=hunter2hunter2 \x1b[2J{'x' * 9000}"))
+    assert text is not None
+    assert text.startswith("rank 0: its last line: API_TOKEN=**** ")
+    assert len(text) < 250
+    assert "\x1b" not in text
+
+
+def test_rows_end_the_summaries(clock: SimpleNamespace) -> None:
+    """A program whose rows are read reports its progress by them."""
+    summary = OutputProgress()
+    clock.now = 60.0
+    assert summary.add(RowsRead(({"epoch": 1},), "epoch 1", 7)) is None
+    clock.now = 120.0
+    assert summary.add(RowsRead((), "epoch 1", 9)) is None

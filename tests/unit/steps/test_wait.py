@@ -13,6 +13,7 @@ from tests.doubles.job_events import take_rows, take_status
 from tests.doubles.pod_jobs import Job, run_later
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
 from tests.inputs.nccl_lines import list_socket_lines
+from torchyard.model.event import JobEvent, RowsRead
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Deadlines
@@ -83,6 +84,22 @@ def test_loss_that_is_nan_ends_the_job(job: Make, tenths: int) -> None:
     assert (outcome.status.state, outcome.status.failure.cause) == ("failed", "loss-nan")
     assert outcome.bad_loss
     assert outcome.bad_loss.row == "epoch 1: loss nan"
+
+
+def test_last_line_of_rank_zero_is_passed_on(job: Make) -> None:
+    """The event of a read has the last line that rank 0 printed; blank lines and those of other ranks do not count."""
+    plan = job(tenths=3)
+    lines = (
+        f"{JOINED_TEXT} group_rank=0",
+        "[default0]:step 1",
+        "[default0]:step 2",
+        "[default1]:other",
+        "[default0]: ",
+    )
+    Path(plan.processes[0].log).write_text("".join(OLD_LINE % line for line in lines))
+    events: list[JobEvent] = []
+    wait(Handle(plan=plan, deadlines=Deadlines(), created=True, submitted_at=1.0), events.append)
+    assert [event.last_line for event in events if isinstance(event, RowsRead) and event.last_line] == ["step 2"]
 
 
 def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> None:

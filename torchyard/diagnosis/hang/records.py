@@ -88,6 +88,13 @@ class BlackBox:
             self._partial_lines[node] = last_line
         return any(changes)
 
+    def count_collectives(self, rank: int) -> int | None:
+        """The collectives that a rank has completed, in all its groups; None if its record does not show them."""
+        record = self.latest.get(rank)
+        if record is None or not record.groups:
+            return None
+        return sum(progress.completed for progress in record.groups.values())
+
     def get_record_ages(self) -> dict[int, float]:
         """How many seconds ago each rank's latest record was made, at least."""
         now = self._clock()

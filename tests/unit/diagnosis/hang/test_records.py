@@ -125,6 +125,13 @@ def test_records_of_checkpoints_are_not_of_ranks() -> None:
     assert list(box.latest) == [2]
 
 
+def test_collectives_of_a_rank_are_those_of_all_its_groups() -> None:
+    """Completed collectives count; a rank without groups, or without a record, has no number."""
+    box = BlackBox(Clock())
+    box.process_text("node-1", format_pulse() + "\n")
+    assert [box.count_collectives(rank) for rank in (0, 1, 2)] == [11, None, None]
+
+
 def test_healthy_pulses_are_no_news() -> None:
     """A pulse after a pulse is no news; a stall is, and so is the pulse after it."""
     box = BlackBox(Clock())
