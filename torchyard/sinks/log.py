@@ -34,7 +34,7 @@ class LogSink(Sink):
                 self._log(self._progress.flush())
             case ReportWritten():
                 level = logging.INFO if event.report.end in _ENDS_WITHOUT_A_FAULT else logging.ERROR
-                get_log().log(level, "\n%s", render_text(event.report))
+                get_log().log(level, "%s", render_text(event.report))
             case _:
                 pass
 
