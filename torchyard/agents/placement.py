@@ -66,7 +66,9 @@ class Options(FrozenModel):
         description="the folder of all runs on the hosts; absolute, or relative to home",
     )
     source: str | None = Field(
-        None, description="the folder to copy, relative to the program's: `.` or `..`; default: only the program's file"
+        None,
+        description="the folder to copy, relative to the program's: `.` or `..`; default: only the program's file. For "
+        "a module the folder in which it starts, relative to the profile's; default: the module is installed",
     )
     program_there: bool = Field(False, description="the program is already on the hosts: nothing is copied")
     port: int | None = Field(
@@ -120,7 +122,7 @@ def _place_locally(profile: Profile, run: Run, options: Options, host: Host) -> 
         folder=folder,
         checkpoints=process_env.get_checkpoints_folder(profile, run) or f"{run.folder}/checkpoints",
         program=profile.program or "",
-        cwd=str(Path(profile.program).parent) if profile.program else folder,
+        cwd=str(Path(profile.program).parent) if profile.program else options.source or folder,
         python=options.python or sys.executable,
         site=None,
     )
@@ -141,13 +143,22 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
         port_try=run.port_try,
         previous_folders=_list_previous_folders(run),
     )
-    program = str(PurePosixPath(site.folder, "work", source.program)) if source else profile.program or ""
+    work_folder = f"{site.folder}/work"
+    program = profile.program or ""
+    if program and source:
+        program = f"{work_folder}/{source.program}"
+    if program:
+        cwd = str(PurePosixPath(program).parent)
+    elif source:
+        cwd = work_folder
+    else:
+        cwd = options.source or site.folder
     return Placement(
         host=host,
         folder=site.folder,
         checkpoints=process_env.get_checkpoints_folder(profile, run) or site.checkpoints,
         program=program,
-        cwd=str(Path(program).parent) if program else site.folder,
+        cwd=cwd,
         python=options.python or "python3",
         site=site,
     )
@@ -186,7 +197,7 @@ class ProgramSource(NamedTuple):
     """The files that are copied to hosts behind ssh.
 
     path: the folder or file on this machine.
-    program: the program's path in it; it starts with `..` if the program is outside.
+    program: the program's path in it; it starts with `..` if the program is outside. Empty for a module.
     """
 
     path: str
@@ -194,9 +205,11 @@ class ProgramSource(NamedTuple):
 
 
 def find_program_source(profile: Profile, options: Options) -> ProgramSource | None:
-    """The files to copy to the hosts; None if the program is already there, as a module is."""
-    if options.program_there or not profile.program:
+    """The files to copy to the hosts; None if the program is already there, as an installed module is."""
+    if options.program_there:
         return None
+    if not profile.program:
+        return ProgramSource(options.source, "") if options.source else None
     program = Path(profile.program)
     if options.source is None:
         return ProgramSource(str(program), program.name)

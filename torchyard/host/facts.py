@@ -85,7 +85,10 @@ def _remove_empty_folders(path: str, stop_at: str) -> None:
 def probe_file(requirement: Json) -> Json:
     """Whether a file exists, and whether this user can read it."""
     subject = _describe_path("program", requirement)
-    remedy = "correct the profile's `program` (relative to the profile's folder or the project)"
+    remedy = (
+        "correct the profile's `program` (relative to the profile's folder or the project), or options.source of a "
+        "module (relative to the profile's folder)"
+    )
     if not requirement["is_local"]:
         remedy = "put it there, or remove options.program_there: then it is copied from this machine"
     if os.access(requirement["path"], os.R_OK):

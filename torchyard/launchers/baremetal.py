@@ -365,6 +365,10 @@ def _list_program_requirements(job: _Job, node_placement: Placement) -> list[Hos
     program_requirements: list[HostRequirement] = []
     if profile.program:
         program_requirements.append(ProgramFile(host=program_host, path=profile.program))
+    elif profile.module and job.options.source:
+        package, dot, _ = profile.module.partition(".")
+        folder = job.options.source
+        program_requirements.append(ProgramFile(host=program_host, path=f"{folder}/{package}" if dot else folder))
 
     def build_package(name: str, minimum_version: str, reason: str) -> Package:
         return Package(

@@ -145,7 +145,10 @@ def _check_trackers(profile: Profile, findings: Findings) -> None:
 
 
 def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile:
-    """Check the launcher, its options, and what it can plan; return the profile with the path of its program."""
+    """Check the launcher, its options, and what it can plan.
+
+    Return the profile with the path of its program, or with that of the folder in which its module starts.
+    """
     if "launcher" in findings.wrong_keys:
         return profile
     try:
@@ -156,6 +159,9 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
     if profile.program and launcher.PROGRAM_IS_A_FILE and not profile.has_image_entrypoint:
         profile = profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
+    if profile.module and launcher.PROGRAM_IS_A_FILE and has_valid_options and profile.options.get("source"):
+        source = os.path.normpath(path.parent / profile.options["source"])
+        profile = profile.model_copy(update={"options": profile.options | {"source": source}})
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
         return profile
     try:

@@ -162,7 +162,7 @@ class Profile(FrozenModel):
     module: str | None = Field(
         None,
         description="a Python module to start in place of a file, as `python -m` does: my.train. On plain machines it "
-        "must be installed there",
+        "is installed there, or in the folder options.source",
     )
     args: tuple[Text, ...] = Field((), description="the program's arguments")
     nodes: Nodes = Field(NodeRange(min=1, max=1), description="the number of nodes: 2, or {min: 2, max: 8}")

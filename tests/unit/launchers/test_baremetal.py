@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Write, command_plan_of, load, plan_of
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
-from torchyard.model.requirements import Gpus, Package, ScriptCheck
+from torchyard.model.requirements import Gpus, Package, ProgramFile, ScriptCheck
 
 SHAPE = """\
 about: two machines with two networks
@@ -175,3 +175,22 @@ def test_module_is_not_copied(write: Write, tmp_path: Path, hosts: list[str]) ->
     assert process.spec["cwd"] == (site.folder if site else str(Path(process.folder).parent))
     assert site is None or site.work is None
     assert not [requirement for requirement in plan.requires if requirement.kind == "file"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["copied", "there"])
+@pytest.mark.parametrize("host", ["localhost", "gpu1"])
+def test_module_starts_in_its_source(write: Write, tmp_path: Path, host: str, there: bool) -> None:
+    """A module of a repository starts in the repository, on this machine, in a copy of it, or where it already is."""
+    options = {"hosts": [host], "source": "repository", "program_there": there}
+    path = write(program=None, module="my.train", options=options)
+    repository = str(path.parent / "repository")
+    plan = command_plan_of(load(path), tmp_path)
+    (process,) = plan.processes
+    assert process.spec
+    site = process.site
+    is_copied = site is not None and not there
+    assert process.spec["argv"][-3:] == ["-m", "--", "my.train"]
+    assert process.spec["cwd"] == (f"{site.folder}/work" if site and is_copied else repository)
+    assert (site.work if site else None) == (repository if is_copied else None)
+    (file,) = [requirement for requirement in plan.requires if isinstance(requirement, ProgramFile)]
+    assert (file.host, file.path) == ("localhost" if is_copied else host, f"{repository}/my")
