@@ -49,6 +49,10 @@ class Findings:
         if loc:
             self.wrong_keys.add(_name_wrong_key(loc))
 
+    def add_file_error(self, message: str) -> None:
+        """Add a finding about the profile's file itself, which no line of it shows."""
+        self.listed.append(Finding(str(self._path), message))
+
     def add_plan_error(self, error: ProfileError) -> None:
         """Add the findings of a plan, except those about keys that have one already."""
         known_keys = frozenset(self.wrong_keys)

@@ -4,6 +4,7 @@ A mistake in a file that the profile names is a ProfileKeyError, which has the k
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,17 @@ from torchyard.model import rules
 from torchyard.model.errors import ExtensionError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.hardware import Hardware
-from torchyard.model.profile import METRICS_FORMATS, Profile
+from torchyard.model.profile import METRICS_FORMATS, NAME_PATTERN, Profile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.notify.targets import describe_invalid_address
 
 # For required keys with a wrong value, while the other keys are checked.
 _PLACEHOLDERS = {"name": "placeholder", "about": "", "launcher": "baremetal", "program": "program.py"}
 _FILE_KEYS = frozenset({"hardware", "manifest", "files"})
+_FILE_NAME_REFUSAL = (
+    "the file's name is that of the profile, which has lower-case letters, digits and hyphens, at most 40: rename the "
+    "file, for example to {}.yaml"
+)
 _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
 
 
@@ -93,6 +98,11 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     return profile
 
 
+def _suggest_file_name(name: str) -> str:
+    """The name that a profile can have and that is most similar to `name`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].rstrip("-") or "train"
+
+
 def _build_profile(raw: Mapping[str, Any], path: Path, findings: Findings) -> Profile:
     """The profile of these keys; a key with a finding has its default, or a placeholder if it is required."""
     keys = dict(raw)
@@ -105,7 +115,12 @@ def _build_profile(raw: Mapping[str, Any], path: Path, findings: Findings) -> Pr
         findings.add_error("values", error)
     for key, value in _load_named_files(keys, path, findings).items():
         keys[key] = value
-    keys = {key: value for key, value in keys.items() if key not in findings.wrong_keys} | {"name": path.stem}
+    keys = {key: value for key, value in keys.items() if key not in findings.wrong_keys}
+    if re.search(NAME_PATTERN, path.stem):
+        keys["name"] = path.stem
+    else:
+        findings.add_file_error(_FILE_NAME_REFUSAL.format(_suggest_file_name(path.stem)))
+        keys["name"] = _PLACEHOLDERS["name"]
     try:
         return Profile.model_validate(keys)
     except ValidationError as error:

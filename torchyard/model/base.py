@@ -31,7 +31,13 @@ Pause = Annotated[float, BeforeValidator(_read_duration), Field(ge=0, le=_MAX_DU
 
 
 def _read_text(value: object) -> object:
-    """A number becomes its digits as written; a bare yes, no, on or off is refused, since its text is ambiguous."""
+    """A number becomes its digits as written; a bare yes, no, on or off is refused, since its text is ambiguous.
+
+    So is a placeholder without quotes, `{nodes}`, which is a mapping in YAML.
+    """
+    if isinstance(value, dict) and len(value) == 1 and list(value.values()) == [None]:
+        text = "{" + str(next(iter(value))) + "}"
+        raise ValueError(f'{text} is a mapping in YAML: put the text in quotes, as in "{text}"')
     if isinstance(value, bool):
         raise ValueError(f'{str(value).lower()} is a boolean in YAML: put the text in quotes, such as "1" or "yes"')
     return getattr(value, "written", str(value)) if isinstance(value, int | float) else value

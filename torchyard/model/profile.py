@@ -83,6 +83,7 @@ class Cluster(FrozenModel):
     namespace: str | None = Field(None, description="default: that of the context")
 
 
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 Rendezvous = Literal["c10d", "etcd-v2", "static", "env", "file"]
 Agent = Literal["torchrun", "launch", "none"]
 WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would assign ranks of its own
@@ -141,7 +142,7 @@ MetricsSetting = Annotated[str | MetricsPattern, BeforeValidator(_read_metrics),
 class Profile(FrozenModel):
     """One job, as its YAML file describes it. model/rules.py has the rules between its keys, which loading checks."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", description="the file's name without .yaml")
+    name: str = Field(pattern=NAME_PATTERN, description="the file's name without .yaml")
     about: str = Field(description="one line for the list of profiles")
     launcher: str = Field(description="the scheduler, or plain machines; `torchyard profiles --launchers` lists them")
     values: tuple[str, ...] = Field(

@@ -24,6 +24,7 @@ MISTAKES = {
     VALID + "deadlines: {run: 1.1.1h}\n": ":4: deadlines.run: a duration is a number with a unit",
     VALID + "env: {A: yes}\n": ":4: env.A: true is a boolean in YAML",
     VALID + "args: [a, [b]]\n": ":4: args.1: input should be a valid string",
+    VALID + "args: [--n, {nodes}]\n": ":4: args.1: {nodes} is a mapping in YAML: put the text in quotes, as in",
     VALID + "hardware: 5\n": ":4: hardware: it is the name of a file, not 5",
     VALID + "hardware: oke/bm-gpu-b4\n": ":4: hardware: there is no oke/bm-gpu-b4; did you mean oke/bm-gpu-b4-8? there",
     VALID

@@ -8,8 +8,11 @@ from torchyard.loading.profile import load_profile
 
 
 def test_invalid_name_is_refused(write: Write) -> None:
-    """A file name that cannot become a job's name is refused, with the rule."""
-    assert "name: string should match pattern" in get_refusal(write("My_Profile"))
+    """A file name that cannot become a job's name is refused, with the rule and a name that can."""
+    path = write("My_Profile")
+    refusal = get_refusal(path)
+    assert f"{path}: the file's name is that of the profile, which has lower-case letters" in refusal
+    assert "to my-profile.yaml" in refusal
 
 
 def test_threshold_of_the_profile_takes_precedence(write: Write) -> None:
