@@ -8,5 +8,7 @@ ROOT = _PACKAGE if _IS_WHEEL else _PACKAGE.parent  # holds profiles/ and program
 
 
 def default_runs_folder() -> Path:
-    """`runs` in the checkout; for a wheel in the current folder, because the package's folder is the installer's."""
-    return (Path.cwd() if _IS_WHEEL else ROOT) / "runs"
+    """`runs` in the current folder; inside a checkout in the checkout's own folder, whichever its subfolder is."""
+    current_folder = Path.cwd()
+    is_in_checkout = not _IS_WHEEL and current_folder.is_relative_to(ROOT)
+    return (ROOT if is_in_checkout else current_folder) / "runs"

@@ -55,7 +55,7 @@ _UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then rem
 
 
 def runs_folder() -> Path:
-    """The folder of all runs: TORCHYARD_RUNS, or `runs` in the checkout or, for a wheel, in the current folder."""
+    """The folder of all runs: TORCHYARD_RUNS, or `runs` in the current folder, or in the checkout that contains it."""
     return Path(os.environ.get("TORCHYARD_RUNS") or default_runs_folder()).expanduser().absolute()
 
 

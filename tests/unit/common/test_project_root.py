@@ -23,7 +23,10 @@ def print_folders(site: Path, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("is_wheel", [False, True])
 def test_files_are_beside_the_package_or_inside_it(tmp_path: Path, is_wheel: bool) -> None:
-    """A checkout has its files and its runs beside the package; a wheel its files inside, its runs elsewhere."""
+    """A checkout has its files beside the package, a wheel inside it; runs are in the current folder.
+
+    In a subfolder of a checkout they are in the checkout's own folder.
+    """
     site = tmp_path / "site"
     current_folder = tmp_path / "current"
     shutil.copytree(ROOT / "torchyard" / "common", site / "torchyard" / "common")
@@ -31,4 +34,6 @@ def test_files_are_beside_the_package_or_inside_it(tmp_path: Path, is_wheel: boo
     current_folder.mkdir()
     (site / "torchyard" / "profiles" if is_wheel else site / "profiles").mkdir()
     root = site / "torchyard" if is_wheel else site
-    assert print_folders(site, current_folder) == [str(root), str((current_folder if is_wheel else site) / "runs")]
+    assert print_folders(site, current_folder) == [str(root), str(current_folder / "runs")]
+    subfolder = site / "torchyard"
+    assert print_folders(site, subfolder) == [str(root), str((subfolder if is_wheel else site) / "runs")]
