@@ -5,6 +5,7 @@ from typing import Any
 
 from torchyard.common.log import get_log
 from torchyard.launchers import registry
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
@@ -21,6 +22,8 @@ def may_try_again(attempts: Sequence[Attempt], profile: Profile) -> bool:
     last = attempts[-1]
     failure = last.collected.failure
     if last.outcome.status.state == "succeeded" or failure is None or not failure.retry:
+        return False
+    if failure.cause is LauncherCause.RANK_HANGS and profile.on_hang == "fail":
         return False
     requeue_count = sum(_is_requeued(attempt) for attempt in attempts)
     if failure.requeue:

@@ -162,7 +162,8 @@ def find_failure(plan: Plan, outcome: Outcome, scan: LogScan) -> Failure:
     logs = LogTails(plan.logs)
     failure = outcome.status.failure
     if failure:
-        return failure.model_copy(update={"tail": _read_tail(logs, failure.node or "")})
+        tail = failure.tail or _read_tail(logs, failure.node or "")  # a hang has its stack: the log shows only the stop
+        return failure.model_copy(update={"tail": tail})
     if outcome.status.state == "gone":
         return Failure(cause=LauncherCause.GONE, sentence=outcome.status.reason)
     if not _is_diagnosed_by_logs(outcome):

@@ -13,7 +13,7 @@ from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.hang import Hang, HangUpdate, RankRecord, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
-from torchyard.steps.hang_files import remove_hang, write_hang_files
+from torchyard.steps.hang_files import format_stacks, remove_hang, write_hang_files
 
 _CERTAIN_AFTER_S = 30.0
 _PAUSE_FACTOR = 10.0  # times the longest usual pause at the lines where the ranks stand
@@ -67,7 +67,7 @@ class HangMonitor:
         if self.hang is None or not is_certain or self._plan.on_hang == "report":
             return None
         is_proven = self.hang.proven_s >= max(get_proof_limit_s(self.hang), limit_s)
-        return self._build_failed_status(self.hang) if is_proven else None
+        return self._build_failed_status(self.hang, box.latest) if is_proven else None
 
     def _report_change(self, previous: Hang | None, box: BlackBox) -> None:
         """Log and save a new verdict, or that the previous one no longer stands."""
@@ -93,15 +93,16 @@ class HangMonitor:
         hang = None if status.state == "succeeded" else self.hang
         return {"hang": hang, "straggler": self.straggler}
 
-    def _build_failed_status(self, hang: Hang) -> Status:
-        is_retryable = self._plan.on_hang == "restart"
+    def _build_failed_status(self, hang: Hang, records: Mapping[int, RankRecord]) -> Status:
+        """The status of a job that a hang ends. Its failure quotes the stack of the first rank that hangs."""
+        stacks = {rank: records[rank] for rank in hang.ranks[:1] if rank in records and records[rank].stack}
         failure = Failure(
             cause=LauncherCause.RANK_HANGS,
             sentence=hang.sentence,
             node=hang.nodes[0] if hang.nodes and points_at_node(hang.kind) else None,
             rank=hang.ranks[0] if hang.ranks else None,
-            retry=is_retryable,
             line=hang.evidence[0] if hang.evidence else None,
+            tail=tuple(line for text in format_stacks(stacks) for line in text.split("\n")),
         )
         return Status(state="failed", reason=f"{hang.sentence} (on_hang: {self._plan.on_hang})", failure=failure)
 

@@ -210,9 +210,9 @@ def submit_nothing(plan: Plan, deadlines: Deadlines, submitted_at: float | None)
     return Handle(plan=plan, deadlines=deadlines, created=True, submitted_at=submitted_at or 1.0, age_s=0.0)
 
 
-def fail_with(error: Exception | None) -> StepFunctions:
+def fail_with(error: Exception | None, cause: str = "node-lost") -> StepFunctions:
     """Steps that start nothing: the wait raises this error, or each attempt fails from a cause that may pass."""
-    failed = attempt(1, "node-lost")
+    failed = attempt(1, cause)
     collected = failed.collected.model_copy(update={"logs": (LogFile(node="node-0", path="/r/node-0/log", lines=1),)})
 
     def wait_for_failure(handle: Handle, emit: EmitJobEvent) -> Outcome:
@@ -238,6 +238,15 @@ def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Writ
         assert runner.run().end == "failed"
         numbers.append([ended.number for ended in runner.attempts])
     assert numbers == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(("on_hang", "attempts"), [("restart", 2), ("fail", 1)])
+def test_hang_gets_another_attempt_only_with_restart(write: Write, on_hang: str, attempts: int) -> None:
+    """A hang is worth another attempt, but with `on_hang: fail` it ends the run."""
+    profile = build_lone_profile(write).model_copy(update={"attempts": 2, "on_hang": on_hang})
+    runner = create_runner(profile, RUN_ID, LocalControl(), fail_with(None, "rank-hangs"))
+    assert runner.run().end == "failed"
+    assert len(runner.attempts) == attempts
 
 
 def leave_processes(

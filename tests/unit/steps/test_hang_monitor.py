@@ -169,16 +169,18 @@ def test_job_that_succeeded_did_not_hang(scripted_job: ScriptedJob) -> None:
     assert scripted_job.monitor.get_findings(Status(state="succeeded", reason="all exited with 0"))["hang"] is None
 
 
-@pytest.mark.parametrize(("scripted_job", "retry"), [("fail", False), ("restart", True)], indirect=["scripted_job"])
-def test_certain_hang_ends_the_job(scripted_job: ScriptedJob, retry: bool) -> None:
-    """A hang ends the job after half a minute, not after seconds, and only `restart` makes it worth a retry."""
+@pytest.mark.parametrize("scripted_job", ["fail", "restart"], indirect=True)
+def test_certain_hang_ends_the_job(scripted_job: ScriptedJob) -> None:
+    """A hang ends the job after half a minute, not after seconds; its failure quotes the stack of the rank."""
     assert scripted_job.check(stalled_records(5.0), at_s=5.0) is None
     assert scripted_job.check(stalled_records(34.0), at_s=34.0) is None
     status = scripted_job.check(stalled_records(36.0), at_s=36.0)
     assert status
     assert status.failure
     assert (status.state, status.failure.cause, status.failure.rank) == ("failed", "rank-hangs", 3)
-    assert status.failure.retry is retry
+    assert status.failure.retry
+    assert status.failure.tail[0] == "rank 3:"
+    assert status.failure.tail[1].startswith('  File "')
 
 
 @pytest.mark.parametrize("scripted_job", ["off"], indirect=True)
