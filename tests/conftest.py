@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.installed_packages import InstalledPackages, run_installed_packages
+from tests.doubles.pod_sessions import PodSessions, SessionHandler
 from tests.inputs.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
 from tests.processes.receiver import Receiver, run_receiver
 from tests.support.caller import forget_caller
@@ -80,6 +81,17 @@ def fake_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAp
     yield server
     for reader in LOG_READERS.list_all():  # logs that a test has left open would be requested for ever
         reader.stop()
+    server.close()
+    get_cluster_client.cache_clear()
+
+
+@pytest.fixture
+def pod_sessions(tmp_path: Path) -> Iterator[PodSessions]:
+    """A fake API server with exec and portforward, which KUBECONFIG names during the test."""
+    server = PodSessions(tmp_path, SessionHandler)
+    os.environ["KUBECONFIG"] = str(server.kubeconfig)
+    get_cluster_client.cache_clear()
+    yield server
     server.close()
     get_cluster_client.cache_clear()
 

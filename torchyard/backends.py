@@ -6,7 +6,7 @@ run on this machine loads no Kubernetes client.
 
 from typing import assert_never
 
-from torchyard.interfaces import Job, Owner
+from torchyard.interfaces import Job, NodeAccess, Owner
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 
 
@@ -36,5 +36,20 @@ def owner_of(plan: Plan) -> Owner:
             from torchyard.cluster.owner import ClusterOwner
 
             return ClusterOwner(plan)
+        case _:
+            assert_never(plan)
+
+
+def access_to(plan: Plan) -> NodeAccess:
+    """The access to the nodes of a plan's job."""
+    match plan:
+        case CommandPlan():
+            from torchyard.machines.access import MachinesAccess
+
+            return MachinesAccess(plan)
+        case ManifestPlan():
+            from torchyard.cluster.access import ClusterAccess
+
+            return ClusterAccess(plan)
         case _:
             assert_never(plan)

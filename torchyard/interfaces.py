@@ -1,4 +1,4 @@
-"""The interfaces between a run and the outside: the job of a plan, its watch, and the owner of the run.
+"""The interfaces between a run and the outside: the job of a plan, its watch, its nodes, and the owner of the run.
 
 torchyard/cluster implements them for a ManifestPlan, torchyard/machines for a CommandPlan; torchyard/backends.py
 chooses. Another kind of plan needs its classes and a case there.
@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.model.errors import TorchyardError
 from torchyard.model.finding import Finding
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import ContainerFailure, End, Handle, Outcome
 
 PollCallback = Callable[[], object]
+OutputCallback = Callable[[str, int, bytes], object]  # a node, 1 for stdout or 2 for stderr, and what has arrived
 
 
 class JobWatch(Protocol):
@@ -141,6 +143,38 @@ class Job(Protocol):
 
     def remove(self) -> list[str]:
         """Remove all objects or processes of the plan, the store last; return a description of each leftover."""
+
+
+class NodeAccess(Protocol):
+    """Looks into the nodes of a running job: with the environment and the work folder of its program there.
+
+    It neither owns nor changes the run: a command that is still running when the job is torn down is not waited for.
+
+    Raises AccessError if a node has not started, has ended or may not be entered, and ClusterError if the API server
+    fails. A host's own refusal is its command's output, with a nonzero exit code.
+
+    Example: `access_to(plan).run_command("node-0", ["nvidia-smi"], has_terminal=False)`
+    """
+
+    def run_command(self, node: str, argv: Sequence[str], *, has_terminal: bool) -> int:
+        """Run a command with this process's stdin, stdout and stderr; return its exit code. May replace this process.
+
+        `has_terminal`: stdin and stdout are a terminal, and the command gets one too.
+        """
+
+    def run_on_nodes(
+        self, nodes: Sequence[str], argv: Sequence[str], on_output: OutputCallback
+    ) -> dict[str, int | TorchyardError]:
+        """Run a command on nodes at once, without input; return the exit code of each, or its error.
+
+        `on_output` is called for each piece of output, possibly from several threads.
+        """
+
+    def forward_port(self, node: str, local_port: int, remote_port: int) -> int:
+        """Forward a port of this machine's loopback interface to a node, until Ctrl-C; return an exit code.
+
+        May replace this process. For a process of this machine it prints that its ports need no forwarding.
+        """
 
 
 class BuildPlan(Protocol):

@@ -42,6 +42,8 @@ SUBMIT = {
 DESCRIBE = {"project": ONE, "output": ONE}
 if V2:
     DESCRIBE["pod-limit"] = ONE
+EXEC = {"project": ONE, "pod": ONE, "stdin": SWITCH, "tty": SWITCH}
+FORWARD = {"project": ONE, "pod": ONE, "port": MANY, "address": ONE}
 LOGS = {"project": ONE, "pod": ONE, "timestamps": SWITCH, "since-time": ONE}
 
 
@@ -226,6 +228,28 @@ def logs(argv: list[str]) -> None:
             sys.stdout.write(line if "timestamps" in options else line.partition(" ")[2])
 
 
+def execute(argv: list[str]) -> None:
+    """Run a command in a pod: its environment shows which, and whether it has input and a terminal."""
+    positional, options, command = parse(argv, EXEC)
+    job = find_job(positional)
+    pod = find_pod(job, options)
+    modes = ",".join(name for name in ("stdin", "tty") if name in options)
+    os.execvpe(command[0], command, os.environ | {"POD": pod.name, "MODES": modes})
+
+
+def forward(argv: list[str]) -> None:
+    positional, options, _ = parse(argv, FORWARD)
+    pod = find_pod(find_job(positional), options)
+    print(f"{options['address']} {options['port'][0]} {pod.name}")
+
+
+def find_pod(job: Path, options: dict[str, Any]) -> Path:
+    pod = job / str(options.get("pod", f"{job.name}-master-0"))
+    if not pod.is_dir():
+        die(f"pod {pod.name} was not found")
+    return pod
+
+
 def delete(argv: list[str]) -> None:
     positional, _, _ = parse(argv, {"project": ONE})
     job = find_job(positional)
@@ -258,6 +282,7 @@ def main(argv: list[str]) -> None:
     if (STATE / "broken").exists():
         die((STATE / "broken").read_text())
     verbs = {"describe": describe, "logs": logs, "delete": delete, "submit": submit}
+    verbs |= {"exec": execute, "port-forward": forward}
     match argv:
         case ["version"] | ["whoami"]:
             print("2.19" if argv == ["version"] else "user: someone@example.com")
@@ -271,8 +296,8 @@ def main(argv: list[str]) -> None:
             print("usage") if rest == ["--help"] else verbs[verb](rest)
         case ["describe" | "delete" as verb, "job", *rest] if not V2:
             verbs[verb](rest)
-        case ["logs", *rest] if not V2:
-            logs(rest)
+        case ["logs" | "exec" | "port-forward" as verb, *rest] if not V2:
+            verbs[verb](rest)
         case _:
             die(f'unknown command "{argv[0] if argv else ""}" for "runai"')
 

@@ -107,7 +107,8 @@ def check_torchyard(argv: list[str], *, is_complete: bool) -> None:
             profile = argv[1]
             assert profile in list_profiles() or profile.endswith(".yaml") or profile == "my-profile", profile
     options = {option for action in list_actions(verbs[argv[0]]) for option in action.option_strings}
-    assert {arg for arg in argv if arg.startswith("--")} <= options, shlex.join(argv)
+    own_argv = argv[: argv.index("--")] if "--" in argv else argv  # after it another command's options follow
+    assert {arg for arg in own_argv if arg.startswith("--")} <= options, shlex.join(argv)
 
 
 @pytest.fixture

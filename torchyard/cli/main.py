@@ -1,5 +1,5 @@
 """`torchyard`: plan, check, run or benchmark a profile; list profiles; read a run's log; explain a hang;
-compare runs; serve metrics.
+look into a run's nodes; compare runs; serve metrics.
 
 Start with `torchyard demo`.
 """
@@ -33,6 +33,7 @@ JSON_VERBS = (
     *("trend", "archive", "service"),
 )
 _JSON_HELP = "print one JSON document, and everything else on stderr (docs/json.md)"
+_RUN_HELP = "a run's name, such as digits-local-a1b2c3d4"
 _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
 
@@ -115,6 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     verb_parsers["schema"].add_argument(
         "--of", dest="verb", choices=JSON_VERBS, metavar="VERB", help="print the schema of what VERB --json prints"
     )
+    _add_node_arguments(verb_parsers)
     verb_parsers["trend"].add_argument(
         "history", nargs="?", metavar="PROFILE", help="a profile, or the name of a history"
     )
@@ -150,9 +152,8 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
         metavar="CONTEXT",
         help="also the runs of a cluster, whichever machine started them (default: of the current context)",
     )
-    run_help = "a run's name, such as digits-local-a1b2c3d4"
     for name in ("logs", "attach"):
-        verb_parsers[name].add_argument("run_name", metavar="RUN", help=run_help)
+        verb_parsers[name].add_argument("run_name", metavar="RUN", help=_RUN_HELP)
     lines = verb_parsers["logs"].add_mutually_exclusive_group()
     lines.add_argument("--rank", type=_parse_rank, default=0, metavar="N", help="of this global rank (default: 0)")
     lines.add_argument("--node", metavar="NODE", help="all lines of a node, such as worker-1, the agent's too")
@@ -166,7 +167,7 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
         metavar="CONTEXT",
         help="read the pods of a run that another machine started (default: of the current context)",
     )
-    why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
+    why_help = f"{_RUN_HELP}; or FOLDER/ with dumps of torch's flight recorder"
     verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
 
 
@@ -176,6 +177,18 @@ def _parse_rank(text: str) -> int:
     if rank < 0:
         raise ValueError
     return rank
+
+
+def _add_node_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the arguments of the verbs that look into the nodes of a run."""
+    for name in ("shell", "exec", "forward"):
+        verb_parsers[name].add_argument("run_name", metavar="RUN", help=_RUN_HELP)
+        group = verb_parsers[name].add_mutually_exclusive_group()
+        group.add_argument("--node", help="the node, by name or number (default: the first one)")
+        if name == "exec":
+            group.add_argument("--all", action="store_true", help="run it in all nodes at once, without input")
+    verb_parsers["exec"].add_argument("command", nargs="+", metavar="COMMAND", help="the command, after `--`")
+    verb_parsers["forward"].add_argument("ports", metavar="PORT[:REMOTE]", help="the port here, and that of the node")
 
 
 class _ShowVersion(argparse.Action):
@@ -344,6 +357,29 @@ def _explain_run(args: argparse.Namespace) -> int:
     return explain_run(args.run_name, as_json=args.json)
 
 
+def _open_shell(args: argparse.Namespace) -> int:
+    """open a shell in a node of a run, with the environment of its program"""
+    from torchyard.cli.enter import open_shell
+
+    return open_shell(args.run_name, args.node)
+
+
+def _run_command(args: argparse.Namespace) -> int:
+    """run a command in a node of a run, or in all; exit code of the command"""
+    from torchyard.cli.enter import run_command, run_everywhere
+
+    if args.all:
+        return run_everywhere(args.run_name, args.command)
+    return run_command(args.run_name, args.node, args.command)
+
+
+def _forward_port(args: argparse.Namespace) -> int:
+    """forward a port of this machine to a node of a run, until Ctrl-C"""
+    from torchyard.cli.enter import forward_port
+
+    return forward_port(args.run_name, args.node, args.ports)
+
+
 def _show_trend(args: argparse.Namespace) -> int:
     """list the histories of all profiles, or show how a profile's number has changed from run to run"""
     from torchyard.cli.trend import show_histories, show_history
@@ -396,6 +432,9 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "ps": _show_runs,
     "logs": _show_logs,
     "why": _explain_run,
+    "shell": _open_shell,
+    "exec": _run_command,
+    "forward": _forward_port,
     "trend": _show_trend,
     "metrics": _serve_metrics,
     "archive": _create_archive,

@@ -8,6 +8,10 @@ stdin has a request and stdout a response by the name of a node; the first pod's
     cancel   copies the rest of every log and deletes the job; what is left
     watch    sends the states and logs of all pods until they have ended: see watch.py
 
+Two verbs have arguments instead, the first of which is the folder of a node, and become a command of the CLI:
+    enter FOLDER COMMAND...       runs the command in the pod
+    forward FOLDER LOCAL REMOTE   forwards port LOCAL of this machine to port REMOTE of the pod
+
 The job lives in Run:ai. FOLDER (the attempt's, shared by all of its pods) holds only what can be fetched again:
 
     state          the job's state, JSON, as the CLI last reported it (state.lock)
@@ -19,10 +23,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -255,7 +260,26 @@ def _copy_all_logs(job: RunaiJob) -> None:
         list(pool.map(functools.partial(copy_log, has_ended=False), job.pods))  # `list` raises a thread's error
 
 
-def main(verb: str, job: RunaiJob) -> int:
+def _become_cli(verb: str, job: RunaiJob, args: list[str]) -> NoReturn:
+    """Become the CLI's command that enters a pod or forwards a port to it."""
+    folder, *rest = args
+    node = os.path.basename(folder)
+    pods = {pod.node: pod for pod in job.pods}
+    if verb == "enter":
+        has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        argv = pods[node].build_exec_argv(rest, has_terminal=has_terminal)
+    else:
+        argv = pods[node].build_forward_argv(*rest)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the CLI would inherit that
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.exit("cannot start %s: %s" % (argv[0], error.strerror))
+
+
+def main(verb: str, job: RunaiJob, args: list[str]) -> int:
+    if verb in ("enter", "forward"):
+        _become_cli(verb, job, args)
     os.umask(0o077)  # logs are the user's alone
     if verb == "watch":
         os._exit(0 if _watch_job(job) else 1)  # without waiting for threads
@@ -267,4 +291,4 @@ def main(verb: str, job: RunaiJob) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[7], RunaiJob(sys.argv[1:7])))
+    sys.exit(main(sys.argv[7], RunaiJob(sys.argv[1:7]), sys.argv[8:]))

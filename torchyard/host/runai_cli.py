@@ -20,6 +20,7 @@ from torchyard.host.log import read_tail
 
 Json = Any
 _JOB_COMMANDS = {"cli-v1": [], "cli-v2": ["training", "pytorch"]}
+_V1_JOB_VERBS = ("describe", "delete")  # of v1, for several kinds of objects
 _DEFAULT_POD_LIMIT = 10  # pods that v2 describes by default
 _MISSING_MESSAGE = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
 _RUN_LABEL = re.compile(r'torchyard/cli-run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
@@ -51,7 +52,7 @@ class RunaiJob:
     def build_argv(self, verb: str, *extra_args: str) -> list[str]:
         """The CLI's command line for a verb on the job."""
         argv = [self.cli] + _JOB_COMMANDS[self.generation] + [verb]
-        if self.generation == "cli-v1" and verb != "logs":
+        if self.generation == "cli-v1" and verb in _V1_JOB_VERBS:
             argv.append("job")
         return argv + [self.name, "--project", self.project] + list(extra_args)
 
@@ -64,6 +65,16 @@ class RunaiPod:
         self.node = "node-%d" % index
         self.name = "%s-%s" % (job.name, "worker-%d" % (index - 1) if index else "master-0")
         self.copy_path = os.path.join(job.folder, self.node, "log-copy")
+
+    def build_exec_argv(self, argv: list[str], *, has_terminal: bool) -> list[str]:
+        """The CLI's command line that runs a command in the pod, with this process's input."""
+        flags = ["--stdin", "--tty"] if has_terminal else ["--stdin"]
+        return self.job.build_argv("exec", "--pod", self.name, *flags, "--", *argv)
+
+    def build_forward_argv(self, local_port: str, remote_port: str) -> list[str]:
+        """The CLI's command line that forwards a port of the loopback interface to the pod."""
+        ports = "%s:%s" % (local_port, remote_port)
+        return self.job.build_argv("port-forward", "--pod", self.name, "--port", ports, "--address", "localhost")
 
 
 @contextlib.contextmanager

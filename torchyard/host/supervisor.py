@@ -8,7 +8,9 @@ on stdin that has a request for each process by its name, and reads a JSON objec
              whose lease is not renewed is ended
     status   {"folder": FOLDER}: its state
     cancel   {"folder": FOLDER, "grace": SECONDS}: SIGTERM, SIGKILL after the grace; its state and what is left of it
-`watch` sends the states and logs of all of them until they have ended: see watch.py.
+`watch` sends the states and logs of all of them until they have ended: see watch.py. Two verbs have arguments instead:
+    enter FOLDER COMMAND...       becomes the command beside the process: see enter.py
+    forward FOLDER LOCAL REMOTE   prints that this host's port REMOTE needs no forwarding
 
 Other keys of a spec: `site`, the run's folder on a host behind ssh; `toward`, another host of the job; `meeting`, a
 rendezvous file that is deleted with the process; `serves`, how to reach a store; `recorder`, the folder for PYTHONPATH
@@ -399,7 +401,16 @@ def _cancel(request: Json) -> Json:
         return {"left": ["%s: %s" % (request["folder"], error)]}
 
 
-def main(verb: str) -> int:
+def main(verb: str, *args: str) -> int:
+    if verb == "enter":
+        from torchyard.host.enter import enter_process
+
+        folder, *command = args
+        enter_process(folder, command)
+    if verb == "forward":
+        folder, _, port = args
+        print("%s runs on this machine: its port %s is localhost:%s" % (os.path.basename(folder), port, port))
+        return 0
     if verb == "watch":
         launcher = Launcher()
         folders, offsets = read_request(launcher)
@@ -424,4 +435,4 @@ def main(verb: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -4,9 +4,10 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -34,6 +35,7 @@ class Request(NamedTuple):
 
     read_timeout_s: seconds between two chunks of its response; None for `READ_TIMEOUT_S`.
     accept: the media types of its response.
+    extra_headers: besides those of every request.
     """
 
     method: str
@@ -41,6 +43,7 @@ class Request(NamedTuple):
     body: Any = None
     read_timeout_s: float | None = None
     accept: str = "application/json"
+    extra_headers: Mapping[str, str] = MappingProxyType({})
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -97,14 +100,14 @@ class Connection(NamedTuple):
             response.release_conn()
 
 
-def build_path(path: str, query: Mapping[str, Any] | None) -> str:
-    """A path with its query."""
+def build_path(path: str, query: Mapping[str, Any] | Sequence[tuple[str, str]] | None) -> str:
+    """A path with its query. A sequence of pairs may have a key more than once."""
     return f"{path}?{urlencode(query)}" if query else path
 
 
 def build_headers(settings: Any, request: Request) -> dict[str, str]:
     """The headers of a request, with the credentials of a connection's settings."""
-    headers = _JSON_HEADERS | {"Accept": request.accept}
+    headers = _JSON_HEADERS | {"Accept": request.accept} | dict(request.extra_headers)
     if request.method == "PATCH":
         headers["Content-Type"] = _PATCH_CONTENT_TYPES[type(request.body)]
     token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")

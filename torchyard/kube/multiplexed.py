@@ -31,6 +31,8 @@ _HOP_HEADERS = (b"host", b"connection", b"transfer-encoding", b"keep-alive")  # 
 class MultiplexedTransport(httpx.AsyncBaseTransport):
     """Send each request as a stream of an HTTP/2 connection; as `fallback` does where the server has only HTTP/1.1.
 
+    A request that upgrades its connection needs HTTP/1.1, and goes to `fallback` as well.
+
     An open TLS connection costs a third of a MiB, a stream some KiB. httpx's own HTTP/2 does not serve responses that
     stay open: whoever waits for one response reads the connection, and the others wait for their turn.
 
@@ -49,7 +51,8 @@ class MultiplexedTransport(httpx.AsyncBaseTransport):
         self._opening = asyncio.Lock()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        connection = await self._get_connection(request) if self._has_http2 else None
+        may_multiplex = self._has_http2 and "upgrade" not in request.headers
+        connection = await self._get_connection(request) if may_multiplex else None
         if connection is None:
             return await self._fallback.handle_async_request(request)
         return await connection.send(request)

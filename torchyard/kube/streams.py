@@ -1,25 +1,37 @@
-"""Responses that stay open, such as followed logs, read by the coroutines of one event loop: no thread each."""
+"""Responses that stay open, such as followed logs and WebSockets, on one event loop: no thread each."""
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from torchyard.kube.credentials import Credentials
-from torchyard.kube.http import CONNECT_TIMEOUT_S, Connection, Request, build_error, build_headers, build_path
+from torchyard.kube.http import (
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    Connection,
+    Request,
+    build_error,
+    build_headers,
+    build_path,
+)
 from torchyard.kube.multiplexed import MultiplexedTransport
 from torchyard.kube.refusals import check_refusal
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
+if TYPE_CHECKING:  # few processes need the WebSockets
+    from torchyard.kube.channels import Channels
+
 _MAX_IDLE_CONNECTIONS = 16  # kept open for the next request
 
 
 class StreamClient:
-    """GET requests whose responses are read in chunks as they arrive, over the connection of a Client.
+    """GET requests whose responses are read in chunks as they arrive or become WebSockets, by a Client's settings.
 
     It belongs to one event loop. A request is sent once, and once more after a refusal that may not count.
 
@@ -45,13 +57,7 @@ class StreamClient:
 
         TransientError if the connection breaks or nothing arrives for `idle_timeout_s`, ClusterError if it is refused.
         """
-        request = Request("GET", build_path(path, query), None, idle_timeout_s)
-        connection = self._credentials.current
-        try:
-            response = await self._send(connection, request)
-        except (ClusterError, TransientError) as error:
-            await asyncio.to_thread(check_refusal, self._credentials, connection, request, error)
-            response = await self._send(self._credentials.current, request)
+        response = await self._open(Request("GET", build_path(path, query), None, idle_timeout_s))
         try:
             async for chunk in response.aiter_raw():
                 yield chunk
@@ -60,10 +66,36 @@ class StreamClient:
         finally:
             await response.aclose()
 
+    async def open_channels(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: tuple[str, ...]
+    ) -> "Channels":
+        """A WebSocket that speaks the first of `protocols` that the server has; the caller enters it (`async with`).
+
+        TransientError if there is no connection, ClusterError if it is refused.
+        """
+        from torchyard.kube.channels import Channels, build_upgrade_headers
+
+        request = Request("GET", build_path(path, query), extra_headers=build_upgrade_headers(protocols))
+        response = await self._open(request)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            await response.aclose()
+            message = "no WebSocket was opened: a proxy before the API server may not forward the upgrade"
+            raise ClusterError(self.host, request.without_query(), message, response.status_code)
+        return Channels(response)
+
+    async def _open(self, request: Request) -> httpx.Response:
+        """The response, unread. A request is sent again after a refusal that may not count."""
+        connection = self._credentials.current
+        try:
+            return await self._send(connection, request)
+        except (ClusterError, TransientError) as error:
+            await asyncio.to_thread(check_refusal, self._credentials, connection, request, error)
+        return await self._send(self._credentials.current, request)
+
     async def _send(self, connection: Connection, request: Request) -> httpx.Response:
         """Send a request once; return its response with the body unread."""
         http = self._get_http(connection)
-        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=request.read_timeout_s, pool=None)
+        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=request.read_timeout_s or READ_TIMEOUT_S, pool=None)
         headers = build_headers(connection.settings, request) | {"Accept-Encoding": "identity"}
         built = http.build_request("GET", f"{self.host}{request.path}", headers=headers, timeout=timeout)
         if connection.settings.tls_server_name:

@@ -11,6 +11,10 @@ from torchyard.model.plan import HostScript, Process
 Verb = Literal["submit", "status", "cancel", "watch"]
 # The response of a host that does not have the run's folder: then there is no script to call.
 _ABSENT_GUARD = """[ -e "$0" ] || exec echo '{"site": false}'; exec "$@\""""
+_ENTER_GUARD = (
+    '[ -e "$0" ] || { echo "this host has no folder of the job: it has not started, or has ended" >&2; exit 1; }; '
+    'exec "$@"'
+)
 
 
 def build_command(script: HostScript, verb: Verb, requests: Mapping[str, Any] | None = None) -> Command:
@@ -19,6 +23,19 @@ def build_command(script: HostScript, verb: Verb, requests: Mapping[str, Any] | 
     if script.site and verb != "submit":  # a submit follows the creation of the folder
         argv = ("sh", "-c", _ABSENT_GUARD, script.argv[-1], *argv)
     return Command(argv, requests)
+
+
+def build_enter_command(process: Process, argv: Sequence[str]) -> Command:
+    """The command line that becomes `argv` beside a process, on its host."""
+    enter_argv = (*process.script.argv, "enter", process.folder, *argv)
+    if process.site:
+        enter_argv = ("sh", "-c", _ENTER_GUARD, process.script.argv[-1], *enter_argv)
+    return Command(enter_argv)
+
+
+def build_forward_command(process: Process, local_port: int, remote_port: int) -> Command:
+    """The command line that forwards a port of this machine to a process that its script here serves."""
+    return Command((*process.script.argv, "forward", process.folder, str(local_port), str(remote_port)))
 
 
 def group_by_script(job_processes: Sequence[Process]) -> dict[HostScript, list[Process]]:

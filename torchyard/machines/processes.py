@@ -3,6 +3,8 @@
     run_command, run_commands  a command that prints one JSON value; ssh itself is called again if it fails
     pipe_command               a transfer through a command's stdin and stdout
     start_stream               a command whose output is read while it runs; the caller ends it with close_stream
+    follow_command             a command without input, to its end; its output goes to a callback as it arrives
+    replace_process            this process becomes the command, with its terminal
 
 Every command ends or is killed: at its timeout, with its transfer, or by close_stream. Only a Watchdog outlives this
 process. No pipe is left unread while a command runs, as a full one would block it. Errors are HostError, with
@@ -14,6 +16,7 @@ import json
 import os
 import selectors
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar, cast
+from typing import IO, Any, Literal, NoReturn, TypeVar, cast
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
@@ -44,16 +47,16 @@ class Command:
 ChildProcess = subprocess.Popen[bytes]
 # The user's configuration applies, except what needs a person to answer or outlives the command.
 _SSH_OPTIONS = (
-    "-T",
     "-oBatchMode=yes",
     "-oConnectTimeout=15",
     "-oServerAliveInterval=10",
     "-oServerAliveCountMax=3",
     "-oControlMaster=no",
-    "-oClearAllForwardings=yes",
     "-oRemoteCommand=none",
     "-oPermitLocalCommand=no",
 )
+_COMMAND_OPTIONS = ("-T", "-oClearAllForwardings=yes")
+_TERMINAL_OPTIONS = ("-t", "-oClearAllForwardings=yes", "-oLogLevel=ERROR")  # not: "Connection to HOST closed."
 _SSH_FAILED_EXIT_CODE = 255
 _PERMANENT_SSH_ERRORS = (
     "Permission denied",
@@ -70,12 +73,23 @@ MAX_OUTPUT_BYTES = 16 * 2**20  # of a command's stdout: more is refused, because
 _TRANSFER_TIMEOUT_S = 3600.0  # seconds to stage in or out
 
 
-def build_argv(host: str, command: Command) -> tuple[str, ...]:
-    """The command line to start here; TORCHYARD_SSH may name another ssh, or give it options."""
+def build_argv(host: str, command: Command, *, has_terminal: bool = False) -> tuple[str, ...]:
+    """The command line to start here. `has_terminal`: the command gets a terminal on its host."""
     if host in THIS_MACHINE:
         return command.argv
-    ssh_argv = shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh")
-    return (*ssh_argv, *_SSH_OPTIONS, host, shlex.join(command.argv))
+    options = _TERMINAL_OPTIONS if has_terminal else _COMMAND_OPTIONS
+    return (*_build_ssh_argv(), *options, host, shlex.join(command.argv))
+
+
+def build_forward_argv(host: str, local_port: int, remote_port: int) -> tuple[str, ...]:
+    """The command line of an ssh that forwards a port of the loopback interface here to one of a host's."""
+    ports = f"127.0.0.1:{local_port}:localhost:{remote_port}"
+    return (*_build_ssh_argv(), "-N", "-T", "-oExitOnForwardFailure=yes", "-L", ports, host)
+
+
+def _build_ssh_argv() -> tuple[str, ...]:
+    """ssh with our options; TORCHYARD_SSH may name another ssh, or give it options."""
+    return (*shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh"), *_SSH_OPTIONS)
 
 
 def _start_command(host: str, command: Command) -> ChildProcess:
@@ -168,6 +182,46 @@ def retry_ssh(operation: Callable[[], T], *, retry_timeout_s: float = _RETRY_TIM
     return Retrying(
         retry=retry_if_exception(is_transient), wait=wait_fixed(1), stop=stop_after_delay(retry_timeout_s), reraise=True
     )(operation)
+
+
+def replace_process(argv: Sequence[str]) -> NoReturn:
+    """Become another program, which has this process's terminal, signals and exit code. HostError if it cannot start.
+
+    The caller has flushed its output.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program would inherit that
+    try:
+        os.execvp(argv[0], list(argv))
+    except OSError as error:
+        raise HostError("localhost", f"start {argv[0]}", error.strerror or str(error)) from error
+
+
+def follow_command(host: str, command: Command, on_output: Callable[[int, bytes], object]) -> int:
+    """Run a command without input to its end; return its exit code, 128 and the signal's number if a signal ended it.
+
+    `on_output` gets each piece of its stdout (1) and stderr (2). Raises HostError if it cannot be started.
+    """
+    process = _spawn_process(host, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    try:
+        with selectors.PollSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, 1)
+            selector.register(process.stderr, selectors.EVENT_READ, 2)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    data = os.read(key.fd, 1 << 16)
+                    if data:
+                        on_output(key.data, data)
+                    else:
+                        selector.unregister(key.fileobj)
+        exit_code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+    return exit_code if exit_code >= 0 else 128 - exit_code
 
 
 def run_commands(

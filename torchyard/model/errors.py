@@ -5,6 +5,7 @@ TorchyardError
     PreflightError     a requirement is not met; holds all findings
     HostError          a command on a host failed
       UnreachedError     ssh did not reach the host
+    AccessError        a node of a run cannot be entered now
     ClusterError       the API server refused a request, or cannot be reached
       NotFoundError      the API server reports that an object or a kind does not exist
     RendezvousError    the rendezvous store does not serve
@@ -85,6 +86,18 @@ class HostError(TorchyardError):
 
 class UnreachedError(HostError):
     """ssh itself failed: the host is down, the connection was cut, or the key was not accepted."""
+
+
+class AccessError(TorchyardError):
+    """A node of a run cannot be entered: it has not started, has ended, or the user lacks a right."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(node, reason)
+        self.node = node
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.reason}"
 
 
 class ClusterError(TorchyardError):
