@@ -1,6 +1,6 @@
 """A fake API server whose pods are this machine: exec starts real processes, and portforward connects to real ports.
 
-It speaks the WebSocket protocols of a kubelet; tests/cluster/test_sessions.py checks the same against a real one.
+It speaks the WebSocket protocols of a kubelet; tests/cluster/test_enter.py does the same with a real one.
 """
 
 import contextlib
@@ -51,6 +51,9 @@ class SessionHandler(Handler):
         fault = self.server_of.take_fault("GET", self.path)
         if fault:
             self._reply(fault.status, fault.body)
+            return
+        if self.headers["Accept"] != "*/*":  # a kubelet has no other type for a connection
+            self._reply(406, b"406: Not Acceptable")
             return
         query = parse_qs(url.query)
         self.server_of.received.append(ReceivedRequest("GET", url.path, {key: query[key][0] for key in query}, None))

@@ -1,6 +1,7 @@
 """Commands in the pods of a job, and ports of these pods, through the API server."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -9,19 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, list_missing_rights, read_user_name
 from torchyard.cluster.listing import list_labelled_objects
-from torchyard.common.packages import need
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.pod_reasons import get_pod_reasons, quote_reason
 from torchyard.interfaces import OutputCallback
 from torchyard.kube.client import get_cluster_client
 from torchyard.kube.retry import TransientError
+from torchyard.kube.sessions import ContainerCommand, forward_connection, run_in_container
 from torchyard.kube.streams import StreamClient
 from torchyard.model.errors import AccessError, ClusterError, TorchyardError
 from torchyard.model.plan import ManifestPlan
-
-need("a session in a pod", "websockets")
-
-from torchyard.kube.sessions import ContainerCommand, forward_connection, run_in_container  # noqa: E402
 
 _VERBS = ("get", "create")  # `get` opens the WebSocket; servers from 1.35 on require `create` as well
 _MAX_PARALLEL_SESSIONS = 64
@@ -94,7 +91,7 @@ class ClusterAccess:
         except OSError as error:
             reason = f"cannot listen on port {local_port} of this machine: {error.strerror}; choose another, as in "
             raise AccessError(node, f"{reason}{local_port + 10000}:{remote_port}") from error
-        message = f"127.0.0.1:{local_port} is port {remote_port} of {node} (pod {target.pod}) until Ctrl-C"
+        message = f"127.0.0.1:{local_port} leads to port {remote_port} of {node} (pod {target.pod}) until Ctrl-C"
         print(message, file=sys.stderr, flush=True)
         async with server:
             await server.serve_forever()
@@ -163,7 +160,6 @@ def find_target(pods: Mapping[str, Mapping[str, Any]], node: str) -> PodTarget:
 
 
 def write_output(descriptor: int, data: bytes) -> None:
-    """Write to this process's stdout (1) or stderr (2) at once."""
-    stream = sys.stdout if descriptor == 1 else sys.stderr
-    stream.buffer.write(data)
-    stream.buffer.flush()
+    """Write to this process's stdout (1) or stderr (2), past Python's buffers: a reader that is gone leaves nothing."""
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple, Self
 
 import httpcore
 import httpx
-from websockets.frames import OP_BINARY, OP_CLOSE, OP_CONT, OP_TEXT, Frame
-from websockets.protocol import CLIENT, OPEN, Protocol
 
+from torchyard.common.packages import need
 from torchyard.kube.retry import TransientError
+
+need("a session in a pod", "websockets")
+
+from websockets.frames import OP_BINARY, OP_CLOSE, OP_CONT, OP_TEXT, Frame  # noqa: E402
+from websockets.protocol import CLIENT, OPEN, Protocol  # noqa: E402
 
 V4 = "v4.channel.k8s.io"
 V5 = "v5.channel.k8s.io"  # since Kubernetes 1.30; it can also close a channel

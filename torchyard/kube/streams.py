@@ -75,7 +75,9 @@ class StreamClient:
         """
         from torchyard.kube.channels import Channels, build_upgrade_headers
 
-        request = Request("GET", build_path(path, query), extra_headers=build_upgrade_headers(protocols))
+        # A kubelet produces none of the usual types here, and would answer 406.
+        headers = build_upgrade_headers(protocols)
+        request = Request("GET", build_path(path, query), accept="*/*", extra_headers=headers)
         response = await self._open(request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             await response.aclose()

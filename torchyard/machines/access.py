@@ -1,5 +1,6 @@
 """Commands beside the processes of a job, and ports of its hosts: on this machine and behind ssh."""
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,7 +43,11 @@ class MachinesAccess:
             return dict(zip(nodes, pool.map(run_on, nodes), strict=True))
 
     def forward_port(self, node: str, local_port: int, remote_port: int) -> NoReturn:
-        processes.replace_process(build_forward_argv(self._processes[node], local_port, remote_port))
+        process = self._processes[node]
+        if process.host not in THIS_MACHINE:  # a script of this machine prints its own message, and ssh prints none
+            message = f"127.0.0.1:{local_port} leads to port {remote_port} of {node} (host {process.host}) until Ctrl-C"
+            print(message, file=sys.stderr, flush=True)
+        processes.replace_process(build_forward_argv(process, local_port, remote_port))
 
 
 def build_forward_argv(process: Process, local_port: int, remote_port: int) -> tuple[str, ...]:

@@ -182,6 +182,19 @@ def test_server_without_http2() -> None:
     play(scene, "http/1.1")
 
 
+def test_upgrade_is_a_connection_of_its_own() -> None:
+    """A request that upgrades its connection is sent with HTTP/1.1, which alone can do that."""
+
+    async def scene(server: Http2Server, _: httpx.AsyncClient) -> None:
+        fallback = httpx.MockTransport(lambda _: httpx.Response(101))
+        transport = MultiplexedTransport(ssl.create_default_context(cadata=server.authority), fallback, None)
+        async with httpx.AsyncClient(transport=transport, base_url=server.url) as client:
+            response = await client.get("/exec", headers={"Upgrade": "websocket"})
+        assert (response.status_code, server.connections) == (101, [])
+
+    play(scene)
+
+
 def test_unreachable_server() -> None:
     """A server that refuses connections, or whose certificate is of an unknown authority, is a connect error."""
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -209,17 +210,18 @@ def exchange(port: int, data: bytes) -> tuple[bytes, BaseException | None]:
 def test_port_carries_bytes_both_ways(pod_sessions: PodSessions) -> None:
     """What a client sends reaches the port, and its response comes back complete, without the protocol's own bytes."""
     data = os.urandom(1_000_000)
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        received = b""
+        while len(received) < len(data):
+            received += connection.recv(65536)
+        connection.sendall(received[::-1])
+        connection.close()
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        child = os.fork()
-        if child == 0:
-            connection, _ = server.accept()
-            received = b""
-            while len(received) < len(data):
-                received += connection.recv(65536)
-            connection.sendall(received[::-1])
-            os._exit(0)
+        threading.Thread(target=answer, daemon=True).start()
         assert exchange(server.getsockname()[1], data) == (data[::-1], None)
-        os.waitpid(child, 0)
 
 
 def test_port_without_a_listener_is_an_error(pod_sessions: PodSessions) -> None:
