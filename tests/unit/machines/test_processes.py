@@ -1,10 +1,13 @@
 """Commands on hosts: how ssh is called, and what a command may print."""
 
+import signal
 import subprocess
+import sys
 
 import pytest
 
 from tests.processes.python_commands import LARGE_STDERR, build_command
+from torchyard.common.project_root import ROOT
 from torchyard.machines.processes import MAX_OUTPUT_BYTES, Command, build_argv, pipe_command, run_command
 from torchyard.model.errors import HostError
 
@@ -39,6 +42,15 @@ def ssh_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_ssh_does_not_prompt_or_hang(ssh_settings: dict[str, str], key: str, value: str) -> None:
     """ssh asks no questions, notices a broken network and leaves nothing behind; all else is the user's choice."""
     assert ssh_settings[key] == value
+
+
+def test_program_that_replaces_this_process_ends_by_sigpipe() -> None:
+    """Python ignores SIGPIPE; the program that replaces it must not, or it would write on without a reader."""
+    code = (
+        "from torchyard.machines.processes import replace_process; replace_process(['sh', '-c', 'kill -PIPE $$; pwd'])"
+    )
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, cwd=ROOT)
+    assert (completed.stdout, completed.returncode) == (b"", -signal.SIGPIPE)
 
 
 # --- what a command prints
