@@ -1,5 +1,6 @@
 """`torchyard logs RUN --cluster`: the output of a run that another machine started, from its pods."""
 
+import signal
 import sys
 import tempfile
 import time
@@ -30,8 +31,8 @@ def show_pod_logs(name: str, selection: LogSelection, *, context: str, is_follow
     no such node.
     """
     leased = _find_leased_run(name, context)
-    with tempfile.TemporaryDirectory(prefix="torchyard-logs-") as folder:
-        copies = PodLogCopies(leased.client, name, Path(folder), is_following=is_following)
+    with _make_temporary_folder() as folder:
+        copies = PodLogCopies(leased.client, name, folder, is_following=is_following, only_node=selection.node)
         with _stopped_at_the_end(copies):
             if is_following:
                 follow_output(_PodRun(name, copies), selection)
@@ -54,6 +55,18 @@ def _find_leased_run(name: str, context: str) -> LeasedRun:
         namespaces = ", ".join(leased.client.namespace for leased in leased_runs.runs)
         raise TorchyardError(f"several namespaces have a run {name}: {namespaces}; use a context with one of them")
     return leased_runs.runs[0]
+
+
+@contextmanager
+def _make_temporary_folder() -> Iterator[Path]:
+    """A private folder for the copies of logs, which is removed in the end, also after SIGTERM."""
+    old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        # A log may still be written while the folder is removed.
+        with tempfile.TemporaryDirectory(prefix="torchyard-logs-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
 
 
 @contextmanager

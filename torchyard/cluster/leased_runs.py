@@ -68,8 +68,15 @@ class PodLogCopies:
     can have no more threads now; both may be called again.
     """
 
-    def __init__(self, client: Client, run: str, folder: Path, *, is_following: bool) -> None:
-        """`folder`: for the copies. `is_following`: False to copy only what the logs contain now."""
+    def __init__(
+        self, client: Client, run: str, folder: Path, *, is_following: bool, only_node: str | None = None
+    ) -> None:
+        """Parameters of the copying.
+
+        folder: for the copies.
+        is_following: False to copy only what the logs contain now.
+        only_node: the node whose log is copied; None for all.
+        """
         self.attempt = 0  # the last one that has pods; 0 if none has
         self.paths: dict[str, str] = {}  # of that attempt's copies, by node, in the order in which the pods were seen
         self.first_pod: KubeObject = {}  # of that attempt; empty if it has none
@@ -78,6 +85,7 @@ class PodLogCopies:
         self._run = run
         self._folder = folder
         self._is_following = is_following
+        self._only_node = only_node
         self._logs: PodLogs | None = None
 
     def update(self) -> None:
@@ -91,7 +99,7 @@ class PodLogCopies:
             self.paths = {}
             self._logs = None
         has_live_pods = False
-        for pod in sorted(nodes, key=_get_pod_order):
+        for pod in sorted(nodes, key=self._get_order):
             if _read_attempt(pod) == self.attempt:
                 self._copy(pod)
                 has_live_pods = has_live_pods or pod_facts.get_pod_phase(pod) not in pod_facts.ENDED_POD_PHASES
@@ -109,7 +117,14 @@ class PodLogCopies:
             self.first_pod = pod
             self._logs = PodLogs(self._client, _RemoteJob(self.paths, str(folder)))
         self.paths[name] = f"{folder}/{name}/log"
-        self._logs.update_pod(name, pod["metadata"]["name"], pod, is_following=self._is_following)
+        if self._only_node in (None, name):
+            self._logs.update_pod(name, pod["metadata"]["name"], pod, is_following=self._is_following)
+
+    def _get_order(self, pod: KubeObject) -> tuple[bool, list[int], str, float]:
+        """A master first, then by the numbers of the nodes; of one node the pod that was created first."""
+        name = name_node(pod, f"{self._run}-{_read_attempt(pod)}")
+        numbers = [int(number) for number in re.findall(r"\d{1,9}", name)]
+        return ("master" not in name, numbers, name, pod_facts.get_creation_time(pod))
 
     def is_complete(self) -> bool:
         """Whether nothing more will be written to the copies of the current attempt, as far as it could be read."""
@@ -129,7 +144,7 @@ def name_node(pod: KubeObject, job: str) -> str:
 
     A pod whose name ends in a random suffix has the name without it in `generateName`.
     """
-    name = pod["metadata"].get("generateName", "").rstrip("-") or pod["metadata"]["name"]
+    name = str(pod["metadata"].get("generateName") or "").rstrip("-") or pod["metadata"]["name"]
     return str(name).removeprefix(f"{job}-")
 
 
@@ -137,12 +152,6 @@ def _read_attempt(pod: KubeObject) -> int:
     """The attempt of a pod; 0 if its label is not a number."""
     text = str((pod["metadata"].get("labels") or {}).get(ATTEMPT_KEY))
     return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _get_pod_order(pod: KubeObject) -> tuple[bool, list[int], str]:
-    """A master first, then by the numbers of the name."""
-    name = str(pod["metadata"]["name"])
-    return ("master" not in name, [int(number) for number in re.findall(r"\d{1,9}", name)], name)
 
 
 def list_leased_runs(context: str | None, run: str = "") -> LeasedRuns:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import ObjectKey
-from tests.doubles.leases import RUN, Make
+from tests.doubles.leases import RUN, Make, build_lease, build_object, format_time
+from tests.support.waiting import wait_until
 from torchyard.cluster.leased_runs import PodLogCopies, list_leased_runs
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
@@ -26,6 +27,22 @@ def test_runs_of_all_namespaces_are_listed(cast: Make) -> None:
     ]
     assert leased_runs.problems == []
     assert list_leased_runs(None, "other").runs == []
+
+
+def test_recreated_pod_continues_the_copy_of_its_node(fake_api: FakeApi, tmp_path: Path) -> None:
+    """A controller gives the next pod of a node another random suffix: the older pod's log comes first."""
+    fake_api.put(build_lease(ago=10))
+    for name, started_ago, text in ((f"{RUN}-1-node-0-zz9", 60.0, "first"), (f"{RUN}-1-node-0-aa1", 30.0, "second")):
+        pod = build_object("v1", "Pod", name)
+        pod["metadata"] |= {"generateName": f"{RUN}-1-node-0-", "creationTimestamp": format_time(started_ago)}
+        status = {"containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
+        fake_api.put(pod | {"spec": {"containers": [{"name": "main"}]}, "status": status | {"phase": "Succeeded"}})
+        fake_api.logs[name] = f"2026-01-01T00:00:00Z {text}\n".encode()
+    copies = PodLogCopies(get_cluster_client(Cluster()), RUN, tmp_path, is_following=False)
+    copies.update()
+    wait_until(copies.is_complete)
+    assert list(copies.paths) == ["node-0"]
+    assert [line.split()[-1] for line in Path(copies.paths["node-0"]).read_text().splitlines()] == ["first", "second"]
 
 
 def test_refused_kinds_are_listed_in_the_own_namespace(cast: Make, fake_api: FakeApi) -> None:
