@@ -99,9 +99,12 @@ def rendezvous_file(profile: Profile, run: Run, attempt: int) -> str:
 def program_environment(profile: Profile, job_node: JobNode) -> dict[str, str]:
     """The variables of a program without an agent, in one process or many; RANK is its node's rank.
 
-    Empty with an agent, which sets them for each process.
+    Empty with an agent, which sets them for each process, and for a lone process unless its rendezvous is `env`: many
+    programs take RANK as a sign that they are one of several.
     """
     if profile.resolved_agent != "none":
+        return {}
+    if profile.world_size == 1 and profile.rendezvous != "env":
         return {}
     return {
         "MASTER_ADDR": job_node.endpoint.address,

@@ -1,6 +1,7 @@
 """How a program gets its place in the job."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,21 @@ def test_program_without_agent_gets_its_place(planned: Planned) -> None:
     env = get_env(planned(nodes=2, processes=4, rendezvous="env"))
     assert env["MASTER_ADDR"] == "sample-a1b2c3d4-1-worker-0.sample-a1b2c3d4-1"
     assert (env["WORLD_SIZE"], env["RANK"]) == ("8", "$(TORCHYARD_NODE)")
+
+
+@pytest.mark.parametrize(
+    ("keys", "has_rank"),
+    [
+        ({"rendezvous": "static"}, False),
+        ({"rendezvous": "env"}, True),
+        ({"rendezvous": "static", "nodes": 2}, True),
+        ({"rendezvous": "static", "processes": 2}, True),
+    ],
+    ids=["alone", "alone with env", "two nodes", "two processes"],
+)
+def test_lone_process_has_no_rank(planned: Planned, keys: dict[str, Any], has_rank: bool) -> None:
+    """A program of one process finds no RANK in its environment, unless its rendezvous is the environment."""
+    assert ("RANK" in get_env(planned(agent="none", **keys))) == has_rank
 
 
 @KUBERNETES
