@@ -29,8 +29,18 @@ from torchyard.run.folder import runs_folder
 _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
 # The verbs with a document in torchyard/cli/documents.py, which is imported only for a document: it takes a moment.
 JSON_VERBS = (
-    *("demo", "plan", "check", "run", "benchmark", "attach", "profiles", "logs", "why"),
-    *("trend", "archive", "service"),
+    "demo",
+    "plan",
+    "check",
+    "run",
+    "benchmark",
+    "attach",
+    "profiles",
+    "logs",
+    "why",
+    "trend",
+    "archive",
+    "service",
 )
 _JSON_HELP = "print one JSON document, and everything else on stderr (docs/json.md)"
 _RUN_HELP = "a run's name, such as digits-local-a1b2c3d4"
@@ -281,7 +291,7 @@ def _run_benchmark(args: argparse.Namespace) -> int:
 
 def _show_profiles(args: argparse.Namespace) -> int:
     """list all profiles, or print the file of one; or list the launchers"""
-    if args.form:
+    if args.form and not args.json:
         print("\n".join(_CATALOG_FORMATS[args.form](catalog.load_catalog())))
         return ExitCode.SUCCESS
     from torchyard.cli.profiles import show_file, show_launchers, show_profiles

@@ -106,7 +106,8 @@ def test_plan_and_checks(read: Read, write: Write) -> None:
     """A plan has its properties and its objects, also with `--as json`; preflight has a verdict for each check."""
     assert read("plan", "yolov5-volcano")["plan"]["kind"] == "manifests"
     assert read("plan", "digits-local")["properties"]["starts"] == "node-0 on localhost, node-1 on localhost"
-    assert read("plan", "digits-local", "--as", "json")["plan"]["kind"] == "commands"
+    for form in ("json", "yaml"):
+        assert read("plan", "digits-local", "--as", form)["plan"]["kind"] == "commands"
     checks = read("check", str(write()), "--set", "program=none.py", exit_code=1)
     assert (checks["passed"], checks["checks"][1]["verdict"]) == (False, "failed")
 
@@ -139,6 +140,7 @@ def test_why_and_logs(read: Read, run: RunFolder) -> None:
 def test_lists(read: Read) -> None:
     """Profiles, the file of one, and launchers are lists of objects."""
     assert "pi-local" in [entry["name"] for entry in read("profiles")["profiles"]]
+    assert read("profiles", "--as", "table") == read("profiles")
     (entry,) = read("profiles", "hardware/oke/bm-gpu-h100-8")["profiles"]
     assert entry["text"].startswith("about:")
     assert "baremetal" in [entry["name"] for entry in read("profiles", "--launchers")["launchers"]]
