@@ -70,13 +70,14 @@ class FileContent(NamedTuple):
     step: Optional[int] = None
 
 
-def read_file_content(path: str) -> FileContent:
-    """Judge a file; return its format if it is complete.
+def read_file_content(path: str, *, needs_step: bool) -> FileContent:
+    """Judge a file; return its format if it is complete. Its step is read only if it is needed.
 
     Raises IncompleteError, UnverifiedError, or OSError if it cannot be read.
     """
     with _open_file(path) as file:
-        return _read_content(file, os.path.basename(path), os.fstat(file.fileno()).st_size)
+        size = os.fstat(file.fileno()).st_size
+        return _read_content(file, os.path.basename(path), size, needs_step=needs_step)
 
 
 def read_json(path: str) -> Json:
@@ -136,7 +137,7 @@ def _open_file(path: str) -> BinaryIO:
     return os.fdopen(fd, "rb", buffering=0)
 
 
-def _read_content(file: BinaryIO, name: str, size: int) -> FileContent:
+def _read_content(file: BinaryIO, name: str, size: int, *, needs_step: bool) -> FileContent:
     if size == 0:
         raise IncompleteError("%s is empty" % name)
     head = file.read(32)
@@ -148,7 +149,7 @@ def _read_content(file: BinaryIO, name: str, size: int) -> FileContent:
         return FileContent("json")
     if head.startswith(_ZIP_LOCAL):
         entries = _read_zip_entries(file, name, size)
-        return FileContent("torch", _find_step(_read_zip_fields(file, entries)))
+        return FileContent("torch", _find_step(_read_zip_fields(file, entries)) if needs_step else None)
     if _TORCH_MAGIC_HEAD in head:
         return _read_legacy_torch(file, name, size)
     if head[:1] == b"\x80" and name.endswith((*CHECKPOINT_SUFFIXES, *_PICKLE_SUFFIXES)):

@@ -26,9 +26,13 @@ _MAX_DEPTH = 3  # of a checkpoint's own folders
 _READ_SUFFIXES = (*CHECKPOINT_SUFFIXES, ".pkl", ".json")
 _STEP = re.compile(r"step[-_=]?(\d{1,15})(?!\d)")
 _NUMBER = re.compile(r"(?:^|[-_.])(?:checkpoint|ckpt|iter|iteration)[-_=]?(\d{1,15})(?!\d)")
-_EPOCH = re.compile(r"(?:^|[-_.])epoch[-_=]?\d+")
-_UNFINISHED = re.compile(r"^tmp-|\.(?:tmp|temp|part|partial|incomplete)(?:$|[-_.])", re.IGNORECASE)
-_CHECKPOINT_FILE = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors)(?:\.(?:tmp|temp|part|partial|incomplete)\b.*)?$")
+_UNFINISHED_SUFFIX = r"\.(?:tmp|temp|part|partial|incomplete)(?:[-_.]\w+)?"
+_UNFINISHED = re.compile(r"^tmp-|%s$" % _UNFINISHED_SUFFIX, re.IGNORECASE)
+_CHECKPOINT_FILE = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors)(?:%s)?$" % _UNFINISHED_SUFFIX)
+_CHECKPOINT_FOLDER = re.compile(
+    r"(?:^|[-_.])(?:checkpoint|ckpt|global_step|step|iter|iteration|epoch)[-_=]?\d+(?:%s)?$|\.ckpt$"
+    % _UNFINISHED_SUFFIX
+)
 _SHARD = re.compile(r"^(.*)-(\d{5})-of-(\d{5})(\..*)$")
 # Files that each rank writes: their numbers begin at 0 and have no gap.
 _RANK_FILES = (
@@ -149,7 +153,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 def has_checkpoint_name(name: str) -> bool:
     """Whether a folder is one checkpoint by its name, such as `checkpoint-500` or `epoch_3`."""
-    return parse_step(name) is not None or bool(_EPOCH.search(name))
+    return bool(_CHECKPOINT_FOLDER.search(name))
 
 
 def is_checkpoint_folder(contents: Iterable[str]) -> bool:
@@ -196,7 +200,9 @@ def _read_status(entry: os.DirEntry[str]) -> Optional[os.stat_result]:
 def _judge_file(path: str, target: str, status: os.stat_result) -> CheckpointState:
     """The state of the checkpoint `path`, which is the file `target`."""
     name = os.path.basename(target)
-    folder_name = os.path.basename(os.path.dirname(os.path.abspath(target)))
+    step = parse_step(name)
+    if step is None:
+        step = parse_step(os.path.basename(os.path.dirname(os.path.abspath(target))))
     content = FileContent("")
     verdict = COMPLETE
     problem = None
@@ -205,7 +211,7 @@ def _judge_file(path: str, target: str, status: os.stat_result) -> CheckpointSta
             raise IncompleteError("%s is the name of an unfinished file" % name)
         if stat.S_ISLNK(status.st_mode):
             raise UnverifiedError("%s is a link to another link" % os.path.basename(path))
-        content = checkpoint_files.read_file_content(target)
+        content = checkpoint_files.read_file_content(target, needs_step=step is None)
     except IncompleteError as error:
         verdict = TORN
         problem = str(error)
@@ -215,13 +221,12 @@ def _judge_file(path: str, target: str, status: os.stat_result) -> CheckpointSta
     except OSError as error:
         verdict = UNVERIFIED
         problem = "%s cannot be read: %s" % (name, error.strerror)
-    steps = [step for step in (parse_step(name), parse_step(folder_name), content.step) if step is not None]
     return CheckpointState(
         path=path,
         format=content.format,
         verdict=verdict,
         problem=problem,
-        step=steps[0] if steps else None,
+        step=content.step if step is None else step,
         size_bytes=status.st_size,
         modified_at=status.st_mtime,
         first_written_at=status.st_mtime,
@@ -344,7 +349,7 @@ def _check_files(folder: str, listing: FolderListing) -> Iterator[str]:
         yield "more than %d files are not read" % _MAX_READ_FILES
     for path in paths[:_MAX_READ_FILES]:
         try:
-            checkpoint_files.read_file_content(os.path.join(folder, path))
+            checkpoint_files.read_file_content(os.path.join(folder, path), needs_step=False)
             if path.endswith(".index.json"):
                 _check_index(folder, path, listing)
         except UnverifiedError as error:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from .checkpoint_formats import (
     COMPLETE,
@@ -106,13 +106,16 @@ class CheckpointWatch:
     Errors. What cannot be read is neither complete nor gone: it is tried again at the next poll. Nothing is raised.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` measures how long a poll takes, in seconds."""
         self._root = os.path.abspath(folder)
+        self._clock = clock
         self._started_at = time.time()
         self._next_poll_at = -math.inf
         self._is_first_poll = True
         self._root_identity: Optional[Tuple[int, int]] = None
         self._folders: Dict[str, _Folder] = {}
+        self._previous_folders: Dict[str, _Folder] = {}  # of the poll before
         self._candidates: Dict[str, _Candidate] = {}
         self._turn = 0  # the position among the settled checkpoints at which the next poll continues
 
@@ -120,10 +123,10 @@ class CheckpointWatch:
         """The records that are due at `now`, in monotonic seconds; empty if the last poll was less than 2 s ago."""
         if now < self._next_poll_at and not is_last:
             return []
-        started_at = time.monotonic()
+        started_at = self._clock()
         records = list(self._poll(now, is_last=is_last))
         self._is_first_poll = False
-        cost_s = time.monotonic() - started_at
+        cost_s = self._clock() - started_at
         self._next_poll_at = now + max(POLL_INTERVAL_S, cost_s / _MAX_TIME_SHARE)
         return records
 
@@ -137,6 +140,8 @@ class CheckpointWatch:
             self._root_identity = identity
             self._folders.clear()
             self._candidates.clear()
+        self._previous_folders = self._folders
+        self._folders = {}
         paths = dict(self._walk(self._root, depth=0))
         for path, is_folder in paths.items():
             if path not in self._candidates:
@@ -170,10 +175,11 @@ class CheckpointWatch:
 
     def _list(self, path: str) -> Optional[_Folder]:
         """List a folder if its time has changed; what was listed last if it cannot be read, None if nothing was."""
-        known = self._folders.get(path)
+        known = self._previous_folders.get(path)
         try:
             modified_ns = os.stat(path).st_mtime_ns
             if known and known.modified_ns == modified_ns and known.is_steady:
+                self._folders[path] = known
                 return known
             file_names: List[str] = []
             folder_names: List[str] = []
@@ -186,9 +192,10 @@ class CheckpointWatch:
                     names = folder_names if entry.is_dir() else file_names
                     names.append(entry.name)
         except FileNotFoundError:
-            self._folders.pop(path, None)
             return None
         except OSError:
+            if known:
+                self._folders[path] = known
             return known
         is_steady = known is not None and known.modified_ns == modified_ns
         self._folders[path] = _Folder(modified_ns, is_steady, file_names, folder_names)

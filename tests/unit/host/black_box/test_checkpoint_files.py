@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from torchyard.host.black_box.checkpoint_files import (
     read_file_content,
     read_torch_fields,
 )
+
+
+def read_content(path: Path) -> FileContent:
+    return read_file_content(str(path), needs_step=True)
 
 
 def write_pickle(path: Path) -> Path:
@@ -37,17 +42,23 @@ WRITERS = {
     "tokenizer.json": write_long_json,
 }
 
+READERS: list[Callable[[str], object]] = [
+    partial(read_file_content, needs_step=True),
+    read_dcp_files,
+    read_torch_fields,
+]
+
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_only_the_whole_file_is_complete(name: str, tmp_path: Path) -> None:
     """A file is complete, and no beginning of it is."""
     path = WRITERS[name](tmp_path / name)
-    assert read_file_content(str(path)).format in {"torch", "safetensors", "pickle", "json"}
+    assert read_content(path).format in {"torch", "safetensors", "pickle", "json"}
     size = path.stat().st_size
     for end in sorted({*range(0, size - 1, max(size // 40, 1)), *range(max(size - 60, 0), size - 1)}, reverse=True):
         os.truncate(path, end)
         with pytest.raises((IncompleteError, UnverifiedError)):
-            read_file_content(str(path))
+            read_content(path)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +67,7 @@ def test_only_the_whole_file_is_complete(name: str, tmp_path: Path) -> None:
 )
 def test_step_in_a_file(values: dict[str, int], step: int | None, tmp_path: Path) -> None:
     """The step is read from the object that torch.save wrote."""
-    assert read_file_content(str(write_torch(tmp_path / "last.ckpt", **values))) == FileContent("torch", step)
+    assert read_content(write_torch(tmp_path / "last.ckpt", **values)) == FileContent("torch", step)
 
 
 def test_entry_outside_the_file_is_incomplete(tmp_path: Path) -> None:
@@ -65,7 +76,7 @@ def test_entry_outside_the_file_is_incomplete(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:500] + data[1000:])
     with pytest.raises(IncompleteError):
-        read_file_content(str(path))
+        read_content(path)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +103,14 @@ def test_invalid_files(name: str, data: bytes, error: type[Exception], tmp_path:
     """What a format disproves is incomplete; an unknown format is not verified."""
     (tmp_path / name).write_bytes(data)
     with pytest.raises(error):
-        read_file_content(str(tmp_path / name))
+        read_content(tmp_path / name)
 
 
 def test_pipe_does_not_block_the_reader(tmp_path: Path) -> None:
     """What is not a regular file is not read."""
     os.mkfifo(tmp_path / "model.pt")
     with pytest.raises(UnverifiedError):
-        read_file_content(str(tmp_path / "model.pt"))
+        read_content(tmp_path / "model.pt")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -115,9 +126,8 @@ def test_changed_bytes_are_judged(position: int, change: bytes, name: str, tmp_p
     position %= len(data)
     path.write_bytes(data[:position] + change + data[position + len(change) :])
     (tmp_path / ".metadata").write_bytes(path.read_bytes())
-    readers: list[Callable[[str], object]] = [read_file_content, read_dcp_files, read_torch_fields]
-    for reader in readers:
-        for candidate in (path, tmp_path / ".metadata"):
+    for candidate in (path, tmp_path / ".metadata"):
+        for reader in READERS:
             try:
                 reader(str(candidate))
             except (IncompleteError, UnverifiedError):

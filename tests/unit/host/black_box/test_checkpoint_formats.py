@@ -21,6 +21,7 @@ from torchyard.host.black_box.checkpoint_formats import (
     COMPLETE,
     TORN,
     UNVERIFIED,
+    has_checkpoint_name,
     is_unfinished,
     parse_step,
     read_checkpoint,
@@ -55,7 +56,7 @@ TORCH_FORMATS = {"last.ckpt": "torch", "step_120.pt": "torch-legacy", "step-120"
 def torch_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which a real torch has saved."""
     folder = tmp_path_factory.mktemp("torch")
-    subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder)], check=True, timeout=100)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder)], check=True)
     return folder
 
 
@@ -200,6 +201,24 @@ def test_file_that_cannot_be_read_is_not_torn(tmp_path: Path, monkeypatch: pytes
     for candidate in (path, path / "optimizer.pt"):
         state = read_checkpoint(str(candidate))
         assert (state.verdict, "Input/output error" in str(state.problem)) == (UNVERIFIED, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("checkpoint-500", True),
+        ("tmp-checkpoint-500", True),
+        ("epoch_3", True),
+        ("epoch=3-step=120.ckpt", True),
+        ("step_100.tmp", True),
+        ("checkpoints", False),
+        ("version_0", False),
+        ("run_step2_sft", False),
+    ],
+)
+def test_name_of_a_folder(name: str, is_one: bool) -> None:
+    """A folder whose name ends with a step or an epoch is one checkpoint; others may contain several."""
+    assert has_checkpoint_name(name) == is_one
 
 
 @pytest.mark.parametrize(

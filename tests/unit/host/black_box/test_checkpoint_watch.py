@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.watch = CheckpointWatch(str(folder))
+        self.watch = CheckpointWatch(str(folder), clock=float)  # its polls take no time
         self._now = 100.0
 
     def poll(self, *, polls: int = 1, is_last: bool = False) -> list[tuple[str, str]]:
@@ -210,11 +210,19 @@ def test_settled_checkpoints_are_compared_in_turn(tmp_path: Path, monkeypatch: p
 
 def test_polls_are_two_seconds_apart(tmp_path: Path) -> None:
     """A call within two seconds reads nothing, unless it is the last one."""
-    watch = CheckpointWatch(str(tmp_path))
+    watch = CheckpointWatch(str(tmp_path), clock=float)
     write_torch(tmp_path / "step_5.pt")
     assert [len(watch.poll(now)) for now in (10.0, 11.0, 11.9, 12.1)] == [0, 0, 0, 1]
     write_torch(tmp_path / "step_6.pt")
     assert [len(watch.poll(12.2, is_last=is_last)) for is_last in (False, True)] == [0, 1]
+
+
+def test_polls_of_a_slow_file_system_are_rare(tmp_path: Path) -> None:
+    """After a poll that took a second, the next one is 20 s later."""
+    times = iter(range(100))
+    watch = CheckpointWatch(str(tmp_path), clock=lambda: float(next(times)))
+    write_torch(tmp_path / "step_5.pt")
+    assert [len(watch.poll(now)) for now in (10.0, 29.9, 30.1)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("name", ["step_1\n.pt", "step_1\\n.pt", os.fsdecode(b"step_1\xff.pt")])
