@@ -9,6 +9,7 @@ from torchyard.metrics.text import drop_non_finite, find_row_key
 from torchyard.model.run import Metrics, Row
 
 _PLAIN_TYPES = frozenset({float, int, str, bool})
+_CHECKPOINT_KEYS = {"checkpoint", "step"}
 
 
 def read_json_lines(lines: Iterable[str]) -> Metrics:
@@ -16,12 +17,20 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
 
     A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts. Rows with
     different values of `collective` do not replace each other.
+
+    The report of a checkpoint, `{"checkpoint": PATH, "step": N}`, is not a row, because it has no measurement: the path
+    is added to the last row.
     """
     rows = Rows()
     summary: Row = {}
     for line in lines:
         row = parse_object(line)
         if not row:
+            continue
+        if row.keys() == _CHECKPOINT_KEYS:
+            checkpoint: Row = {"checkpoint": row["checkpoint"]}
+            if not rows.update_last(checkpoint):
+                summary |= checkpoint
             continue
         key = find_row_key(row)
         if key:

@@ -21,6 +21,14 @@ def test_repeated_row_replaces_the_earlier_one() -> None:
     assert [row["accuracy"] for row in metrics.rows] == [0.6, 0.7, 0.9]
 
 
+def test_report_of_a_checkpoint_is_not_a_row() -> None:
+    """The path of a checkpoint is added to the last row, which keeps its measurements, also if it has the same step."""
+    reports = [json.dumps({"checkpoint": f"step-{step}", "step": step}) for step in (0, 5, 9)]
+    metrics = read_json_lines([reports[0], '{"step": 5, "loss": 0.5}', *reports[1:]])
+    assert metrics.rows == ({"step": 5, "loss": 0.5, "checkpoint": "step-9"},)
+    assert metrics.summary == {"checkpoint": "step-0"}
+
+
 def test_nested_values_are_left_out() -> None:
     """Only plain values of an object are metrics."""
     assert parse_object('  {"epoch": 1, "all": [1, 2], "x": {"y": 1}}') == {"epoch": 1}
