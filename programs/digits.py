@@ -8,30 +8,50 @@ On several machines, the same command on each:
 
     torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400 --rdzv-id NAME programs/digits.py
 
-With `--checkpoint-dir FOLDER`, shared by all machines, a second start continues after the last finished epoch.
-
-Each rank prints where it runs. Rank 0 then prints one JSON line per epoch, after that epoch is in the checkpoint:
+Each rank prints where it runs. Rank 0 then prints one JSON line per epoch:
 
     {"epoch": 1, "epochs": 10, "loss": 1.1, "accuracy": 0.85, "seconds_per_step": 0.005, "world_size": 2}
 
 `loss` is the mean over the epoch's training samples, `accuracy` the share of the held-out samples that are
 recognised, both over all ranks. `seconds_per_step` is rank 0's.
+
+With `--checkpoint-dir FOLDER` the training is saved after each epoch, in the background, and when SIGTERM asks it to
+stop. All ranks stop after the same step, rank 0 saves it, and the processes then end by SIGTERM. Rank 0 prints each
+checkpoint when it is complete:
+
+    {"checkpoint": "FOLDER/step-15", "step": 15}
+
+The next start continues after the step of $TORCHYARD_RESUME, the path of a checkpoint, or of the newest checkpoint in
+FOLDER, also in the middle of an epoch. With as many processes as before, the losses are, bit for bit, those of a
+training that never stopped. With another number, each step still learns from the same samples, but the ranks share
+them differently, so that sums are rounded differently.
+
+Every rank has the whole state, as always with DistributedDataParallel: rank 0 alone saves and loads it, and FOLDER need
+not be shared by all machines. With FSDP, where each rank has a part, all ranks save and load, in a shared folder.
 """
 
 import argparse
-import io
 import json
 import os
+import re
+import shutil
+import signal
 import socket
 import sys
 import time
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # noqa: F401 (before the process group: see main)
 from sklearn.datasets import load_digits
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -56,6 +76,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the sample order")
     parser.add_argument("--checkpoint-dir", type=Path, default=os.environ.get("TORCHYARD_CHECKPOINTS") or None)
     parser.add_argument("--pause", type=float, default=0, metavar="SECONDS", help="wait after each epoch")
+    parser.add_argument("--save-pause", type=float, default=0, metavar="SECONDS", help="make each save so much slower")
     init_help = "the rendezvous of the processes: env://, tcp://HOST:PORT or file:///PATH"
     parser.add_argument("--init-method", default="env://", metavar="URL", help=init_help)
     parser.add_argument("--local-rank", help="of torch.distributed.launch, which sets LOCAL_RANK too")
@@ -109,6 +130,90 @@ def build_network() -> nn.Module:
     )
 
 
+@dataclass
+class Progress:
+    """The position of a training between two steps, the same on all ranks."""
+
+    step: int = 0  # the number of steps so far, in all epochs
+    epoch: int = 1  # the epoch of the next step
+    batch: int = 0  # the number of this epoch's batches that were trained on
+    loss_sum: float = 0.0  # the losses of their samples, over all ranks
+    row: str = ""  # the JSON line of the last finished epoch; "" before the first one has finished
+
+
+class CheckpointWriter(dcp.FileSystemWriter):
+    """Writes a checkpoint to PATH.tmp and renames it to PATH once it is complete: a kill leaves no torn one at PATH.
+
+    Then the checkpoint is printed, and of the others in its folder only the previous one is kept, in case the file
+    system loses the new one.
+    """
+
+    def __init__(self, path: Path, *, pause_s: float) -> None:
+        super().__init__(path.with_name(f"{path.name}.tmp"))
+        self.final_path = path
+        self.pause_s = pause_s
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Complete the checkpoint. DCP calls it after the data is written, in the thread of the save."""
+        time.sleep(self.pause_s)
+        super().finish(metadata, results)
+        if self.final_path.exists():  # of a training that went on from here, until it was resumed from an earlier step
+            shutil.rmtree(self.final_path)
+        os.rename(self.path, self.final_path)
+        step = get_step(self.final_path)
+        print_line(json.dumps({"checkpoint": str(self.final_path), "step": step}))
+        folder = self.final_path.parent
+        previous = [path for path in list_checkpoints(folder) if get_step(path) < step][-1:]
+        for path in folder.glob("step-*"):
+            if path not in (self.final_path, *previous):
+                shutil.rmtree(path, ignore_errors=True)  # a file in use, for example: the next save removes it
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints of a folder, in the order of their steps; empty if there is no folder."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=get_step)
+
+
+def get_step(checkpoint: Path) -> int:
+    """The step of a checkpoint, by its name: the number N of step-N."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def build_state(network: nn.Module, optimizer: Optimizer, progress: Progress) -> dict[str, Any]:
+    """The content of a checkpoint. A network that draws random numbers (dropout) would add the generators' states."""
+    # The names are those of the network without DistributedDataParallel, for the optimizer's tensors too.
+    model_state, optimizer_state = get_state_dict(network, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "progress": asdict(progress)}
+
+
+def load_checkpoint(folder: Path | None, group: distributed.ProcessGroup | None = None) -> dict[str, Any] | None:
+    """Load the state of $TORCHYARD_RESUME, or of the folder's newest checkpoint; None if there is none.
+
+    A checkpoint of the folder that is damaged is reported and ignored. That of $TORCHYARD_RESUME was chosen:
+    CheckpointException if it is damaged. `group` contains this process alone.
+    """
+    chosen = os.environ.get("TORCHYARD_RESUME")
+    if chosen:
+        return load_state(Path(chosen), group)
+    for path in reversed(list_checkpoints(folder) if folder else []):
+        try:
+            return load_state(path, group)
+        except dcp.CheckpointException:
+            print_line(f"ignored the checkpoint {path}: it is damaged")
+    return None
+
+
+def load_state(path: Path, group: distributed.ProcessGroup | None) -> dict[str, Any]:
+    """Load the state that `build_state` built. CheckpointException if it cannot be read.
+
+    A second network is filled, so that a damaged checkpoint does not leave a part of itself in the training's own.
+    """
+    network = build_network()
+    state = build_state(network, Adam(network.parameters()), Progress())
+    dcp.load(state, checkpoint_id=path, process_group=group)
+    return state
+
+
 class Trainer:
     """The part of one process in the training; all ranks call the same methods in the same order."""
 
@@ -119,47 +224,92 @@ class Trainer:
         self.world_size = distributed.get_world_size()
         torch.manual_seed(options.seed)
         self.network = DistributedDataParallel(build_network().to(device))
+        # After its first backward pass DistributedDataParallel arranges the gradients anew, and more than two ranks
+        # then sum them in another order. A pass before the training makes the first step of a resumed one like others.
+        self.network(torch.zeros(1, 1, 8, 8, device=device)).sum().backward()
+        self.network.zero_grad()
         self.optimizer: Optimizer = Adam(self.network.parameters(), lr=options.lr)
-        samples, self.test_samples = load_samples()
-        self.sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(samples, seed=options.seed)
-        self.batches = DataLoader(samples, options.batch_size // self.world_size, sampler=self.sampler)
+        self.samples, self.test_samples = load_samples()
+        self.sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(self.samples, seed=options.seed)
+        self.progress = Progress()
+        self.seconds_per_step = 0.0  # of the last epoch, as far as this process trained it
+        self.stop_requested = False
+        # A save runs in a thread, which needs a group of its own: rank 0, and gloo because the data is on the CPU.
+        self.save_group = distributed.new_group([0], backend="gloo")
+        self.unfinished_save: Future[Metadata] | None = None
 
-    def train(self) -> None:
-        """Train from the last finished epoch to the last requested one; if none is left, print the last row again."""
-        row = self.resume()
-        if row and row["epoch"] >= self.options.epochs:
-            self.print_on_rank_zero(json.dumps(row))
-            return
-        for epoch in range(row.get("epoch", 0) + 1, self.options.epochs + 1):
-            row = self.run_epoch(epoch)
-            self.save(row)
-            self.print_on_rank_zero(json.dumps(row))
-            time.sleep(self.options.pause)
+    def train(self) -> bool:
+        """Train to the last requested epoch, and return whether it was reached: a stopped training is saved instead.
 
-    def run_epoch(self, epoch: int) -> dict[str, Any]:
-        self.sampler.set_epoch(epoch)
+        If no epoch is left to train, the row of the last one is printed again.
+        """
+        self.resume()
+        if self.options.checkpoint_dir:
+            signal.signal(signal.SIGTERM, self.request_stop)  # else nothing could be saved: SIGTERM ends the process
+        if self.progress.epoch > self.options.epochs:
+            self.print_on_rank_zero(self.progress.row)
+        while self.progress.epoch <= self.options.epochs and self.train_epoch():
+            self.finish_epoch()
+            self.save()
+            self.print_on_rank_zero(self.progress.row)
+            self.pause()
+        is_finished: bool = self.progress.epoch > self.options.epochs
+        if not is_finished:
+            self.save()
+        self.finish_save()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the handler would hold this object, and with it the group
+        distributed.barrier()  # a rank that ends earlier can make torchrun end rank 0 in the middle of a save
+        return is_finished
+
+    def request_stop(self, signal_number: int, frame: object) -> None:
+        """Handle SIGTERM: the ranks stop after a step that all of them choose."""
+        self.stop_requested = True
+
+    def train_epoch(self) -> bool:
+        """Train on the epoch's remaining batches, and return whether none is left: False after a stop."""
+        batch_size = self.options.batch_size // self.world_size
+        self.sampler.set_epoch(self.progress.epoch)
+        remaining = list(self.sampler)[self.progress.batch * batch_size :]
+        batches = DataLoader(self.samples, batch_size, sampler=remaining)
         start = time.perf_counter()
-        losses = sum(self.step(images.to(self.device), labels.to(self.device)) for images, labels in self.batches)
-        seconds = (time.perf_counter() - start) / len(self.batches)
-        sums = torch.tensor([losses, len(self.sampler), *self.count_correct()], dtype=torch.float64, device=self.device)
-        distributed.all_reduce(sums)
-        loss, sample_count, correct_count, test_count = sums.tolist()
-        return {
-            "epoch": epoch,
-            "epochs": self.options.epochs,
-            "loss": round(loss / sample_count, 6),
-            "accuracy": round(correct_count / test_count, 6),
-            "seconds_per_step": round(seconds, 6),
-            "world_size": self.world_size,
-        }
+        for images, labels in batches:
+            is_stopped = self.step(images.to(self.device), labels.to(self.device))
+            if is_stopped:
+                return False
+        self.seconds_per_step = (time.perf_counter() - start) / max(1, len(batches))
+        return True
 
-    def step(self, images: Tensor, labels: Tensor) -> float:
-        """Learn from one batch and return the sum of its samples' losses."""
+    def step(self, images: Tensor, labels: Tensor) -> bool:
+        """Learn from one batch, and return whether a rank was asked to stop: the same on all ranks."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self.network(images), labels)
+        stop_request = torch.tensor(self.stop_requested, dtype=torch.float64, device=self.device)
+        sums = torch.stack([loss.detach().double() * len(labels), stop_request])
+        # In the background of the backward pass: the ranks need no time of their own to agree on a stop.
+        sum_work = distributed.all_reduce(sums, async_op=True)
         loss.backward()
         self.optimizer.step()
-        return loss.item() * len(labels)
+        sum_work.wait()
+        loss_sum, stop_count = sums.tolist()
+        self.progress.step += 1
+        self.progress.batch += 1
+        self.progress.loss_sum += loss_sum
+        return bool(stop_count)
+
+    def finish_epoch(self) -> None:
+        """Test the network, and set the progress to the start of the next epoch, with the row of this one."""
+        sums = torch.tensor([len(self.sampler), *self.count_correct()], dtype=torch.float64, device=self.device)
+        distributed.all_reduce(sums)
+        sample_count, correct_count, test_count = sums.tolist()
+        row = {
+            "epoch": self.progress.epoch,
+            "epochs": self.options.epochs,
+            "loss": round(self.progress.loss_sum / sample_count, 6),
+            "accuracy": round(correct_count / test_count, 6),
+            "seconds_per_step": round(self.seconds_per_step, 6),
+            "world_size": self.world_size,
+        }
+        self.progress = Progress(self.progress.step, self.progress.epoch + 1, row=json.dumps(row))
 
     @torch.no_grad()
     def count_correct(self) -> tuple[int, int]:
@@ -169,52 +319,48 @@ class Trainer:
         predictions = self.network.module(images.to(self.device)).argmax(1).cpu()
         return int((predictions == labels).sum()), len(labels)
 
-    def save(self, row: dict[str, Any]) -> None:
-        """Write the checkpoint on rank 0; a kill or a power cut leaves the previous or the new one complete."""
+    def save(self) -> None:
+        """Start to save on rank 0, in the background; an earlier save is finished first."""
         if self.rank or not self.options.checkpoint_dir:
             return
-        path = self.options.checkpoint_dir / "digits.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        state = {"row": row, "model": self.network.module.state_dict(), "optimizer": self.optimizer.state_dict()}
-        with path.with_suffix(".tmp").open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path.with_suffix(".tmp"), path)
+        self.finish_save()
+        path = self.options.checkpoint_dir / f"step-{self.progress.step}"
+        writer = CheckpointWriter(path, pause_s=self.options.save_pause)
+        state = build_state(self.network, self.optimizer, self.progress)  # copied before async_save returns
+        save = dcp.async_save(state, storage_writer=writer, process_group=self.save_group)
+        self.unfinished_save = cast("Future[Metadata]", save)
 
-    def resume(self) -> dict[str, Any]:
-        """Load the checkpoint, if there is one, and return the row of its epoch, else an empty one."""
+    def finish_save(self) -> None:
+        """Wait for the last save. CheckpointException if it failed."""
+        if self.unfinished_save:
+            self.unfinished_save.result()
+            self.unfinished_save = None
+
+    def resume(self) -> None:
+        """Continue from a checkpoint, if there is one."""
         # Rank 0 reads for all: ranks that saw different files would run different numbers of epochs and wait forever.
-        message = [read_checkpoint(self.options.checkpoint_dir) if self.rank == 0 else {}]
-        distributed.broadcast_object_list(message)
+        message = [load_checkpoint(self.options.checkpoint_dir, self.save_group) if self.rank == 0 else None]
+        distributed.broadcast_object_list(message, device=self.device)
         state = message[0]
-        if not state:
-            return {}
-        self.network.module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        row: dict[str, Any] = state["row"]
-        self.print_on_rank_zero(f"resumed after epoch {row['epoch']}")
-        return row
+        if state is None:
+            return
+        set_state_dict(
+            self.network, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        self.progress = Progress(**state["progress"])
+        self.print_on_rank_zero(
+            f"resumed after step {self.progress.step}, at batch {self.progress.batch} of epoch {self.progress.epoch}"
+        )
+
+    def pause(self) -> None:
+        """Wait for --pause, unless a stop is requested."""
+        end = time.monotonic() + self.options.pause
+        while not self.stop_requested and time.monotonic() < end:
+            time.sleep(0.1)  # SIGTERM does not end a sleep: its handler runs, and the sleep continues
 
     def print_on_rank_zero(self, line: str) -> None:
         if self.rank == 0:
             print_line(line)
-
-
-def read_checkpoint(folder: Path | None) -> dict[str, Any]:
-    """Read the folder's checkpoint; empty if there is none, or if it is damaged, which is printed."""
-    path = folder / "digits.pt" if folder else None
-    if path is None or not path.exists():
-        return {}
-    content = io.BytesIO(path.read_bytes())
-    try:
-        state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
-        return {key: state[key] for key in ("row", "model", "optimizer")}
-    except Exception as error:  # torch.load raises nearly any exception, depending on where the damage is
-        print_line(
-            f"ignored the checkpoint {path}: it is damaged ({type(error).__name__}); training starts from epoch 1"
-        )
-        return {}
 
 
 @record  # torchrun's report of a failure then has the traceback
@@ -230,9 +376,12 @@ def main() -> None:
     try:
         location = f"on {socket.gethostname()} (local rank {os.environ.get('LOCAL_RANK', '0')})"
         print_line(f"rank {rank} of {world_size} {location}, backend {backend}")
-        Trainer(options, device).train()
+        is_finished = Trainer(options, device).train()
     finally:
         distributed.destroy_process_group()
+    if not is_finished:
+        # torchrun and the launcher see a process that was stopped, and do not take it for a success.
+        signal.raise_signal(signal.SIGTERM)
 
 
 if __name__ == "__main__":
