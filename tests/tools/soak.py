@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from tests.tools.skips import MAY_SKIP, list_missing
+from tests.tools.skips import MAY_SKIP, NEVER_INSTALLED, list_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--loaded must be between 0 and {args.rounds}, the number of rounds")
 
     reasons = [reason for _, reason in list_missing()]
-    os.environ.setdefault(MAY_SKIP, ",".join(["none", *reasons]))
+    os.environ.setdefault(MAY_SKIP, ",".join(["none", NEVER_INSTALLED, *reasons]))
     rounds: list[Round] = []
     with ExitStack() as stack:
         if args.suite == "cluster":
