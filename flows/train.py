@@ -10,7 +10,7 @@ from prefect import flow
 from tasks.train import train_flow_run
 from torchyard.common.escaping import escape_unencodable_output
 from torchyard.loading.overrides import OVERRIDES_HELP, read_overrides
-from torchyard.model.result import RunResult
+from torchyard.model.run import RunResult
 
 
 # The result is stored only for callers: no run depends on it (docs/reuse.md).

@@ -16,7 +16,7 @@ from tests.inputs.user_manifests import KINDS, MANIFESTS, Launched, read_manifes
 from tests.processes.receiver import Receiver, run_receiver
 from tests.support.caller import forget_caller
 from tests.tools.skips import refuse_skip
-from torchyard.cluster.log_follower import LOG_READERS
+from torchyard.cluster.logs.log_follower import LOG_READERS
 from torchyard.kube import absence
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry

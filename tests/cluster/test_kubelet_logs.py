@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.bare_pods import PRINT_SCRIPT, RESTART_SCRIPT, BarePod
 from tests.cluster.jobs import Jobs, until
-from torchyard.cluster.pod_logs import PodLogs, has_container_terminated
+from torchyard.cluster.logs.pod_logs import PodLogs, has_container_terminated
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster

@@ -11,9 +11,9 @@ import pytest
 
 from tests.cluster.fault_proxy import CONTEXT, FaultProxy
 from tests.cluster.jobs import Jobs, until
-from torchyard.cluster import log_follower as module
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
+from torchyard.cluster.logs import log_follower as module
+from torchyard.cluster.logs.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.common.log_lines import parse_log_line
 from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.kube.client import Client

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cluster.bare_pods import BarePod, write_restart
 from tests.cluster.jobs import Jobs, until
-from torchyard.cluster.log_follower import RESTARTED_LOSS, ROTATED_LOSS
-from torchyard.cluster.pod_logs import PodLogs
+from torchyard.cluster.logs.log_follower import RESTARTED_LOSS, ROTATED_LOSS
+from torchyard.cluster.logs.pod_logs import PodLogs
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster

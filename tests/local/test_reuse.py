@@ -21,7 +21,7 @@ from tests.conftest import Write
 from tests.processes.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
-from torchyard.model.result import RunResult
+from torchyard.model.run import RunResult
 from torchyard.run.folder import list_run_folders
 from torchyard.run.signals import CancelRequested
 from torchyard.tasks import TrainingError, read_result, train_profile

@@ -10,8 +10,8 @@ from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
-from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.logs import log_follower
 from torchyard.common.event_loop import LoopThread
 from torchyard.model.run import Row
 from torchyard.steps import wait as wait_module

@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from torchyard.common.secrets import mask_text
+from torchyard.listing.listed_run import RunList
 from torchyard.model.base import FrozenModel
 from torchyard.model.benchmark import Benchmark
 from torchyard.model.errors import PreflightError, ProfileError
@@ -21,8 +22,7 @@ from torchyard.model.finding import Finding, Verdict
 from torchyard.model.hang import Hang, RankRecord, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.result import RunResult
-from torchyard.model.run import BadLoss, End, EndedRun, Failure, Report
+from torchyard.model.run import BadLoss, End, EndedRun, Failure, Report, RunResult
 from torchyard.model.trend import Trend
 from torchyard.pages.plan import build_plan_document, list_masked_properties, list_plan_findings
 from torchyard.run.result import build_result
@@ -200,6 +200,7 @@ DOCUMENTS: dict[str, type[FrozenModel]] = {
     "benchmark": BenchmarkDocument,
     "attach": RunDocument,
     "profiles": ProfilesDocument,
+    "ps": RunList,
     "logs": LogsDocument,
     "why": WhyDocument,
     "trend": TrendDocument,

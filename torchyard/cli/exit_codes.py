@@ -6,6 +6,7 @@ from torchyard.model.errors import (
     DetachedError,
     ExtensionError,
     HolderGoneError,
+    NoRunError,
     ProfileError,
     RunInUseError,
     SettingError,
@@ -50,7 +51,7 @@ def get_error_code(error: Exception) -> ExitCode:
     match error:
         case UsageError():
             return ExitCode.USAGE
-        case ProfileError() | SettingError() | ExtensionError():
+        case ProfileError() | SettingError() | ExtensionError() | NoRunError():
             return ExitCode.INVALID
         case DetachedError() | RunInUseError() | HolderGoneError():
             return ExitCode.STILL_RUNNING

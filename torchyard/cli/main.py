@@ -36,6 +36,7 @@ JSON_VERBS = (
     "benchmark",
     "attach",
     "profiles",
+    "ps",
     "logs",
     "why",
     "trend",
@@ -154,7 +155,6 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     runs = verb_parsers["ps"]
     runs.add_argument("--all", action="store_true", help="also the runs that are over")
     runs.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
-    runs.add_argument("--json", action="store_true", help="print the list as JSON")
     runs.add_argument(
         "--cluster",
         nargs="?",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from torchyard.cli.documents import print_document
 from torchyard.common.escaping import strip_control_codes
 from torchyard.listing.all_sources import RunLister
 from torchyard.listing.listed_run import ListedRun, RunList
@@ -26,7 +27,7 @@ def show_runs(*, with_finished: bool, context: str | None, as_json: bool) -> int
     """
     run_list = RunLister(with_finished=with_finished, context=context).list_runs()
     if as_json:
-        print(run_list.model_dump_json(indent=1))
+        print_document(run_list)
     elif run_list.runs or with_finished:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print("\n".join(format_table(run_list.runs, time.time(), width=width)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from torchyard.cluster import create, delete
 from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.log_follower import LOG_READERS
+from torchyard.cluster.logs.log_follower import LOG_READERS
 from torchyard.cluster.stop import stop_and_read
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log

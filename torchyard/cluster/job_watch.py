@@ -15,8 +15,8 @@ from typing import Any, Self
 from torchyard.cluster import lease
 from torchyard.cluster.diagnose import ProgressMonitor
 from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.cluster.logs.pod_logs import PodLogs
 from torchyard.cluster.outage import OutageCause, OutageReporter
-from torchyard.cluster.pod_logs import PodLogs
 from torchyard.cluster.reflector import ObjectChange, Reflector
 from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.log import get_log

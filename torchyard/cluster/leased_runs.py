@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.cluster.listing import GroupVersionKind, list_labelled_objects
-from torchyard.cluster.log_follower import LOG_READERS
-from torchyard.cluster.pod_logs import PodLogs
+from torchyard.cluster.logs.log_follower import LOG_READERS
+from torchyard.cluster.logs.pod_logs import PodLogs
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from torchyard.model.finding import Finding
 
 if TYPE_CHECKING:  # every command raises errors, and few of them load the models of results
-    from torchyard.model.result import RunResult
+    from torchyard.model.run import RunResult
 
 
 class TorchyardError(Exception):

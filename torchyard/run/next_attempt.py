@@ -1,14 +1,21 @@
-"""Whether another attempt follows, and its profile: with `avoid_failed` it avoids the machines that failed earlier."""
+"""Whether another attempt follows, which machines it avoids, and from which checkpoint it continues."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from torchyard.agents.placement import list_checkpoint_folders
 from torchyard.common.log import get_log
+from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.launchers import registry
 from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.checkpoint import Checkpoint, ResumePoint
+from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
+from torchyard.run.folder import RunFolder, runs_folder
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 
@@ -71,3 +78,63 @@ def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Prof
 def _join_values(settings: Mapping[str, Any], key: str, new_values: tuple[str, ...]) -> tuple[str, ...]:
     """The values of a setting and the new ones, each once, in order."""
     return tuple(dict.fromkeys((*settings.get(key, ()), *new_values)))
+
+
+# --- its checkpoint
+
+
+def find_resume_point(folder: RunFolder, profile: Profile) -> ResumePoint | None:
+    """The checkpoint from which the run's next attempt continues; None to start from the beginning.
+
+    It is the last complete one of the run's earlier attempts; before there is one, what the profile's `resume` names.
+    ProfileError if that is a run without a complete checkpoint. FolderError if a folder cannot be read.
+    """
+    checkpoint = select_resume_checkpoint(folder.checkpoints())
+    if checkpoint:
+        return _build_resume_point(folder, checkpoint)
+    if profile.resume is None:
+        return None
+    if "/" in profile.resume:
+        return ResumePoint(path=profile.resume)
+    return _find_in_earlier_run(profile.name, profile.resume)
+
+
+def _find_in_earlier_run(profile_name: str, name: str) -> ResumePoint:
+    """The last complete checkpoint of an earlier run. ProfileError if there is no such run, or if it has none."""
+    folder = RunFolder(runs_folder() / name)
+    if not folder.path.is_dir():
+        fault = f"there is no run {name} in {runs_folder()}: name one of its folders, or a path that contains /"
+        raise ProfileError(profile_name, (Finding("resume", fault),))
+    checkpoints = folder.checkpoints()
+    checkpoint = select_resume_checkpoint(checkpoints)
+    if checkpoint is None:
+        reason = "no checkpoint of it was seen"
+        if checkpoints:
+            reason = f"none of its {len(checkpoints)} checkpoints is complete"
+        remedy = "name the path of a checkpoint, or start without resume"
+        raise ProfileError(
+            profile_name, (Finding("resume", f"the run {name} cannot be continued: {reason}. {remedy}"),)
+        )
+    return _build_resume_point(folder, checkpoint)
+
+
+def _build_resume_point(folder: RunFolder, checkpoint: Checkpoint) -> ResumePoint:
+    return ResumePoint(
+        path=checkpoint.path,
+        step=checkpoint.step,
+        relative_path=checkpoint.relative_path,
+        local_path=_find_local_copy(folder, checkpoint),
+        files=list_checkpoint_folders(str(folder.path), checkpoint.attempt) if checkpoint.relative_path else (),
+    )
+
+
+def _find_local_copy(folder: RunFolder, checkpoint: Checkpoint) -> str | None:
+    """The copy on this machine of a checkpoint on a host; None if there is none, or if its path is valid here."""
+    if checkpoint.relative_path is None:
+        return None
+    pattern = f"attempt-{checkpoint.attempt}/node-*/files/checkpoints"
+    for copies in (folder.path / "checkpoints", *sorted(folder.path.glob(pattern))):
+        path = Path(copies, checkpoint.relative_path)
+        if path.exists():
+            return str(path)
+    return None

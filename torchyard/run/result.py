@@ -5,8 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from torchyard.common.escaping import shorten_text
-from torchyard.model.result import RunResult
-from torchyard.model.run import Metrics, Report, Row, RowValue
+from torchyard.model.run import Metrics, Report, Row, RowValue, RunResult
 
 # Limits of one result, which callers get as JSON.
 _MAX_VALUES = 100

@@ -55,10 +55,9 @@ from torchyard.run.control import RunControl
 from torchyard.run.countdown import StopCountdown
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
-from torchyard.run.next_attempt import avoid_failed_machines, may_try_again
+from torchyard.run.next_attempt import avoid_failed_machines, find_resume_point, may_try_again
 from torchyard.run.preview import check_plan, choose_port, make_plan
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
-from torchyard.run.resume_point import find_resume_point
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
 from torchyard.steps.details import (

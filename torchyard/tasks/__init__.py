@@ -21,7 +21,7 @@ from torchyard.model.errors import (
     TorchyardError,
     TrainingError,
 )
-from torchyard.model.result import RunResult
+from torchyard.model.run import RunResult
 
 from .flow_run.inner_run import plan
 from .flow_run.result import read_result

@@ -22,8 +22,7 @@ from torchyard.common.secrets import describe_exposed_overrides, mask_text
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError, TrainingError
 from torchyard.model.profile import Profile
-from torchyard.model.result import RunResult
-from torchyard.model.run import EndedRun
+from torchyard.model.run import EndedRun, RunResult
 from torchyard.notify.targets import list_exposed_addresses
 from torchyard.pods import seal
 from torchyard.run.folder import RunFolder

@@ -13,8 +13,9 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.pod_jobs import NODES, Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
-from torchyard.cluster import log_follower, outage
+from torchyard.cluster import outage
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.logs import log_follower
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.pod_facts import find_main_container
 from torchyard.kube.client import Client

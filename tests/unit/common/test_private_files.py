@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.private_modes import list_accessible_to_others
-from torchyard.cluster.log_file import LogWriter
+from torchyard.cluster.logs.log_file import LogWriter
 from torchyard.common.private_files import make_private_folder, open_private_file, write_private_text
 from torchyard.host.staging import OwnerFile
 from torchyard.host.state import write_state

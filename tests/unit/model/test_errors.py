@@ -20,7 +20,7 @@ from torchyard.model.errors import (
     UnreachedError,
 )
 from torchyard.model.finding import Finding, failed_check, passed_check, warning_check
-from torchyard.model.result import RunResult
+from torchyard.model.run import RunResult
 
 CHECKS = (
     passed_check("program", "train.py"),

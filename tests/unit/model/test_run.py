@@ -1,15 +1,18 @@
 """The names that an attempt gets from its run."""
 
+import json
 import re
 
+import pytest
 from hypothesis import assume, given
+from pydantic import ValidationError
 
 from tests.builders.generated_plans import PROFILES, find_values
 from tests.builders.generated_profiles import RUNS, build_plan
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import FreePort
-from torchyard.model.run import Run
+from torchyard.model.run import Run, RunResult
 
 
 def test_short_names_differ_for_runs_of_one_minute() -> None:
@@ -35,3 +38,22 @@ def test_two_attempts_share_no_name(profile: Profile, run: Run) -> None:
         for attempt in (run.attempt, run.attempt + 1)
     )
     assert first & second == set()
+
+
+# --- the result of a run
+
+SHORT = {"profile": "x", "run": "x-1", "end": "succeeded", "sentence": "done", "seconds": 1.5, "attempts": 1}
+
+
+def test_result_survives_json() -> None:
+    """A result that was passed as JSON is the same result, with the types of its numbers."""
+    result = RunResult.model_validate(SHORT | {"metrics": {"epoch": 1, "loss": 0.5, "warning": "alone"}})
+    assert RunResult.model_validate(json.loads(result.model_dump_json())) == result
+    assert isinstance(result.metrics["epoch"], int)
+
+
+def test_result_of_a_newer_version_can_be_read() -> None:
+    """A field that this version does not have is left out, and one that it requires must be present."""
+    assert RunResult.model_validate(SHORT | {"colour": "red"}).run == "x-1"
+    with pytest.raises(ValidationError):
+        RunResult.model_validate({"run": "x-1"})

@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.sorting import ArtifactSort
 
 from torchyard.model.errors import ResultError
-from torchyard.model.result import RunResult
+from torchyard.model.run import RunResult
 
 from .states import open_bounded_client
 

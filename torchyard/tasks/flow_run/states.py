@@ -36,7 +36,7 @@ from tenacity import (
 
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
-from torchyard.model.result import RunResult
+from torchyard.model.run import RunResult
 from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, is_requested_again
 
 CALL_TIMEOUT_S = 5.0  # for one request to Prefect

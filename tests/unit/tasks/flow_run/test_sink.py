@@ -7,8 +7,7 @@ from tests.doubles.fake_prefect import FakePrefect
 from tests.support.waiting import wait_until
 from torchyard.loading.profile import load_profile
 from torchyard.model.event import EndReached, ReportWritten, RunStarted
-from torchyard.model.result import RunResult
-from torchyard.model.run import Report
+from torchyard.model.run import Report, RunResult
 from torchyard.model.trend import TrendVerdict
 from torchyard.run.folder import runs_folder
 from torchyard.tasks.flow_run.control import PrefectControl

@@ -13,8 +13,8 @@ from tests.doubles.fake_api import FakeApi
 from tests.doubles.fake_objects import RefusedError
 from tests.doubles.pod_jobs import Job, build_lines, run_later, slow_log
 from tests.support.waiting import wait_until
-from torchyard.cluster import log_follower
-from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
+from torchyard.cluster.logs import log_follower
+from torchyard.cluster.logs.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.kube.client import Client
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-worker-0"}}

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Planned
 from tests.doubles.pod_jobs import Job, build_lines
 from tests.support.waiting import wait_until
-from torchyard.cluster.pod_logs import PodLogs, has_container_started, has_container_terminated
+from torchyard.cluster.logs.pod_logs import PodLogs, has_container_started, has_container_terminated
 from torchyard.kube.client import Client, get_cluster_client
 
 

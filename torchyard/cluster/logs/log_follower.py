@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchyard.cluster.log_file import GapError, LineSplitter, LogWriter, Overlap, parse_second
+from torchyard.cluster.logs.log_file import GapError, LineSplitter, LogWriter, Overlap, parse_second
 from torchyard.common.event_loop import LoopThread
 from torchyard.kube import absence
 from torchyard.kube.client import Client

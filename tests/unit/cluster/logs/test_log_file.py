@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.cluster import log_file as module
-from torchyard.cluster.log_file import (
+from torchyard.cluster.logs import log_file as module
+from torchyard.cluster.logs.log_file import (
     MAX_LINE_BYTES,
     WINDOW_BYTES,
     GapError,

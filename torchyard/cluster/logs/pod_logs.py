@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchyard.cluster.log_follower import LOG_READERS, LogFollower, LogSource
+from torchyard.cluster.logs.log_follower import LOG_READERS, LogFollower, LogSource
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client
 
