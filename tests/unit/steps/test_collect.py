@@ -51,6 +51,15 @@ def test_explained_cause_goes_before_the_deadline(plan: ManifestPlan) -> None:
     )
 
 
+def test_hang_keeps_the_stack_of_its_rank(plan: ManifestPlan) -> None:
+    """The last lines of the log, which the stop of the job has printed, do not replace the stack."""
+    write_logs(plan, [["Received Signals.SIGTERM death signal"] for _ in plan.logs])
+    stack = ("rank 1:", '  File "train.py", line 8, in stuck')
+    hang = Failure(cause="rank-hangs", sentence="rank 1 hangs", node=next(iter(plan.nodes)), tail=stack)
+    outcome = Outcome(status=Status(state="failed", reason="rank 1 hangs", failure=hang), exit_codes={})
+    assert find_failure(plan, outcome, LogScan(plan)).tail == stack
+
+
 @pytest.mark.parametrize(
     ("row", "is_warned"),
     [('{"epoch": 1, "world_size": 1}', True), ('{"world_size": 1}', True), ('{"epoch": 1, "world_size": 2}', False)],
