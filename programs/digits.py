@@ -31,6 +31,7 @@ not be shared by all machines. With FSDP, where each rank has a part, all ranks 
 """
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -378,6 +379,7 @@ def main() -> None:
         print_line(f"rank {rank} of {world_size} {location}, backend {backend}")
         is_finished = Trainer(options, device).train()
     finally:
+        gc.collect()  # set_state_dict leaves a cycle that refers to the network, and through it to the group
         distributed.destroy_process_group()
     if not is_finished:
         # torchrun and the launcher see a process that was stopped, and do not take it for a success.
