@@ -40,7 +40,7 @@ class StopMatrix(Matrix[Cell, Result]):
         folder = self.folder / "-".join(str(cell).split())
         options: dict[str, Any] = {}
         env: dict[str, str] = {}
-        if cell.place == "ssh":
+        if cell.location == "ssh":
             assert self._hosts
             hosts = [{"host": name, "address": address} for name, address in self._hosts.addresses.items()]
             options = {"hosts": hosts, "python": sys.executable}
@@ -62,7 +62,7 @@ def list_playable_cells() -> list[Cell]:
     obstacle = sshd.find_obstacle()
     if obstacle:
         print(f"without ssh: {obstacle}")
-    return [cell for cell in list_cells() if cell.place != "ssh" or not obstacle]
+    return [cell for cell in list_cells() if cell.location != "ssh" or not obstacle]
 
 
 def main(argv: list[str]) -> int:
@@ -76,15 +76,15 @@ def main(argv: list[str]) -> int:
     print(f"{len(cells)} cells in {folder}", flush=True)
     with ExitStack() as stack:
         hosts = None
-        if any(cell.place == "ssh" for cell in cells):
+        if any(cell.location == "ssh" for cell in cells):
             hosts = Hosts(folder / "hosts")
             stack.callback(hosts.stop)
             hosts.start()
         matrix = StopMatrix(folder, hosts, len(cells))
         matrix.play([(cell,) for cell in cells], args.jobs)
-    wrong = [result for result in matrix.results if result.problems]
-    print(f"\n{len(matrix.results) - len(wrong)} of {len(cells)} reports are true")
-    return 1 if wrong else 0
+    wrong_results = [result for result in matrix.results if result.problems]
+    print(f"\n{len(matrix.results) - len(wrong_results)} of {len(cells)} reports are true")
+    return 1 if wrong_results else 0
 
 
 if __name__ == "__main__":

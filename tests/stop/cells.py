@@ -3,11 +3,11 @@
 import itertools
 from typing import Literal, NamedTuple
 
-Place = Literal["local", "ssh"]
+Location = Literal["local", "ssh"]
 Way = Literal["interrupt", "terminate", "deadline", "lost-launcher", "twice"]
 Save = Literal["quick", "slow", "no-handler", "too-long", "torn", "none", "overwrite"]
 
-PLACES: tuple[Place, ...] = ("local", "ssh")
+LOCATIONS: tuple[Location, ...] = ("local", "ssh")
 WAYS: dict[Way, str] = {
     "interrupt": "Ctrl-C",
     "terminate": "SIGTERM to the launcher",
@@ -32,12 +32,12 @@ TOO_LONG_SAVE_S = 60.0
 class Cell(NamedTuple):
     """One way to stop one kind of program."""
 
-    place: Place
+    location: Location
     way: Way
     save: Save
 
     def __str__(self) -> str:
-        return f"{self.place:<6} {self.way:<14} {self.save:<10}"
+        return f"{self.location:<6} {self.way:<14} {self.save:<10}"
 
 
 class Expected(NamedTuple):
@@ -65,8 +65,8 @@ EXPECTED: dict[Save, Expected] = {
 
 
 def list_cells() -> list[Cell]:
-    """Every cell of the matrix, grouped by place and way."""
-    return [Cell(place, way, save) for place, way, save in itertools.product(PLACES, WAYS, SAVES)]
+    """Every cell of the matrix, grouped by location and way."""
+    return [Cell(location, way, save) for location, way, save in itertools.product(LOCATIONS, WAYS, SAVES)]
 
 
 class Result(NamedTuple):

@@ -52,10 +52,10 @@ class Training:
     def _note_stop(self, number: int, frame: FrameType | None) -> None:
         self.is_stopped = True
 
-    def note(self, what: str) -> None:
+    def note(self, event: str) -> None:
         if self.rank == 0:
             with self.truth.open("a") as file:
-                file.write(f"{what} {self.step}\n")
+                file.write(f"{event} {self.step}\n")
 
     def save_at_stop(self) -> None:
         if self.rank:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +122,24 @@ class StopTrial:
     def _await_steps(self, count: int) -> None:
         self._await(lambda: self._read_truth("step") >= count, f"{count} steps")
 
-    def _await(self, condition: Any, what: str) -> None:
+    def _await(self, condition: Callable[[], object], description: str) -> None:
         deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
         while True:
             with contextlib.suppress(ValueError):  # the run has no folder yet
                 if condition():
                     return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited for {what}: {self._log.read_text(errors='replace')[-500:]}")
+                raise TimeoutError(f"waited for {description}: {self._log.read_text(errors='replace')[-500:]}")
             time.sleep(0.05)
 
-    def _read_truth(self, what: str) -> int:
-        """The last step that was made or `saved`; 0 if there is none."""
-        words = [line.split() for line in self.truth.read_text().splitlines()]
-        return max((int(line[1]) for line in words if len(line) == 2 and line[0] == what), default=0)
+    def _read_truth(self, event: str) -> int:
+        """The last step with an event, `step` or `saved`; 0 if there is none."""
+        last_step = 0
+        for line in self.truth.read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == event and number.isdigit():
+                last_step = max(last_step, int(number))
+        return last_step
 
     def _judge(self, stop_s: float) -> Result:
         report = self._folder.report()

@@ -2,4 +2,4 @@
 
 from torchyard.common.packages import need
 
-need("a job in a cluster", "kubernetes", "urllib3", "httpx", "h2")
+need("a job in a cluster", "kubernetes", "urllib3", "httpx", "httpcore", "h2")

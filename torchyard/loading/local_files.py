@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torchyard.loading.yaml_errors import ProfileKeyError, shorten_value
 
-_MAX_FILES_BYTES = 896 << 10  # all files together: a ConfigMap holds 1 MiB, of which torchyard's own get 128 KiB
+_MAX_FILES_BYTES = 832 << 10  # all files together: a ConfigMap holds 1 MiB, of which torchyard's own get 192 KiB
 
 
 class LocalFiles(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from torchyard.model.base import Duration, FrozenModel, Text
+from torchyard.model.base import Duration, FrozenModel, Pause, Text
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
 from torchyard.model.observe import NotifySetting, Trackers, TrackersSetting
@@ -68,7 +68,7 @@ class Deadlines(FrozenModel):
     run: Duration = Field(86400.0, description="until the job has ended")
     silence: Duration = Field(1800.0, description="without a single new line in any log")
     lease: Duration = Field(1800.0, description="without a running launcher")
-    notice: Duration = Field(
+    notice: Pause = Field(
         0.0, description="so long before the end of `run` the job is asked to stop (SIGTERM), at most `grace`"
     )
     grace: Duration = Field(
@@ -185,7 +185,7 @@ class Profile(FrozenModel):
         dict[str, LocalFile],
         WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
     ] = Field(
-        {}, description="files of this machine to add to the pods, by their path in the pods: at most 896 KiB together"
+        {}, description="files of this machine to add to the pods, by their path in the pods: at most 832 KiB together"
     )
     pod: Pod = Field(Pod(), description="further settings of the pods, merged over those of the fabric")
     job: Job = Field(Job(), description="further settings of the object that creates the pods, such as a JobSet")

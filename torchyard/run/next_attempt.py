@@ -20,11 +20,12 @@ from torchyard.run.folder import RunFolder, runs_folder
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 
 
-def may_try_again(attempts: Sequence[Attempt], profile: Profile) -> bool:
+def may_try_again(attempts: Sequence[Attempt], profile: Profile, *, first_number: int = 1) -> bool:
     """Whether another attempt follows the last one, which has ended; that is logged.
 
     It failed from a cause that another attempt may not meet, and the budget for such causes is not used up: `requeues`
-    if the platform took the machines away, else `attempts`. `attempts`: all of the budget, none of which succeeded.
+    if the platform took the machines away, else `attempts`. `attempts`: those of the budget that are known, none of which
+    succeeded. `first_number`: of the budget's first attempt, which an earlier process may have started.
     """
     last = attempts[-1]
     failure = last.collected.failure
@@ -39,7 +40,7 @@ def may_try_again(attempts: Sequence[Attempt], profile: Profile) -> bool:
         message = "attempt %d lost its machines, and starts again (requeue %d of %d): %s"
         get_log().warning(message, last.number, requeue_count, profile.requeues, failure.sentence)
         return True
-    if len(attempts) - requeue_count >= profile.attempts:
+    if last.number - first_number + 1 - requeue_count >= profile.attempts:
         return False
     get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", last.number, failure.sentence)
     return True

@@ -131,6 +131,7 @@ class Runner:
         self.plan: Plan | None = None  # of the latest attempt
         self.open_attempt: OpenAttempt | None = None
         self._step_functions = steps or StepFunctions()
+        self._first_number = 1  # of the first attempt of the budget
         self._second_interrupt = threading.Event()  # a second Ctrl-C, while the job is being stopped
 
         # For the report.
@@ -158,7 +159,7 @@ class Runner:
                     outcome = describe_dead_store(error)
             ended = self.collect(attempt, outcome)
             leftovers = self.teardown(attempt)
-            if not may_try_again(self.attempts, self.profile):
+            if not may_try_again(self.attempts, self.profile, first_number=self._first_number):
                 return _describe_end(ended)
             live_processes = self._await_processes(attempt, leftovers)
             if live_processes:
@@ -363,6 +364,7 @@ class Runner:
 
         `first`: the number of the first attempt of the budget.
         """
+        self._first_number = first
         latest = max([first, *self.folder.attempts()])
         self.may_run = self.folder.read_record().has_possible_job
         ended_attempts = [self.folder.ended(number) for number in range(first, latest)]

@@ -82,7 +82,7 @@ def test_exec_in_all_nodes_prints_whole_lines(plan: CommandPlan) -> None:
         "node-0 | rank 0",
         "node-1 | one",
         "node-1 | rank 1",
-    ]
+    ], completed.stderr
     assert (completed.stderr, completed.returncode) == ("node-1: exit code 3\n", 3)
 
 

@@ -81,7 +81,7 @@ def test_logs_that_are_not_archived_are_reported(run: RunFolder, capsys: pytest.
 def test_similar_names_are_suggested(run: RunFolder, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     """Every verb that takes a run suggests the runs with a similar name, those of the archive too."""
     start_run("sample-a1b2c3d5")
-    assert main([verb, "sample-a1b2c3d6"]) == 1
+    assert main([verb, "sample-a1b2c3d6"]) == 3
     message = capsys.readouterr().err
     assert message.startswith(f"there is no run sample-a1b2c3d6 in {runs_folder()} or file://")
     assert "did you mean sample-a1b2c3d5 or sample-a1b2c3d4? `torchyard ps --all` lists the runs" in message

@@ -77,7 +77,7 @@ def test_following_ends_when_the_lease_is_deleted(
 
 def test_run_without_a_lease_is_an_error(job: Job, fake_api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that has ended has no Lease, and a run of two namespaces is not guessed."""
-    assert main(["logs", "other-a1b2c3d4", "--cluster"]) == 1
+    assert main(["logs", "other-a1b2c3d4", "--cluster"]) == 3
     assert "`torchyard ps --cluster` lists the runs; a run is not there any more" in capsys.readouterr().err
     fake_api.put(build_lease(ago=10), "team-b")
     assert main(["logs", RUN, "--cluster"]) == 1

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ def plan(pod_sessions: PodSessions, planned: Planned) -> ManifestPlan:
     return plan
 
 
+def save_plan(plan: ManifestPlan, folder: Path) -> Path:
+    """The file of a plan, which is too long for an argument."""
+    path = folder / "plan.json"
+    path.write_text(plan.model_dump_json())
+    return path
+
+
 def run_on_nodes(plan: ManifestPlan, *argv: str) -> tuple[dict[str, Any], dict[tuple[str, int], bytes]]:
     """The results of a command by node, and its output by node and descriptor."""
     output: dict[tuple[str, int], bytes] = {}
@@ -66,16 +74,16 @@ def test_command_runs_in_the_main_container_of_each_pod(plan: ManifestPlan, pod_
     assert request.query["container"] == "main"
 
 
-def test_single_command_has_our_input_and_output(plan: ManifestPlan) -> None:
+def test_single_command_has_our_input_and_output(plan: ManifestPlan, tmp_path: Path) -> None:
     """A command in one node reads our stdin and writes to our stdout, byte by byte."""
     code = (
         "import sys; from torchyard.cluster.access import ClusterAccess; "
         "from torchyard.model.plan import ManifestPlan; "
-        "plan = ManifestPlan.model_validate_json(sys.argv[1]); "
+        "plan = ManifestPlan.model_validate_json(open(sys.argv[1]).read()); "
         "sys.exit(ClusterAccess(plan).run_command(next(iter(plan.pods)), ['sh', '-c', 'cat; exit 4'], "
         "has_terminal=False))"
     )
-    command = [sys.executable, "-c", code, plan.model_dump_json()]
+    command = [sys.executable, "-c", code, str(save_plan(plan, tmp_path))]
     completed = subprocess.run(command, input=b"\x00\xff\n", capture_output=True, check=False, cwd=ROOT)
     assert (completed.stdout, completed.returncode) == (b"\x00\xff\n", 4), completed.stderr
 
@@ -105,7 +113,7 @@ def test_taken_port_is_a_sentence(plan: ManifestPlan) -> None:
             ClusterAccess(plan).forward_port(next(iter(plan.pods)), port, 6006)
 
 
-def test_forwarded_port_serves_client_after_client(plan: ManifestPlan) -> None:
+def test_forwarded_port_serves_client_after_client(plan: ManifestPlan, tmp_path: Path) -> None:
     """Two clients, one after the other, reach the pod's port; a failed one in between costs only itself."""
     with socket.create_server(("127.0.0.1", 0)) as remote, socket.create_server(("127.0.0.1", 0)) as free:
         remote_port = remote.getsockname()[1]
@@ -114,10 +122,10 @@ def test_forwarded_port_serves_client_after_client(plan: ManifestPlan) -> None:
         code = (
             "import sys; from torchyard.cluster.access import ClusterAccess; "
             "from torchyard.model.plan import ManifestPlan; "
-            "plan = ManifestPlan.model_validate_json(sys.argv[1]); "
+            "plan = ManifestPlan.model_validate_json(open(sys.argv[1]).read()); "
             "ClusterAccess(plan).forward_port(next(iter(plan.pods)), int(sys.argv[2]), int(sys.argv[3]))"
         )
-        command = [sys.executable, "-c", code, plan.model_dump_json(), str(local_port), str(remote_port)]
+        command = [sys.executable, "-c", code, str(save_plan(plan, tmp_path)), str(local_port), str(remote_port)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stderr
             assert b"until Ctrl-C" in process.stderr.readline()

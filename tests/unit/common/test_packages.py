@@ -18,7 +18,13 @@ ENGINE = {"pydantic", "pydantic_core", "yaml", "tenacity"}
 # Folders that only run inside Prefect, or on a host beside the job's own packages.
 OTHER_ENVIRONMENTS = ("torchyard/tasks/", "torchyard/host/")
 # Only what takes a run to its cluster, and what serves its metrics, imports more.
-MORE = ("torchyard/kube/", "torchyard/cluster/", "torchyard/exporter/", "torchyard/cli/metrics.py")
+MORE = (
+    "torchyard/kube/",
+    "torchyard/cluster/",
+    "torchyard/exporter/",
+    "torchyard/cli/metrics.py",
+    "torchyard/cli/pod_logs.py",
+)
 IMPORT_ALL = """
 import importlib, sys
 for name in sys.argv[1:]:

@@ -45,16 +45,16 @@ def test_content_is_read_when_the_profile_is_loaded(write: Write, tmp_path: Path
 
 
 def test_files_must_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
-    """896 KiB in all are accepted, and one byte more is refused with the file, its size and the line of its key."""
-    for name, size in (("small", 1 << 10), ("large", (896 << 10) - (1 << 10))):
+    """832 KiB in all are accepted, and one byte more is refused with the file, its size and the line of its key."""
+    for name, size in (("small", 1 << 10), ("large", (832 << 10) - (1 << 10))):
         (tmp_path / name).write_bytes(bytes(size))
     files = {"/a-small": "small", "/b-large": "large"}
     assert len(load(write(**PODS, files=files)).files) == 2
-    (tmp_path / "large").write_bytes(bytes((896 << 10) - 1023))
+    (tmp_path / "large").write_bytes(bytes((832 << 10) - 1023))
     message = refused(path := write(**PODS, files=files))
     line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "/b-large" in text)
-    assert f"{path}:{line}: files: {tmp_path}/large has 916,481 bytes, 917,505 with those before it" in message
-    assert "the limit is 917,504" in message
+    assert f"{path}:{line}: files: {tmp_path}/large has 850,945 bytes, 851,969 with those before it" in message
+    assert "the limit is 851,968" in message
 
 
 @pytest.mark.parametrize(
