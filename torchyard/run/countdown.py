@@ -59,5 +59,5 @@ class StopCountdown:
         get_log().warning("the job is ended at once, as asked")
         try:
             self._kill()
-        except TorchyardError as error:
+        except (TorchyardError, OSError) as error:
             get_log().warning("the job may use the rest of its grace: %s", error)

@@ -24,8 +24,8 @@ def may_try_again(attempts: Sequence[Attempt], profile: Profile, *, first_number
     """Whether another attempt follows the last one, which has ended; that is logged.
 
     It failed from a cause that another attempt may not meet, and the budget for such causes is not used up: `requeues`
-    if the platform took the machines away, else `attempts`. `attempts`: those of the budget that are known, none of which
-    succeeded. `first_number`: of the budget's first attempt, which an earlier process may have started.
+    if the platform took the machines away, else `attempts`. `attempts`: those of the budget that are known, none of
+    which succeeded. `first_number`: of the budget's first attempt, which an earlier process may have started.
     """
     last = attempts[-1]
     failure = last.collected.failure

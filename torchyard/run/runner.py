@@ -575,11 +575,13 @@ class Runner:
     def _record_stop(self, attempt: OpenAttempt, stop: StopRequest) -> StopRequest:
         """Record in the journal that the job is asked to stop; return the first such request of the attempt.
 
-        Its grace counts from that one, whichever process asks again.
+        Its grace counts from that one, whichever process asks again. A journal that cannot be read has none: the job is
+        stopped in any case.
         """
-        first = self.folder.read_record().find_stop(attempt.number)
-        if first:
-            return first
+        with contextlib.suppress(FolderError):
+            first = self.folder.read_record().find_stop(attempt.number)
+            if first:
+                return first
         self.folder.record_event("stop", attempt=attempt.number, **secrets.mask_model(stop).model_dump())
         return stop
 

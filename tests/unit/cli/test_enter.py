@@ -66,8 +66,9 @@ def test_shell_in_a_terminal_has_one(plan: CommandPlan) -> None:
         [sys.executable, "-c", code, "shell", NAME], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT
     ) as process:
         os.write(master, b"tty && echo $FOO-$RANK; exit 6\r")
-        assert process.wait(60) == 6
+        exit_code = process.wait(60)
     shown = os.read(master, 65536)
+    assert exit_code == 6, shown
     assert b"/dev/pts/" in shown
     assert b"bar-0" in shown
     os.close(master)

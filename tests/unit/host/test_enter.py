@@ -43,10 +43,15 @@ def test_command_has_the_environment_of_the_process(process: Path) -> None:
 
 def test_command_does_not_end_with_the_job(process: Path) -> None:
     """A command beside the process is not a part of the job: its end neither waits for it nor kills it."""
-    with subprocess.Popen([*build_argv("enter"), str(process), "cat"], stdin=subprocess.PIPE) as command:
+    argv = [*build_argv("enter"), str(process), "cat"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
+        assert command.stdin
+        assert command.stdout
+        command.stdin.write(b"entered\n")
+        command.stdin.flush()
+        assert command.stdout.readline() == b"entered\n"
         state = call_supervisor("cancel", process, grace=1)
         assert (state["phase"], state["left"], command.poll()) == ("exited", [], None)
-        assert command.stdin
         command.stdin.close()
         assert command.wait(10) == 0
 
