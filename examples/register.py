@@ -10,9 +10,8 @@ from torchyard.tasks import RunResult, train_profile
 
 @task
 def register(result: RunResult, models: Path) -> Path:
-    """A placeholder for your registry: copies the newest checkpoint under the name of its run."""
-    models.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(result.checkpoints[-1], models / f"{result.run}.pt"))
+    """A placeholder for your registry: copies the newest checkpoint, which is a folder, under the name of its run."""
+    return Path(shutil.copytree(result.checkpoints[-1], models / result.run))
 
 
 @flow

@@ -49,7 +49,7 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
     assert report
     assert report.collected
     assert float(str(report.collected.metrics.rows[-1]["accuracy"])) > 0.8
-    assert len(list(Path(report.folder).glob("attempt-1/node-*/files/checkpoints/*"))) == 1
+    assert len(list(Path(report.folder).glob("attempt-1/node-*/files/checkpoints/step-*"))) == 2
     assert (report.leftovers, hosts.list_leftovers()) == ((), [])
 
 
