@@ -13,6 +13,7 @@ __all__ = ["small_overrides"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
+@pytest.mark.timeout(300)  # two attempts, each of which imports torch in pods
 @pytest.mark.parametrize("profile", ["yolov5-volcano", "yolov5-pytorchjob"])
 def test_hanging_rank_in_a_pod_is_reported_and_the_job_restarted(
     small_overrides: dict[str, Any], tmp_path: Path, profile: str
@@ -27,6 +28,7 @@ def test_hanging_rank_in_a_pod_is_reported_and_the_job_restarted(
         "args": [],
         "metrics": "none",
     }
-    report = run_to_completion(profile, small_overrides | program_overrides | {"on_hang": "restart", "attempts": 2})
+    restart = {"on_hang": "restart", "attempts": 2, "deadlines.grace": "5s"}
+    report = run_to_completion(profile, small_overrides | program_overrides | restart)
     assert len(report.attempts) == 2
     check_hang(report.attempts[0])
