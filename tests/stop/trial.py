@@ -94,7 +94,7 @@ class StopTrial:
                 asked_at = time.monotonic()
                 launcher.kill()  # its watchdog continues the stop
                 launcher.wait()
-                self._await(self._read_end, "the end of the run")
+                self._await(self._folder.report, "the report")
                 return launcher, asked_at
         return launcher, time.monotonic()
 
@@ -115,9 +115,6 @@ class StopTrial:
     def _folder(self) -> RunFolder:
         (path,) = self.runs.glob("stopped-*")
         return RunFolder(path)
-
-    def _read_end(self) -> str:
-        return self._folder.read_record().end
 
     def _await_steps(self, count: int) -> None:
         self._await(lambda: self._read_truth("step") >= count, f"{count} steps")
