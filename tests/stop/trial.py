@@ -107,7 +107,7 @@ class StopTrial:
 
         def is_waiting() -> bool:
             record = self._folder.read_record()
-            return record.count_starts() > 1 and record.events[-1].get("name") == "wait"
+            return record.count_starts() > 1 and any(event.get("name") == "wait" for event in record.launches[-1])
 
         self._await(is_waiting, "the second process")
 
