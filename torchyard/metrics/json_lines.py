@@ -18,8 +18,8 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
     A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts. Rows with
     different values of `collective` do not replace each other.
 
-    The report of a checkpoint, `{"checkpoint": PATH, "step": N}`, is not a row, because it has no measurement: the path
-    is added to the last row.
+    The report of a checkpoint, `{"checkpoint": PATH, "step": N}`, is ignored here, because it has no measurement:
+    torchyard/diagnosis/checkpoints.py reads it in every format.
     """
     rows = Rows()
     summary: Row = {}
@@ -27,10 +27,7 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
         row = parse_object(line)
         if not row:
             continue
-        if row.keys() == _CHECKPOINT_KEYS:
-            checkpoint: Row = {"checkpoint": row["checkpoint"]}
-            if not rows.update_last(checkpoint):
-                summary |= checkpoint
+        if "checkpoint" in row and row.keys() <= _CHECKPOINT_KEYS:
             continue
         key = find_row_key(row)
         if key:

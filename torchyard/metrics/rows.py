@@ -51,14 +51,6 @@ class Rows:
         """Add a row that no other one replaces."""
         self._add(("", self.count), row)
 
-    def update_last(self, fields: Row) -> bool:
-        """Add fields to the last row; False if there is no row yet."""
-        if self._last_key is None:
-            return False
-        entry = self._entries[self._last_key]
-        self._entries[self._last_key] = _Entry(entry.position, entry.row | fields)
-        return True
-
     def all(self) -> tuple[Row, ...]:
         return tuple(entry.row for entry in self._entries.values())
 

@@ -42,7 +42,6 @@ class ResumePoint(FrozenModel):
     """The checkpoint from which an attempt continues."""
 
     path: str
-    step: int | None = None
     relative_path: str | None = Field(None, description="see Checkpoint")
     local_path: str | None = Field(None, description="on the launcher's machine; None if it is not known to be there")
     files: tuple[str, ...] = Field(

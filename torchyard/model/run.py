@@ -322,7 +322,7 @@ class RunResult(FrozenModel):
     warnings: tuple[str, ...] = Field((), description="signs that the job did not do what was intended")
     checkpoints: tuple[str, ...] = Field(
         (),
-        description="the paths that rank 0 printed as `checkpoint`, then the files in the run's folder; in each the "
-        "newest is last",
+        description="the paths that rank 0 printed as `checkpoint` or the recorder has seen, then the files in the "
+        "run's folder, without torn ones; in each the newest is last",
     )
     report: str = Field("", description="the path of report.json, on the machine of the launcher")

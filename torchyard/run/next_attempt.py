@@ -122,7 +122,6 @@ def _find_in_earlier_run(profile_name: str, name: str) -> ResumePoint:
 def _build_resume_point(folder: RunFolder, checkpoint: Checkpoint) -> ResumePoint:
     return ResumePoint(
         path=checkpoint.path,
-        step=checkpoint.step,
         relative_path=checkpoint.relative_path,
         local_path=_find_local_copy(folder, checkpoint),
         files=list_checkpoint_folders(str(folder.path), checkpoint.attempt) if checkpoint.relative_path else (),

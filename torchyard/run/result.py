@@ -5,12 +5,11 @@ from itertools import islice
 from pathlib import Path
 
 from torchyard.common.escaping import shorten_text
-from torchyard.model.run import Metrics, Report, Row, RowValue, RunResult
+from torchyard.model.run import MAX_CHECKPOINTS, Metrics, Report, Row, RowValue, RunResult
 
 # Limits of one result, which callers get as JSON.
 _MAX_VALUES = 100
 _MAX_TEXT_CHARS = 1000
-_MAX_CHECKPOINTS = 50
 
 
 def build_result(report: Report) -> RunResult:
@@ -27,7 +26,7 @@ def build_result(report: Report) -> RunResult:
         attempts=len(report.attempts),
         metrics={key: _shorten(value) for key, value in islice(row.items(), _MAX_VALUES)},
         warnings=tuple(shorten_text(warning, _MAX_TEXT_CHARS) for warning in _list_warnings(report)),
-        checkpoints=_find_checkpoints(report, metrics),
+        checkpoints=_find_checkpoints(report),
         report=f"{report.folder}/report.json",
     )
 
@@ -41,19 +40,25 @@ def _shorten(value: RowValue) -> RowValue:
     return shorten_text(value, _MAX_TEXT_CHARS) if isinstance(value, str) else value
 
 
-def _find_checkpoints(report: Report, metrics: Metrics) -> tuple[str, ...]:
-    """The paths that rank 0 printed, then those in the run's folder; of each at most the last `_MAX_CHECKPOINTS`."""
-    printed_paths = (str(row["checkpoint"]) for row in (*metrics.rows, metrics.summary) if row.get("checkpoint"))
+def _find_checkpoints(report: Report) -> tuple[str, ...]:
+    """The paths that the logs show, then those in the run's folder; of each at most the last `MAX_CHECKPOINTS`.
+
+    Those that are known to be torn or removed are left out.
+    """
+    checkpoints = report.collected.checkpoints if report.collected else ()
+    usable_paths = [checkpoint.path for checkpoint in checkpoints if checkpoint.state in ("complete", "unverified")]
+    unusable_paths = {checkpoint.path for checkpoint in checkpoints} - set(usable_paths)
     # The checkpoints of an agent behind ssh are copied back to the attempt's folder.
     saved_paths = [
         *_list_newest_last(report.folder, "attempt-*/*/files/checkpoints/*"),
         *_list_newest_last(report.folder, "checkpoints/*"),
     ]
-    return tuple(dict.fromkeys((*_keep_last(printed_paths), *_keep_last(saved_paths))))
+    paths = dict.fromkeys((*_keep_last(usable_paths), *_keep_last(saved_paths)))
+    return tuple(path for path in paths if path not in unusable_paths)
 
 
 def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(paths))[-_MAX_CHECKPOINTS:]
+    return tuple(dict.fromkeys(paths))[-MAX_CHECKPOINTS:]
 
 
 def _list_newest_last(folder: str, pattern: str) -> list[str]:

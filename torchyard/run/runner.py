@@ -541,15 +541,19 @@ class Runner:
     def _stop_attempt(self, attempt: OpenAttempt, reason: str) -> None:
         """End an open attempt early: stop it and read its last lines, remove it, and collect its logs."""
         job = job_of(attempt.plan)
-        countdown = StopCountdown(
-            job.kill,
-            self._second_interrupt,
-            grace_s=attempt.deadlines.grace,
-            is_interactive=not self.control.flow_run_id,
-        )
-        with countdown:
-            outcome = self.folder.outcome(attempt.number) or self._stop_job(attempt, job, reason)
+        outcome = self.folder.outcome(attempt.number)
+        if outcome:
             leftovers = self.remove(attempt.plan)  # before the logs are read: others wait for the machines
+        else:
+            countdown = StopCountdown(
+                job.kill,
+                self._second_interrupt,
+                grace_s=attempt.deadlines.grace,
+                is_interactive=not self.control.flow_run_id,
+            )
+            with countdown:
+                outcome = self._stop_job(attempt, job, reason)
+                leftovers = self.remove(attempt.plan)  # on machines this stops the job
         self.leftovers += leftovers
         try:
             self.collect(attempt, outcome)

@@ -22,11 +22,11 @@ def test_repeated_row_replaces_the_earlier_one() -> None:
 
 
 def test_report_of_a_checkpoint_is_not_a_row() -> None:
-    """The path of a checkpoint is added to the last row, which keeps its measurements, also if it has the same step."""
+    """The report of a checkpoint changes no row, also if it has the same step, and is not a value of the run."""
     reports = [json.dumps({"checkpoint": f"step-{step}", "step": step}) for step in (0, 5, 9)]
     metrics = read_json_lines([reports[0], '{"step": 5, "loss": 0.5}', *reports[1:]])
-    assert metrics.rows == ({"step": 5, "loss": 0.5, "checkpoint": "step-9"},)
-    assert metrics.summary == {"checkpoint": "step-0"}
+    assert metrics.rows == ({"step": 5, "loss": 0.5},)
+    assert metrics.summary == {}
 
 
 def test_nested_values_are_left_out() -> None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from tests.builders.reports import short_report
+from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.model.run import Collected, Metrics, Report
 from torchyard.run.result import build_result
 
@@ -33,17 +34,24 @@ def test_result_stays_small(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_those_named_and_those_saved(tmp_path: Path) -> None:
-    """The paths that rank 0 printed come first, then the files of the run's folder, the newest last, each once."""
+    """Those that the logs show come first, then the files of the run's folder; each once, and no torn one."""
     (tmp_path / "checkpoints").mkdir()
-    for mtime, name in enumerate(("b.pt", "a.pt", "c.tmp")):
+    for mtime, name in enumerate(("b.pt", "a.pt", "c.tmp", "torn.pt")):
         (tmp_path / "checkpoints" / name).touch()
         os.utime(tmp_path / "checkpoints" / name, (mtime, mtime))
-    rows = ({"step": 1, "checkpoint": "s3://models/1"}, {"step": 2, "checkpoint": "s3://models/2"})
-    result = build_result(
-        build_report(tmp_path, Metrics(rows=rows, summary={"checkpoint": f"{tmp_path}/checkpoints/a.pt"}))
+    checkpoints = (
+        build_checkpoint("s3://models/1", "unverified", is_observed=False),
+        build_checkpoint("s3://models/2", "unverified", is_observed=False),
+        build_checkpoint("/removed.pt", "gone"),
+        build_checkpoint(f"{tmp_path}/checkpoints/torn.pt", "torn"),
+        build_checkpoint(f"{tmp_path}/checkpoints/a.pt"),
     )
+    report = build_report(tmp_path, Metrics())
+    (ended,) = report.attempts
+    collected = ended.collected.model_copy(update={"checkpoints": checkpoints})
+    report = report.model_copy(update={"attempts": (ended.model_copy(update={"collected": collected}),)})
     saved_paths = [f"{tmp_path}/checkpoints/{name}" for name in ("a.pt", "b.pt")]
-    assert result.checkpoints == ("s3://models/1", "s3://models/2", *saved_paths)
+    assert build_result(report).checkpoints == ("s3://models/1", "s3://models/2", *saved_paths)
 
 
 def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
