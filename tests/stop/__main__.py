@@ -2,8 +2,9 @@
 
     python -m tests.stop [--only TEXT ...] [--skip TEXT ...] [--list] [--jobs N] [--folder FOLDER]
 
-The exit code is 1 if a report is wrong: if it claims a save that is not complete, misses one that is, or would continue
-from a torn checkpoint.
+Jobs run on this machine, behind ssh, through Prefect, and in pods of the test cluster, which is started if it does not
+run. The exit code is 1 if a report is wrong: if it claims a save that is not complete, misses one that is, or if the
+run continues, or would continue, from another checkpoint than the last complete one.
 """
 
 import argparse
@@ -14,20 +15,50 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.world import World
+from tests.cluster import nodes
+from tests.cluster.e2e import cluster
 from tests.processes import sshd
 from tests.processes.sshd import Hosts
-from tests.stop.cells import Cell, Result, list_cells
+from tests.stop.cells import CLUSTER_PLACES, Cell, Place, Result, list_cells
+from tests.stop.pods import PodTrial, StopNamespace
+from tests.stop.prefect_flow import PrefectTrial
 from tests.stop.trial import StopTrial
-from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigterm
+from tests.support.caller import forget_caller
+from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigterm, render_table
 
 
 class StopMatrix(Matrix[Cell, Result]):
-    """Plays each cell in its own folder of `folder`, one cell per wave. `hosts`: None if no cell needs ssh."""
+    """Plays each cell in its own folder of `folder`, one cell per wave.
 
-    def __init__(self, folder: Path, hosts: Hosts | None, total: int) -> None:
-        super().__init__(total)
+    As a context manager it starts what the places of its cells need.
+    """
+
+    def __init__(self, folder: Path, cells: list[Cell]) -> None:
+        super().__init__(len(cells))
         self.folder = folder
-        self._hosts = hosts
+        self.places = {cell.place for cell in cells}
+        self._stack = ExitStack()
+        self._hosts: Hosts | None = None
+        self._world: World | None = None
+        self._namespace: StopNamespace | None = None
+
+    def __enter__(self) -> "StopMatrix":
+        with ExitStack() as stack:
+            if "ssh" in self.places:
+                self._hosts = Hosts(self.folder / "hosts")
+                stack.callback(self._hosts.stop)
+                self._hosts.start()
+            if self.places.intersection(CLUSTER_PLACES):
+                stack.enter_context(cluster())
+                self._namespace = stack.enter_context(StopNamespace().open())
+            if "prefect" in self.places:
+                self._world = stack.enter_context(World(self.folder / "world"))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def play_wave(self, lane: int, wave: tuple[Cell, ...]) -> None:
         for cell in wave:
@@ -38,14 +69,20 @@ class StopMatrix(Matrix[Cell, Result]):
 
     def _create_trial(self, cell: Cell) -> StopTrial:
         folder = self.folder / "-".join(str(cell).split())
-        options: dict[str, Any] = {}
-        env: dict[str, str] = {}
-        if cell.location == "ssh":
-            assert self._hosts
-            hosts = [{"host": name, "address": address} for name, address in self._hosts.addresses.items()]
-            options = {"hosts": hosts, "python": sys.executable}
-            env = {"TORCHYARD_SSH": self._hosts.ssh}
-        return StopTrial(cell, folder, options, env)
+        match cell.place:
+            case "local":
+                return StopTrial(cell, folder, {}, {})
+            case "ssh":
+                assert self._hosts
+                hosts = [{"host": name, "address": address} for name, address in self._hosts.addresses.items()]
+                options: dict[str, Any] = {"hosts": hosts, "python": sys.executable}
+                return StopTrial(cell, folder, {"options": options}, {"TORCHYARD_SSH": self._hosts.ssh})
+            case "prefect":
+                assert self._world
+                return PrefectTrial(cell, folder, self._world)
+            case "volcano" | "pytorchjob":
+                assert self._namespace
+                return PodTrial(cell, folder, self._namespace)
 
     def build_failure(self, cell: Cell, message: str) -> Result:
         return Result(cell, "", problems=(f"not played: {message}",))
@@ -59,14 +96,31 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def list_playable_cells() -> list[Cell]:
     """The cells without those that this machine cannot play."""
-    obstacle = sshd.find_obstacle()
-    if obstacle:
-        print(f"without ssh: {obstacle}")
-    return [cell for cell in list_cells() if cell.location != "ssh" or not obstacle]
+    obstacles: dict[Place, str | None] = {"ssh": sshd.find_obstacle()}
+    for place in CLUSTER_PLACES:
+        obstacles[place] = nodes.describe_obstacle()
+    for place, obstacle in obstacles.items():
+        if obstacle:
+            print(f"without {place}: {obstacle}")
+    return [cell for cell in list_cells() if not obstacles.get(cell.place)]
+
+
+def render_figures(results: list[Result]) -> str:
+    """A table: for each place and way, how many reports are true, and how long the stops took."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.cell.place, result.cell.way), []).append(result)
+    rows = []
+    for (place, way), group in groups.items():
+        true_count = sum(not result.problems for result in group)
+        longest_s = max(result.stop_s for result in group)
+        rows.append((place, way, f"{true_count} of {len(group)}", f"{longest_s:.0f} s"))
+    return render_table(("place", "stopped by", "true reports", "longest stop"), rows)
 
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
+    forget_caller()
     cells = choose_cells(list_playable_cells(), args)
     if args.list:
         print("\n".join(map(str, cells)))
@@ -74,16 +128,14 @@ def main(argv: list[str]) -> int:
     exit_on_sigterm()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="torchyard-stop-"))
     print(f"{len(cells)} cells in {folder}", flush=True)
-    with ExitStack() as stack:
-        hosts = None
-        if any(cell.location == "ssh" for cell in cells):
-            hosts = Hosts(folder / "hosts")
-            stack.callback(hosts.stop)
-            hosts.start()
-        matrix = StopMatrix(folder, hosts, len(cells))
-        matrix.play([(cell,) for cell in cells], args.jobs)
+    with StopMatrix(folder, cells) as matrix:
+        # A drain closes a node for the pods of other cells, and no cell may need longer than its deadline.
+        drain_cells = [cell for cell in cells if cell.way == "drain"]
+        matrix.play([(cell,) for cell in cells if cell.way != "drain"], args.jobs)
+        matrix.play([(cell,) for cell in drain_cells], 1)
     wrong_results = [result for result in matrix.results if result.problems]
-    print(f"\n{len(matrix.results) - len(wrong_results)} of {len(cells)} reports are true")
+    print(f"\n{render_figures(matrix.results)}\n")
+    print(f"{len(matrix.results) - len(wrong_results)} of {len(cells)} reports are true")
     return 1 if wrong_results else 0
 
 

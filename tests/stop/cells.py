@@ -1,43 +1,86 @@
 """The cells of the matrix: where a job runs, who stops it, and how its program saves; and how each must be reported."""
 
-import itertools
 from typing import Literal, NamedTuple
 
-Location = Literal["local", "ssh"]
-Way = Literal["interrupt", "terminate", "deadline", "lost-launcher", "twice"]
-Save = Literal["quick", "slow", "no-handler", "too-long", "torn", "none", "overwrite"]
+Place = Literal["local", "ssh", "prefect", "volcano", "pytorchjob"]
+Way = Literal[
+    "interrupt", "terminate", "cancel", "deadline", "lost-launcher", "twice", "hang", "evict", "drain", "preempt"
+]
+Save = Literal["quick", "slow", "long", "no-handler", "too-long", "torn", "overwrite", "none", "exit-0"]
 
-LOCATIONS: tuple[Location, ...] = ("local", "ssh")
-WAYS: dict[Way, str] = {
-    "interrupt": "Ctrl-C",
-    "terminate": "SIGTERM to the launcher",
-    "deadline": "deadlines.notice before deadlines.run",
-    "lost-launcher": "the launcher is killed, and Ctrl-C ends the next one",
-    "twice": "the launcher is killed while it stops the job, and the next process continues the stop",
+CLUSTER_PLACES: tuple[Place, ...] = ("volcano", "pytorchjob")
+CLI_PLACES: tuple[Place, ...] = ("local", "ssh", *CLUSTER_PLACES)
+PLACES: tuple[Place, ...] = ("local", "ssh", "prefect", *CLUSTER_PLACES)
+
+
+class WayFacts(NamedTuple):
+    """What a way to stop a job is.
+
+    has_next_attempt: the run continues by itself, in an attempt that starts from the checkpoint.
+    """
+
+    description: str
+    places: tuple[Place, ...]
+    has_next_attempt: bool = False
+
+
+WAYS: dict[Way, WayFacts] = {
+    "interrupt": WayFacts("Ctrl-C", CLI_PLACES),
+    "terminate": WayFacts("SIGTERM to the launcher", CLI_PLACES),
+    "cancel": WayFacts("a cancel in Prefect", ("prefect",)),
+    "deadline": WayFacts("deadlines.notice before deadlines.run", CLI_PLACES),
+    "lost-launcher": WayFacts("the launcher is killed, and Ctrl-C ends the next one", CLI_PLACES),
+    "twice": WayFacts("the launcher is killed while it stops the job, and another process continues", CLI_PLACES),
+    "hang": WayFacts("on_hang: restart", CLI_PLACES, has_next_attempt=True),
+    "evict": WayFacts("rank 0's pod is evicted by the Eviction API", CLUSTER_PLACES, has_next_attempt=True),
+    "drain": WayFacts("the node of rank 0 is drained", CLUSTER_PLACES, has_next_attempt=True),
+    "preempt": WayFacts("a pod of a higher priority preempts rank 0's", CLUSTER_PLACES, has_next_attempt=True),
 }
 SAVES: dict[Save, str] = {
     "quick": "saves at once on SIGTERM",
     "slow": "saves for most of the grace on SIGTERM",
+    "long": "saves on SIGTERM for longer than the 30 s that torchrun gives by itself, within a longer grace",
     "no-handler": "has no handler, and has saved before",
     "too-long": "saves for longer than the grace on SIGTERM",
     "torn": "dies in the middle of its save on SIGTERM",
     "overwrite": "dies while it overwrites its only checkpoint on SIGTERM",
     "none": "has no handler, and saves nothing",
+    "exit-0": "saves at once on SIGTERM, and ends with exit code 0",
 }
-GRACE_S = 12.0
-SLOW_SAVE_S = 6.0
-TOO_LONG_SAVE_S = 60.0
+_BASIC_SAVES: tuple[Save, ...] = ("quick", "slow", "torn", "no-handler")
+_GRACE_S = 12.0
+_LONG_GRACE_S = 60.0
+_SAVE_S: dict[Save, float] = {"slow": 6.0, "long": 40.0, "too-long": 60.0}
 
 
 class Cell(NamedTuple):
     """One way to stop one kind of program."""
 
-    location: Location
+    place: Place
     way: Way
     save: Save
 
+    @property
+    def is_in_cluster(self) -> bool:
+        return self.place in CLUSTER_PLACES
+
+    @property
+    def has_next_attempt(self) -> bool:
+        """Whether the run continues by itself after the stop."""
+        return WAYS[self.way].has_next_attempt
+
+    @property
+    def grace_s(self) -> float:
+        """The profile's `deadlines.grace`."""
+        return _LONG_GRACE_S if self.save == "long" else _GRACE_S
+
+    @property
+    def save_s(self) -> float:
+        """How long the program saves at the stop."""
+        return _SAVE_S.get(self.save, 0.0)
+
     def __str__(self) -> str:
-        return f"{self.location:<6} {self.way:<14} {self.save:<10}"
+        return f"{self.place:<10} {self.way:<14} {self.save:<10}"
 
 
 class Expected(NamedTuple):
@@ -45,7 +88,7 @@ class Expected(NamedTuple):
 
     is_saved: the last step of the program is in a complete checkpoint.
     has_resume_point: a checkpoint remains from which the run can continue.
-    sentence: a text in the report's sentence; empty if the sentence must not be about checkpoints.
+    sentence: a text in the report's sentence about the work; empty if there must be none.
     """
 
     is_saved: bool
@@ -53,20 +96,43 @@ class Expected(NamedTuple):
     sentence: str
 
 
+_SAVED = Expected(is_saved=True, has_resume_point=True, sentence="nothing is lost")
+_LOST_SINCE_SAVE = Expected(is_saved=False, has_resume_point=True, sentence="of work since step")
 EXPECTED: dict[Save, Expected] = {
-    "quick": Expected(is_saved=True, has_resume_point=True, sentence="nothing is lost"),
-    "slow": Expected(is_saved=True, has_resume_point=True, sentence="nothing is lost"),
-    "no-handler": Expected(is_saved=False, has_resume_point=True, sentence="nothing was saved after the stop"),
-    "too-long": Expected(is_saved=False, has_resume_point=True, sentence="of work since step"),
-    "torn": Expected(is_saved=False, has_resume_point=True, sentence="of work since step"),
+    "quick": _SAVED,
+    "slow": _SAVED,
+    "long": _SAVED,
+    "exit-0": _SAVED,
+    "no-handler": _LOST_SINCE_SAVE._replace(sentence="nothing was saved after the stop"),
+    "too-long": _LOST_SINCE_SAVE,
+    "torn": _LOST_SINCE_SAVE,
     "overwrite": Expected(is_saved=False, has_resume_point=False, sentence="none of its checkpoints is complete"),
     "none": Expected(is_saved=False, has_resume_point=False, sentence=""),
 }
 
 
+def list_saves(place: Place, way: Way) -> tuple[Save, ...]:
+    """The kinds of saves that are played for a way to stop a job at a place.
+
+    All of them for the commonest way, and on this machine; elsewhere those that differ in what is reported.
+    """
+    if way == "hang":
+        return _BASIC_SAVES
+    if place in ("local", "prefect") or way == "interrupt":
+        return tuple(SAVES)
+    if WAYS[way].has_next_attempt:
+        return (*_BASIC_SAVES, "exit-0")
+    return _BASIC_SAVES
+
+
 def list_cells() -> list[Cell]:
-    """Every cell of the matrix, grouped by location and way."""
-    return [Cell(location, way, save) for location, way, save in itertools.product(LOCATIONS, WAYS, SAVES)]
+    """Every cell of the matrix, grouped by place and way."""
+    cells = []
+    for place in PLACES:
+        for way, facts in WAYS.items():
+            if place in facts.places:
+                cells += [Cell(place, way, save) for save in list_saves(place, way)]
+    return cells
 
 
 class Result(NamedTuple):

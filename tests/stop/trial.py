@@ -1,4 +1,4 @@
-"""One cell: a job of `torchyard run` is stopped in the middle, and what is reported is compared with the truth."""
+"""One cell: a job is stopped in the middle, and what is reported is compared with the truth."""
 
 import contextlib
 import os
@@ -6,72 +6,116 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from tests.stop.cells import EXPECTED, GRACE_S, SLOW_SAVE_S, TOO_LONG_SAVE_S, Cell, Result
+from tests.stop.cells import EXPECTED, Cell, Result
 from torchyard.diagnosis.checkpoints import select_resume_checkpoint
-from torchyard.model.run import Report
+from torchyard.model.checkpoint import Checkpoint
+from torchyard.model.run import Attempt, Report
 from torchyard.run.folder import RunFolder
 
 PROGRAM = Path(__file__).with_name("program.py")
 _VERBS = "from torchyard.cli.console import main; main()"
 _FIRST_STEPS = 80  # the first save was two seconds before, which is more than the tolerance for clocks
-_ARRIVAL_TIMEOUT_S = 240.0
-_END_TIMEOUT_S = 240.0
-_RUN_S = 60.0  # deadlines.run of a job that its deadline stops: it must have started long before
+_ARRIVAL_TIMEOUT_S = 300.0
+_END_TIMEOUT_S = 400.0
+_TRAINING_S = 60.0  # between the start and the notice of a job that its deadline stops: it must have saved long before
 _END_MARGIN_S = 20.0  # of a stop, besides the grace
 
 
-class StopTrial:
-    """Plays a cell in its own folder; `play` returns its result. TimeoutError if the job does not start or end."""
+class Truth(NamedTuple):
+    """What the program did.
 
-    def __init__(self, cell: Cell, folder: Path, options: Mapping[str, Any], env: dict[str, str]) -> None:
-        """`options`: of the launcher. `env`: additional variables of the launcher's process."""
+    starts, saved_steps: of all attempts, in order.
+    last_step: of the first attempt; 0 if there was none.
+    host: the last one of rank 0, in a cluster its pod; empty if it has not started.
+    """
+
+    starts: list[int]
+    saved_steps: list[int]
+    last_step: int
+    host: str = ""
+
+
+def read_truth(path: Path) -> Truth:
+    """Read the file that the program writes; its last line may be incomplete."""
+    starts: list[int] = []
+    saved_steps: list[int] = []
+    last_step = 0
+    host = ""
+    for line in path.read_text().splitlines():
+        event, _, value = line.partition(" ")
+        if event == "host":
+            host = value
+        elif not value.isdigit():
+            continue
+        elif event == "start":
+            starts.append(int(value))
+        elif event == "saved":
+            saved_steps.append(int(value))
+        elif len(starts) == 1:
+            last_step = int(value)
+    return Truth(starts, saved_steps, last_step, host)
+
+
+class StopTrial:
+    """Plays a cell in its own folder with `torchyard run`; `play` returns its result.
+
+    TimeoutError if the job does not start or end. Subclasses run it elsewhere, and stop it in other ways.
+    """
+
+    def __init__(self, cell: Cell, folder: Path, changes: Mapping[str, Any], env: Mapping[str, str]) -> None:
+        """`changes`: of the profile. `env`: additional variables of the launcher's process."""
         self.cell = cell
         self.runs = folder / "runs"
         self.runs.mkdir(parents=True)
-        self.truth = folder / "truth"
-        self.truth.touch()
+        self.folder = folder
+        self.truth_path = folder / "truth"
+        self.truth_path.touch()
         self.profile = folder / "stopped.yaml"
-        self.profile.write_text(yaml.safe_dump(self._build_profile(options)))
-        self._env = dict(os.environ) | {"TORCHYARD_RUNS": str(self.runs)} | env
+        self.env = {"TORCHYARD_RUNS": str(self.runs)} | dict(env)
+        self.profile.write_text(yaml.safe_dump(self.build_profile() | dict(changes)))
         self._log = folder / "output"
 
-    def _build_profile(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        deadlines: dict[str, Any] = {"grace": GRACE_S}
+    def build_profile(self) -> dict[str, Any]:
+        """The profile of the job on plain machines; in a cluster, `changes` has more."""
+        deadlines: dict[str, Any] = {"grace": self.cell.grace_s, "start": "4m"}
         if self.cell.way == "deadline":
-            deadlines.update(run=_RUN_S, notice=GRACE_S)
+            deadlines["run"] = _TRAINING_S + self.cell.grace_s
+            deadlines["notice"] = self.cell.grace_s
+        hang_step = _FIRST_STEPS if self.cell.way == "hang" else 0
         return {
             "about": "a job that is stopped",
             "launcher": "baremetal",
             "program": str(PROGRAM),
-            "args": [self.cell.save, str(self.truth), str(SLOW_SAVE_S), str(TOO_LONG_SAVE_S)],
+            "args": [self.cell.save, str(self.truth_path), str(self.cell.save_s), str(hang_step)],
             "nodes": 2,
             "deadlines": deadlines,
-            "options": dict(options),
+            "on_hang": "restart" if self.cell.way == "hang" else "report",
+            "attempts": 2,
         }
 
     def play(self) -> Result:
         launcher = self._launch("run", str(self.profile))
         try:
-            self._await_steps(_FIRST_STEPS)
+            self.await_steps()
             launcher, asked_at = self._stop(launcher)
             launcher.wait(_END_TIMEOUT_S)
-            stop_s = time.monotonic() - asked_at
-            return self._judge(stop_s)
+            return self.judge(time.monotonic() - asked_at)
         finally:
             if launcher.poll() is None:
                 launcher.terminate()
                 launcher.wait(_END_TIMEOUT_S)
 
     def _launch(self, *words: str) -> "subprocess.Popen[bytes]":
+        env = dict(os.environ) | self.env
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _VERBS, *words], env=self._env, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, "-c", _VERBS, *words], env=env, stdout=log, stderr=log, start_new_session=True
             )
 
     def _stop(self, launcher: "subprocess.Popen[bytes]") -> tuple["subprocess.Popen[bytes]", float]:
@@ -82,44 +126,52 @@ class StopTrial:
             case "terminate":
                 launcher.send_signal(signal.SIGTERM)
             case "deadline":
-                self._await(lambda: self._folder.read_record().find_stop(1), "the deadline")
+                self.await_stop_request()
             case "lost-launcher":
-                self._kill(launcher)
-                launcher = self._launch("attach", self._folder.name)
+                _kill(launcher)
+                launcher = self._launch("attach", self.run_folder.name)
                 self._await_attached()
                 launcher.send_signal(signal.SIGINT)
             case "twice":
                 launcher.send_signal(signal.SIGINT)
-                self._await(lambda: self._folder.read_record().find_stop(1), "the stop")
+                self.await_stop_request()
                 asked_at = time.monotonic()
-                launcher.kill()  # its watchdog continues the stop
-                launcher.wait()
-                self._await(self._folder.report, "the report")
+                _kill(launcher)  # its watchdog continues the stop
+                self.await_condition(self.run_folder.report, "the report")
                 return launcher, asked_at
+            case "hang":
+                pass  # the judge of hangs ends the attempt
+            case _:
+                self.disrupt()
         return launcher, time.monotonic()
 
-    def _kill(self, launcher: "subprocess.Popen[bytes]") -> None:
-        launcher.kill()
-        launcher.wait()
+    def disrupt(self) -> None:
+        """Stop the job in a way that only the place has."""
+        raise NotImplementedError(self.cell.way)
+
+    def await_stop_request(self) -> None:
+        self.await_condition(lambda: self.run_folder.read_record().find_stop(1), "the request to stop")
 
     def _await_attached(self) -> None:
         """Wait until the second process waits for the job."""
 
         def is_waiting() -> bool:
-            record = self._folder.read_record()
+            record = self.run_folder.read_record()
             return record.count_starts() > 1 and any(event.get("name") == "wait" for event in record.launches[-1])
 
-        self._await(is_waiting, "the second process")
+        self.await_condition(is_waiting, "the second process")
 
     @property
-    def _folder(self) -> RunFolder:
+    def run_folder(self) -> RunFolder:
         (path,) = self.runs.glob("stopped-*")
         return RunFolder(path)
 
-    def _await_steps(self, count: int) -> None:
-        self._await(lambda: self._read_truth("step") >= count, f"{count} steps")
+    def await_steps(self) -> None:
+        """Wait until the job has trained for long enough to be stopped, and a checkpoint was seen if there is one."""
+        self.await_condition(lambda: read_truth(self.truth_path).last_step >= _FIRST_STEPS, f"{_FIRST_STEPS} steps")
 
-    def _await(self, condition: Callable[[], object], description: str) -> None:
+    def await_condition(self, condition: Callable[[], object], description: str) -> None:
+        """Poll until it is true. TimeoutError names what was waited for, and the end of the launcher's output."""
         deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
         while True:
             with contextlib.suppress(ValueError):  # the run has no folder yet
@@ -129,44 +181,94 @@ class StopTrial:
                 raise TimeoutError(f"waited for {description}: {self._log.read_text(errors='replace')[-500:]}")
             time.sleep(0.05)
 
-    def _read_truth(self, event: str) -> int:
-        """The last step with an event, `step` or `saved`; 0 if there is none."""
-        last_step = 0
-        for line in self.truth.read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == event and number.isdigit():
-                last_step = max(last_step, int(number))
-        return last_step
-
-    def _judge(self, stop_s: float) -> Result:
-        report = self._folder.report()
+    def judge(self, stop_s: float) -> Result:
+        """The result of the cell, whose run has ended."""
+        report = self.run_folder.report()
         if report is None:
             return Result(self.cell, "", stop_s, ("there is no report",))
-        problems = list(list_problems(self.cell, report, self._folder, self._read_truth("step")))
-        if self.cell.save in ("none", "no-handler", "quick") and stop_s > GRACE_S + _END_MARGIN_S:
+        problems = list_problems(self.cell, report, self.run_folder.checkpoints(), read_truth(self.truth_path))
+        is_fast = self.cell.save in ("none", "no-handler", "quick") and not self.cell.has_next_attempt
+        if is_fast and stop_s > self.cell.grace_s + _END_MARGIN_S:
             problems.append(f"the stop took {stop_s:.1f} s")
-        return Result(self.cell, report.sentence, stop_s, tuple(problems))
+        return Result(self.cell, find_stop_sentence(report), stop_s, tuple(problems))
 
 
-def list_problems(cell: Cell, report: Report, folder: RunFolder, last_step: int) -> list[str]:
-    """What is wrong in a report. `last_step`: of the program."""
-    expected = EXPECTED[cell.save]
+def _kill(launcher: "subprocess.Popen[bytes]") -> None:
+    launcher.kill()
+    launcher.wait()
+
+
+def find_stop_sentence(report: Report) -> str:
+    """The sentence about the stopped attempt's work; the report's own if the run ended with it."""
+    first = report.attempts[0] if report.attempts else None
+    saved_work = first.collected.saved_work if first else None
+    if len(report.attempts) > 1 and saved_work:
+        return saved_work.sentence
+    return report.sentence
+
+
+def list_problems(cell: Cell, report: Report, checkpoints: Sequence[Checkpoint], truth: Truth) -> list[str]:
+    """What is wrong in a report. `checkpoints`: those that the run's folder lists."""
     problems = []
     if report.leftovers:
         problems.append(f"left: {', '.join(report.leftovers)}")
-    if report.end != ("failed" if cell.way == "deadline" else "stopped"):
-        problems.append(f"the end is {report.end}")
-    saved_work = report.collected.saved_work if report.collected else None
-    if bool(expected.sentence) != bool(saved_work) or expected.sentence not in report.sentence:
+    if not report.attempts:
+        return [*problems, f"there was no attempt: {report.sentence}"]
+    if cell.has_next_attempt:
+        problems += _list_problems_of_next_attempt(cell, report, truth)
+    else:
+        expected_end = "failed" if cell.way == "deadline" else "stopped"
+        if cell.way == "cancel":
+            expected_end = "cancelled"
+        if report.end != expected_end:
+            problems.append(f"the end is {report.end}")
+        problems += _list_problems_of_resume_point(cell, checkpoints, truth)
+    return problems + _list_problems_of_stop(cell, report, report.attempts[0])
+
+
+def _list_problems_of_stop(cell: Cell, report: Report, attempt: Attempt) -> list[str]:
+    """What is wrong in what is reported of the stopped attempt."""
+    expected = EXPECTED[cell.save]
+    problems = []
+    saved_work = attempt.collected.saved_work
+    sentence = find_stop_sentence(report)
+    if bool(expected.sentence) != bool(saved_work) or expected.sentence not in sentence:
         problems.append("the sentence is wrong")
     is_saved = saved_work is not None and saved_work.lost_s == 0
     if is_saved is not expected.is_saved:
         problems.append("the work is reported as saved" if is_saved else "the work is not reported as saved")
-    checkpoint = select_resume_checkpoint(folder.checkpoints())
+    return problems
+
+
+def _list_problems_of_resume_point(cell: Cell, checkpoints: Sequence[Checkpoint], truth: Truth) -> list[str]:
+    """What is wrong in the checkpoint from which the run could be continued."""
+    expected = EXPECTED[cell.save]
+    checkpoint = select_resume_checkpoint(checkpoints)
+    problems = []
     if (checkpoint is not None) is not expected.has_resume_point:
         problems.append(f"the run continues from {checkpoint.path if checkpoint else 'the start'}")
     if checkpoint and checkpoint.state != "complete":
         problems.append(f"the checkpoint is {checkpoint.state}")
-    if checkpoint and expected.is_saved and (checkpoint.step is None or checkpoint.step < last_step - 1):
-        problems.append(f"the run continues from step {checkpoint.step}, and step {last_step} was the last")
+    if checkpoint and expected.is_saved and (checkpoint.step is None or checkpoint.step < truth.last_step - 1):
+        problems.append(f"the run continues from step {checkpoint.step}, and step {truth.last_step} was the last")
+    return problems
+
+
+def _list_problems_of_next_attempt(cell: Cell, report: Report, truth: Truth) -> list[str]:
+    """What is wrong in the attempt that followed the stop: it must start from the last complete checkpoint, and end."""
+    problems = []
+    if report.end != "succeeded" or len(report.attempts) != 2:
+        problems.append(f"the end is {report.end} after {len(report.attempts)} attempts")
+    if len(truth.starts) != 2:
+        return [*problems, f"the program started at the steps {truth.starts}"]
+    expected = EXPECTED[cell.save]
+    first_step = 0
+    if expected.is_saved:
+        first_step = truth.last_step - 1
+    elif expected.has_resume_point:
+        first_step = truth.saved_steps[0]
+    if truth.starts[1] < first_step:
+        problems.append(f"the program continued from step {truth.starts[1]}, and step {truth.last_step} was the last")
+    if truth.starts[1] not in (0, *truth.saved_steps):
+        problems.append(f"the program continued from step {truth.starts[1]}, which was not saved")
     return problems

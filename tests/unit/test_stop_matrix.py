@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from tests.builders.reports import attempt, report_of
-from tests.stop.cells import Cell, Save, list_cells
-from tests.stop.trial import list_problems
+from tests.stop.cells import WAYS, Cell, Save, list_cells
+from tests.stop.trial import Truth, list_problems, read_truth
 from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.diagnosis.saved_work import describe_saved_work
 from torchyard.model.checkpoint import Checkpoint, StopRequest
 from torchyard.model.run import Report
-from torchyard.run.folder import RunFolder
 
 STOP = StopRequest(author="Ctrl-C", asked_at=100.0, grace_s=12.0)
 FIRST = build_checkpoint("/c/step-40.pt", saved_at=90.0, step=40)
@@ -43,25 +42,58 @@ def build_report(checkpoints: list[Checkpoint], **changes: Any) -> Report:
         ("none", [FIRST], "the sentence is wrong"),
     ],
 )
-def test_report_is_compared_with_what_the_program_did(
-    tmp_path: Path, save: Save, checkpoints: list[Checkpoint], problem: str
-) -> None:
+def test_report_is_compared_with_what_the_program_did(save: Save, checkpoints: list[Checkpoint], problem: str) -> None:
     """A save that was not complete must not be claimed, and one that was must not be missed."""
-    folder = RunFolder(tmp_path)
-    folder.save_checkpoints(1, checkpoints)
-    problems = list_problems(Cell("local", "interrupt", save), build_report(checkpoints), folder, last_step=80)
+    truth = Truth(starts=[0], saved_steps=[], last_step=80)
+    problems = list_problems(Cell("local", "interrupt", save), build_report(checkpoints), checkpoints, truth)
     assert bool(problems) is bool(problem)
     assert problem in "; ".join(problems)
 
 
-def test_leftovers_and_another_end_are_problems(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("save", "starts", "checkpoints", "problem"),
+    [
+        ("quick", [0, 80], [FIRST, LAST], ""),
+        ("quick", [0, 40], [FIRST, LAST], "continued from step 40, and step 80 was the last"),
+        ("quick", [0], [FIRST, LAST], "started at the steps [0]"),
+        ("torn", [0, 40], [FIRST, TORN], ""),
+        ("torn", [0, 80], [FIRST, TORN], "continued from step 80, which was not saved"),
+        ("torn", [0, 0], [FIRST, TORN], "continued from step 0"),
+    ],
+)
+def test_next_attempt_must_continue_from_the_last_complete_checkpoint(
+    save: Save, starts: list[int], checkpoints: list[Checkpoint], problem: str
+) -> None:
+    """A run that starts again after an eviction trains on from what was saved, and from nothing that was torn."""
+    stopped = build_report(checkpoints)
+    second = attempt(2, "")
+    report = stopped.model_copy(update={"end": "succeeded", "attempts": (*stopped.attempts, second)})
+    saved_steps = [40] if save == "torn" else [40, 80]
+    problems = list_problems(
+        Cell("volcano", "evict", save), report, checkpoints, Truth(starts, saved_steps, last_step=80)
+    )
+    assert bool(problems) is bool(problem)
+    assert problem in "; ".join(problems)
+
+
+def test_truth_is_read_while_it_is_written(tmp_path: Path) -> None:
+    """The last line may lack its number; the last step is that of the first attempt."""
+    path = tmp_path / "truth"
+    path.write_text("host pod-0\nstart 0\nstep 41\nsaved 40\nhost pod-1\nstart 40\nstep 42\nstep ")
+    assert read_truth(path) == Truth(starts=[0, 40], saved_steps=[40], last_step=41, host="pod-1")
+
+
+def test_leftovers_and_another_end_are_problems() -> None:
     """A stop also leaves nothing behind, and is reported as one."""
     report = build_report([FIRST, LAST], end="succeeded", leftovers=("process 5",))
-    RunFolder(tmp_path).save_checkpoints(1, [FIRST, LAST])
-    problems = list_problems(Cell("local", "interrupt", "quick"), report, RunFolder(tmp_path), last_step=80)
+    truth = Truth(starts=[0], saved_steps=[40, 80], last_step=80)
+    problems = list_problems(Cell("local", "interrupt", "quick"), report, [FIRST, LAST], truth)
     assert problems == ["left: process 5", "the end is succeeded"]
 
 
-def test_matrix_has_at_least_sixty_cells() -> None:
-    """Each way to stop meets each way to save, on this machine and behind ssh."""
-    assert len(list_cells()) == len(set(list_cells())) >= 60
+def test_matrix_has_every_place_and_way() -> None:
+    """At least sixty cells; the ways of a cluster are played in pods only."""
+    cells = list_cells()
+    assert len(cells) == len(set(cells)) >= 60
+    assert {cell.place for cell in cells if cell.way == "preempt"} == {"volcano", "pytorchjob"}
+    assert {cell.way for cell in cells} == set(WAYS)

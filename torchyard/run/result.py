@@ -1,11 +1,11 @@
 """The result of a run, built from its report: small enough to be passed to a caller on another machine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
 from torchyard.common.escaping import shorten_text
-from torchyard.model.run import MAX_CHECKPOINTS, Metrics, Report, Row, RowValue, RunResult
+from torchyard.model.run import MAX_CHECKPOINTS, Attempt, End, Metrics, Report, Row, RowValue, RunResult
 
 # Limits of one result, which callers get as JSON.
 _MAX_VALUES = 100
@@ -29,6 +29,14 @@ def build_result(report: Report) -> RunResult:
         checkpoints=_find_checkpoints(report),
         report=f"{report.folder}/report.json",
     )
+
+
+def describe_end(end: End, sentence: str, attempts: Sequence[Attempt]) -> str:
+    """Why a run has ended, and what of its work is saved if it has not succeeded."""
+    saved_work = attempts[-1].collected.saved_work if attempts else None
+    if saved_work is None or end == "succeeded":
+        return sentence
+    return f"{sentence.removesuffix('.')}; {saved_work.sentence}"
 
 
 def _list_warnings(report: Report) -> tuple[str, ...]:

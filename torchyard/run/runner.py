@@ -57,6 +57,7 @@ from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
 from torchyard.run.next_attempt import avoid_failed_machines, find_resume_point, may_try_again
 from torchyard.run.preview import check_plan, choose_port, make_plan
+from torchyard.run.result import describe_end
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
@@ -490,9 +491,7 @@ class Runner:
         self._record_ending(end, sentence)
         if self.open_attempt:
             self._stop_attempt(self.open_attempt, sentence)
-        saved_work = self.attempts[-1].collected.saved_work if self.attempts else None
-        if saved_work and end != "succeeded":
-            sentence = f"{sentence.removesuffix('.')}; {saved_work.sentence}"
+        sentence = describe_end(end, sentence, self.attempts)
         report = Report(
             profile=self.profile.name,
             run=self.folder.name,

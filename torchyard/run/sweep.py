@@ -1,13 +1,22 @@
-"""Cleans up after a run whose launcher is dead: removes its leftovers and reports its end."""
+"""Cleans up after a run whose launcher is dead: stops its job, removes it, reads its logs, and reports its end."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
-from torchyard.backends import owner_of
+from torchyard.backends import job_of, owner_of
+from torchyard.common import secrets
+from torchyard.common.log import get_log
+from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
-from torchyard.model.run import End
-from torchyard.run.folder import RunFolder
+from torchyard.model.run import Attempt, End, Outcome, Report, Status
+from torchyard.run import history
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.result import describe_end
 from torchyard.run.services import OpenArchive
+from torchyard.steps.collect import collect
 from torchyard.steps.teardown import teardown
 
 EndCallback = Callable[[str, End, str], object]  # the run's id, its end, and the sentence
@@ -22,10 +31,20 @@ def is_run_open(folder: RunFolder) -> bool:
     return bool(folder.attempts())  # no line of the journal can be read
 
 
+class _RemovedRun(NamedTuple):
+    """What is known of a run whose attempts were removed.
+
+    attempts: those whose logs were read, in order; the last one was stopped now if it had not ended.
+    """
+
+    leftovers: tuple[str, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+
+
 def end_lost_run(
     folder: RunFolder, ended_by: str, reason: str, open_archive: OpenArchive, on_end: EndCallback
 ) -> tuple[str, ...] | None:
-    """Tear down everything of one run, journal its end and call `on_end` with it; return the leftovers.
+    """Tear down everything of one run, journal its end, write its report, call `on_end`; return the leftovers.
 
     None if a living process owns the run. A run that was ending when its launcher died gets the end that the launcher
     had recorded. What cannot be read or removed is a leftover.
@@ -39,27 +58,97 @@ def end_lost_run(
             if not is_run_open(folder):
                 return ()
             record = folder.read_record()
-            leftovers = _remove_attempts(folder.plans())
             end: End = record.ending.get("end", "swept")
-            sentence = record.ending.get("sentence", reason)
-            folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
+            reason = record.ending.get("sentence", reason)
+            removed = _remove_run(folder, reason)
+            sentence = describe_end(end, reason, removed.attempts)
+            folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=removed.leftovers)
+            _save_report(folder, end, sentence, removed)
     except RunInUseError:
         return None
     except TorchyardError as error:
         return (str(error),)
     on_end(record.run_id, end, sentence)
-    return leftovers
+    return removed.leftovers
 
 
-def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Remove a run's attempts and their Lease; return the leftovers. RunInUseError if another machine owns the run."""
+def _remove_run(folder: RunFolder, reason: str) -> _RemovedRun:
+    """Remove a run's attempts and their Lease. RunInUseError if another machine owns the run.
+
+    `reason`: why the job of the last attempt is stopped, if its outcome was not recorded.
+    """
+    attempt_plans = [(number, folder.attempt_plan(number)) for number in folder.attempts()]
+    plans = [(number, attempt_plan) for number, attempt_plan in attempt_plans if attempt_plan]
     if not plans:
-        return ()
-    owner = owner_of(plans[-1])
+        return _RemovedRun()
+    number, latest = plans[-1]
+    owner = owner_of(latest.plan)
     owner.check_not_elsewhere()
+    outcome = folder.outcome(number) or _stop_job(folder, number, latest, reason)
     leftovers: list[str] = []
-    for plan in plans:
-        leftovers += teardown(plan, end_run=False)
+    for _, attempt_plan in plans:
+        leftovers += teardown(attempt_plan.plan, end_run=False)
     if not leftovers:
         owner.release()
-    return tuple(leftovers)
+    attempts = [folder.ended(earlier_number) for earlier_number, _ in plans[:-1]]
+    attempts.append(folder.ended(number) or _read_attempt(folder, number, latest.plan, outcome))
+    return _RemovedRun(tuple(leftovers), tuple(filter(None, attempts)))
+
+
+def _stop_job(folder: RunFolder, number: int, attempt_plan: AttemptPlan, reason: str) -> Outcome:
+    """Stop the job of an attempt as far as that must precede its removal; return how it ended.
+
+    RunInUseError if another process owns the run. A job that cannot be stopped so is removed in any case: its last
+    lines are then missing.
+    """
+    plan = attempt_plan.plan
+    job = job_of(plan)
+    stop = folder.read_record().find_stop(number)  # by the launcher: the grace of the job counts from then on
+    lost: dict[str, str] = {}
+    try:
+        stop = stop or StopRequest(author=reason, asked_at=job.now(), grace_s=attempt_plan.deadlines.grace)
+        lost = job.stop_unwatched()
+    except RunInUseError:
+        raise
+    except TorchyardError as error:
+        get_log().warning("the last lines of %s may be missing: %s", plan.job, error)
+    return Outcome(
+        status=Status(state="failed", reason=reason),
+        cause=LauncherCause.STOPPED,
+        exit_codes={},
+        lost=lost,
+        stop=stop,
+    )
+
+
+def _read_attempt(folder: RunFolder, number: int, plan: Plan, outcome: Outcome) -> Attempt | None:
+    """Read the logs of an attempt, and save its checkpoints for the next run; None if they cannot be read."""
+    secrets.remember_secrets(plan)
+    try:
+        attempt = secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collect(plan, outcome)))
+        folder.save_checkpoints(number, attempt.collected.checkpoints)
+        folder.save_ended(attempt)
+    except TorchyardError as error:
+        get_log().warning("the logs of %s cannot be read: %s", plan.job, error)
+        return None
+    return attempt
+
+
+def _save_report(folder: RunFolder, end: End, sentence: str, removed: _RemovedRun) -> None:
+    """Write the report, unless no attempt of the run could be read: it would be empty."""
+    if not removed.attempts:
+        return
+    record = folder.read_record()
+    now = time.time()
+    report = Report(
+        profile=record.last_start.get("profile", ""),
+        run=folder.name,
+        end=end,
+        sentence=sentence,
+        seconds=now - history.find_start_time(record, now),
+        steps=tuple(history.list_past_steps(record)),
+        attempts=removed.attempts,
+        leftovers=removed.leftovers,
+        folder=str(folder.path),
+    )
+    folder.save_report(secrets.mask_model(report))

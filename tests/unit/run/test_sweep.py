@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 
 from tests.builders.archives import archive_run, create_archive
+from tests.conftest import Write, command_plan_of
+from tests.processes.lone_processes import build_lone_profile
+from tests.support.waiting import wait_until
 from torchyard.archive.copier import open_run_archive
 from torchyard.archive.fetch import fetch_run
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
-from torchyard.run.folder import RunFolder
+from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.sweep import end_lost_run, is_run_open
 from torchyard.steps.submit import submit
 
@@ -34,6 +37,32 @@ def test_swept_run_has_an_end(folder: RunFolder, saved_plan: CommandPlan) -> Non
     end = folder.read_record().find_last("end")
     assert (end["end"], end["by"], end["sentence"], end["left"]) == ("swept", "sweep", REASON, [])
     assert sweep(folder) == ((), [])
+
+
+CODE = """
+import time
+print('{"checkpoint": "/data/step-12.pt", "step": 12}', flush=True)
+time.sleep(60)
+"""
+
+
+def test_swept_run_reports_what_its_job_has_saved(folder: RunFolder, write: Write) -> None:
+    """Its logs are read once the job has ended: the report names the checkpoint, and another run can continue."""
+    plan = command_plan_of(build_lone_profile(write, CODE), folder.path)
+    folder.record_event("start", run="an-id", profile="sample")
+    folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines(grace=1.0)))
+    submit(plan, Deadlines())
+    (log_path,) = map(Path, plan.logs.values())
+    wait_until(lambda: log_path.exists() and "step-12" in log_path.read_text())
+    assert sweep(folder)[0] == ()
+    (checkpoint,) = folder.checkpoints()
+    assert (checkpoint.path, checkpoint.step) == ("/data/step-12.pt", 12)
+    report = folder.report()
+    assert report
+    assert (report.profile, report.end, len(report.attempts)) == ("sample", "swept", 1)
+    assert report.sentence.startswith(f"{REASON}; ")
+    assert "step 12" in report.sentence
+    assert report.sentence == folder.read_record().find_last("end")["sentence"]
 
 
 def test_run_that_was_ending_gets_its_recorded_ending(folder: RunFolder, saved_plan: CommandPlan) -> None:

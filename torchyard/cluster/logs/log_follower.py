@@ -320,7 +320,7 @@ class LogFollower:
             self._missing = f"{_UNREAD_END}: {error.message}"
         elif follow or not self._is_following:  # an open stream may still deliver lines of a pod that is gone
             if self._missing:
-                self._missing = f"{self._missing.partition(':')[0]}: {error.message}"
+                self._missing = f"{self._missing}; then {error.message}"
             self._set_complete()
 
     async def _read_confirmed(self, *, follow: bool) -> bool:
