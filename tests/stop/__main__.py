@@ -20,7 +20,7 @@ from tests.cluster import nodes
 from tests.cluster.e2e import cluster
 from tests.processes import sshd
 from tests.processes.sshd import Hosts
-from tests.stop.cells import CLUSTER_PLACES, Cell, Place, Result, list_cells
+from tests.stop.cells import CLUSTER_LOCATIONS, EXCLUSIVE_WAYS, Cell, Location, Result, list_cells
 from tests.stop.pods import PodTrial, StopNamespace
 from tests.stop.prefect_flow import PrefectTrial
 from tests.stop.trial import StopTrial
@@ -31,13 +31,13 @@ from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigte
 class StopMatrix(Matrix[Cell, Result]):
     """Plays each cell in its own folder of `folder`, one cell per wave.
 
-    As a context manager it starts what the places of its cells need.
+    As a context manager it starts what the locations of its cells need.
     """
 
     def __init__(self, folder: Path, cells: list[Cell]) -> None:
         super().__init__(len(cells))
         self.folder = folder
-        self.places = {cell.place for cell in cells}
+        self.locations = {cell.location for cell in cells}
         self._stack = ExitStack()
         self._hosts: Hosts | None = None
         self._world: World | None = None
@@ -45,14 +45,14 @@ class StopMatrix(Matrix[Cell, Result]):
 
     def __enter__(self) -> "StopMatrix":
         with ExitStack() as stack:
-            if "ssh" in self.places:
+            if "ssh" in self.locations:
                 self._hosts = Hosts(self.folder / "hosts")
                 stack.callback(self._hosts.stop)
                 self._hosts.start()
-            if self.places.intersection(CLUSTER_PLACES):
+            if self.locations.intersection(CLUSTER_LOCATIONS):
                 stack.enter_context(cluster())
                 self._namespace = stack.enter_context(StopNamespace().open())
-            if "prefect" in self.places:
+            if "prefect" in self.locations:
                 self._world = stack.enter_context(World(self.folder / "world"))
             self._stack = stack.pop_all()
         return self
@@ -69,7 +69,7 @@ class StopMatrix(Matrix[Cell, Result]):
 
     def _create_trial(self, cell: Cell) -> StopTrial:
         folder = self.folder / "-".join(str(cell).split())
-        match cell.place:
+        match cell.location:
             case "local":
                 return StopTrial(cell, folder, {}, {})
             case "ssh":
@@ -96,26 +96,26 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def list_playable_cells() -> list[Cell]:
     """The cells without those that this machine cannot play."""
-    obstacles: dict[Place, str | None] = {"ssh": sshd.find_obstacle()}
-    for place in CLUSTER_PLACES:
-        obstacles[place] = nodes.describe_obstacle()
-    for place, obstacle in obstacles.items():
+    obstacles: dict[Location, str | None] = {"ssh": sshd.find_obstacle()}
+    for location in CLUSTER_LOCATIONS:
+        obstacles[location] = nodes.describe_obstacle()
+    for location, obstacle in obstacles.items():
         if obstacle:
-            print(f"without {place}: {obstacle}")
-    return [cell for cell in list_cells() if not obstacles.get(cell.place)]
+            print(f"without {location}: {obstacle}")
+    return [cell for cell in list_cells() if not obstacles.get(cell.location)]
 
 
 def render_figures(results: list[Result]) -> str:
-    """A table: for each place and way, how many reports are true, and how long the stops took."""
+    """A table: for each location and way, how many reports are true, and how long the stops took."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((result.cell.place, result.cell.way), []).append(result)
+        groups.setdefault((result.cell.location, result.cell.way), []).append(result)
     rows = []
-    for (place, way), group in groups.items():
+    for (location, way), group in groups.items():
         true_count = sum(not result.problems for result in group)
         longest_s = max(result.stop_s for result in group)
-        rows.append((place, way, f"{true_count} of {len(group)}", f"{longest_s:.0f} s"))
-    return render_table(("place", "stopped by", "true reports", "longest stop"), rows)
+        rows.append((location, way, f"{true_count} of {len(group)}", f"{longest_s:.0f} s"))
+    return render_table(("location", "stopped by", "true reports", "longest stop"), rows)
 
 
 def main(argv: list[str]) -> int:
@@ -129,10 +129,8 @@ def main(argv: list[str]) -> int:
     folder = args.folder or Path(tempfile.mkdtemp(prefix="torchyard-stop-"))
     print(f"{len(cells)} cells in {folder}", flush=True)
     with StopMatrix(folder, cells) as matrix:
-        # A drain closes a node for the pods of other cells, and no cell may need longer than its deadline.
-        drain_cells = [cell for cell in cells if cell.way == "drain"]
-        matrix.play([(cell,) for cell in cells if cell.way != "drain"], args.jobs)
-        matrix.play([(cell,) for cell in drain_cells], 1)
+        matrix.play([(cell,) for cell in cells if cell.way not in EXCLUSIVE_WAYS], args.jobs)
+        matrix.play([(cell,) for cell in cells if cell.way in EXCLUSIVE_WAYS], 1)
     wrong_results = [result for result in matrix.results if result.problems]
     print(f"\n{render_figures(matrix.results)}\n")
     print(f"{len(matrix.results) - len(wrong_results)} of {len(cells)} reports are true")

@@ -2,15 +2,15 @@
 
 from typing import Literal, NamedTuple
 
-Place = Literal["local", "ssh", "prefect", "volcano", "pytorchjob"]
+Location = Literal["local", "ssh", "prefect", "volcano", "pytorchjob"]
 Way = Literal[
     "interrupt", "terminate", "cancel", "deadline", "lost-launcher", "twice", "hang", "evict", "drain", "preempt"
 ]
 Save = Literal["quick", "slow", "long", "no-handler", "too-long", "torn", "overwrite", "none", "exit-0"]
 
-CLUSTER_PLACES: tuple[Place, ...] = ("volcano", "pytorchjob")
-CLI_PLACES: tuple[Place, ...] = ("local", "ssh", *CLUSTER_PLACES)
-PLACES: tuple[Place, ...] = ("local", "ssh", "prefect", *CLUSTER_PLACES)
+CLUSTER_LOCATIONS: tuple[Location, ...] = ("volcano", "pytorchjob")
+CLI_LOCATIONS: tuple[Location, ...] = ("local", "ssh", *CLUSTER_LOCATIONS)
+LOCATIONS: tuple[Location, ...] = ("local", "ssh", "prefect", *CLUSTER_LOCATIONS)
 
 
 class WayFacts(NamedTuple):
@@ -20,22 +20,24 @@ class WayFacts(NamedTuple):
     """
 
     description: str
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
     has_next_attempt: bool = False
 
 
 WAYS: dict[Way, WayFacts] = {
-    "interrupt": WayFacts("Ctrl-C", CLI_PLACES),
-    "terminate": WayFacts("SIGTERM to the launcher", CLI_PLACES),
+    "interrupt": WayFacts("Ctrl-C", CLI_LOCATIONS),
+    "terminate": WayFacts("SIGTERM to the launcher", CLI_LOCATIONS),
     "cancel": WayFacts("a cancel in Prefect", ("prefect",)),
-    "deadline": WayFacts("deadlines.notice before deadlines.run", CLI_PLACES),
-    "lost-launcher": WayFacts("the launcher is killed, and Ctrl-C ends the next one", CLI_PLACES),
-    "twice": WayFacts("the launcher is killed while it stops the job, and another process continues", CLI_PLACES),
-    "hang": WayFacts("on_hang: restart", CLI_PLACES, has_next_attempt=True),
-    "evict": WayFacts("rank 0's pod is evicted by the Eviction API", CLUSTER_PLACES, has_next_attempt=True),
-    "drain": WayFacts("the node of rank 0 is drained", CLUSTER_PLACES, has_next_attempt=True),
-    "preempt": WayFacts("a pod of a higher priority preempts rank 0's", CLUSTER_PLACES, has_next_attempt=True),
+    "deadline": WayFacts("deadlines.notice before deadlines.run", CLI_LOCATIONS),
+    "lost-launcher": WayFacts("the launcher is killed, and Ctrl-C ends the next one", CLI_LOCATIONS),
+    "twice": WayFacts("the launcher is killed while it stops the job, and another process continues", CLI_LOCATIONS),
+    "hang": WayFacts("on_hang: restart", CLI_LOCATIONS, has_next_attempt=True),
+    "evict": WayFacts("rank 0's pod is evicted by the Eviction API", CLUSTER_LOCATIONS, has_next_attempt=True),
+    "drain": WayFacts("the node of rank 0 is drained", CLUSTER_LOCATIONS, has_next_attempt=True),
+    "preempt": WayFacts("a pod of a higher priority preempts rank 0's", CLUSTER_LOCATIONS, has_next_attempt=True),
 }
+# A drain closes a node for the pods of other cells, and Volcano's preemption takes pods of any lower priority.
+EXCLUSIVE_WAYS: tuple[Way, ...] = ("drain", "preempt")
 SAVES: dict[Save, str] = {
     "quick": "saves at once on SIGTERM",
     "slow": "saves for most of the grace on SIGTERM",
@@ -56,13 +58,13 @@ _SAVE_S: dict[Save, float] = {"slow": 6.0, "long": 40.0, "too-long": 60.0}
 class Cell(NamedTuple):
     """One way to stop one kind of program."""
 
-    place: Place
+    location: Location
     way: Way
     save: Save
 
     @property
     def is_in_cluster(self) -> bool:
-        return self.place in CLUSTER_PLACES
+        return self.location in CLUSTER_LOCATIONS
 
     @property
     def has_next_attempt(self) -> bool:
@@ -80,7 +82,7 @@ class Cell(NamedTuple):
         return _SAVE_S.get(self.save, 0.0)
 
     def __str__(self) -> str:
-        return f"{self.place:<10} {self.way:<14} {self.save:<10}"
+        return f"{self.location:<10} {self.way:<14} {self.save:<10}"
 
 
 class Expected(NamedTuple):
@@ -111,27 +113,29 @@ EXPECTED: dict[Save, Expected] = {
 }
 
 
-def list_saves(place: Place, way: Way) -> tuple[Save, ...]:
-    """The kinds of saves that are played for a way to stop a job at a place.
+def list_saves(location: Location, way: Way) -> tuple[Save, ...]:
+    """The kinds of saves that are played for a way to stop a job at a location.
 
     All of them for the commonest way, and on this machine; elsewhere those that differ in what is reported.
     """
     if way == "hang":
         return _BASIC_SAVES
-    if place in ("local", "prefect") or way == "interrupt":
+    if location in ("local", "prefect") or way == "interrupt":
         return tuple(SAVES)
+    if way in EXCLUSIVE_WAYS:
+        return ("quick", "torn", "exit-0")
     if WAYS[way].has_next_attempt:
         return (*_BASIC_SAVES, "exit-0")
     return _BASIC_SAVES
 
 
 def list_cells() -> list[Cell]:
-    """Every cell of the matrix, grouped by place and way."""
+    """Every cell of the matrix, grouped by location and way."""
     cells = []
-    for place in PLACES:
-        for way, facts in WAYS.items():
-            if place in facts.places:
-                cells += [Cell(place, way, save) for save in list_saves(place, way)]
+    for location in LOCATIONS:
+        for way, way_facts in WAYS.items():
+            if location in way_facts.locations:
+                cells += [Cell(location, way, save) for save in list_saves(location, way)]
     return cells
 
 

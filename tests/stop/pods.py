@@ -125,7 +125,7 @@ class PodTrial(StopTrial):
 
     def build_profile(self) -> dict[str, Any]:
         profile = SMALL | super().build_profile()
-        profile["launcher"] = self.cell.place
+        profile["launcher"] = self.cell.location
         profile["program"] = _PROGRAM_PATH
         profile["files"] = {_PROGRAM_PATH: str(PROGRAM)}
         profile["mounts"] = {str(self.folder): {"host": str(self.folder)}}

@@ -111,11 +111,11 @@ class StopTrial:
                 launcher.terminate()
                 launcher.wait(_END_TIMEOUT_S)
 
-    def _launch(self, *words: str) -> "subprocess.Popen[bytes]":
+    def _launch(self, *arguments: str) -> "subprocess.Popen[bytes]":
         env = dict(os.environ) | self.env
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _VERBS, *words], env=env, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, "-c", _VERBS, *arguments], env=env, stdout=log, stderr=log, start_new_session=True
             )
 
     def _stop(self, launcher: "subprocess.Popen[bytes]") -> tuple["subprocess.Popen[bytes]", float]:
@@ -146,7 +146,7 @@ class StopTrial:
         return launcher, time.monotonic()
 
     def disrupt(self) -> None:
-        """Stop the job in a way that only the place has."""
+        """Stop the job in a way that only the location has."""
         raise NotImplementedError(self.cell.way)
 
     def await_stop_request(self) -> None:

@@ -95,5 +95,5 @@ def test_matrix_has_every_place_and_way() -> None:
     """At least sixty cells; the ways of a cluster are played in pods only."""
     cells = list_cells()
     assert len(cells) == len(set(cells)) >= 60
-    assert {cell.place for cell in cells if cell.way == "preempt"} == {"volcano", "pytorchjob"}
+    assert {cell.location for cell in cells if cell.way == "preempt"} == {"volcano", "pytorchjob"}
     assert {cell.way for cell in cells} == set(WAYS)
