@@ -23,7 +23,9 @@ _VERBS = "from torchyard.cli.console import main; main()"
 _FIRST_STEPS = 80  # the first save was two seconds before, which is more than the tolerance for clocks
 _ARRIVAL_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 400.0
-_TRAINING_S = 60.0  # between the start and the notice of a job that its deadline stops: it must have saved long before
+# Between the start and the notice of a job that its deadline stops: it must have saved before, on a busy machine too.
+_TRAINING_S = 60.0
+_TRAINING_IN_PODS_S = 120.0
 _END_MARGIN_S = 20.0  # of a stop, besides the grace
 
 
@@ -85,7 +87,8 @@ class StopTrial:
         """The profile of the job on plain machines; in a cluster, `changes` has more."""
         deadlines: dict[str, Any] = {"grace": self.cell.grace_s, "start": "4m"}
         if self.cell.way == "deadline":
-            deadlines["run"] = _TRAINING_S + self.cell.grace_s
+            training_s = _TRAINING_IN_PODS_S if self.cell.is_in_cluster else _TRAINING_S
+            deadlines["run"] = training_s + self.cell.grace_s
             deadlines["notice"] = self.cell.grace_s
         hang_step = _FIRST_STEPS if self.cell.way == "hang" else 0
         return {
