@@ -13,6 +13,7 @@ from torchyard.lint.address import find_address_traps
 from torchyard.lint.appwrapper import lint_appwrappers
 from torchyard.lint.fields import find_refused_fields, find_refused_metadata, find_refused_numbers
 from torchyard.lint.pod import POD_RULES
+from torchyard.lint.rdma import find_missing_hcas
 from torchyard.lint.torchrun import TORCHRUN_RULES, find_etcd_without_v2, find_shared_rendezvous_ids
 from torchyard.lint.workload import (
     ManifestContainer,
@@ -397,6 +398,7 @@ _RULES: tuple[_LintRule, ...] = (
     find_refused_fields,
     find_refused_numbers,
     *POD_RULES,
+    find_missing_hcas,
     *TORCHRUN_RULES,
     _find_hidden_gang,
     _find_unhandled_failure,

@@ -118,6 +118,15 @@ class ManifestContainer(NamedTuple):
         }
 
     @property
+    def requests(self) -> dict[str, str]:
+        """What the container requests. What has only a limit is requested too, as Kubernetes does."""
+        resources = yaml_value(self.spec, "resources")
+        amounts = dict(yaml_mapping(yaml_value(resources, "requests")))
+        for name, amount in yaml_mapping(yaml_value(resources, "limits")).items():
+            amounts.setdefault(name, amount)
+        return {str(name): str(amount) for name, amount in amounts.items()}
+
+    @property
     def gpu_count(self) -> int:
         """The GPUs that the container requests, of any vendor; slices of one count each."""
         counts = [0]

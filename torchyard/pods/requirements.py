@@ -7,7 +7,9 @@ from pydantic import ValidationError
 
 from torchyard.agents.job_files import needs_config_map
 from torchyard.diagnosis.pod_facts import find_main_container, get_mapping, get_mappings
-from torchyard.model.finding import warning_check
+from torchyard.lint.rdma import HCA_VARIABLE, ExpectedHcas, count_listed_hcas, list_hca_shortages
+from torchyard.lint.workload import ManifestContainer
+from torchyard.model.finding import Finding, warning_check
 from torchyard.model.pod import Pod, Toleration, TolerationItem
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
@@ -69,12 +71,40 @@ def list_pod_requirements(
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *_list_references(profile, run, template),
+        *(Advice(finding=finding) for finding in _list_hca_shortages(profile, template)),
     ]
     if _has_floating_tag(profile.image or ""):
         problem = "has no fixed tag: the next run may get another program"
         finding = warning_check(f"image {profile.image}", problem, "name a version or a digest")
         requirements.append(Advice(finding=finding))
     return tuple(requirements)
+
+
+def _list_hca_shortages(profile: ResolvedProfile, template: Manifest) -> list[Finding]:
+    """The keys by which the pods get or use fewer HCAs than the fabric promises, or than NCCL_IB_HCA lists.
+
+    Empty for one node, which uses no network, and for a fabric without NCCL's own RDMA transport.
+    """
+    expect = profile.expect
+    if profile.nodes.max < 2 or expect is None or expect.transport in ("plugin", "socket"):
+        return []
+    hca_rule = profile.env.get(HCA_VARIABLE)
+    listed_count = count_listed_hcas(hca_rule) if isinstance(hca_rule, str) else None
+    if expect.hcas:
+        count = expect.hcas
+        source = f"fabric {profile.fabric} promises {count} HCAs (expect.hcas)"
+    else:
+        count = listed_count or 1
+        source = f"{HCA_VARIABLE} lists {count} HCAs"
+    findings: list[Finding] = []
+    if listed_count and listed_count < count:
+        problem = f"lists {listed_count} HCAs, but {source}"
+        findings.append(warning_check(f"env.{HCA_VARIABLE}", problem, "list all of them, or correct expect.hcas"))
+    is_roce = expect.transport == "roce" or profile.find_gid
+    for shortage in list_hca_shortages(template, _find_main(template).requests, ExpectedHcas(count, source, is_roce)):
+        fix = f"{shortage.fix}, or correct the hardware file"
+        findings.append(warning_check(f"pod.{shortage.setting}", shortage.problem, fix))
+    return findings
 
 
 def build_capacity(
@@ -85,8 +115,6 @@ def build_capacity(
     Raises ValidationError if the main container requests what is not an amount of Kubernetes.
     """
     spec = template["spec"]
-    main_name = find_main_container(template)
-    main_container = next(container for container in spec["containers"] if container["name"] == main_name)
     node_conditions = _read_node_conditions(spec)
     is_spread = _is_spread(spec)
     uses_host_ports = has_ports and spec.get("hostNetwork") is True
@@ -96,11 +124,18 @@ def build_capacity(
         avoid=node_conditions["NotIn"],
         only=node_conditions["In"],
         tolerations=_read_tolerations(spec),
-        resources=_read_requests(main_container),
+        resources=_find_main(template).requests,
         one_per_node=is_spread or uses_host_ports,
         uses_host_ports=uses_host_ports and not is_spread,
         device_plugin=device_plugin,
     )
+
+
+def _find_main(template: Manifest) -> ManifestContainer:
+    """The main container of a template."""
+    name = find_main_container(template)
+    container = next(container for container in template["spec"]["containers"] if container["name"] == name)
+    return ManifestContainer("", container)
 
 
 def _read_node_conditions(spec: Manifest) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -148,15 +183,6 @@ def _is_spread(spec: Manifest) -> bool:
         if is_own and term.get("topologyKey") == NODE_TOPOLOGY_KEY:
             return True
     return False
-
-
-def _read_requests(container: Manifest) -> dict[str, str]:
-    """What a container requests. What has only a limit is requested too, as Kubernetes does."""
-    resources = get_mapping(container, "resources")
-    requests = {name: str(amount) for name, amount in get_mapping(resources, "requests").items()}
-    for name, amount in get_mapping(resources, "limits").items():
-        requests.setdefault(name, str(amount))
-    return requests
 
 
 def _list_references(profile: ResolvedProfile, run: Run, template: Manifest) -> list[ReferencedObject]:

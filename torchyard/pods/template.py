@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_job_env, escape_dollars
+from torchyard.lint.rdma import NETWORKS_ANNOTATION
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.pod import (
@@ -35,7 +36,6 @@ ATTEMPT_KEY = "torchyard/attempt"
 ROLE_LABEL = "torchyard/role"
 CLI_RUN_LABEL = "torchyard/cli-run"  # of a job without a Lease: with RUN_LABEL, a sweep would remove it as abandoned
 NODE_TOPOLOGY_KEY = "kubernetes.io/hostname"  # the label whose value differs on each node
-_NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
 
 
@@ -62,7 +62,7 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
     for name, count in pod.networks.items():
         networks += [name] * count  # one interface for each repetition
     if networks:
-        annotations[_NETWORKS_ANNOTATION] = ",".join(networks)
+        annotations[NETWORKS_ANNOTATION] = ",".join(networks)
     metadata = {
         "labels": pod.labels | attempt_labels(profile, run),
         "annotations": annotations,

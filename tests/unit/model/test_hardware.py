@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders.plan_parts import list_requirements
 from tests.cluster import fake, objects
 from tests.conftest import manifest_plan_of
 from torchyard.agents.process_env import escape_dollars
@@ -13,6 +14,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_hardware, load_hardware, load_profile
 from torchyard.model.hardware import Expect, Fabric, Hardware
 from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Advice
 
 SHAPES = {name: load_hardware(name) for name in sorted(list_hardware())}
 FABRICS = {
@@ -160,6 +162,7 @@ def test_job_can_be_planned(name: str, launcher: str, tmp_path: Path) -> None:
     assert all(escape_dollars(line) in container(plan)["command"][2] for line in expected.setup)
     names = [volume["name"] for volume in pod.get("volumes", [])]
     assert len(names) == len(set(names))
+    assert list_requirements(plan, Advice) == []
 
 
 @pytest.mark.parametrize("env", [{}, {"NCCL_IB_HCA": "mlx5", "NCCL_IB_GID_INDEX": "3"}])

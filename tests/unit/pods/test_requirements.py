@@ -1,5 +1,7 @@
 """What preflight must check for the pods of a job."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 
@@ -53,6 +55,28 @@ def test_image_without_a_fixed_tag_gets_a_warning(planned: Planned, image: str) 
 def test_fixed_image_gets_no_warning(planned: Planned, image: str) -> None:
     """An image with a tag or a digest gives no warning."""
     assert list_requirements(planned(image=image), Advice) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "locations"),
+    [
+        ({"pod": {"networks": {"default/rdma-vf": 8}}}, ["pod.networks"]),
+        ({"pod": {"networks": {"default/rdma-vf": 0, "rail": 1}}}, ["pod.networks"]),
+        ({"pod": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rail"}}}, []),
+        ({"pod": {"patch": {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "a,b"}}}}}, ["pod.networks"]),
+        ({"pod": {"resources": {"nvidia.com/rdma-vf": 4}}}, ["pod.resources"]),
+        ({"env": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, ["env.NCCL_IB_HCA"]),
+        ({"nodes": 1, "pod": {"networks": {"default/rdma-vf": 8}}}, []),
+        ({"fabric": "host", "pod": {"networks": {"rail": 1}}}, []),
+        ({"fabric": "no-rdma", "pod": {"networks": {"rail": 1}}}, []),
+        ({"hardware": "epfl/rcp", "fabric": "roce"}, []),
+        ({"hardware": "epfl/rcp", "fabric": "roce", "env": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, ["pod.networks"]),
+    ],
+)
+def test_promised_hcas_are_compared_with_the_pods(planned: Planned, keys: dict[str, Any], locations: list[str]) -> None:
+    """Networks, devices and NCCL_IB_HCA of the pods must be enough for the HCAs that the fabric promises."""
+    plan = planned(**VF | {"nodes": 2} | keys)
+    assert [advice.finding.where for advice in list_requirements(plan, Advice)] == locations
 
 
 def test_pods_may_share_nodes(planned: Planned) -> None:
