@@ -17,9 +17,14 @@ NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 HCA_VARIABLE = "NCCL_IB_HCA"
 _ROCE_VARIABLES = ("NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM")
 _NUMBERED_DEVICE_PATTERN = re.compile(r"\w+_\d+(?::\d+)?")  # mlx5_0, mlx5_0:1; not the prefix mlx5
-_RDMA_PATTERN = re.compile(r"rdma|roce|infiniband|sriov|hostdev|mlnx|connectx|rail|hca|\b(?:ib|nics?|vfs?)\b", re.I)
-_DEVICE_PATTERN = re.compile(r"sriov|hostdev|mlnxnics|\bvfs?\b", re.I)  # of plugins whose units are single devices
-_MULTI_NETWORK_PATTERN = re.compile(r"multi-?nic", re.I)  # a MultiNicNetwork attaches several interfaces by one name
+_RDMA_PATTERN = re.compile(
+    r"rdma|roce|infiniband|sriov|hostdev|mlnx|connectx|rail|hca|(?<![a-z])(?:ib|nics?|vfs?)(?![a-z])", re.IGNORECASE
+)
+# Of plugins whose units are single devices.
+_DEVICE_PATTERN = re.compile(r"sriov|hostdev|mlnxnics|(?<![a-z])vfs?(?![a-z])", re.IGNORECASE)
+_MULTI_NETWORK_PATTERN = re.compile(
+    r"multi-?nic", re.IGNORECASE
+)  # a MultiNicNetwork attaches several interfaces by one name
 _MAX_ANNOTATION_CHARS = 100_000
 
 
