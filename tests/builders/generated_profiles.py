@@ -106,17 +106,17 @@ HARDWARE = st.builds(
     ),
     *(st.dictionaries(KEYS, VALUES, max_size=2), st.sampled_from(["nvidia.com/gpu", "amd.com/gpu"]), FABRIC),
 )
+APPWRAPPER_OPTIONS: dict[str, Any] = {
+    "retries": st.integers(0, 100),
+    "priority": st.integers(-10, 10),
+    "admission": DURATIONS,
+    "success_ttl": DURATIONS,
+}
 OPTIONS: dict[str, Keys] = {
     "volcano": optional_keys(queue=NAMES),
     "pytorchjob": optional_keys(queue=NAMES, local_queue=NAMES, suspend=st.booleans()),
-    "appwrapper": optional_keys(
-        api=st.sampled_from(["workload.codeflare.dev/v1beta2", "mcad.ibm.com/v1beta1"]),
-        local_queue=NAMES,
-        retries=st.integers(0, 100),
-        priority=st.integers(-10, 10),
-        admission=DURATIONS,
-        success_ttl=DURATIONS,
-    ),
+    "appwrapper": st.fixed_dictionaries({}, optional=APPWRAPPER_OPTIONS | {"local_queue": NAMES})
+    | st.fixed_dictionaries({"api": st.just("mcad.ibm.com/v1beta1")}, optional=APPWRAPPER_OPTIONS),
     "runai": st.fixed_dictionaries(
         {"project": st.just("vision"), "through": st.just("kubernetes")}, optional={"interactive": st.booleans()}
     ),

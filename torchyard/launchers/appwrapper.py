@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.launchers import job as plain_job
@@ -31,7 +31,6 @@ from torchyard.pods.job_kind import (
     PodSet,
     build_metadata,
     describe_object,
-    list_queue_requirements,
     plan_own_job,
 )
 from torchyard.pods.volumes import Manifest
@@ -79,6 +78,15 @@ class Options(FrozenModel):
     )
     priority: int | None = Field(None, description="the priority in the dispatcher's queue (v1beta1)")
     etcd_image: str = Field(etcd.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
+
+    @model_validator(mode="after")
+    def validate_queue(self) -> "Options":
+        if self.local_queue and self.api != V1BETA2:
+            raise ValueError(
+                f"local_queue: requires api: {V1BETA2}, because Kueue does not manage the AppWrappers of the archived "
+                "dispatcher; set it to null"
+            )
+        return self
 
 
 class _InnerJob(NamedTuple):
@@ -139,6 +147,10 @@ def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
         fields["has_ports"] = inner_kind.has_ports
         fields["has_random_suffix"] = inner_kind.has_random_suffix
         fields["has_service"] = inner_kind.has_service
+    if options.api != V1BETA2:
+        fields["kueue_alternative"] = (
+            "remove it, or use the current AppWrapper; the archived dispatcher has its own queue"
+        )
     return JobKind(
         launcher="appwrapper",
         api=options.api,
@@ -328,7 +340,6 @@ def _list_requirements(options: Options, inner_job: _InnerJob) -> tuple[ClusterR
         verbs = ("create", *verbs)  # its webhook lets a user wrap only what that user may create
     else:
         job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_DISPATCHER_INSTALL))
-    job_requirements += list_queue_requirements(options.local_queue)
     job_requirements.append(requirements.job_permission(f"appwrappers.{group}"))
     job_requirements.append(Permission(verbs=verbs, resource=inner_job.resource))
     return tuple(job_requirements)
@@ -444,10 +455,8 @@ def _build_inner_job(
 _PYTORCHJOB = _build_inner_job(
     pytorchjob.JOB_KIND, "pytorchjobs.kubeflow.org", pytorchjob.list_requirements(None), pytorchjob.read_status
 )
-_JOBSET = _build_inner_job(
-    jobset.JOB_KIND, "jobsets.jobset.x-k8s.io", jobset.list_requirements(None), jobset.read_status
-)
-_JOB = _build_inner_job(plain_job.JOB_KIND, "jobs.batch", plain_job.list_requirements(None), plain_job.read_status)
+_JOBSET = _build_inner_job(jobset.JOB_KIND, "jobsets.jobset.x-k8s.io", jobset.list_requirements(), jobset.read_status)
+_JOB = _build_inner_job(plain_job.JOB_KIND, "jobs.batch", plain_job.list_requirements(), plain_job.read_status)
 _PODS = _InnerJob(
     kind="Pod",
     api="v1",

@@ -24,7 +24,6 @@ from torchyard.pods.job_kind import (
     PodSet,
     build_metadata,
     describe_object,
-    list_queue_requirements,
     plan_own_job,
 )
 from torchyard.pods.volumes import Manifest
@@ -151,15 +150,16 @@ JOB_KIND = JobKind(
 
 
 def _list_own_requirements(profile: Profile, options: Options) -> tuple[ClusterRequirement, ...]:
-    own_requirements = list(list_requirements(options.local_queue))
+    own_requirements = list(list_requirements())
     own_requirements.append(Permission(verbs=("create", "get", "list", "delete"), resource="services"))
-    if not options.local_queue and profile.nodes.max > 1:
+    has_queue = options.local_queue or QUEUE_LABEL in profile.job.labels
+    if not has_queue and profile.nodes.max > 1:
         own_requirements.append(_advise_queue("options.local_queue", "name a LocalQueue of Kueue"))
     return tuple(own_requirements)
 
 
 def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, ...]:
-    """The requirements of a manifest's Job, which may have the label of a LocalQueue, and advice about its pods."""
+    """The requirements of a manifest's Job, and advice about its pods."""
     jobs = [obj for obj in profile.manifest if obj["kind"] == KIND and obj["apiVersion"] == _API]
     if len(jobs) != 1:  # which is refused
         return ()
@@ -169,7 +169,7 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     spec = pod_facts.get_mapping(job, "spec")
     completions = pod_facts.to_number(spec.get("completions"), 1)
     parallelism = pod_facts.to_number(spec.get("parallelism"), 1)
-    job_requirements = list(list_requirements(queue or None))
+    job_requirements = list(list_requirements())
     scheduler = pod_facts.get_mapping(spec, "template", "spec").get("schedulerName")
     has_default_scheduler = scheduler in (None, "", "default-scheduler")  # another one may start the pods together
     if completions > 1 and not queue and has_default_scheduler:
@@ -183,8 +183,8 @@ def _list_manifest_requirements(profile: Profile) -> tuple[ClusterRequirement, .
     return tuple(job_requirements)
 
 
-def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
-    return (*list_queue_requirements(queue), requirements.job_permission("jobs.batch"))
+def list_requirements() -> tuple[ClusterRequirement, ...]:
+    return (requirements.job_permission("jobs.batch"),)
 
 
 def _advise_queue(location: str, remedy: str) -> Advice:

@@ -22,7 +22,6 @@ from torchyard.pods.job_kind import (
     JobKind,
     PodSet,
     build_metadata,
-    list_queue_requirements,
     plan_own_job,
 )
 from torchyard.pods.volumes import Manifest
@@ -53,10 +52,10 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        return user_manifest.plan_manifest(profile, run, JOB_KIND, list_requirements(None))
+        return user_manifest.plan_manifest(profile, run, JOB_KIND, list_requirements())
     _validate_profile(profile, run)
     job = _build_jobset(profile, run, options)
-    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, list_requirements(options.local_queue))
+    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, list_requirements())
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:
@@ -152,17 +151,15 @@ JOB_KIND = JobKind(
 )
 
 
-def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
-    job_requirements: list[ClusterRequirement] = [
+def list_requirements() -> tuple[ClusterRequirement, ...]:
+    return (
         CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
         # The Helm chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
-    ]
-    job_requirements += list_queue_requirements(queue)
-    job_requirements.append(requirements.job_permission("jobsets.jobset.x-k8s.io"))
-    # To check that the Job which the JobSet creates is gone.
-    job_requirements.append(Permission(verbs=("list",), resource="jobs.batch"))
-    return tuple(job_requirements)
+        requirements.job_permission("jobsets.jobset.x-k8s.io"),
+        # To check that the Job which the JobSet creates is gone.
+        Permission(verbs=("list",), resource="jobs.batch"),
+    )
 
 
 _TERMS = job_status.JobKindTerms(KIND, "Completed", "spec.suspend")

@@ -21,7 +21,6 @@ from torchyard.pods.job_kind import (
     JobKind,
     PodSet,
     build_metadata,
-    list_queue_requirements,
     plan_own_job,
 )
 from torchyard.pods.volumes import Manifest
@@ -55,8 +54,7 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
 
         return user_manifest.plan_manifest(profile, run, JOB_KIND, list_requirements(_read_queue(profile)))
     job = build_pytorchjob(profile, run, options)
-    job_requirements = (*list_requirements(options.queue), *list_queue_requirements(options.local_queue))
-    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, job_requirements)
+    return plan_own_job(profile, run, JOB_KIND, job, options.etcd_image, list_requirements(options.queue))
 
 
 def _count_pods_by_role(profile: Profile) -> dict[str, int]:

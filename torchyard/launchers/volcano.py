@@ -9,15 +9,14 @@ from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
-from torchyard.model.finding import warning_check
 from torchyard.model.plan import ManifestPlan, ObjectKind, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Advice, ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import requirements, template
-from torchyard.pods.job_kind import QUEUE_LABEL, JobKind, PodSet, build_metadata, plan_own_job
+from torchyard.pods.job_kind import JobKind, PodSet, build_metadata, plan_own_job
 from torchyard.pods.volumes import Manifest
 
 PROGRAM_IS_A_FILE = False
@@ -51,15 +50,7 @@ def plan(profile: ResolvedProfile, run: Run) -> ManifestPlan:
 
         return user_manifest.plan_manifest(profile, run, _JOB_KIND, _list_requirements(_read_queue(profile)))
     job = _build_volcano_job(profile, run, options)
-    job_requirements = (*_list_requirements(options.queue), *_advise_on_kueue(profile))
-    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, job_requirements)
-
-
-def _advise_on_kueue(profile: Profile) -> Iterator[Advice]:
-    """Yield a warning if the profile names a queue of Kueue, which would not admit the job, and not hold it back."""
-    if QUEUE_LABEL in profile.job.labels:
-        problem = f"{QUEUE_LABEL} has no effect: Kueue does not manage Volcano's Jobs"
-        yield Advice(finding=warning_check("job.labels", problem, "use options.queue, or another launcher"))
+    return plan_own_job(profile, run, _JOB_KIND, job, options.etcd_image, _list_requirements(options.queue))
 
 
 def _build_volcano_job(profile: ResolvedProfile, run: Run, options: Options) -> dict[str, Any]:
@@ -145,6 +136,7 @@ _JOB_KIND = JobKind(
         ObjectKind(api="networking.k8s.io/v1", kind="NetworkPolicy"),
     ),
     has_service=True,
+    kueue_alternative="use a queue of Volcano (options.queue, in a manifest spec.queue), or another launcher",
 )
 
 

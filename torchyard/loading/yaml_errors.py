@@ -19,6 +19,7 @@ _UNION_TAGS = (
 )  # pydantic adds the tag of a union's member to an error's location
 _MAX_VALUE_CHARS = 200  # of a wrong value that is shown
 _MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value as well
+_QUEUE_OPTIONS = {"queue": "a queue of Volcano", "local_queue": "a LocalQueue of Kueue"}
 Loc = tuple[str | int, ...]  # keys and indices into a document, as in pydantic's errors
 
 
@@ -66,7 +67,8 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
     loc = _drop_union_tag(prefix + error["loc"])
     key_path = shorten_value(".".join(str(segment) for segment in loc))
     if error["type"] == "extra_forbidden":
-        suggestion = suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
+        choices = _list_keys(model, error["loc"][:-1])
+        suggestion = _explain_queue_key(loc, choices) or suggest_name(str(loc[-1]), choices)
         return LocatedFinding(loc, Finding("", f"unknown key {key_path}: {suggestion}"))
     if error["type"] == "missing":
         return LocatedFinding(loc[:-1], Finding("", f"the key {key_path} is missing"))
@@ -80,6 +82,21 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
     if first_key in model.model_fields:
         return LocatedFinding((first_key,), Finding(first_key, problem))
     return LocatedFinding((), Finding("", message))
+
+
+def _explain_queue_key(loc: Loc, choices: Sequence[str]) -> str | None:
+    """Why a launcher does not have an option that names a queue; None for another key.
+
+    Its similar name must not be suggested: a job would then wait in a queue of another scheduler.
+    """
+    meaning = _QUEUE_OPTIONS.get(str(loc[-1])) if loc[:1] == ("options",) else None
+    if meaning is None:
+        return None
+    explanation = f"it is {meaning}, which jobs of this launcher cannot be in"
+    for name, other_meaning in _QUEUE_OPTIONS.items():
+        if name in choices:
+            explanation += f"; {name} is {other_meaning}"
+    return f"{explanation}; there are: {', '.join(sorted(choices))}"
 
 
 def _drop_union_tag(loc: Loc) -> Loc:

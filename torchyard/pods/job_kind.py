@@ -5,10 +5,10 @@ from typing import Any, Literal, NamedTuple
 
 from torchyard.agents import command
 from torchyard.diagnosis import pod_facts
-from torchyard.model.finding import Finding
+from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import ManifestPlan, ObjectKind, Ranks, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, ReferencedObject
+from torchyard.model.requirements import Advice, ClusterRequirement, ReferencedObject
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, lease_record, requirements
@@ -89,6 +89,8 @@ class JobKind(NamedTuple):
     has_ports: the controller gives each pod a port, which is the node's under its network.
     has_random_suffix: the pods' names end in a random word.
     has_service: the controller creates a headless Service of the job's name, through which the pods find each other.
+    kueue_alternative: what to do instead of naming a queue of Kueue, which does not manage jobs of this kind; empty if
+        it does.
     """
 
     launcher: str
@@ -103,6 +105,7 @@ class JobKind(NamedTuple):
     has_ports: bool = False
     has_random_suffix: bool = False
     has_service: bool = False
+    kueue_alternative: str = ""
 
 
 class JobObjects(NamedTuple):
@@ -126,9 +129,19 @@ def build_metadata(profile: Profile, run: Run, local_queue: str | None = None) -
     return {"name": run.job(profile), "labels": labels}
 
 
-def list_queue_requirements(local_queue: str | None) -> tuple[ClusterRequirement, ...]:
-    """The requirements of a job in a LocalQueue of Kueue; empty without one."""
-    return (ReferencedObject(object_kind="LocalQueue", name=local_queue),) if local_queue else ()
+def list_queue_requirements(job_kind: JobKind, main: Manifest, location: str) -> tuple[ClusterRequirement, ...]:
+    """The LocalQueue of Kueue that a label of the job's main object names, which must exist; empty without the label.
+
+    A kind of job that Kueue does not manage gets advice instead: the label would not hold it back. `location`: of the
+    labels, in the profile or the manifest.
+    """
+    local_queue = pod_facts.to_text(pod_facts.get_mapping(main, "metadata", "labels").get(QUEUE_LABEL))
+    if not local_queue:
+        return ()
+    if job_kind.kueue_alternative:
+        problem = f"{QUEUE_LABEL} has no effect: Kueue does not manage a {job_kind.kind} of {job_kind.api}"
+        return (Advice(finding=warning_check(location, problem, job_kind.kueue_alternative)),)
+    return (ReferencedObject(object_kind="LocalQueue", name=local_queue),)
 
 
 def plan_job(
@@ -191,9 +204,7 @@ def plan_own_job(
         *etcd.list_etcd_requirements(profile),
         *requirements.list_pod_requirements(profile, run, pod_sets[0].template, has_ports=job_kind.has_ports),
     ]
-    for requirement in list_queue_requirements(main["metadata"]["labels"].get(QUEUE_LABEL)):
-        if requirement not in all_requirements:  # the queue is a label of the profile, not an option
-            all_requirements.append(requirement)
+    all_requirements += list_queue_requirements(job_kind, main, "job.labels")
     objects = JobObjects(main, build_files(profile, run), store)
     return plan_job(profile, run, job_kind, objects, all_requirements, ranks=command.rank_source(profile))
 

@@ -25,7 +25,15 @@ from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, manifest_faults, requirements
 from torchyard.pods import template as pod_template
-from torchyard.pods.job_kind import JobKind, JobObjects, PodSet, describe_object, get_name, plan_job
+from torchyard.pods.job_kind import (
+    JobKind,
+    JobObjects,
+    PodSet,
+    describe_object,
+    get_name,
+    list_queue_requirements,
+    plan_job,
+)
 from torchyard.pods.manifest_names import JobReference, Renaming, rename_references
 from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
 from torchyard.pods.server_fields import drop_server_fields
@@ -74,6 +82,7 @@ def plan_manifest(
     is_renamed = profile.manifest_name == "run"
     # Before the job gets another name: the traps are explained in the manifest's own words.
     traps = lint_manifest(documents)
+    queue_requirements = list_queue_requirements(job_kind, main, f"{describe_object(main)}, metadata.labels")
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
@@ -87,6 +96,7 @@ def plan_manifest(
         *_list_companion_permissions(job_kind.list_companions(main), ("create", "list")),
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
+        *queue_requirements,
         *list_capacities(job_kind.find_job(main), pod_sets, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),

@@ -181,6 +181,13 @@ def test_missing_wrapper_is_gone() -> None:
     assert appwrapper.read_status(Observation({}, frozenset())).state == "gone"
 
 
+@pytest.mark.parametrize("api", MCAD)
+def test_archived_dispatcher_has_no_queue_of_kueue(plan_wrapped: Planned, api: str) -> None:
+    """A LocalQueue is refused for the archived dispatcher, whose AppWrappers Kueue does not manage."""
+    with pytest.raises(ProfileError, match=r"local_queue: requires api: workload\.codeflare\.dev/v1beta2"):
+        plan_wrapped(options={"api": api, "local_queue": "team"})
+
+
 def test_unknown_api_lists_the_choices(plan_wrapped: Planned) -> None:
     """An unknown API is refused with the list of the three that exist."""
     with pytest.raises(ProfileError, match=r"options\.api: .*v1beta2.*mcad"):

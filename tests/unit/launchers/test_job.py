@@ -111,8 +111,13 @@ def test_queue_of_kueue_is_a_label(planned_job: Planned) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "advised"),
-    [({}, ["options.local_queue"]), ({"options": {"local_queue": "team"}}, []), ({"nodes": 1}, [])],
-    ids=["no queue", "queue", "one pod"],
+    [
+        ({}, ["options.local_queue"]),
+        ({"options": {"local_queue": "team"}}, []),
+        ({"job": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}}, []),
+        ({"nodes": 1}, []),
+    ],
+    ids=["no queue", "queue", "queue of a label", "one pod"],
 )
 def test_pods_that_start_one_by_one_are_reported(
     planned_job: Planned, keys: dict[str, Any], advised: list[str]

@@ -71,7 +71,9 @@ def test_queue_of_kueue_gets_a_warning(planned: Planned) -> None:
     """Kueue does not manage Volcano's Jobs: its label would be ignored without a message."""
     plan = planned(job={"labels": {"kueue.x-k8s.io/queue-name": "team-a"}})
     problems = [advice.finding.what for advice in list_requirements(plan, Advice)]
-    assert problems == ["kueue.x-k8s.io/queue-name has no effect: Kueue does not manage Volcano's Jobs"]
+    assert problems == [
+        "kueue.x-k8s.io/queue-name has no effect: Kueue does not manage a Job of batch.volcano.sh/v1alpha1"
+    ]
 
 
 def test_queue_is_that_of_the_manifest(launched: Launched) -> None:

@@ -17,6 +17,9 @@ MISTAKES = {
     VALID + "ndoes: 2\n": ":4: unknown key ndoes: did you mean nodes?",
     VALID + "deadlines:\n  start: 1m\n  rnu: 2m\n": ":6: unknown key deadlines.rnu: did you mean run? there are: grace",
     VALID + "options: {hots: []}\n": ":4: unknown key options.hots: did you mean hosts?",
+    VALID.replace("baremetal", "volcano")
+    + "options: {local_queue: team}\n": ":4: unknown key options.local_queue: it is a LocalQueue of Kueue, which jobs "
+    "of this launcher cannot be in; queue is a queue of Volcano; there are: etcd_image, queue",
     VALID + "options: {hosts: [-oPort=1]}\n": ":4: options.hosts.0.host: string should match pattern",
     VALID + "nodes: 0\n": ":4: nodes: must be 1 or more, not 0",
     VALID + "nodes: {min: 3, max: 2}\n": ":4: nodes: min is 3 and max is 2",

@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.builders.plan_parts import list_requirements
 from tests.conftest import Planned
+from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import ReferencedObject
+from torchyard.model.requirements import Advice, ReferencedObject
 from torchyard.pods.job_kind import QUEUE_LABEL, PodSet
 
 KUEUE_LAUNCHERS = ("job", "jobset", "appwrapper", "pytorchjob")
@@ -25,6 +27,35 @@ def test_queue_of_kueue_is_on_the_main_object_alone(planned: Planned, launcher: 
     inner = [obj["metadata"].get("labels", {}) for obj in (plan.pod, plan.wrapped or plan.pod)]
     assert [QUEUE_LABEL in labels for labels in inner] == [False, False]
     assert ReferencedObject(object_kind="LocalQueue", name="team-a") in plan.requires
+
+
+QUEUED_MANIFESTS = {
+    "pytorchjob": (PYTORCHJOB, True),
+    "volcano": (JOB, False),
+    "wrapper": (
+        {"apiVersion": "workload.codeflare.dev/v1beta2", "spec": {"components": [{"template": PYTORCHJOB}]}},
+        True,
+    ),
+    "old wrapper": (
+        {
+            "apiVersion": "mcad.ibm.com/v1beta1",
+            "spec": {"resources": {"GenericItems": [{"generictemplate": PYTORCHJOB}]}},
+        },
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUEUED_MANIFESTS)
+def test_queue_of_kueue_in_a_manifest(launched: Launched, name: str) -> None:
+    """The LocalQueue of a manifest's label must exist; the label is reported where Kueue does not manage the job."""
+    document, is_kueue_managed = QUEUED_MANIFESTS[name]
+    obj = {"kind": "AppWrapper"} | document | {"metadata": {"name": "train", "labels": {QUEUE_LABEL: "team-a"}}}
+    plan = launched(obj, launcher="appwrapper" if "wrapper" in name else name)
+    queues = [requirement.name for requirement in list_requirements(plan, ReferencedObject)]
+    problems = [advice.finding for advice in list_requirements(plan, Advice) if "Kueue" in advice.finding.what]
+    assert queues == ["team-a"] * is_kueue_managed
+    assert [problem.where for problem in problems] == [f"{obj['kind']} train, metadata.labels"] * (not is_kueue_managed)
 
 
 def test_first_pod_is_a_value_of_the_plan(planned: Planned) -> None:
