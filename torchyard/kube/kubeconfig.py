@@ -40,7 +40,7 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
     """The connection's settings, and the context as the kubeconfig has it.
 
     `context` None: the current context, or a pod's service account where there is no kubeconfig. Raises ClusterError if
-    the context does not exist or the kubeconfig cannot be read.
+    the context does not exist or the kubeconfig cannot be read, or is not one.
     """
     settings = client.Configuration()
     paths = get_kubeconfig_paths()
@@ -54,8 +54,11 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
             raise ClusterError("kubeconfig", f"context {context_name}", message, 0)
         config.load_kube_config(paths, context=context_name, client_configuration=settings)
         return settings, by_name[context_name]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OSError) as error:
         raise ClusterError("kubeconfig", "read it", str(error), 0) from error
+    except (LookupError, TypeError, AttributeError) as error:  # the client library expects mappings without a check
+        problem = f"{get_kubeconfig_paths()} does not have the structure of a kubeconfig: {error}"
+        raise ClusterError("kubeconfig", "read it", problem, 0) from error
     except ConfigException as error:
         return _load_pod_account(settings, context, str(error))
 

@@ -1,6 +1,7 @@
 """From the kubeconfig to a connection: the context that is used, and the error if there is none."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ def test_missing_kubeconfig_error_has_a_remedy(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(ClusterError, match="set KUBECONFIG"):
         Client(Cluster())
+
+
+@pytest.mark.parametrize("text", ["- a\n", "contexts: 3\n", "current-context: a\ncontexts: [{}]\n"])
+def test_file_that_is_not_a_kubeconfig_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A file of another structure is refused with its path, and a folder in its place too."""
+    path = tmp_path / "config"
+    path.write_text(text)
+    for kubeconfig in (path, tmp_path):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        with pytest.raises(ClusterError, match=rf"^kubeconfig: read it: .*{re.escape(str(kubeconfig))}"):
+            load_settings(None)
 
 
 def test_named_context_needs_a_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
