@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 PROFILE ?= digits-local
+PROFILES ?=
 CHAOS ?=
 HANG ?=
 MUTATE ?=
@@ -21,7 +22,7 @@ WORKER ?=
 DO ?= install
 NIGHTLY ?=
 BIN := .venv/bin
-YARD_OPTIONS = $(if $(TAKE_OVER),--take-over) $(if $(WORKER),--worker)
+YARD_OPTIONS = $(if $(PROFILES),--profiles '$(PROFILES)') $(if $(TAKE_OVER),--take-over) $(if $(WORKER),--worker)
 
 # The name of this installation on a Prefect server that several share (docs/operate.md).
 ifneq ($(POOL),)
@@ -37,7 +38,7 @@ help: ## list the targets
 train: .venv/.locked ## train PROFILE (digits-local) and show the report
 	@$(BIN)/python scripts/yard.py train $(PROFILE) $(YARD_OPTIONS)
 
-up: .venv/.locked ## start server, worker and deployments, without a run; POOL=, TAKE_OVER=1, WORKER=1, NIGHTLY=1: docs/operate.md
+up: .venv/.locked ## start server, worker and deployments, without a run; PROFILES=, POOL=, TAKE_OVER=1, WORKER=1, NIGHTLY=1: docs/operate.md
 	@$(BIN)/python scripts/yard.py up $(YARD_OPTIONS) $(if $(NIGHTLY),--nightly)
 
 down: ## stop the server and the worker that `make train` or `make up` started

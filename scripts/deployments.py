@@ -9,19 +9,24 @@ module wrote it last: a field with another digest was edited, and is kept and pr
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scripts.api import YardError, open_prefect_client
+from scripts.reach import find_obstacle
 from torchyard.common.pool import DEFAULT_POOL, format_deployment_name, read_pool
 from torchyard.common.project_root import ROOT
+from torchyard.launchers.registry import make_plan
 from torchyard.loading.form import build_form
 from torchyard.loading.profile import load_profile
 from torchyard.loading.yaml_document import merge_mappings
+from torchyard.model.profile import Profile
+from torchyard.model.run import TRIAL_RUN
+from torchyard.pages.needs import render_needs
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 _LOCAL_NIGHTLY_TAGS = frozenset({"nightly", "local"})
 _EDITABLE_FIELDS = ("description", "tags", "parameters")  # those of the code that a user may edit in Prefect
 _VERSION_PREFIX = "torchyard"
+ALL_PROFILES = "all"  # as a name: those of every deployment
+_ALWAYS_DEPLOYED = "yolov5-volcano"  # of `train`: the first command for a cluster in the README
 DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
 
@@ -64,6 +71,17 @@ class DeploymentSpec(BaseModel):
     def full_name(self) -> str:
         return f"{self.flow}/{self.name}"
 
+    @property
+    def profile_name(self) -> str:
+        """The profile that the runs use; empty for a deployment of any profile, and for one without a profile."""
+        return str(self.parameters.get("profile", ""))
+
+    def load_profile(self) -> Profile | None:
+        """The profile that the runs use, with the deployment's overrides; None if `profile_name` is empty."""
+        if not self.profile_name:
+            return None
+        return load_profile(self.profile_name, self.parameters.get("overrides"))
+
     def for_pool(self, pool: str) -> "DeploymentSpec":
         """This deployment in the installation named `pool`. A deployment that names another work pool stays there."""
         work_pool = self.work_pool
@@ -72,31 +90,90 @@ class DeploymentSpec(BaseModel):
         return self.model_copy(update={"name": format_deployment_name(self.name, pool), "work_pool": work_pool})
 
 
-def deploy_flows(*, take_over: bool = False, nightly: bool = False, pool_type: str = "process") -> None:
-    """Create or update the work pool and the deployments of prefect.yaml.
+def deploy_flows(
+    *, profiles: Sequence[str] = (), take_over: bool = False, nightly: bool = False, pool_type: str = "process"
+) -> None:
+    """Create or update the work pool and the deployments of prefect.yaml that `select_specs` chooses; print the others.
 
-    `take_over`: also update deployments that run the code of another folder. `nightly`: start the schedules of the
-    nightly runs that need no cluster.
+    `profiles`: names of profiles that are deployed in any case. `take_over`: also update deployments that run the code
+    of another folder. `nightly`: start the schedules of the nightly runs that need no cluster.
 
-    Raises YardError if prefect.yaml has an unknown key, if a deployment belongs to another folder, or if the work pool
-    exists with another type.
+    Raises YardError if prefect.yaml has an unknown key, if no deployment has a profile with one of the names, if a
+    deployment belongs to another folder, or if the work pool exists with another type.
     """
     pool = read_pool()
-    specs = [spec.for_pool(pool) for spec in read_deployment_specs()]
+    all_specs = [spec.for_pool(pool) for spec in read_deployment_specs()]
+    check_profile_names(all_specs, profiles)
     with open_prefect_client() as client:
-        existing = {spec.full_name: _find_deployment(client, spec.full_name) for spec in specs}
+        existing: dict[str, DeploymentResponse] = {}
+        for spec in all_specs:
+            deployment = _find_deployment(client, spec.full_name)
+            if deployment:
+                existing[spec.full_name] = deployment
         if not take_over:
-            check_ownership({name: deployment for name, deployment in existing.items() if deployment})
+            check_ownership(existing)
+        specs, omitted = select_specs(all_specs, profiles, existing)
         _create_pool(client, pool, pool_type)
         for spec in specs:
-            deployment = existing[spec.full_name]
-            if deployment:
-                _update_deployment(client, spec, deployment)
+            if spec.full_name in existing:
+                _update_deployment(client, spec, existing[spec.full_name])
             else:
                 _create_deployment(client, spec)
         for spec in specs:
             if nightly and set(spec.tags) >= _LOCAL_NIGHTLY_TAGS:
                 _start_schedules(client, spec.full_name)
+    _print_omitted(omitted)
+
+
+class Selection(NamedTuple):
+    """The deployments to create or update, and the names of the others by the obstacle."""
+
+    specs: list[DeploymentSpec]
+    omitted: dict[str, list[str]]
+
+
+def select_specs(specs: Sequence[DeploymentSpec], profiles: Sequence[str], existing: Collection[str]) -> Selection:
+    """Choose the deployments of what this installation can reach, of `profiles`, and those that exist.
+
+    A deployment that exists is never deleted, because a user may have given it a schedule, and because what cannot be
+    reached now may be reached tomorrow.
+
+    existing: full names.
+    """
+    always_deployed = f"train/{format_deployment_name(_ALWAYS_DEPLOYED, read_pool())}"
+    selection = Selection([], {})
+    for spec in specs:
+        is_named = spec.profile_name in profiles or ALL_PROFILES in profiles
+        profile = spec.load_profile()
+        obstacle = ""
+        if profile and not (is_named or spec.full_name in existing or spec.full_name == always_deployed):
+            obstacle = find_obstacle(profile)
+        if obstacle:
+            selection.omitted.setdefault(obstacle, []).append(spec.full_name)
+        else:
+            selection.specs.append(spec)
+    return selection
+
+
+def check_profile_names(specs: Iterable[DeploymentSpec], profiles: Iterable[str]) -> None:
+    """Raise YardError if a name is neither `all` nor that of a deployment's profile."""
+    known_names = {spec.profile_name for spec in specs if spec.profile_name}
+    unknown_names = [name for name in profiles if name not in known_names | {ALL_PROFILES}]
+    if unknown_names:
+        raise YardError(
+            f"PROFILES: prefect.yaml has no deployment of {', '.join(unknown_names)}; it has those of "
+            f"{', '.join(sorted(known_names))}. `all` names each of them; the deployment any-profile takes other files"
+        )
+
+
+def _print_omitted(omitted: Mapping[str, Sequence[str]]) -> None:
+    if not omitted:
+        return
+    print(
+        'not deployed, as their jobs may not run from here (make up PROFILES="NAME ...", or PROFILES=all, adds them):'
+    )
+    for obstacle, names in omitted.items():
+        print(f"  {obstacle}: {', '.join(names)}")
 
 
 def delete_deployments() -> list[str]:
@@ -233,13 +310,21 @@ def _build_parameter_schema(spec: DeploymentSpec) -> dict[str, Any]:
     """The schema of a deployment's form: for `train` from its profile, for other flows from their signature."""
     if spec.flow != "train":
         return _load_parameter_schema(spec.entrypoint)
-    name = spec.parameters.get("profile")
-    return build_form(load_profile(name) if name else None)
+    return build_form(load_profile(spec.profile_name) if spec.profile_name else None)
+
+
+def build_description(spec: DeploymentSpec) -> str:
+    """The description in prefect.yaml, and what a run needs, which follows from its profile."""
+    profile = spec.load_profile()
+    if profile is None:
+        return spec.description
+    return f"{spec.description}\n\n{render_needs(profile, make_plan(profile, TRIAL_RUN))}"
 
 
 def _build_deployment_fields(spec: DeploymentSpec) -> dict[str, Any]:
     """The fields of a deployment that the code defines."""
     fields = spec.model_dump(include={"entrypoint", *_EDITABLE_FIELDS})
+    fields["description"] = build_description(spec)
     fields["parameter_openapi_schema"] = _build_parameter_schema(spec)
     fields["pull_steps"] = [{DIRECTORY_STEP: {"directory": str(ROOT)}}]
     fields["version"] = build_fields_version(fields)

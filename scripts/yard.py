@@ -56,7 +56,7 @@ def _start_server(args: argparse.Namespace) -> str:
         _check_running_worker(api_url)
         from scripts.deployments import deploy_flows
 
-        deploy_flows(take_over=args.take_over, nightly=args.nightly)
+        deploy_flows(profiles=args.profiles.split(), take_over=args.take_over, nightly=args.nightly)
         _create_automations()
         _recover_lost_runs()  # before the worker starts: a sweep that is due would remove them
     return api_url
@@ -201,6 +201,9 @@ def main() -> int:
     parser.add_argument("verb", choices=["train", "up", "down", "remove", "tend", "listen", "serve"])
     parser.add_argument("profile", nargs="?", default="digits-local")
     parser.add_argument("--port", type=int, default=0, help="listen: the port of the server")
+    parser.add_argument(
+        "--profiles", default="", help='deploy these as well, whatever this machine reaches: "NAME ...", or all'
+    )
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
     parser.add_argument("--nightly", action="store_true", help="start the schedules of nightly runs on this machine")
     parser.add_argument("--worker", action="store_true", help="start a worker here, also if other machines have one")

@@ -31,7 +31,7 @@ DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with prefect_server(tmp_path_factory.mktemp("prefect")) as environment, use_prefect_server(environment):
-        deploy_flows()
+        deploy_flows(profiles=["all"])
         yield environment
 
 
@@ -43,7 +43,11 @@ def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
 
 
 def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
-    """`make up` registers the deployments of prefect.yaml, with their schedules and limits."""
+    """`make up PROFILES=all` registers the deployments of prefect.yaml, with their schedules and limits.
+
+    A later `make up` without names keeps those that it would not create.
+    """
+    deploy_flows()
     deployments = {deployment.name: deployment for deployment in client.read_deployments()}
     assert sorted(deployments) == sorted(deployment["name"] for deployment in DEPLOYMENTS)
     lost = deployments["lost"]
@@ -51,6 +55,7 @@ def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
     assert lost.global_concurrency_limit
     assert lost.global_concurrency_limit.limit == 1
     assert deployments["digits-local"].parameters == {"profile": "digits-local"}
+    assert "Needs:\n- the kubeconfig's current context" in str(deployments["fms-mcad"].description)
 
 
 def test_nightly_runs_start_only_on_request(client: SyncPrefectClient) -> None:
@@ -173,11 +178,21 @@ def test_pool_of_another_type_is_refused(client: SyncPrefectClient, monkeypatch:
 
 
 def test_installation_is_removed(
-    server: dict[str, str], client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+    server: dict[str, str],
+    client: SyncPrefectClient,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`make remove` deletes what `make up` created for its name, and nothing of another installation, nor a run."""
+    """`make remove` deletes what `make up` created for its name, and nothing of another installation, nor a run.
+
+    Without a cluster, `make up` has created the deployments of this machine, and printed the others.
+    """
     monkeypatch.setenv("TORCHYARD_POOL", "team-c")
     deploy_flows()
+    own_names = {deployment.name for deployment in client.read_deployments() if deployment.name.endswith("@team-c")}
+    assert {"digits-local@team-c", "yolov5-volcano@team-c", "lost@team-c"} <= own_names
+    assert "mnist-baremetal@team-c" not in own_names
+    assert "hosts behind ssh are not contacted: gpu-48, gpu-49: train/mnist-baremetal@" in capsys.readouterr().out
     command = [sys.executable, "-m", "scripts.automations"]
     subprocess.run(command, env=os.environ | server, cwd=ROOT, check=True)
     run = client.create_flow_run_from_deployment(read_deployment(client, "train/digits-local@team-c").id)
@@ -188,7 +203,7 @@ def test_installation_is_removed(
     client.set_flow_run_state(run.id, State(type=StateType.COMPLETED), force=True)
     other_count = len([deployment for deployment in client.read_deployments() if "@" not in deployment.name])
     deleted = delete_deployments() + delete_automations()
-    assert len(deleted) == len(DEPLOYMENTS) + 1 + 3
+    assert len(deleted) == len(own_names) + 1 + 3
     assert delete_deployments() + delete_automations() == []
     assert len(client.read_deployments()) == other_count == len(DEPLOYMENTS)
     assert client.read_work_pool(DEFAULT_POOL)

@@ -72,8 +72,8 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
     """The rows of the table: names and values, without empty ones. Secrets are masked."""
     properties = {
         "launcher": profile.launcher,
-        "options": _join_items(profile.options),
-        "where": _describe_location(plan),
+        "options": join_items(profile.options),
+        "where": describe_location(plan),
         "job": plan.job,
         "processes": f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}",
         "program": " ".join([_describe_program(profile), *profile.args]),
@@ -81,7 +81,7 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
         "rendezvous": profile.rendezvous,
         "hardware": f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else "",
         "network": f"{profile.network.expect.transport} promised" if profile.network else "",
-        "resources": _join_items(profile.resources),
+        "resources": join_items(profile.resources),
         "environment": ", ".join(profile.env),
         "volumes": ", ".join(f"{path} {_describe_mount(mount)}" for path, mount in profile.mounts.items()),
         "files": ", ".join(f"{path} ({len(file.content):,} bytes)" for path, file in profile.files.items()),
@@ -94,7 +94,7 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
     return masked
 
 
-def _join_items(mapping: Mapping[str, object]) -> str:
+def join_items(mapping: Mapping[str, object]) -> str:
     """`cpu 4, memory 8Gi`"""
     return ", ".join(f"{key} {value}" for key, value in mapping.items())
 
@@ -108,7 +108,7 @@ def _describe_program(profile: Profile) -> str:
     return f"-m {profile.module}" if profile.module else str(profile.program)
 
 
-def _describe_location(plan: Plan) -> str:
+def describe_location(plan: Plan) -> str:
     """The cluster and the namespace, or the hosts."""
     match plan:
         case ManifestPlan():
@@ -124,7 +124,7 @@ def _describe_location(plan: Plan) -> str:
 def _describe_mount(mount: Mount) -> str:
     """`claim data, read-only`"""
     fields = mount.model_dump(exclude_none=True, exclude={"read_only"})
-    return _join_items(fields) + (", read-only" if mount.read_only else "")
+    return join_items(fields) + (", read-only" if mount.read_only else "")
 
 
 def _describe_parts(plan: Plan) -> str:

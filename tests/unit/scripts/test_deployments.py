@@ -81,6 +81,59 @@ def test_field_that_differs_from_what_was_written_is_edited(
     assert deployments.list_edited_fields(WRITTEN | code, on_server) == edited
 
 
+@pytest.fixture
+def unreachable_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster can be reached, and no Run:ai."""
+    monkeypatch.setattr(deployments, "find_obstacle", lambda profile: "" if profile.name.endswith("local") else "far")
+
+
+@pytest.mark.parametrize(
+    ("profiles", "existing", "added"),
+    [
+        ([], [], set()),
+        (["fms-mcad"], [], {"train/fms-mcad"}),
+        (["allreduce-runai"], [], {"train/allreduce-runai", "benchmark/epfl-rcp", "benchmark/nightly-epfl-rcp"}),
+        ([], ["train/nightly-yolov5-volcano"], {"train/nightly-yolov5-volcano"}),
+    ],
+)
+def test_deployments_are_those_that_are_reached_named_or_exist(
+    unreachable_places: None, profiles: list[str], existing: list[str], added: set[str]
+) -> None:
+    """What cannot be reached is left out with the reason, unless its profile is named or a user may use it already."""
+    specs = deployments.read_deployment_specs()
+    selection = deployments.select_specs(specs, profiles, existing)
+    names = {spec.full_name for spec in selection.specs}
+    reached = {"train/digits-local", "benchmark/local", "train/any-profile", "sweep/lost", "recover/crashed"}
+    assert names >= reached | added | {"train/yolov5-volcano"}
+    assert {
+        name for name in names if "mcad" in name or "runai" in name or "rcp" in name or "nightly-y" in name
+    } == added
+    assert len(names) + len(selection.omitted["far"]) == len(specs)
+
+
+def test_all_names_every_profile(unreachable_places: None) -> None:
+    """PROFILES=all deploys what prefect.yaml lists."""
+    specs = deployments.read_deployment_specs()
+    assert deployments.select_specs(specs, ["all"], []) == (specs, {})
+
+
+def test_unknown_profile_is_refused_with_the_valid_names() -> None:
+    """A name in PROFILES without a deployment is one error that lists those that have one."""
+    with pytest.raises(YardError, match=r"no deployment of fms-mkad; it has those of allreduce-local, .*fms-mcad"):
+        deployments.check_profile_names(deployments.read_deployment_specs(), ["all", "fms-mkad"])
+
+
+def test_description_has_the_needs_of_the_profile_with_its_overrides() -> None:
+    """The text of prefect.yaml is followed by the needs; a deployment without a profile has only its text."""
+    specs = {spec.full_name: spec for spec in deployments.read_deployment_specs()}
+    spec = specs["train/mnist-pytorchjob"]
+    changed = spec.model_copy(update={"parameters": spec.parameters | {"overrides": {"nodes": 4}}})
+    description = deployments.build_description(changed)
+    assert description.startswith(f"{spec.description}\n\nNeeds:\n- ")
+    assert "- 4 pods, each with nvidia.com/gpu 1\n" in description
+    assert deployments.build_description(specs["sweep/lost"]) == specs["sweep/lost"].description
+
+
 def test_installation_with_a_name_has_deployments_of_its_own() -> None:
     """Every deployment of a pool has its name and its work pool; one that names another work pool stays there."""
     specs = deployments.read_deployment_specs()
