@@ -11,9 +11,11 @@ class KeptPages(PageSink):
     def __init__(self) -> None:
         super().__init__()
         self.pages: dict[str, str] = {}
+        self.sentences: dict[str, str] = {}
         self.progress: list[tuple[str, float]] = []
 
-    def show_page(self, name: str, render: Callable[[], str]) -> None:
+    def show_page(self, name: str, sentence: str, render: Callable[[], str]) -> None:
+        self.sentences[name] = sentence
         self.pages[name] = render()
 
     def show_progress(self, progress: str, percent: float) -> None:

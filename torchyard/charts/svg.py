@@ -1,4 +1,7 @@
-"""Draws a chart as SVG, without a script and without a file beside it.
+"""Draws a chart as SVG, without a script and without a file beside it, for a light and for a dark page.
+
+The background is transparent, and each color has a contrast of at least 3 to white and to black, that of text 4.5. A
+page's own colors cannot be used: in an embedded picture `prefers-color-scheme` is that of the system, not of the page.
 
 Prefect's pages show an SVG that is embedded in Markdown as a picture, so a chart needs no program that draws it: a few
 kilobytes of text are written in a millisecond. matplotlib takes more than a second and 47 MiB in the process of each
@@ -12,19 +15,19 @@ from typing import NamedTuple
 from torchyard.charts.axis import Axis, fit_axis
 from torchyard.charts.chart import Line, Marks, Panel, Point, list_points, select_drawable
 
-_PALETTE = (
-    "#1f77b4",
-    "#ff7f0e",
+PALETTE = (
+    "#2a84c6",
+    "#d95f02",
     "#2ca02c",
     "#d62728",
     "#9467bd",
-    "#8c564b",
-    "#e377c2",
+    "#a0623d",
+    "#d053a8",
     "#7f7f7f",
-    "#bcbd22",
-    "#17becf",
+    "#8f8f00",
+    "#0e8c9a",
 )
-_GRAY = "#7f7f7f"
+GRAY = "#767676"  # of text and frames: a contrast of 4.5 to white, and of 4.6 to black
 _FONT_SIZE = 11
 _CHAR_WIDTH = 6.2  # of a usual letter in this size; the SVG names no font that could be measured
 _LINE_HEIGHT = 16
@@ -72,8 +75,8 @@ def render_svg(panels: Sequence[Panel], *, columns: int, width: int, height: int
     total_width = width * min(columns, len(panels))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{top}" '
-        f'viewBox="0 0 {total_width} {top}" font-family="sans-serif" font-size="{_FONT_SIZE}">\n'
-        f'<rect width="{total_width}" height="{top}" fill="#ffffff"/>\n{"".join(elements)}</svg>\n'
+        f'viewBox="0 0 {total_width} {top}" font-family="sans-serif" font-size="{_FONT_SIZE}" fill="{GRAY}">\n'
+        f"{''.join(elements)}</svg>\n"
     )
 
 
@@ -96,7 +99,7 @@ def _draw_panel(panel: Panel, legend: Sequence[Sequence[Line]], width: int, heig
         high = select_drawable(band.high, panel.x_scale)
         low = select_drawable(band.low, panel.x_scale)
         corners = frame.format_points([*high, *reversed(low)])
-        elements.append(f'<polygon points="{corners}" fill="{_PALETTE[0]}" fill-opacity="0.2"/>')
+        elements.append(f'<polygon points="{corners}" fill="{PALETTE[0]}" fill-opacity="0.2"/>')
     for line in _color_lines(panel.lines):
         elements += _draw_line(line._replace(points=select_drawable(line.points, panel.x_scale)), frame)
     for marks in panel.marks:
@@ -114,7 +117,7 @@ def _draw_axes(panel: Panel, frame: _Frame) -> list[str]:
     label_end = 0.0
     for tick in frame.x_axis.list_ticks():
         x = frame.get_x(tick.value)
-        elements.append(f'<path d="M{x:.1f} {frame.top}V{frame.bottom}" stroke="{_GRAY}" stroke-opacity="0.3"/>')
+        elements.append(f'<path d="M{x:.1f} {frame.top}V{frame.bottom}" stroke="{GRAY}" stroke-opacity="0.3"/>')
         label_width = len(tick.label) * _CHAR_WIDTH
         middle = min(x, right + 2 * _GAP - label_width / 2)  # the last label ends inside the picture
         if middle - label_width / 2 >= label_end:  # a label that would cover the one before it is left out
@@ -122,11 +125,11 @@ def _draw_axes(panel: Panel, frame: _Frame) -> list[str]:
             label_end = middle + label_width / 2 + _GAP
     for tick in frame.y_axis.list_ticks():
         y = frame.get_y(tick.value)
-        elements.append(f'<path d="M{frame.left:.1f} {y:.1f}H{right:.1f}" stroke="{_GRAY}" stroke-opacity="0.3"/>')
+        elements.append(f'<path d="M{frame.left:.1f} {y:.1f}H{right:.1f}" stroke="{GRAY}" stroke-opacity="0.3"/>')
         elements.append(_draw_text(tick.label, frame.left - 4, y + 4, "end"))
     elements.append(
         f'<rect x="{frame.left:.1f}" y="{frame.top}" width="{frame.width:.1f}" height="{frame.height}" '
-        f'fill="none" stroke="#000000"/>'
+        f'fill="none" stroke="{GRAY}"/>'
     )
     if panel.x_label:
         elements.append(_draw_text(panel.x_label, frame.left + frame.width / 2, label_y + _LINE_HEIGHT, "middle"))
@@ -141,14 +144,13 @@ def _color_lines(lines: Sequence[Line]) -> list[Line]:
     """The lines, with colors of the palette for those without one."""
     colored: list[Line] = []
     for index, line in enumerate(lines):
-        colored.append(line._replace(color=line.color or _PALETTE[index % len(_PALETTE)]))
+        colored.append(line._replace(color=line.color or PALETTE[index % len(PALETTE)]))
     return colored
 
 
 def _draw_line(line: Line, frame: _Frame) -> list[str]:
-    elements = [
-        f'<polyline points="{frame.format_points(line.points)}" fill="none" stroke="{line.color}"{_format_dash(line)}/>'
-    ]
+    stroke = f'stroke="{line.color}" stroke-width="1.5"{_format_dash(line)}'
+    elements = [f'<polyline points="{frame.format_points(line.points)}" fill="none" {stroke}/>']
     if line.has_dots:
         for point in line.points:
             x = frame.get_x(point.x)

@@ -16,6 +16,7 @@ _MAX_RANK_GROUPS = 12
 _MAX_EVIDENCE = 8
 _MAX_TEXT_CHARS = 240
 _MAX_SENTENCE_CHARS = 600
+NO_HANG_SENTENCE = "No rank hangs."
 
 
 def build_hang_blocks(report: Report) -> list[Block]:
@@ -26,7 +27,7 @@ def build_hang_blocks(report: Report) -> list[Block]:
 
 def render_hang_page(job: str, update: HangUpdate) -> str:
     """The page of a running job: the present hang, or that no rank hangs."""
-    blocks: list[Block] = [] if update.hang else [Paragraph("No rank hangs.")]
+    blocks: list[Block] = [] if update.hang else [Paragraph(NO_HANG_SENTENCE)]
     return page.render_markdown(Page(job, [*blocks, *_build_section(update.hang, update.straggler)]))
 
 

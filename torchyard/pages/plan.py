@@ -31,6 +31,12 @@ def render_plan_page(profile: Profile, plan: Plan) -> str:
     return page.render_markdown(Page(title, [*blocks, Folded("the whole plan", lines)]))
 
 
+def describe_plan(profile: Profile, plan: Plan) -> str:
+    """`2 x 1 processes with baremetal: localhost`"""
+    size = f"{profile.nodes} x {profile.processes} processes with {profile.launcher}"
+    return single_line(mask_text(f"{size}: {describe_location(plan)}"), _MAX_VALUE_CHARS)
+
+
 def render_plan_text(profile: Profile, plan: Plan) -> str:
     """The plan as a table for the terminal. Secrets are masked."""
     return page.render_text(build_plan_page(profile, plan))
@@ -142,6 +148,16 @@ def _describe_parts(plan: Plan) -> str:
 def render_checks_page(checks: Sequence[Finding]) -> str:
     """The results of preflight: checks that did not pass first; many passed ones are folded."""
     return page.render_markdown(build_checks_page(checks))
+
+
+def describe_checks(checks: Sequence[Finding]) -> str:
+    """`3 of 5 checks are in order; torch on gpu-48: not installed`, with the first check that failed."""
+    passed_count = sum(check.verdict == "ok" for check in checks)
+    sentence = f"{passed_count} of {len(checks)} checks are in order"
+    for check in checks:
+        if check.verdict == "failed":
+            return single_line(f"{sentence}; {check.where}: {check.what}", _MAX_VALUE_CHARS)
+    return sentence
 
 
 def build_checks_page(checks: Sequence[Finding]) -> Page:

@@ -5,11 +5,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
+from torchyard.metrics.registry import describe_row
 from torchyard.metrics.rows import Rows
 from torchyard.model.event import AttemptStarted, ChecksMade, PlanMade, RowsRead, RunEvent, WaitEnded
 from torchyard.model.hang import HangUpdate
-from torchyard.pages.hang import render_hang_page
-from torchyard.pages.plan import render_checks_page, render_plan_page
+from torchyard.pages.hang import NO_HANG_SENTENCE, render_hang_page
+from torchyard.pages.plan import describe_checks, describe_plan, render_checks_page, render_plan_page
 from torchyard.pages.report import render_metrics_page
 from torchyard.run.services import Sink
 from torchyard.sinks.progress import Progress, ProgressUpdate
@@ -32,11 +33,13 @@ class PageSink(Sink):
         self._job = job
         self._progress = Progress()
         self._rows = Rows()
+        self._has_new_rows = False  # since the last drawing
+        self._has_curves = False
         self._next_curves_at = time.monotonic() + _CURVES_INTERVAL_S  # a short job's curves are in its report
 
     @abstractmethod
-    def show_page(self, name: str, render: Callable[[], str]) -> None:
-        """Publish a page in place of the one that had this name."""
+    def show_page(self, name: str, sentence: str, render: Callable[[], str]) -> None:
+        """Publish a page in place of the one that had this name. `sentence`: its content, for a list of pages."""
 
     @abstractmethod
     def show_progress(self, progress: str, percent: float) -> None:
@@ -45,27 +48,41 @@ class PageSink(Sink):
     def take(self, event: RunEvent) -> None:
         match event:
             case PlanMade():
-                self.show_page("plan", partial(render_plan_page, event.profile, event.plan))
+                sentence = describe_plan(event.profile, event.plan)
+                self.show_page("plan", sentence, partial(render_plan_page, event.profile, event.plan))
             case ChecksMade():
-                self.show_page("preflight", partial(render_checks_page, event.checks))
+                self.show_page("preflight", describe_checks(event.checks), partial(render_checks_page, event.checks))
             case AttemptStarted():
                 self._start_attempt(event.job)
             case RowsRead():
                 for row in event.rows:
                     self._rows.add(row)
-                self._show_update(self._progress.add(event.rows))
+                self._has_new_rows = self._has_new_rows or bool(event.rows)
+                self._show_progress(self._progress.add(event.rows))
+                self._show_curves()
             case WaitEnded():
-                self._show_update(self._progress.flush())
+                self._show_progress(self._progress.flush())
+                self._show_curves(is_last=True)
             case HangUpdate():
-                self.show_page("hang", partial(render_hang_page, self._job, event))
+                sentence = event.hang.sentence if event.hang else NO_HANG_SENTENCE
+                self.show_page("hang", sentence, partial(render_hang_page, self._job, event))
             case _:
                 pass
 
-    def _show_update(self, update: ProgressUpdate | None) -> None:
-        if update is None:
-            return
-        if update.sentence is not None and update.percent is not None:
+    def _show_progress(self, update: ProgressUpdate | None) -> None:
+        if update and update.sentence is not None and update.percent is not None:
             self.show_progress(update.sentence, update.percent)
-        if time.monotonic() >= self._next_curves_at:
-            self._next_curves_at = time.monotonic() + _CURVES_INTERVAL_S
-            self.show_page("metrics", partial(render_metrics_page, self._job, self._rows.all()))
+
+    def _show_curves(self, *, is_last: bool = False) -> None:
+        """Draw the rows if there are new ones and the last drawing is old enough.
+
+        The last drawing has every row; a job that ends before its first drawing has its curves in the report alone.
+        """
+        is_due = time.monotonic() >= self._next_curves_at
+        if not self._has_new_rows or not (is_due or (is_last and self._has_curves)):
+            return
+        self._next_curves_at = time.monotonic() + _CURVES_INTERVAL_S
+        self._has_new_rows = False
+        self._has_curves = True
+        rows = self._rows.all()
+        self.show_page("metrics", describe_row(rows[-1]), partial(render_metrics_page, self._job, rows))

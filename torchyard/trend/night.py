@@ -31,11 +31,13 @@ def build_record(profile: Profile, run: RunIdentity, end: End, collected: Collec
     """The record of a run that ends now; without numbers if nothing was collected."""
     now = time.time()
     fabric = collected.fabric if collected else None
+    failure = collected.failure if collected and end == "failed" else None
     return Record(
         at=round(now, 3),
         run=run.name,
         began=run.started_at,
         end=end,
+        cause=failure.cause if failure else "",
         seconds=round(now - run.started_at, 3),
         numbers=_select_numbers(collected.metrics) if collected else {},
         trend=profile.trend,

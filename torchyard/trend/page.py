@@ -1,4 +1,4 @@
-"""A history as a table for the terminal, and as a page for an orchestrator, with the plot."""
+"""A history as a table for the terminal, and the number that it compares as a page for an orchestrator."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,7 +19,6 @@ _MAX_NUMBERS = 5  # columns of a table without a trend
 _MAX_NAME_CHARS = 24
 _MAX_CELL_CHARS = 60
 _RUN_COLUMNS = ["when (UTC)", "run", "job", "seconds"]
-_NO_TREND_HINT = "no number is compared: `trend: {value: NAME}` in the profile chooses one"
 
 
 def find_trend(history: History) -> Trend | None:
@@ -53,25 +52,22 @@ def _build_number_table(records: Sequence[Record]) -> Table:
 
 
 def render_history(path: str) -> str | None:
-    """The history in a file as a page; None if it has no number, or cannot be read."""
+    """The history in a file as a page; None if no number is compared, or the file cannot be read."""
     try:
         history = read_history(Path(path))
     except OSError as error:
         get_log().warning("cannot show the history: %s", error)
         return None
-    if not any(record.numbers for record in history.records):
-        return None
-    return render_page(history, find_trend(history))
+    trend = find_trend(history)
+    return render_page(history, trend) if trend else None
 
 
-def render_page(history: History, trend: Trend | None) -> str:
+def render_page(history: History, trend: Trend) -> str:
     """A history with at least one record as Markdown: its key, the plot, and a table with the newest run first."""
     key = history.records[-1].key
     blocks: list[Block] = [Paragraph(describe_key(key))]
-    plot = draw_trend(evaluate_records(history.records, trend), trend.value) if trend else None
-    if trend is None:
-        blocks.append(Paragraph(_NO_TREND_HINT))
-    elif plot:
+    plot = draw_trend(evaluate_records(history.records, trend), trend.value)
+    if plot:
         blocks.append(Picture(single_line(trend.value, _MAX_NAME_CHARS), plot))
     table = build_table(history, trend)
     blocks.append(Table(table.header, table.rows[::-1]))

@@ -62,6 +62,7 @@ class Record(FrozenModel):
     run: str
     began: float
     end: str
+    cause: str = Field("", description="of a failure: a stable slug; empty if the job did not fail or has no cause")
     seconds: float
     numbers: dict[str, float] = Field({})
     trend: Trend | None = Field(None, description="which number was compared")

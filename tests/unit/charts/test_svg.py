@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchyard.charts.chart import Band, Line, Marks, Panel, Point
-from torchyard.charts.svg import render_svg
+from torchyard.charts.svg import GRAY, PALETTE, render_svg
 
 RISING = (Point(0, 0), Point(1, 1), Point(2, 4))
 
@@ -35,6 +35,30 @@ def test_line_rises_to_the_right() -> None:
     assert points == sorted(points)
     assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
     assert all(0 < x < 320 and 0 < y < 230 for x, y in points)
+
+
+def get_contrasts(color: str) -> tuple[float, float]:
+    """The contrast of a color to white and to black, by the formula of WCAG 2."""
+    linear: list[float] = []
+    for start in (1, 3, 5):
+        channel = int(color[start : start + 2], 16) / 255
+        linear.append(channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4)
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05
+
+
+@pytest.mark.parametrize(("color", "minimum"), [*((color, 3) for color in PALETTE), (GRAY, 4.5)])
+def test_color_can_be_seen_on_a_light_and_on_a_dark_page(color: str, minimum: float) -> None:
+    """Lines have a contrast of 3 to white and to black, text 4.5."""
+    assert min(get_contrasts(color)) >= minimum
+
+
+def test_background_is_that_of_the_page() -> None:
+    """Nothing of a chart is white or black, and only the frame and the areas are rectangles."""
+    svg = draw(Panel("loss", [Line(RISING, label="a")], x_label="epoch", y_label="loss"))
+    assert re.findall("#fff|#000", svg) == []
+    assert [rect.attrib["fill"] for rect in list_elements(svg, "rect")] == ["none"]
+    assert ElementTree.fromstring(svg).attrib["fill"] == GRAY  # of the text
 
 
 def test_dots_and_marks_are_at_their_points() -> None:

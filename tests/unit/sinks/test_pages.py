@@ -28,6 +28,33 @@ def test_progress_is_shown_and_curves_are_drawn_after_a_while(monkeypatch: pytes
     assert "data:image/svg+xml" in pages.pages["metrics"]
 
 
+def test_curves_have_every_row_without_a_further_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come too soon after a drawing are drawn as soon as the next is due, or at the end of the job."""
+    now = time.monotonic()
+    monkeypatch.setattr(pages_module, "time", SimpleNamespace(monotonic=lambda: now))
+    pages = KeptPages()
+    pages.take(AttemptStarted(1, "sample-1"))
+    now += 16
+    for epoch in (1, 2):
+        pages.take(RowsRead(({"epoch": epoch, "loss": 1 / epoch},)))
+    assert pages.sentences["metrics"] == "epoch 1: loss 1"
+    now += 16
+    pages.take(RowsRead(()))
+    assert pages.sentences["metrics"] == "epoch 2: loss 0.5"
+    pages.take(RowsRead(({"epoch": 3, "loss": 0.25},)))
+    pages.take(WaitEnded())
+    assert pages.sentences["metrics"] == "epoch 3: loss 0.25"
+
+
+def test_short_job_has_its_curves_in_the_report_alone() -> None:
+    """A job that ends before its first drawing has no page of curves."""
+    pages = KeptPages()
+    pages.take(AttemptStarted(1, "sample-1"))
+    pages.take(RowsRead(({"epoch": 1, "loss": 1},)))
+    pages.take(WaitEnded())
+    assert pages.pages == {}
+
+
 def test_hang_is_a_page_of_its_job() -> None:
     """The page about a hang names the job of the attempt."""
     pages = KeptPages()

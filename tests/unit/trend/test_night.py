@@ -7,7 +7,7 @@ import pytest
 from tests.builders.histories import KEY, TREND, build_records, draw_noisy_values
 from tests.conftest import Write, load
 from torchyard.model.fabric import FabricReading, FabricVerdict
-from torchyard.model.run import Collected, Metrics, Row
+from torchyard.model.run import Collected, Failure, Metrics, Row
 from torchyard.model.trend import Trend, TrendVerdict
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import Record, RunIdentity, history_path, read_history
@@ -122,3 +122,13 @@ def test_record_has_the_numbers_of_the_summary_and_of_the_last_row(write: Write)
     assert record.numbers == {"size": 2.0, "busbw": 9.0, "seconds": 5.0}
     assert (record.fabric, record.trend, record.identity) == ("as-promised", TREND, ("sample-1", 5.0))
     assert record.seconds == pytest.approx(record.at - 5.0)
+
+
+def test_record_of_a_failure_has_its_cause(write: Write) -> None:
+    """The cause of the last attempt is kept if the run failed, and not if a person cancelled it."""
+    collected = Collected(logs=(), metrics=Metrics(), failure=Failure(cause="oom-host", sentence="killed"))
+    causes = {
+        end: build_record(load(write()), RunIdentity("sample-1", 5.0), end, collected).cause
+        for end in ("failed", "cancelled")
+    }
+    assert causes == {"failed": "oom-host", "cancelled": ""}

@@ -59,8 +59,10 @@ def test_nothing_in_a_history_is_markup() -> None:
 
 
 def test_page_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file without numbers has no page; a file that cannot be read has none either, and a warning is logged."""
+    """Without a compared number there is no page; for a file that cannot be read neither, and a warning is logged."""
     path = history_path(tmp_path, KEY)
+    assert render_history(str(path)) is None
+    store_record(path, build_records([2.0], trend=None)[0].model_copy(update={"run": "first"}))
     assert render_history(str(path)) is None
     store_record(path, build_records([1.0])[0])
     assert "sample" in (render_history(str(path)) or "")

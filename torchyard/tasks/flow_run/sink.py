@@ -19,9 +19,11 @@ from torchyard.model.event import ReportWritten, RunEvent, RunStarted
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.pages.report import render_markdown
+from torchyard.run.folder import runs_folder
 from torchyard.run.result import build_result
 from torchyard.sinks.pages import PageSink
 from torchyard.trend.page import render_history
+from torchyard.trend.runs import describe_runs, read_profile_records, render_runs
 
 from .control import PrefectControl
 from .late_reports import LATE_PAGES
@@ -75,11 +77,14 @@ class PrefectSink(PageSink):
         self._pages.set_waiting_task(task_run.id, progress)
         self._requests.send("progress", lambda client: self._pages.publish_progress(client, progress, percent))
 
-    def show_page(self, name: str, render: Callable[[], str]) -> None:
+    def show_page(self, name: str, sentence: str, render: Callable[[], str]) -> None:
         """Show a page among the run's artifacts; `render` is called on the thread of the requests."""
+        description = escape_paragraph(sentence, MAX_SENTENCE_CHARS)
 
         def call(client: SyncPrefectClient) -> None:
-            self._pages.publish_page(client, name, ArtifactCreate(type="markdown", data=render()))
+            self._pages.publish_page(
+                client, name, ArtifactCreate(type="markdown", description=description, data=render())
+            )
 
         self._requests.send(f"page {name}", call)
 
@@ -115,10 +120,22 @@ class PrefectSink(PageSink):
             "report": self._build_page(f"report-{report.profile}", render_markdown(report), sentence),
             "result": build_result_artifact(self._run_id, build_result(report)),
         }
-        history = render_history(report.history)
-        if history:
-            trend_sentence = escape_paragraph(report.trend.sentence, MAX_SENTENCE_CHARS) if report.trend else ""
-            pages["history"] = self._build_page(f"trend-{Path(report.history).stem}", history, trend_sentence)
+        if report.history:  # the run's numbers were stored
+            pages |= self._build_history_pages(report)
+        return pages
+
+    def _build_history_pages(self, report: Report) -> dict[str, ArtifactCreate]:
+        """The last runs of the profile, and the number that it compares, if there is one."""
+        pages: dict[str, ArtifactCreate] = {}
+        records = read_profile_records(runs_folder(), report.profile)
+        if records:
+            runs_page = render_runs(report.profile, records)
+            pages["runs"] = self._build_page(f"runs-{report.profile}", runs_page, describe_runs(records))
+        trend_page = render_history(report.history)
+        if trend_page:
+            verdict = report.trend.sentence if report.trend else f"not compared, because the run ended {report.end}"
+            description = escape_paragraph(verdict, MAX_SENTENCE_CHARS)
+            pages["trend"] = self._build_page(f"trend-{Path(report.history).stem}", trend_page, description)
         return pages
 
     def _build_page(self, key: str, text: str, description: str) -> ArtifactCreate:
