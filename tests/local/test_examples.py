@@ -11,7 +11,7 @@ from examples.own_step import own_step
 from examples.register import train_and_register
 from examples.two_steps import can_it_run
 from torchyard.host.processes import find_labelled
-from torchyard.run.folder import list_run_folders, runs_folder
+from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -24,9 +24,15 @@ def count_runs() -> int:
 
 
 def test_one_training_follows_another() -> None:
-    """The second training uses the result of the first one, and each is a separate run."""
-    result = one_after_the_other(epochs=1)
-    assert (result.end, result.metrics["epoch"], count_runs()) == ("succeeded", 1, 2)
+    """The second training continues from the checkpoint of the first one, and each is a separate run."""
+    result = one_after_the_other(epochs=2)
+    assert (result.end, result.metrics["epoch"], count_runs()) == ("succeeded", 2, 2)
+    report = RunFolder(runs_folder() / result.run).report()
+    assert report
+    assert report.collected
+    assert [row["epoch"] for row in report.collected.metrics.rows] == [2]
+    assert result.resume
+    assert result.resume in result.checkpoints
 
 
 def test_trainings_run_at_the_same_time() -> None:

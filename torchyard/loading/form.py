@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 
 # The keys that users change between runs, each with a field; other keys can be written as JSON instead of the fields.
 _FIELD_KEYS = ("nodes", "processes", "image", "program", "args", "env", "fabric", "attempts", "deadlines")
-_PARAMETERS = ("profile", "overrides", "dry_run")
+_PARAMETERS = ("profile", "overrides", "resume", "dry_run")
 _STRING_LIST_SCHEMA = {"title": "words", "type": "array", "items": {"type": "string"}}
 _JSON_LIST_SCHEMA = {"title": "JSON", "type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}}
 
@@ -26,6 +26,12 @@ def build_form(profile: Profile | None) -> Schema:
     if profile is None:
         fields["profile"] = _build_profile_field()
     fields["overrides"] = _build_overrides_field(profile)
+    fields["resume"] = {
+        "title": "resume",
+        "type": "string",
+        "description": "continue from the last complete checkpoint of this run, such as digits-local-4fb24e7e, or from "
+        "the path of a checkpoint; empty: from the start",
+    }
     fields["dry_run"] = {
         "title": "dry run",
         "type": "boolean",

@@ -325,4 +325,9 @@ class RunResult(FrozenModel):
         description="the paths that rank 0 printed as `checkpoint` or the recorder has seen, then the files in the "
         "run's folder, without torn ones; in each the newest is last",
     )
+    resume: str | None = Field(
+        None,
+        description="the checkpoint from which a run with `resume: RUN` continues, as its path in the job; None if "
+        "this run has left none",
+    )
     report: str = Field("", description="the path of report.json, on the machine of the launcher")

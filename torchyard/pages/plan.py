@@ -15,6 +15,7 @@ from torchyard.model.pod import Mount
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice
 from torchyard.pods.files import summarize_files
+from torchyard.steps.details import describe_checks
 
 _MAX_VALUE_CHARS = 500
 _MAX_DETAIL_CHARS = 1000
@@ -150,14 +151,12 @@ def render_checks_page(checks: Sequence[Finding]) -> str:
     return page.render_markdown(build_checks_page(checks))
 
 
-def describe_checks(checks: Sequence[Finding]) -> str:
-    """`3 of 5 checks are in order; torch on gpu-48: not installed`, with the first check that failed."""
-    passed_count = sum(check.verdict == "ok" for check in checks)
-    sentence = f"{passed_count} of {len(checks)} checks are in order"
+def describe_preflight(checks: Sequence[Finding]) -> str:
+    """`5 of 5 checks`, or `3 of 5 checks; torch on gpu-48: not installed`, with the first check that failed."""
     for check in checks:
         if check.verdict == "failed":
-            return single_line(f"{sentence}; {check.where}: {check.what}", _MAX_VALUE_CHARS)
-    return sentence
+            return single_line(f"{describe_checks(checks)}; {check.where}: {check.what}", _MAX_VALUE_CHARS)
+    return describe_checks(checks)
 
 
 def build_checks_page(checks: Sequence[Finding]) -> Page:

@@ -14,6 +14,7 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.run.control import RunControl
 from torchyard.run.folder import RunFolder
+from torchyard.run.next_attempt import find_resume_point
 from torchyard.run.services import Sink, Sinks
 from torchyard.steps.details import describe_checks
 from torchyard.steps.preflight import report_warnings
@@ -67,7 +68,7 @@ def preview_run(
 ) -> str:
     """Show the plan of a run, and run its preflight; return a sentence. Nothing is started and no folder created.
 
-    PreflightError if a check failed.
+    PreflightError if a check failed, ProfileError if `resume` names a run that cannot be continued.
     """
     sinks = Sinks(run_sinks)
     with control:
@@ -80,7 +81,9 @@ def preview_run(
             checks = check_plan(plan, steps, sinks)
             return plan
 
-        plan = choose_port(Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path)), check_run)
+        folder = RunFolder.of(profile, run_id)
+        run = Run(id=run_id, attempt=1, folder=str(folder.path), resume=find_resume_point(folder, profile))
+        plan = choose_port(run, check_run)
         for check in checks:
             get_log().info("%s: %s", check.where, check.what)
     return f"dry run: {plan.job}, {len(plan.nodes)} nodes, {describe_checks(checks)}; nothing was started"

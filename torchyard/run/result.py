@@ -5,7 +5,9 @@ from itertools import islice
 from pathlib import Path
 
 from torchyard.common.escaping import shorten_text
+from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.model.run import MAX_CHECKPOINTS, Attempt, End, Metrics, Report, Row, RowValue, RunResult
+from torchyard.run.folder import RunFolder
 
 # Limits of one result, which callers get as JSON.
 _MAX_VALUES = 100
@@ -27,6 +29,7 @@ def build_result(report: Report) -> RunResult:
         metrics={key: _shorten(value) for key, value in islice(row.items(), _MAX_VALUES)},
         warnings=tuple(shorten_text(warning, _MAX_TEXT_CHARS) for warning in _list_warnings(report)),
         checkpoints=_find_checkpoints(report),
+        resume=_find_resume_path(report),
         report=f"{report.folder}/report.json",
     )
 
@@ -63,6 +66,12 @@ def _find_checkpoints(report: Report) -> tuple[str, ...]:
     ]
     paths = dict.fromkeys((*_keep_last(usable_paths), *_keep_last(saved_paths)))
     return tuple(path for path in paths if path not in unusable_paths)
+
+
+def _find_resume_path(report: Report) -> str | None:
+    """The checkpoint from which another run would continue, of all attempts; None if there is none."""
+    checkpoint = select_resume_checkpoint(RunFolder(Path(report.folder)).checkpoints())
+    return checkpoint.path if checkpoint else None
 
 
 def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torchyard.metrics.rows import Rows
 from torchyard.model.event import AttemptStarted, ChecksMade, PlanMade, RowsRead, RunEvent, WaitEnded
 from torchyard.model.hang import HangUpdate
 from torchyard.pages.hang import NO_HANG_SENTENCE, render_hang_page
-from torchyard.pages.plan import describe_checks, describe_plan, render_checks_page, render_plan_page
+from torchyard.pages.plan import describe_plan, describe_preflight, render_checks_page, render_plan_page
 from torchyard.pages.report import render_metrics_page
 from torchyard.run.services import Sink
 from torchyard.sinks.progress import Progress, ProgressUpdate
@@ -51,7 +51,7 @@ class PageSink(Sink):
                 sentence = describe_plan(event.profile, event.plan)
                 self.show_page("plan", sentence, partial(render_plan_page, event.profile, event.plan))
             case ChecksMade():
-                self.show_page("preflight", describe_checks(event.checks), partial(render_checks_page, event.checks))
+                self.show_page("preflight", describe_preflight(event.checks), partial(render_checks_page, event.checks))
             case AttemptStarted():
                 self._start_attempt(event.job)
             case RowsRead():

@@ -44,14 +44,16 @@ from .steps import STEP_TASKS
 _EXPOSED_ADDRESS = "an address with a secret is visible to everyone who may read this run in Prefect"
 
 
-def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry_run: bool = False) -> State[RunResult]:
+def train_flow_run(
+    profile: str, overrides: dict[str, Any] | None = None, *, resume: str | None = None, dry_run: bool = False
+) -> State[RunResult]:
     """Take this flow run from its current state to its end; return its final state, with the result of a success.
 
-    `dry_run`: only show the plan and run preflight. Errors of torchyard become the state's message. If another process
-    owns the run, this process exits and sets no state.
+    `resume`: as the profile's key. `dry_run`: only show the plan and run preflight. Errors of torchyard become the
+    state's message. If another process owns the run, this process exits and sets no state.
     """
     try:
-        loaded_profile = _prepare_profile(profile, overrides or {})
+        loaded_profile = _prepare_profile(profile, _add_resume(overrides, resume))
         run_id = str(flow_run.id)
         control = PrefectControl(run_id, flow_run.run_count)
         sink = PrefectSink(control, loaded_profile, is_flow_run=True)
@@ -68,18 +70,23 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry
 
 
 @make_task
-def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: str = "") -> RunResult:
+def train_profile(
+    profile: str, overrides: dict[str, Any] | None = None, name: str = "", resume: str | None = None
+) -> RunResult:
     """Train in your own flow, as often as you like: one training after the other, or several at once with `.submit`.
 
     Each training is a separate run, with a journal, a lease, progress and a report. It is identified by its profile,
-    its overrides and `name`: if the flow run is started again, a training that has ended is not repeated, and one that
-    is still running is attached to. Cancelling the flow run cancels its trainings, and a cancelled training stops the
-    flow.
+    its overrides, `name` and `resume`: if the flow run is started again, a training that has ended is not repeated, and
+    one that is still running is attached to. Cancelling the flow run cancels its trainings, and a cancelled training
+    stops the flow.
+
+    `resume`: the name of an earlier run, or the path of a checkpoint, from which this training continues.
 
     Raises TrainingError if the training does not succeed, TorchyardError outside of a flow.
     """
-    loaded_profile = _prepare_profile(profile, overrides or {})
-    run_id = derive_run_id(profile, overrides or {}, name)
+    changes = _add_resume(overrides, resume)
+    loaded_profile = _prepare_profile(profile, changes)
+    run_id = derive_run_id(profile, changes, name)
     register_flow_run(run_id, str(flow_run.id))
     control = PrefectControl(str(flow_run.id), flow_run.run_count)
     ended = _run_to_end(loaded_profile, run_id, control, PrefectSink(control, loaded_profile, is_flow_run=False))
@@ -88,6 +95,14 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
     if result.end != "succeeded":
         raise TrainingError(result)
     return result
+
+
+def _add_resume(overrides: dict[str, Any] | None, resume: str | None) -> dict[str, Any]:
+    """The overrides, with the profile's key `resume` if it is given."""
+    changes = dict(overrides or {})
+    if resume:
+        changes["resume"] = resume
+    return changes
 
 
 def _propagate_stop(ended: EndedRun, control: PrefectControl) -> None:

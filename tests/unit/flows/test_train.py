@@ -14,8 +14,8 @@ def flow_arguments(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The arguments of the flow's calls; the flow fails for a profile named `bad`."""
     flow_arguments: list[object] = []
 
-    def train(profile: str, overrides: object, return_state: bool) -> State[Any]:
-        flow_arguments.extend([profile, overrides])
+    def train(profile: str, overrides: object, resume: str | None, return_state: bool) -> State[Any]:
+        flow_arguments.extend([profile, overrides, resume])
         return Failed(message="it broke") if profile == "bad" else Completed(message="all well")
 
     monkeypatch.setattr(flow, "train", train)
@@ -23,9 +23,9 @@ def flow_arguments(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_arguments_of_the_command_line_reach_the_flow(flow_arguments: list[object]) -> None:
-    """Profile and overrides are the same as from a deployment."""
-    assert flow.main(["digits-local", "--set", "nodes=4", "--set", "deadlines.run=5m"]) == 0
-    assert flow_arguments == ["digits-local", {"nodes": 4, "deadlines.run": "5m"}]
+    """Profile, overrides and the run to continue are the same as from a deployment."""
+    assert flow.main(["digits-local", "--set", "nodes=4", "--set", "deadlines.run=5m", "--resume", "a-1"]) == 0
+    assert flow_arguments == ["digits-local", {"nodes": 4, "deadlines.run": "5m"}, "a-1"]
 
 
 @pytest.mark.usefixtures("flow_arguments")
@@ -37,5 +37,6 @@ def test_run_that_fails_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_flow_has_the_parameters_of_its_deployments() -> None:
     """The flow is found by its name, and only the profile is required."""
-    assert (flow.train.name, list(flow.train.parameters.properties)) == ("train", ["profile", "overrides", "dry_run"])
+    names = ["profile", "overrides", "resume", "dry_run"]
+    assert (flow.train.name, list(flow.train.parameters.properties)) == ("train", names)
     assert flow.train.parameters.required == ["profile"]

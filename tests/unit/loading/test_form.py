@@ -21,7 +21,7 @@ def test_form_of_every_profile_accepts_no_changes_and_its_own_values(name: str) 
     profile = load_profile(name)
     unchanged = {"nodes": profile.nodes.model_dump(), "processes": profile.processes, "attempts": profile.attempts}
     for changes in ({}, unchanged, {"args": list(profile.args), "deadlines": profile.deadlines.model_dump()}):
-        assert list_refusals({"profile": name, "overrides": changes, "dry_run": True}, name) == []
+        assert list_refusals({"profile": name, "overrides": changes, "resume": "a-1", "dry_run": True}, name) == []
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,8 @@ def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
         ({"overrides": {"deadlines": {"run": "soon"}}}, "'soon' is not valid under any of the given schemas"),
         ({"overrides": {"avoid_failed": "maybe"}}, "'maybe' is not of type 'boolean', 'null'"),
         ({"overrides": {"on_hang": "maybe"}}, "'maybe' is not one of ['off', 'report', 'restart', 'fail']"),
-        ({"nodes": 2}, "'nodes' is not one of ['profile', 'overrides', 'dry_run']"),
+        ({"nodes": 2}, "'nodes' is not one of ['profile', 'overrides', 'resume', 'dry_run']"),
+        ({"resume": 3}, "3 is not valid under any of the given schemas"),
         ({"dry_run": "yes"}, "'yes' is not of type 'boolean'"),
     ],
 )
@@ -65,7 +66,7 @@ def test_mistake_is_refused_before_a_run_exists(parameters: dict[str, Any], mess
 def test_form_of_a_profile_does_not_ask_for_the_profile_and_shows_its_values() -> None:
     """Each field's help ends with its current value; a profile without an image or hardware has no field for it."""
     fields = build_form(load_profile("yolov5-volcano"))["properties"]
-    assert list(fields) == ["overrides", "dry_run"]
+    assert list(fields) == ["overrides", "resume", "dry_run"]
     keys = fields["overrides"]["properties"]
     assert keys["nodes"]["description"].endswith("today: 2")
     assert keys["deadlines"]["properties"]["run"]["description"].endswith("today: 12h")

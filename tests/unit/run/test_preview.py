@@ -6,10 +6,12 @@ import pytest
 
 from tests.conftest import RUN_ID
 from tests.doubles.shown_pages import KeptPages
+from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.assembly import list_sinks
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import PreflightError
+from torchyard.model.errors import PreflightError, ProfileError
 from torchyard.run.control import LocalControl
+from torchyard.run.folder import RunFolder
 from torchyard.run.preview import preview_run
 from torchyard.steps.step_functions import StepFunctions
 
@@ -37,6 +39,21 @@ def test_dry_run_raises_the_failed_checks() -> None:
     with pytest.raises(PreflightError, match="no-such-python"):
         preview_run(profile, RUN_ID, LocalControl(), (pages,), StepFunctions())
     assert "no-such-python" in pages.pages["preflight"]
+
+
+def test_dry_run_shows_the_checkpoint_that_the_run_would_get(runs: Path) -> None:
+    """The plan has the checkpoint of the run that `resume` names; a run that cannot be continued is an error."""
+    earlier = RunFolder(runs / "digits-local-1")
+    earlier.save_checkpoints(1, (build_checkpoint("/saved/step-7"),))
+    pages = KeptPages()
+    preview_run(
+        load_profile("digits-local", {"resume": "digits-local-1"}), RUN_ID, LocalControl(), (pages,), StepFunctions()
+    )
+    assert "TORCHYARD_RESUME: /saved/step-7" in pages.pages["plan"]
+    with pytest.raises(ProfileError, match="there is no run digits-local-2"):
+        preview_run(
+            load_profile("digits-local", {"resume": "digits-local-2"}), RUN_ID, LocalControl(), (), StepFunctions()
+        )
 
 
 @pytest.mark.parametrize("overrides", [{}, {"options.python": "/no-such-python"}])

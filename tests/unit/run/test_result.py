@@ -5,7 +5,10 @@ from pathlib import Path
 
 from tests.builders.reports import short_report
 from tests.unit.diagnosis.test_checkpoints import build_checkpoint
+from torchyard.loading.profile import load_profile
 from torchyard.model.run import Collected, Metrics, Report
+from torchyard.run.folder import RunFolder
+from torchyard.run.next_attempt import find_resume_point
 from torchyard.run.result import build_result
 
 
@@ -60,3 +63,14 @@ def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
     saved.mkdir(parents=True)
     (saved / "a.pt").touch()
     assert build_result(build_report(tmp_path, Metrics())).checkpoints == (str(saved / "a.pt"),)
+
+
+def test_resume_is_the_checkpoint_that_another_run_gets(tmp_path: Path) -> None:
+    """It is the last complete one of all attempts, also if the last attempt has saved none; None without one."""
+    assert build_result(build_report(tmp_path, Metrics())).resume is None
+    folder = RunFolder(tmp_path)
+    folder.save_checkpoints(1, (build_checkpoint("/step-1"), build_checkpoint("/step-2", "torn")))
+    result = build_result(build_report(tmp_path, Metrics()))
+    next_point = find_resume_point(folder, load_profile("digits-local"))
+    assert next_point
+    assert (result.resume, next_point.path) == ("/step-1", "/step-1")

@@ -2,11 +2,15 @@
 
 import resource
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.conftest import Write
+from torchyard.model.errors import ProfileError
+from torchyard.model.profile import Profile
 from torchyard.pods import seal
+from torchyard.tasks import train
 from torchyard.tasks.train import train_flow_run
 
 
@@ -32,3 +36,30 @@ def test_secret_in_the_parameters_is_a_warning(write: Write, caplog: pytest.LogC
     assert train_flow_run(str(write()), {"env.HF_TOKEN": "abcdef0123", "nodez": 2}).is_failed()
     assert "overrides: HF_TOKEN: looks like a secret" in caplog.text
     assert "abcdef0123" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resume", "changes"),
+    [
+        (None, None, {}),
+        ({"nodes": 2}, "sample-1", {"nodes": 2, "resume": "sample-1"}),
+        ({"resume": "sample-1"}, "sample-2", {"resume": "sample-2"}),
+        ({"resume": "sample-1"}, None, {"resume": "sample-1"}),
+    ],
+)
+def test_run_to_continue_is_a_key_of_the_profile(
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: dict[str, Any] | None,
+    resume: str | None,
+    changes: dict[str, Any],
+) -> None:
+    """The parameter `resume` is the profile's key, and counts before one among the overrides."""
+    loaded: list[object] = []
+
+    def load_profile(name: str, overrides: dict[str, Any]) -> Profile:
+        loaded.append(overrides)
+        raise ProfileError(name, ())
+
+    monkeypatch.setattr(train, "load_profile", load_profile)
+    assert train.train_flow_run("sample", overrides, resume=resume).is_failed()
+    assert loaded == [changes]

@@ -78,7 +78,7 @@ def test_every_page_of_the_list_has_a_sentence(fake_prefect: FakePrefect) -> Non
         sink.show_page("metrics", "epoch 1: loss 0.5", lambda: "curves")
     assert {artifact["key"]: artifact["description"] for artifact in fake_prefect.artifacts} == {
         "plan-digits-local": "2 x 1 processes with baremetal: localhost",
-        "preflight-digits-local": "0 of 1 checks are in order; torch: is not installed",
+        "preflight-digits-local": "0 of 1 checks; torch: is not installed",
         "hang-digits-local": "No rank hangs.",
         "progress-digits-local": "epoch 1 of 4",
         "metrics-digits-local": "epoch 1: loss 0.5",
