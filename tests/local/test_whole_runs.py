@@ -84,8 +84,11 @@ time.sleep(60)
 """
 
 
-def test_first_rank_that_fails_ends_the_others(write: Write) -> None:
-    """If rank 1 exits with 7 while rank 0 sleeps, the run fails immediately and names the rank and the exit code."""
+def test_first_rank_that_fails_ends_the_others(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """If rank 1 exits with 7 while rank 0 sleeps, the run fails immediately and names the rank and the exit code.
+
+    The log has the rank's last line before the agents have ended.
+    """
     state, report = run_flow(write(code=FIRST, nodes=2))
     assert report.collected
     failure = report.collected.failure
@@ -95,6 +98,9 @@ def test_first_rank_that_fails_ends_the_others(write: Write) -> None:
     assert report.attempts[0].outcome.ended_at
     assert report.seconds < 30
     assert list_remaining_processes(report) == []
+    first_words = "rank 1 on node-1 has ended with exit code 7; its last lines:\n  | out of ideas"
+    [stop_message] = [message for message in caplog.messages if message.endswith("; stopping what still runs")]
+    assert caplog.messages.index(first_words) < caplog.messages.index(stop_message)
 
 
 @pytest.mark.parametrize(

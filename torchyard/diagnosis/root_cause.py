@@ -131,11 +131,55 @@ def _parse_lines(lines: Iterable[LogLine]) -> list[LogLinePart]:
     return parts
 
 
-def _normalize_exit_code(exit_code: int | None) -> int | None:
+def normalize_exit_code(exit_code: int | None) -> int | None:
     """The exit code, -n for signal n: shells and containers report 128 + n. None if it is unknown."""
     if exit_code is not None and 128 < exit_code <= 128 + 64:
         return 128 - exit_code
     return exit_code
+
+
+class ProcessCause(NamedTuple):
+    """What one process shows about its failure.
+
+    distance: how far that usually is from the origin of the job's failure.
+    evidence: the line that proves it; None if only an exit code does.
+    """
+
+    distance: Distance
+    evidence: LogLinePart | None
+
+
+def diagnose_process(
+    node: str,
+    lines: Sequence[LogLinePart],
+    exit_code: int | None,
+    exit_line: LogLinePart | None = None,
+    *,
+    started_at: float = 0.0,
+    is_shared: bool = False,
+) -> ProcessCause | None:
+    """What one process shows about its failure, before its job has ended; None if it shows nothing.
+
+    exit_code: negative: a signal; None: it is not known to have ended.
+    exit_line: torchrun's line with the exit code of a worker; None for a process that is not a worker.
+    started_at, is_shared: as for ProcessSymptoms.
+    """
+    report = None
+    if exit_line and exit_code is not None:
+        report = WorkerReport(None, 0, exit_code, 0, "", exit_line, [], is_first=True)
+    suspect = _Suspect(
+        node=node,
+        rank=None,
+        exit_code=exit_code,
+        last_line_at=lines[-1].timestamp if lines else 0.0,
+        lines=lines,
+        report=report,
+        has_own_lines=not is_shared,
+        is_shared=is_shared,
+        started_at=started_at,
+    )
+    finding = _diagnose_suspect(suspect)
+    return ProcessCause(finding.distance, finding.evidence) if finding else None
 
 
 # --- the processes of a node
@@ -238,7 +282,7 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
         is_shared=suspect.is_shared,
         others_progress_at=suspect.others_progress_at,
     )
-    exit_code = _normalize_exit_code(suspect.exit_code)
+    exit_code = normalize_exit_code(suspect.exit_code)
     exit_rule = _find_exit_rule(exit_code, is_worker=report is not None)
     exit_finding = None
     if exit_rule:
@@ -506,7 +550,7 @@ def _select_first_silent(suspects: Iterable[_Suspect]) -> list[_Suspect]:
 
 def _silence_priority(node_suspects: Sequence[_Suspect]) -> tuple[int, float]:
     """The order of `_select_first_silent`; the last suspect of a node is its agent."""
-    agent_exit_code = _normalize_exit_code(node_suspects[-1].exit_code)
+    agent_exit_code = normalize_exit_code(node_suspects[-1].exit_code)
     last_line_at = max(suspect.last_line_at for suspect in node_suspects)
     if agent_exit_code == _SIGTERM_CODE:
         return 2, last_line_at
@@ -570,6 +614,6 @@ def _describe_cause(finding: _Finding) -> str:
         details = extract_details(text) if rule.pattern else ""
     fields["code"] = finding.suspect.exit_code
     fields["evidence"] = quote
-    fields["signal"] = _SIGNAL_NAMES.get(_normalize_exit_code(finding.suspect.exit_code), "a signal")
+    fields["signal"] = _SIGNAL_NAMES.get(normalize_exit_code(finding.suspect.exit_code), "a signal")
     description = rule.description.format_map(fields)
     return f"{description} ({details})" if details else description

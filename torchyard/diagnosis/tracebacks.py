@@ -34,6 +34,7 @@ class RaisedException(NamedTuple):
 
     lines: the last line of each traceback of the chain, without a logger's prefix, in the printed order.
     message: the further lines of the last one's message.
+    start: the index of the chain's first line in the log.
     end: the index of its last line in the log.
     is_harmless: Python ignored it, or a logger reported it below the level of an error.
     has_traceback: False for a line that only looks like an exception.
@@ -41,6 +42,7 @@ class RaisedException(NamedTuple):
 
     lines: list[LogLinePart]
     message: list[LogLinePart]
+    start: int
     end: int
     is_harmless: bool
     has_traceback: bool
@@ -60,9 +62,10 @@ class ProcessLines(NamedTuple):
 class _Chain:
     """The tracebacks of one exception, while they are read."""
 
-    def __init__(self, *, is_harmless: bool, is_ignored: bool) -> None:
+    def __init__(self, start: int, *, is_harmless: bool, is_ignored: bool) -> None:
         self.lines: list[LogLinePart] = []
         self.message: list[LogLinePart] = []
+        self.start = start
         self.end = 0
         self.is_harmless = is_harmless
         self.is_ignored = is_ignored
@@ -86,7 +89,7 @@ class _Chain:
         if not lines:
             return None
         is_harmless = self.is_harmless or (self.is_ignored and not (self.may_be_ignored and is_only_one))
-        return RaisedException(lines, self.message, self.end, is_harmless, has_traceback=True)
+        return RaisedException(lines, self.message, self.start, self.end, is_harmless, has_traceback=True)
 
 
 class _TracebackReader:
@@ -110,7 +113,7 @@ class _TracebackReader:
         if self._in_logging_error or _LOGGING_ERROR in text:
             self._in_logging_error = not text.startswith(_LOGGING_ERROR_END)
         elif _HEADER in text or _FRAME.match(text):
-            self._process_frame(line)
+            self._process_frame(index, line)
         elif text.startswith(_CHAIN_SENTENCES):
             self._is_chained = True
         elif self._in_traceback:
@@ -130,12 +133,12 @@ class _TracebackReader:
         match = self._prefix.match(text) if self._prefix else None
         return text[match.end() :] if match else text
 
-    def _process_frame(self, line: LogLinePart) -> None:
+    def _process_frame(self, index: int, line: LogLinePart) -> None:
         """Read a traceback's header, or one of its frames."""
         prefix, header, _ = line.text.partition(_HEADER)
         if self._chain is None or not (self._in_traceback or self._is_chained):
             is_logged_below_error = bool(header) and is_harmless(prefix)
-            self._chain = _Chain(is_harmless=is_logged_below_error, is_ignored=self._is_ignored)
+            self._chain = _Chain(index, is_harmless=is_logged_below_error, is_ignored=self._is_ignored)
             self.chains.append(self._chain)
         assert self._chain
         self._chain.has_frame = self._chain.has_frame or not header
@@ -187,5 +190,6 @@ def split_lines(lines: Sequence[LogLinePart]) -> ProcessLines:
     for index in reader.other:
         text = lines[index].text
         if _BARE_EXCEPTION.match(text) and not _WRAPPER_EXCEPTION.match(text):
-            bare_exceptions.append(RaisedException([lines[index]], [], index, is_harmless(text), has_traceback=False))
+            exception = RaisedException([lines[index]], [], index, index, is_harmless(text), has_traceback=False)
+            bare_exceptions.append(exception)
     return ProcessLines(bare_exceptions, reader.other)

@@ -14,6 +14,7 @@ _REPORT_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _REPORT_EXIT_CODE = re.compile(r"(-?\d{1,5})(?: \(pid: (\d{1,9})\))?")
 _ROOT_CAUSE = re.compile(r"Root Cause\b")
 _CLOSING_SIGNAL = re.compile(r"Sending process (\d{1,9}) closing signal")
+START_MARKER = "tarting worker"  # of a line by which an agent may report that it starts its workers
 _WORKERS_STARTED = re.compile(r"\[\w{1,80}\] starting workers for entrypoint|\] Starting worker group")
 _WORKERS_SUCCEEDED = re.compile(r"worker group successfully finished")
 _SIGTERM_CODE = -15
@@ -91,11 +92,11 @@ def read_agent_report(lines: Sequence[LogLinePart]) -> AgentReport:
     success = None
     lost_lines: list[LogLinePart] = []
     for line in agent_lines:
-        if match := _GLOBAL_RANKS.search(line.text):
-            global_ranks = dict(enumerate(int(rank) for rank in re.findall(r"\d{1,6}", match[1])))
+        if _GLOBAL_RANKS.search(line.text):
+            global_ranks = parse_global_ranks(line.text)
         elif match := _CLOSING_SIGNAL.search(line.text):
             stopped_pids.add(int(match[1]))
-        elif _WORKERS_STARTED.search(line.text):
+        elif has_started_workers(line.text):
             started_at = line.timestamp
             lost_lines = []
         elif _WORKERS_SUCCEEDED.search(line.text):
@@ -113,6 +114,17 @@ def read_agent_report(lines: Sequence[LogLinePart]) -> AgentReport:
         success=success,
         is_complete=has_root_cause and stopped_pids <= reported_pids,
     )
+
+
+def has_started_workers(text: str) -> bool:
+    """Whether an agent reports by this line that it starts its workers, for the first time or again."""
+    return bool(_WORKERS_STARTED.search(text))
+
+
+def parse_global_ranks(text: str) -> dict[int | None, int]:
+    """The global ranks of a node by local rank, from the line by which its agent logs them; empty for other lines."""
+    match = _GLOBAL_RANKS.search(text)
+    return dict(enumerate(int(rank) for rank in re.findall(r"\d{1,6}", match[1]))) if match else {}
 
 
 def _add_lost_workers(

@@ -17,12 +17,12 @@ class RowsRead(NamedTuple):
     """The logs were read, at least every half second.
 
     rows: rank 0's new rows; empty if there are none.
-    last_line: the last line that rank 0 has printed since the previous event; empty if it has printed none.
+    lines: all lines that rank 0 has printed since the previous event.
     collectives: the number that rank 0 has completed, by its last record; None if it has none.
     """
 
     rows: tuple[Row, ...]
-    last_line: str = ""
+    lines: tuple[str, ...] = ()
     collectives: int | None = None
 
 
@@ -43,13 +43,31 @@ class StatusRead(NamedTuple):
     waited_s: float
 
 
+class RankFailed(NamedTuple):
+    """A rank has failed: the first one, as far as the logs show. Emitted again when more is known about it.
+
+    rank: global; None if it is not known.
+    local_rank: None if it is not known; without `rank` too, the node's agent or its only process has failed.
+    exit_code: negative: a signal. None: the rank has printed an exception that it does not catch, and may still run.
+    lines: its traceback or its last lines, without prefixes; empty if it has none, or if an earlier event had them.
+    same_ranks: the other ranks that have failed with the same words.
+    """
+
+    node: str
+    local_rank: int | None
+    rank: int | None
+    exit_code: int | None
+    lines: tuple[str, ...]
+    same_ranks: tuple[int, ...] = ()
+
+
 class StopAsked(NamedTuple):
     """The job is asked to stop now, because its outcome is decided: it gets SIGTERM, and has its grace to save."""
 
     stop: StopRequest
 
 
-JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | StopAsked
+JobEvent = RowsRead | BadLossRead | StatusRead | HangUpdate | RankFailed | StopAsked
 EmitJobEvent = Callable[[JobEvent], object]
 
 # --- of a run ------------------------------------------------------------------------------------------------------
@@ -104,6 +122,7 @@ RunEvent = (
     | BadLossRead
     | StatusRead
     | HangUpdate
+    | RankFailed
     | WaitEnded
     | EndReached
     | ReportWritten

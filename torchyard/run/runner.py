@@ -28,6 +28,7 @@ from torchyard.model.event import (
     AttemptStarted,
     BadLossRead,
     JobEvent,
+    RankFailed,
     ReportWritten,
     RowsRead,
     RunStarted,
@@ -257,6 +258,8 @@ class Runner:
                     self._record_stop(attempt, event.stop)
                 case HangUpdate():
                     self.sinks.emit(secrets.mask_model(event))
+                case RankFailed():
+                    self.sinks.emit(event._replace(lines=tuple(map(secrets.mask_text, event.lines))))
                 case _:
                     assert_never(event)
 

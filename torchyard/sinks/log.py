@@ -1,14 +1,17 @@
 """The log of a run: the newest values of its job as lines, and its report."""
 
 import logging
+import signal
 
 from torchyard.common.log import get_log
-from torchyard.model.event import AttemptStarted, ReportWritten, RowsRead, RunEvent, WaitEnded
+from torchyard.common.ranks import format_ranks
+from torchyard.model.event import AttemptStarted, RankFailed, ReportWritten, RowsRead, RunEvent, WaitEnded
 from torchyard.pages.report import render_text
 from torchyard.run.services import Sink
 from torchyard.sinks.progress import OutputProgress, Progress, ProgressUpdate
 
 _ENDS_WITHOUT_A_FAULT = ("succeeded", "cancelled", "stopped")
+_MAX_RANK_RANGES = 8
 
 
 class LogSink(Sink):
@@ -30,6 +33,8 @@ class LogSink(Sink):
                 summary = self._output_progress.add(event)
                 if summary:
                     get_log().info("%s", summary)
+            case RankFailed():
+                get_log().warning("%s", describe_failed_rank(event))
             case WaitEnded():
                 self._log(self._progress.flush())
             case ReportWritten():
@@ -41,3 +46,33 @@ class LogSink(Sink):
     def _log(self, update: ProgressUpdate | None) -> None:
         if update:
             get_log().info("%s", update.line)
+
+
+def describe_failed_rank(event: RankFailed) -> str:
+    """`rank 1 on node-0 printed a traceback; ranks 2-3 print the same:`, and below it these lines."""
+    subject = event.node
+    if event.rank is not None:
+        subject = f"rank {event.rank} on {event.node}"
+    elif event.local_rank is not None:
+        subject = f"local rank {event.local_rank} on {event.node}"
+    clauses = [f"{subject} {_describe_end(event.exit_code)}"]
+    if event.same_ranks:
+        noun = "rank" if len(event.same_ranks) == 1 else "ranks"
+        verb = "prints" if len(event.same_ranks) == 1 else "print"
+        clauses.append(f"{noun} {format_ranks(event.same_ranks, _MAX_RANK_RANGES)} {verb} the same")
+    if event.lines and event.exit_code is not None:
+        clauses.append("its last lines")
+    title = "; ".join(clauses)
+    if not event.lines:
+        return title
+    return "\n".join([f"{title}:", *(f"  | {line}" for line in event.lines)])
+
+
+def _describe_end(exit_code: int | None) -> str:
+    """`has ended with exit code 1` or `was ended by SIGKILL`; without an exit code `printed a traceback`."""
+    if exit_code is None:
+        return "printed a traceback"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"has ended with exit code {exit_code}"

@@ -104,7 +104,7 @@ class OutputProgress:
     def add(self, event: RowsRead) -> str | None:
         """Return `rank 0: 1,204 collectives done; its last line: epoch 3` if a summary is due and there is news."""
         self._has_rows = self._has_rows or bool(event.rows)
-        self._last_line = event.last_line or self._last_line
+        self._last_line = _find_last_line(event.lines) or self._last_line
         if event.collectives is not None:
             self._collectives = event.collectives
         state = (self._last_line, self._collectives)
@@ -123,3 +123,11 @@ class OutputProgress:
             line = escaping.single_line(mask_text(visible_lines[-1].strip()), _MAX_OUTPUT_CHARS)
             clauses.append(f"its last line: {line}")
         return f"rank 0: {'; '.join(clauses)}"
+
+
+def _find_last_line(lines: Sequence[str]) -> str:
+    """The last line that is not blank; empty if there is none."""
+    for line in reversed(lines):
+        if line.strip():
+            return line
+    return ""

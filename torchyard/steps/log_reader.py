@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
+from torchyard.diagnosis.first_failure.failure_signs import FailureSignReader
 from torchyard.diagnosis.hang.records import BlackBox
-from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARKER, parse_lost_worker
 from torchyard.diagnosis.nccl.log import NcclLogReader
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
@@ -181,8 +181,8 @@ class JobLogReader:
     that one long log does not delay the others. A log that was replaced or cut is read again from its start.
 
     Each complete line is used once: a rank's record goes to `black_box`; any other line counts in `line_count`, is read
-    for NCCL's network (`nccl`; `has_nccl_update` is reset by the caller) and for workers that torchrun lost, and is
-    returned if rank 0 printed it. A missing file is an empty log; other errors are raised as OSError.
+    for NCCL's network (`nccl`; `has_nccl_update` is reset by the caller) and for signs of failures, and is returned if
+    rank 0 printed it. A missing file is an empty log; other errors are raised as OSError.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -191,7 +191,7 @@ class JobLogReader:
         self.nccl = NcclLogReader()
         self.has_nccl_update = False
         self.black_box = BlackBox()
-        self.lost_workers: dict[tuple[str, int], int] = {}  # exit codes by node and local rank
+        self.failure_signs = FailureSignReader()
         self._paths = plan.nodes
         self._is_placed = plan.ranks == "placed"
         self._filters = create_filters(plan)
@@ -239,9 +239,6 @@ class JobLogReader:
                 self.black_box.process_text(name, f"{line.text}\n")
             else:
                 self.line_count += 1
-                lost_worker = parse_lost_worker(line.text) if LOST_WORKER_MARKER in text else None
-                if lost_worker:
-                    local_rank, exit_code = lost_worker
-                    self.lost_workers.setdefault((name, local_rank), exit_code)
+                self.failure_signs.process_line(line)
                 self.has_nccl_update |= self.nccl.process_node_line(name, line.text)
                 yield line

@@ -1,8 +1,7 @@
 """Watches a job until all of its processes have ended; the first one that fails ends the others."""
 
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from torchyard.backends import job_of
@@ -24,6 +23,7 @@ from torchyard.model.errors import ClusterError, HostError
 from torchyard.model.event import EmitJobEvent, JobEvent, RowsRead, StatusRead, StopAsked
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Row, Status
+from torchyard.steps.failure_monitor import SETTLE_S, FailureMonitor
 from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
 from torchyard.steps.loss_monitor import LossMonitor
@@ -40,9 +40,9 @@ LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is giv
 def wait(handle: Handle, emit: EmitJobEvent | None = None) -> Outcome:
     """Wait until the job has ended and its logs are read; return its outcome.
 
-    `emit`: called on this thread with each event (torchyard/model/event.py): rank 0's new rows at least every half
-    second, a loss that is nan, each status, and the hang and the straggler that the ranks' records show, whenever they
-    change. An Exception of it is logged and ends nothing.
+    `emit`: called on this thread with each event (torchyard/model/event.py): rank 0's new lines and rows at least
+    every half second, a loss that is nan, each status, the first rank that fails with its last words, and the hang and
+    the straggler that the ranks' records show, whenever they change. An Exception of it is logged and ends nothing.
 
     An expired deadline ends the job too: the outcome has its cause, and nothing is raised. Errors of this process are
     logged and retried, and end nothing. RunInUseError if another process has taken the run over.
@@ -93,12 +93,12 @@ class _JobPoller:
         self._local_errors = LocalErrorGuard()
         self._deadlines = DeadlineMonitor(handle.deadlines, job_age_s=handle.age_s, now=now)
         self._fabric = FabricMonitor(handle.plan)
+        self._failures = FailureMonitor(handle.plan, self._logs.failure_signs, emit)
         self._hangs = HangMonitor(handle.plan, emit)
         self._parse_row = get_line_reader(handle.plan.metrics)
         self._losses = LossMonitor(handle.plan, emit)
         self._wait_reporter = _WaitReporter()
         self._lost_line_reporter = _LostLineReporter()
-        self._lost_worker_reporter = _LostWorkerReporter()
 
     def open(self, stack: ExitStack) -> None:
         """Start to watch the job; after an error of this process, the next call tries again."""
@@ -114,10 +114,12 @@ class _JobPoller:
 
     def _poll_once(self) -> None:
         with self._local_errors.tolerate("poll the job"):
-            has_changed = self._watch.poll(timeout_s=0.0 if self._logs.is_behind else MAX_SLEEP_S)
+            has_changed = self._watch.poll(timeout_s=self._choose_timeout_s())
             self._lost_line_reporter.report(self._watch.losing_logs())
             are_logs_current = self._read_logs() and not self._watch.is_disconnected()
-            self._lost_worker_reporter.report(self._logs.lost_workers)
+            if not self._logs.is_behind:  # else the log may show that the workers were started again
+                with self._local_errors.tolerate("report the rank that failed", ignore_errors=True):
+                    self._failures.check()
             self._update_status(has_changed=has_changed, are_logs_current=are_logs_current)
             status, diagnosis = self._status
             if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
@@ -128,6 +130,12 @@ class _JobPoller:
             if self.outcome is None:
                 self._log_progress(status, diagnosis)
         self._local_errors.pause()
+
+    def _choose_timeout_s(self) -> float:
+        """How long a poll waits for changes."""
+        if self._logs.is_behind:
+            return 0.0
+        return SETTLE_S if self._failures.is_pending else MAX_SLEEP_S
 
     def _update_status(self, *, has_changed: bool, are_logs_current: bool) -> None:
         """Read the status again if the objects or the logs have changed, or after a while: some causes need patience.
@@ -180,7 +188,7 @@ class _JobPoller:
         with self._local_errors.tolerate("read the metrics", ignore_errors=True):
             rows = tuple(filter(None, map(self._parse_row, lines)))
         with self._local_errors.tolerate("report the progress", ignore_errors=True):
-            self._emit(RowsRead(rows, _find_last_line(lines), self._logs.black_box.count_collectives(rank=0)))
+            self._emit(RowsRead(rows, tuple(lines), self._logs.black_box.count_collectives(rank=0)))
         with self._local_errors.tolerate("check the losses", ignore_errors=True):
             self._losses.add_rows(rows)
         return is_current
@@ -244,13 +252,41 @@ class _JobPoller:
             assert self.outcome
             if self.outcome.stop and self.outcome.status.state != "succeeded":
                 self._emit(StopAsked(self.outcome.stop))
-            outcome = _finish_job(self._handle.plan, self._watch, self.outcome, self._read_logs)
+            outcome = self._finish_job(self.outcome)
             started_at = _find_start_time(self._logs, self._watch)
             started_after = started_at - self._handle.submitted_at if started_at else None
             update = {"started_after": started_after} | self._hangs.get_findings(outcome.status)
             outcome = self._losses.complete(outcome.model_copy(update=update))
         self._local_errors.pause()
         return outcome
+
+    def _finish_job(self, outcome: Outcome) -> Outcome:
+        """Stop what still runs, so that every log is complete before it is read; add when the job ended, and where.
+
+        The exit codes and end times are read before the stop: afterwards they would be those of the stop.
+        """
+        watch = self._watch
+        ended_at = watch.ended_at()
+        container_failures = watch.container_failures()
+        watch.record_outcome(outcome)
+        is_stopped = True
+        if outcome.status.state != "succeeded":
+            get_log().warning("%s; stopping what still runs", outcome.status.reason)
+            watch.drain_ended_logs(self._read_logs, idle_timeout_s=LOG_SILENCE_S)
+            with self._local_errors.tolerate("report the rank that failed", ignore_errors=True):
+                self._failures.conclude(outcome.exit_codes)
+            is_stopped = _stop_job(self._handle.plan)
+        if is_stopped:
+            watch.drain_logs(self._read_logs, idle_timeout_s=LOG_SILENCE_S)
+        else:  # a process that could not be stopped may print forever
+            watch.drain_ended_logs(self._read_logs, idle_timeout_s=LOG_SILENCE_S)
+        update = {
+            "ended_at": ended_at,
+            "lost": watch.lost_logs(),
+            "machines": watch.machines(),
+            "container_failures": container_failures,
+        }
+        return outcome.model_copy(update=update)
 
 
 def _ignore_event(event: JobEvent) -> None:
@@ -316,27 +352,6 @@ class _LostLineReporter:
             get_log().warning("%s: log lines are being lost: %s", name, lost[name])
 
 
-class _LostWorkerReporter:
-    """Warns of a worker that torchrun reports as failed, some seconds before its agent ends."""
-
-    def __init__(self) -> None:
-        self._reported_workers: set[tuple[str, int]] = set()
-
-    def report(self, lost: Mapping[tuple[str, int], int]) -> None:
-        for node, rank in lost.keys() - self._reported_workers:
-            self._reported_workers.add((node, rank))
-            end = _describe_end(lost[node, rank])
-            get_log().warning("%s: local rank %d %s, as torchrun reports", node, rank, end)
-
-
-def _describe_end(exit_code: int) -> str:
-    """`was ended by SIGKILL`, or `has ended with exit code 1`."""
-    try:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"has ended with exit code {exit_code}"
-
-
 def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
     """When every node had joined, as the agents logged it; else when every container was running. 0 if unknown."""
     return logs.joined_at or watch.started_at()
@@ -370,40 +385,6 @@ def _select_failure(expired: ExpiredDeadline, diagnosis: Diagnosis | None) -> Fa
     if expired.cause is LauncherCause.SILENCE and diagnosis.failure.cause not in _SILENCE_CAUSES:
         return None
     return diagnosis.failure
-
-
-def _find_last_line(lines: Sequence[str]) -> str:
-    """The last line that is not blank; empty if there is none."""
-    for line in reversed(lines):
-        if line.strip():
-            return line
-    return ""
-
-
-def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callable[[], object]) -> Outcome:
-    """Stop what still runs, so that every log is complete before it is read; add when the job ended, and where it ran.
-
-    The exit codes and end times are read before the stop: afterwards they would be those of the stop.
-    """
-    ended_at = watch.ended_at()
-    container_failures = watch.container_failures()
-    watch.record_outcome(outcome)
-    is_stopped = True
-    if outcome.status.state != "succeeded":
-        get_log().warning("%s; stopping what still runs", outcome.status.reason)
-        watch.drain_ended_logs(read_logs, idle_timeout_s=LOG_SILENCE_S)
-        is_stopped = _stop_job(plan)
-    if is_stopped:
-        watch.drain_logs(read_logs, idle_timeout_s=LOG_SILENCE_S)
-    else:  # a process that could not be stopped may print forever
-        watch.drain_ended_logs(read_logs, idle_timeout_s=LOG_SILENCE_S)
-    update = {
-        "ended_at": ended_at,
-        "lost": watch.lost_logs(),
-        "machines": watch.machines(),
-        "container_failures": container_failures,
-    }
-    return outcome.model_copy(update=update)
 
 
 def _stop_job(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.builders.reports import short_report
-from torchyard.model.event import AttemptStarted, EndReached, ReportWritten, RowsRead, WaitEnded
+from torchyard.model.event import AttemptStarted, EndReached, RankFailed, ReportWritten, RowsRead, WaitEnded
 from torchyard.sinks import progress
 from torchyard.sinks.log import LogSink
 
@@ -42,5 +42,29 @@ def test_job_without_metrics_is_logged(caplog: pytest.LogCaptureFixture, monkeyp
     sink = LogSink()
     sink.take(AttemptStarted(1, "job"))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
-    sink.take(RowsRead((), "step 3", 12))
+    sink.take(RowsRead((), ("step 3", " "), 12))
     assert caplog.messages == ["rank 0: 12 collectives done; its last line: step 3"]
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (
+            RankFailed("node-0", 1, 1, None, ("Traceback", "KeyError: 1"), (0, 2, 3)),
+            "rank 1 on node-0 printed a traceback; ranks 0, 2-3 print the same:\n  | Traceback\n  | KeyError: 1",
+        ),
+        (
+            RankFailed("node-0", 1, 1, 1, (), (2,)),
+            "rank 1 on node-0 has ended with exit code 1; rank 2 prints the same",
+        ),
+        (
+            RankFailed("node-0", 1, None, -9, ("epoch 3",)),
+            "local rank 1 on node-0 was ended by SIGKILL; its last lines:\n  | epoch 3",
+        ),
+        (RankFailed("worker-1", None, None, 3, ()), "worker-1 has ended with exit code 3"),
+    ],
+)
+def test_failed_rank_is_one_record(caplog: pytest.LogCaptureFixture, event: RankFailed, message: str) -> None:
+    """A rank that failed is one record: how it ended, which ranks print the same, and its lines."""
+    LogSink().take(event)
+    assert caplog.messages == [message]

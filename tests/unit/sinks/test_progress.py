@@ -77,10 +77,10 @@ def test_program_without_metrics_is_summarized_once_a_minute(clock: SimpleNamesp
     bar = "\r 10%|█ | 10/100\r 20%|██ | 20/100\r   "
     updates: list[str | None] = []
     for now, event in [
-        (1.0, RowsRead((), "start", 5)),
-        (59.0, RowsRead((), bar, 1204)),
+        (1.0, RowsRead((), ("start",), 5)),
+        (59.0, RowsRead((), (bar,), 1204)),
         (60.0, RowsRead(())),
-        (119.0, RowsRead((), "end", 1300)),
+        (119.0, RowsRead((), ("end",), 1300)),
         (120.0, RowsRead(())),
         (240.0, RowsRead(())),
     ]:
@@ -100,7 +100,7 @@ def test_summary_is_short_and_has_no_secret(clock: SimpleNamespace) -> None:
     """A line of any length is cut, and a secret in it is masked; without a record the collectives are left out."""
     summary = OutputProgress()
     clock.now = 60.0
-    text = summary.add(RowsRead((), f"API_TOKEN=hunter2hunter2 \x1b[2J{'x' * 9000}"))
+    text = summary.add(RowsRead((), (f"API_TOKEN=hunter2hunter2 \x1b[2J{'x' * 9000}",)))
     assert text is not None
     assert text.startswith("rank 0: its last line: API_TOKEN=**** ")
     assert len(text) < 250
@@ -111,6 +111,6 @@ def test_rows_end_the_summaries(clock: SimpleNamespace) -> None:
     """A program whose rows are read reports its progress by them."""
     summary = OutputProgress()
     clock.now = 60.0
-    assert summary.add(RowsRead(({"epoch": 1},), "epoch 1", 7)) is None
+    assert summary.add(RowsRead(({"epoch": 1},), ("epoch 1",), 7)) is None
     clock.now = 120.0
-    assert summary.add(RowsRead((), "epoch 1", 9)) is None
+    assert summary.add(RowsRead((), ("epoch 1",), 9)) is None

@@ -13,7 +13,7 @@ from tests.doubles.job_events import take_rows, take_status
 from tests.doubles.pod_jobs import Job, run_later
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
 from tests.inputs.nccl_lines import list_socket_lines
-from torchyard.model.event import JobEvent, RowsRead
+from torchyard.model.event import JobEvent, RankFailed, RowsRead, StatusRead
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Deadlines
@@ -86,8 +86,8 @@ def test_loss_that_is_nan_ends_the_job(job: Make, tenths: int) -> None:
     assert outcome.bad_loss.row == "epoch 1: loss nan"
 
 
-def test_last_line_of_rank_zero_is_passed_on(job: Make) -> None:
-    """The event of a read has the last line that rank 0 printed; blank lines and those of other ranks do not count."""
+def test_lines_of_rank_zero_are_passed_on(job: Make) -> None:
+    """The events of reads have the lines that rank 0 printed, each once, without those of other ranks and the agent."""
     plan = job(tenths=3)
     lines = (
         f"{JOINED_TEXT} group_rank=0",
@@ -99,7 +99,8 @@ def test_last_line_of_rank_zero_is_passed_on(job: Make) -> None:
     Path(plan.processes[0].log).write_text("".join(OLD_LINE % line for line in lines))
     events: list[JobEvent] = []
     wait(Handle(plan=plan, deadlines=Deadlines(), created=True, submitted_at=1.0), events.append)
-    assert [event.last_line for event in events if isinstance(event, RowsRead) and event.last_line] == ["step 2"]
+    printed = [line for event in events if isinstance(event, RowsRead) for line in event.lines]
+    assert printed == ["step 1", "step 2", " "]
 
 
 def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> None:
@@ -175,11 +176,17 @@ def test_wait_retries_until_descriptors_are_free(job: Make, caplog: pytest.LogCa
     assert caplog.text.count("Too many open files (retrying; the job is not affected)") == 1
 
 
-def test_lost_worker_is_reported_before_its_agent_ends(job: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """The warning about a killed worker follows torchrun's log line, seconds before torchrun itself exits."""
+def test_lost_worker_is_reported_before_its_agent_ends(job: Make) -> None:
+    """A killed worker is reported once torchrun's log line is read, while torchrun itself still runs."""
     log_line = (
         "E1123 10:00:00.123000 17 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 16890) of binary: python"
     )
-    wait_briefly(job(tenths=7, log=f"{JOINED_TEXT}\n2026-01-01T00:00:00Z node-0 | {log_line}"))
-    messages = [message for message in caplog.messages if "torchrun" in message]
-    assert messages == ["node-0: local rank 1 was ended by SIGKILL, as torchrun reports"]
+    plan = job(tenths=15, log=f"{JOINED_TEXT}\n2026-01-01T00:00:00Z node-0 | {log_line}")
+    events: list[JobEvent] = []
+    wait(Handle(plan=plan, deadlines=Deadlines(), created=True, submitted_at=1.0), events.append)
+    kinds = [event for event in events if isinstance(event, RankFailed | StatusRead)]
+    failures = [event for event in kinds if isinstance(event, RankFailed)]
+    assert failures == [RankFailed("node-0", local_rank=1, rank=None, exit_code=-9, lines=())]
+    last_status = kinds[-1]
+    assert isinstance(last_status, StatusRead)
+    assert last_status.status.state == "succeeded"  # the agent of this job ends with 0, after the report

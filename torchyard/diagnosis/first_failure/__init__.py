@@ -1,0 +1,1 @@
+"""Which rank fails first, and its last words, while the job still runs."""

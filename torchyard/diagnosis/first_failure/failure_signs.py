@@ -1,0 +1,114 @@
+"""Which ranks have failed, by the lines of logs that grow: uncaught exceptions, and workers that torchrun has lost."""
+
+import re
+from typing import NamedTuple
+
+from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARKER, LogLinePart, parse_line, parse_lost_worker
+from torchyard.diagnosis.worker_reports import START_MARKER, has_started_workers, parse_global_ranks
+from torchyard.model.run import LogLine
+
+_TRACEBACK_MARKER = "]: Traceback (most recent call last):"
+_RANKS_MARKER = "global_ranks=["
+# torch's own hook prefixes an exception that reaches the end of the main module. A logger and `print_exc` do not call
+# it, and the prefix of torchrun's tee has no space after it.
+_UNCAUGHT = re.compile(
+    r"(?:\[[A-Za-z_][\w.-]{0,80}?(?P<local>\d{1,3})\]:)?\[rank(?P<rank>\d{1,6})\]: Traceback \(most recent call last\):"
+)
+
+
+class FailureSign(NamedTuple):
+    """What shows that a process of a node has failed.
+
+    local_rank, rank: of a worker, as far as they are known; both None: the agent of the node, or its only process.
+    shown_at: when it was first shown, in seconds since the epoch by the node's clock.
+    exit_code: negative: a signal. None: it has printed an exception that it does not catch, and may not have ended yet.
+    line: torchrun's line with the exit code; None without one.
+    """
+
+    node: str
+    local_rank: int | None
+    rank: int | None
+    shown_at: float
+    exit_code: int | None = None
+    line: LogLinePart | None = None
+
+    @property
+    def key(self) -> tuple[str, int | None, int | None]:
+        """The process: its node and its rank, or else its local rank."""
+        return (self.node, None if self.rank is not None else self.local_rank, self.rank)
+
+    @property
+    def is_worker(self) -> bool:
+        return self.rank is not None or self.local_rank is not None
+
+
+class FailureSignReader:
+    """Collect the signs of failures in the lines of a job's logs, while they grow.
+
+    `process_line` takes each line once, in the order of its node's log. `signs` are then those since each node's agent
+    has started its workers for the last time, one for each process that failed, the earliest line first.
+    `change_count` grows with each change of them.
+
+    An exception that is caught and logged is not a sign: only the end of the process shows that it was not survived.
+    Most lines are only searched for fixed texts. Memory: one sign for each failed process, the ranks of each node.
+    """
+
+    def __init__(self) -> None:
+        self.change_count = 0
+        self._signs: dict[tuple[str, int | None, int | None], FailureSign] = {}
+        self._global_ranks: dict[str, dict[int | None, int]] = {}  # by node, then by local rank
+
+    @property
+    def signs(self) -> list[FailureSign]:
+        return sorted(self._signs.values(), key=_get_time)
+
+    def find(self, failure_sign: FailureSign) -> FailureSign | None:
+        """The current sign of the same process; None if its agent has started it again."""
+        current = self._signs.get(failure_sign.key)
+        return current if current and current.shown_at == failure_sign.shown_at else None
+
+    def process_line(self, line: LogLine) -> None:
+        """Read the next line of a node."""
+        text = line.text
+        if _TRACEBACK_MARKER in text:
+            self._read_traceback(line)
+        elif LOST_WORKER_MARKER in text:
+            self._read_lost_worker(line)
+        elif _RANKS_MARKER in text:
+            global_ranks = parse_global_ranks(text)
+            if global_ranks:
+                self._global_ranks[line.node] = global_ranks
+        elif START_MARKER in text and has_started_workers(text):
+            self._forget(line.node)
+
+    def _read_traceback(self, line: LogLine) -> None:
+        for part in parse_line(line):
+            match = _UNCAUGHT.search(part.line)
+            if match:
+                local_rank = int(match["local"]) if match["local"] else part.local_rank
+                self._add(FailureSign(line.node, local_rank, int(match["rank"]), line.timestamp))
+
+    def _read_lost_worker(self, line: LogLine) -> None:
+        for part in parse_line(line):
+            lost = parse_lost_worker(part.text)
+            if lost and part.local_rank is None:
+                rank = self._global_ranks.get(line.node, {}).get(lost.local_rank)
+                self._add(FailureSign(line.node, lost.local_rank, rank, line.timestamp, lost.exit_code, part))
+
+    def _add(self, failure_sign: FailureSign) -> None:
+        """Store a sign; a second one of a process adds its exit code."""
+        known = self._signs.get(failure_sign.key)
+        if known and (known.exit_code is not None or failure_sign.exit_code is None):
+            return
+        self.change_count += 1
+        self._signs[failure_sign.key] = failure_sign._replace(shown_at=known.shown_at) if known else failure_sign
+
+    def _forget(self, node: str) -> None:
+        """The agent of a node starts its workers: signs of its previous ones are over."""
+        for key in [key for key in self._signs if key[0] == node]:
+            del self._signs[key]
+            self.change_count += 1
+
+
+def _get_time(failure_sign: FailureSign) -> float:
+    return failure_sign.shown_at
