@@ -126,11 +126,16 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instal
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a profile of a program that prints, with the given keys changed; return its path."""
+    """Write a profile of a program that prints, with the given keys changed; return its path.
 
-    def write_profile(name: str = "sample", code: str = "print('hello')", **keys: Any) -> Path:
+    `code` is the text of the program, `code_folder` the profile's key `code`.
+    """
+
+    def write_profile(name: str = "sample", code: str = "print('hello')", code_folder: Any = None, **keys: Any) -> Path:
         (tmp_path / f"{name}.py").write_text(code)
         document = {"about": "a test", "launcher": "baremetal", "program": f"{name}.py"} | keys
+        if code_folder is not None:
+            document["code"] = code_folder
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(document))
         return path

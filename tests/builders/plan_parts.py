@@ -5,6 +5,18 @@ from typing import Any
 from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE
 from torchyard.model.plan import ManifestPlan
 
+# The keys of a profile for each launcher that creates pods, in each of its forms.
+POD_LAUNCHERS: list[dict[str, Any]] = [
+    {"launcher": "volcano"},
+    {"launcher": "pytorchjob"},
+    {"launcher": "pytorchjob", "rendezvous": "static", "nodes": 2},
+    {"launcher": "appwrapper"},
+    {"launcher": "appwrapper", "options": {"api": "mcad.ibm.com/v1beta1"}},
+    {"launcher": "jobset"},
+    {"launcher": "job"},
+    {"launcher": "runai", "options": {"project": "mlo", "through": "kubernetes"}},
+]
+
 
 def get_pod_spec(plan: ManifestPlan) -> dict[str, Any]:
     pod_spec: dict[str, Any] = plan.pod["spec"]

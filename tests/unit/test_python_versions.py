@@ -10,7 +10,11 @@ from torchyard.common.project_root import ROOT
 FOLDER = ROOT / "torchyard" / "host"
 PATHS = sorted(FOLDER.rglob("*.py"))
 # In the pods of old images; the others check the version before they import more.
-FOR_3_6 = {FOLDER / "rdma_facts.py", FOLDER / "black_box" / "site" / "sitecustomize.py"}
+FOR_3_6 = {
+    FOLDER / "rdma_facts.py",
+    FOLDER / "black_box" / "site" / "sitecustomize.py",
+    FOLDER / "code" / "unpack.py",
+}
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(FOLDER)))

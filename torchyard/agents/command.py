@@ -5,6 +5,7 @@ import shlex
 from torchyard.agents import job_files, torchrun
 from torchyard.agents.black_box import build_recorder_lines
 from torchyard.agents.fabric_check import build_pod_check
+from torchyard.agents.job_code import get_pod_folder, locate_program
 from torchyard.agents.job_files import PodFolders
 from torchyard.agents.process_env import command_word, escape_dollars, program_arguments, rendezvous_file
 from torchyard.agents.roce_gid import gid_script
@@ -53,6 +54,7 @@ def pod_command(
     """
     if profile.has_image_entrypoint:
         return program_arguments(profile, run, job_node)
+    profile = locate_program(profile, get_pod_folder(profile))
     argv = node_command(profile, run, job_node)
     if profile.resolved_agent == "torchrun":
         argv = ("torchrun", *argv[2:])  # the image's own script, in place of -m and the module

@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from torchyard.agents import process_env
+from torchyard.agents.job_code import locate_program, plan_code
 from torchyard.model.base import FrozenModel
 from torchyard.model.plan import Site
 from torchyard.model.profile import Profile
@@ -117,12 +118,20 @@ def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placemen
 def _place_locally(profile: Profile, run: Run, options: Options, host: Host) -> Placement:
     """A placement on this machine, where all files already are."""
     folder = f"{run.folder}/attempt-{run.attempt}"
+    code = plan_code(profile, run)
+    program = locate_program(profile, code.folder if code else None).program or ""
+    if code:
+        cwd = code.folder
+    elif program:
+        cwd = str(Path(program).parent)
+    else:
+        cwd = options.source or folder
     return Placement(
         host=host,
         folder=folder,
         checkpoints=process_env.get_checkpoints_folder(profile, run) or f"{run.folder}/checkpoints",
-        program=profile.program or "",
-        cwd=str(Path(profile.program).parent) if profile.program else options.source or folder,
+        program=program,
+        cwd=cwd,
         python=options.python or sys.executable,
         site=None,
     )
@@ -139,6 +148,7 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
         folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
         python=options.supervisor_python,
         work=source.path if source else None,
+        code=plan_code(profile, run),
         files=f"{run.folder}/attempt-{run.attempt}/node-{first_node}/files",
         port_try=run.port_try,
         previous_folders=_list_previous_folders(run),
@@ -147,7 +157,10 @@ def _place_remotely(profile: Profile, run: Run, options: Options, host: Host, fi
     program = profile.program or ""
     if program and source:
         program = f"{work_folder}/{source.program}"
-    if program:
+    if site.code:
+        program = locate_program(profile, work_folder).program or ""
+        cwd = work_folder
+    elif program:
         cwd = str(PurePosixPath(program).parent)
     elif source:
         cwd = work_folder
@@ -205,8 +218,8 @@ class ProgramSource(NamedTuple):
 
 
 def find_program_source(profile: Profile, options: Options) -> ProgramSource | None:
-    """The files to copy to the hosts; None if the program is already there, as an installed module is."""
-    if options.program_there:
+    """The files to copy to the hosts; None if the program is there, as an installed module is, or in the code."""
+    if options.program_there or profile.code:
         return None
     if not profile.program:
         return ProgramSource(options.source, "") if options.source else None

@@ -7,6 +7,7 @@ from torchyard.cluster import lease
 from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
+from torchyard.code.archive import read_archive
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts, pod_reasons
@@ -14,6 +15,7 @@ from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, RendezvousError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import etcd, lease_record
+from torchyard.pods.code import add_archive, is_code_map
 from torchyard.pods.optional_objects import find_optional_object
 from torchyard.pods.template import RUN_LABEL
 
@@ -62,7 +64,7 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     run_lease = hold_lease(plan)
     if lease_record.is_submitted(run_lease) and not client.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
-    objects = [add_owner(obj, run_lease) for obj in plan.objects]
+    objects = [add_owner(_add_code(client, plan, obj), run_lease) for obj in plan.objects]
     for obj in objects[1:]:
         adopt_or_create(client, plan, obj, dry_run=True)
     results = [adopt_or_create(client, plan, obj) for obj in objects]
@@ -70,6 +72,18 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     lease.record_submission(plan)
     _tie_store_to_job(client, plan, job)
     return job, created
+
+
+def _add_code(client: Client, plan: ManifestPlan, obj: KubeObject) -> KubeObject:
+    """The ConfigMap for code with its archive, unless it has been created; any other object unchanged.
+
+    FolderError if it must be created, and this machine does not have the archive.
+    """
+    if plan.code is None or not is_code_map(obj):
+        return obj
+    if client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"]):
+        return obj  # another machine may have created it, which alone had the archive
+    return add_archive(obj, read_archive(plan.code))
 
 
 def add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:

@@ -8,6 +8,7 @@ from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.logs.log_follower import LOG_READERS
 from torchyard.cluster.stop import stop_and_read
+from torchyard.code.archive import keep_archive
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis.pod_facts import parse_timestamp
@@ -46,6 +47,7 @@ class ClusterJob:
         return tuple(checks)
 
     def prepare(self) -> Plan:
+        keep_archive(self._plan.code)
         return create.drop_forbidden_objects(self._plan)
 
     def start_store(self) -> None:

@@ -1,10 +1,19 @@
-"""The folder of the project's own files: beside the package in a checkout, inside the package in an installed wheel."""
+"""The folder of the project's own files, and that of all runs.
 
+The files are beside the package in a checkout, inside the package in an installed wheel.
+"""
+
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IS_WHEEL = (_PACKAGE / "profiles").is_dir()
 ROOT = _PACKAGE if _IS_WHEEL else _PACKAGE.parent  # holds profiles/ and programs/
+
+
+def runs_folder() -> Path:
+    """The folder of all runs: TORCHYARD_RUNS, or `runs` in the current folder, or in the checkout that contains it."""
+    return Path(os.environ.get("TORCHYARD_RUNS") or default_runs_folder()).expanduser().absolute()
 
 
 def default_runs_folder() -> Path:

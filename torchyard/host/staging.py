@@ -10,6 +10,9 @@ The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so 
     clear     removes FOLDER; prints the leftovers
     attempts  prints the run's attempts that have a folder here, each as [number, how many of its ports were held]
 
+FOLDER/../code has the archives of code that came last, by their digests: the tar has the archive only if it is not
+there. Each attempt unpacks its own copy.
+
 A tar is complete if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
 FOLDER/owner names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
 """
@@ -30,6 +33,9 @@ from typing import Any, Iterator, NamedTuple
 Json = Any
 HEARTBEAT_FILE = "owner"
 _END_MEMBER = "whole"
+_CODE_MEMBER = "code.tar.gz"
+_ARCHIVES_FOLDER = "code"
+_MAX_ARCHIVES = 10
 _PORT_TRY_FILE = "port-try.json"
 _SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
@@ -40,26 +46,23 @@ _CONFIRM_S = 5.0  # more than two heartbeats of a launcher, which sends one ever
 def _stage_in_folder(folder: str, request: str) -> Json:
     """Create the folder from the tar on stdin, if it does not exist and no other living launcher owns the run.
 
-    Prints whether a tar is wanted, and the other owner, if any. Returns whether the folder was created. Raises OSError
-    or TarError if the tar is incomplete or cannot be unpacked; nothing is left then.
+    Prints whether a tar is wanted, whether with the archive of the code, and the other owner, if any. Returns whether
+    the folder was created. Raises OSError or TarError if the tar is incomplete or cannot be unpacked; nothing is left
+    then.
     """
     fields = json.loads(request)
     owner = fields["owner"]
     other_owner = _find_other_owner(folder, owner)
     is_wanted = not other_owner and not os.path.isdir(folder)
-    print(json.dumps({"wanted": is_wanted, "other_owner": other_owner}), flush=True)
     if not is_wanted:
+        print(json.dumps({"wanted": False, "other_owner": other_owner}), flush=True)
         owner_file = OwnerFile(os.path.join(folder, HEARTBEAT_FILE))
         other_owner = other_owner or owner_file.record_heartbeat(owner, is_confirmed=True)
         return {"created": False, "other_owner": other_owner}
     temp_folder = "%s.part-%d" % (folder, os.getpid())
     os.makedirs(temp_folder)
     try:
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-            archive.extraction_filter = _trust_member
-            archive.extractall(temp_folder)
-        os.unlink(os.path.join(temp_folder, _END_MEMBER))  # raises if the tar broke off before its end
-        os.makedirs(os.path.join(temp_folder, "checkpoints"), exist_ok=True)
+        _receive_files(folder, temp_folder, fields["code"])
         OwnerFile(os.path.join(temp_folder, HEARTBEAT_FILE)).record_heartbeat(owner)
         _write_json(os.path.join(temp_folder, _PORT_TRY_FILE), fields["port_try"])
         names = _list_files(temp_folder, "work")
@@ -74,6 +77,22 @@ def _stage_in_folder(folder: str, request: str) -> Json:
     return {"created": True}
 
 
+def _receive_files(folder: str, temp_folder: str, digest: str | None) -> None:
+    """Request the tar, and unpack it and the code into `temp_folder`. OSError or TarError.
+
+    `digest`: of the code; None without code.
+    """
+    is_code_wanted = digest is not None and not _take_archive(folder, temp_folder, digest)
+    print(json.dumps({"wanted": True, "code_wanted": is_code_wanted, "other_owner": ""}), flush=True)
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        archive.extraction_filter = _trust_member
+        archive.extractall(temp_folder)
+    os.unlink(os.path.join(temp_folder, _END_MEMBER))  # raises if the tar broke off before its end
+    if digest is not None:
+        _unpack_code(folder, temp_folder, digest)
+    os.makedirs(os.path.join(temp_folder, "checkpoints"), exist_ok=True)
+
+
 def _write_json(path: str, value: Json) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -82,6 +101,61 @@ def _write_json(path: str, value: Json) -> None:
 def _trust_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
     """Extract each member as it is: the tar comes from the user's own launcher."""
     return member
+
+
+# --- the archives of code
+
+
+def _locate_archive(folder: str, digest: str) -> str:
+    """The path of an archive beside the folders of all attempts."""
+    return os.path.join(os.path.dirname(folder), _ARCHIVES_FOLDER, digest + ".tar.gz")
+
+
+def _take_archive(folder: str, temp_folder: str, digest: str) -> bool:
+    """Link an archive into the attempt's folder, because another run may remove it here; returns whether it exists."""
+    path = _locate_archive(folder, digest)
+    own_path = os.path.join(temp_folder, _CODE_MEMBER)
+    try:
+        os.utime(path)  # the oldest are removed
+        try:
+            os.link(path, own_path)
+        except OSError:  # removed meanwhile, or a file system without hard links
+            shutil.copyfile(path, own_path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unpack_code(folder: str, temp_folder: str, digest: str) -> None:
+    """Unpack the attempt's archive with the program that came in the tar, and move it to those of the host. OSError."""
+    sys.path.insert(0, os.path.join(temp_folder, "supervisor"))
+    sys.dont_write_bytecode = True
+    from torchyard.host.code.unpack import unpack_code
+
+    own_path = os.path.join(temp_folder, _CODE_MEMBER)
+    path = _locate_archive(folder, digest)
+    try:
+        unpack_code(own_path, os.path.join(temp_folder, "work"), digest)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # it may be damaged: the next attempt sends it again
+        raise
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.replace(own_path, path)
+    with contextlib.suppress(FileNotFoundError):  # two links of one file: replacing the one by the other keeps both
+        os.unlink(own_path)
+    _remove_old_archives(os.path.dirname(path))
+
+
+def _remove_old_archives(archives_folder: str) -> None:
+    """Remove all but the newest archives. One that another run removes at the same time is not an error."""
+    modified_at: dict[str, float] = {}
+    for path in glob.glob(os.path.join(glob.escape(archives_folder), "*.tar.gz")):
+        with contextlib.suppress(OSError):
+            modified_at[path] = os.stat(path).st_mtime
+    for path in sorted(modified_at, key=lambda path: modified_at[path])[:-_MAX_ARCHIVES]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 # --- who owns the run

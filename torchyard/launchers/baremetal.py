@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchyard.agents import black_box, command, fabric_check, placement, process_env, torchrun
+from torchyard.agents.job_code import plan_code
 from torchyard.agents.placement import Options, Placement
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
@@ -107,6 +108,7 @@ def plan(profile: ResolvedProfile, run: Run) -> CommandPlan:
         job=run.name(profile),
         label=f"{run.name(profile)}/{run.attempt}/",
         processes=tuple(_build_agent(job, node) for node in range(len(job.placements))),
+        code=plan_code(profile, run),
         store=_build_etcd(job) if job.has_own_store else None,
         probe=f"http://{job.endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
         ranks=command.rank_source(profile),
@@ -157,9 +159,7 @@ def _check_pod_keys(profile: Profile) -> list[Finding]:
             )
         )
     if profile.files:
-        findings.append(
-            Finding("files", "requires pods; on machines the program is copied, with its folder if options.source says")
-        )
+        findings.append(Finding("files", "requires pods; on machines use code, which brings a whole folder"))
     for name, value in profile.env.items():
         if not isinstance(value, str):
             findings.append(
@@ -179,6 +179,10 @@ def _check_hosts(job: _Job) -> list[Finding]:
                 "localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach",
             )
         )
+    if job.profile.code:
+        for name in ("source", "program_there"):
+            if getattr(job.options, name):
+                findings.append(Finding(f"options.{name}", "cannot be combined with code, which brings the program"))
     source = placement.find_program_source(job.profile, job.options)
     if source and source.program.startswith(".."):
         findings.append(Finding("options.source", f"{job.options.source} is not a folder that contains the program"))
@@ -363,7 +367,7 @@ def _list_program_requirements(job: _Job, node_placement: Placement) -> list[Hos
     is_copied = node_placement.site is not None and node_placement.site.work is not None
     program_host = "localhost" if is_copied else host
     program_requirements: list[HostRequirement] = []
-    if profile.program:
+    if profile.program and not profile.code:  # loading has found it in the code
         program_requirements.append(ProgramFile(host=program_host, path=profile.program))
     elif profile.module and job.options.source:
         package, dot, _ = profile.module.partition(".")

@@ -20,6 +20,7 @@ class Findings:
 
     listed: each with its position in the file, or `override`.
     wrong_keys: the top-level keys with a finding; what follows from a wrong value is not reported as well.
+    code_names: the files of the profile's code, relative to its folder.
     manifest: the file of the profile's manifest, whose lines findings about its objects get; None if it has none.
     """
 
@@ -27,6 +28,7 @@ class Findings:
         """`path`, `root`: the profile's file and its YAML node, which has line numbers."""
         self.listed: list[Finding] = []
         self.wrong_keys: set[str] = set()
+        self.code_names: frozenset[str] = frozenset()
         self.manifest: ManifestFile | None = None
         self._path = path
         self._root = root

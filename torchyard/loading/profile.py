@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from torchyard.common.extensions import find_extension, get_folder
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
+from torchyard.loading.code_folder import find_program_fault, read_code
 from torchyard.loading.findings import Findings
 from torchyard.loading.local_files import read_local_files
 from torchyard.loading.manifest_file import read_manifest
@@ -29,13 +30,13 @@ from torchyard.model import rules
 from torchyard.model.errors import ExtensionError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.hardware import Hardware
-from torchyard.model.profile import METRICS_FORMATS, NAME_PATTERN, Profile
+from torchyard.model.profile import METRICS_FORMATS, NAME_PATTERN, Code, CodeFolder, Profile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.notify.targets import describe_invalid_address
 
 # For required keys with a wrong value, while the other keys are checked.
 _PLACEHOLDERS = {"name": "placeholder", "about": "", "launcher": "baremetal", "program": "program.py"}
-_FILE_KEYS = frozenset({"hardware", "manifest", "files"})
+_FILE_KEYS = frozenset({"code", "hardware", "manifest", "files"})
 _FILE_NAME_REFUSAL = (
     "the file's name is that of the profile, which has lower-case letters, digits and hyphens, at most 40: rename the "
     "file, for example to {}.yaml"
@@ -172,11 +173,12 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
         findings.add(Finding("", error.problem, error.remedy), ("launcher",))
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
-    if profile.program and launcher.PROGRAM_IS_A_FILE and not profile.has_image_entrypoint:
-        profile = profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
-    if profile.module and launcher.PROGRAM_IS_A_FILE and has_valid_options and profile.options.get("source"):
-        source = os.path.normpath(path.parent / profile.options["source"])
-        profile = profile.model_copy(update={"options": profile.options | {"source": source}})
+    if profile.code:
+        fault = find_program_fault(profile, findings.code_names)
+        if fault:
+            findings.add(fault)
+    elif launcher.PROGRAM_IS_A_FILE:
+        profile = _locate_program(profile, path, has_valid_options=has_valid_options)
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
         return profile
     try:
@@ -187,6 +189,16 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
         if not findings.listed:
             raise
         # The values that have a finding were left out, and a launcher may rely on the rules between keys.
+    return profile
+
+
+def _locate_program(profile: Profile, path: Path, *, has_valid_options: bool) -> Profile:
+    """The profile with the path of its program here, or with that of the folder in which its module starts."""
+    if profile.program and not profile.has_image_entrypoint:
+        return profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
+    if profile.module and has_valid_options and profile.options.get("source"):
+        source = os.path.normpath(path.parent / profile.options["source"])
+        return profile.model_copy(update={"options": profile.options | {"source": source}})
     return profile
 
 
@@ -287,7 +299,10 @@ def _is_file(path: Path) -> bool:
 
 
 def _load_named_files(raw: Mapping[str, Any], path: Path, findings: Findings) -> dict[str, Any]:
-    """The content of the files that the profile names, by key: hardware, manifest, files; without those in error."""
+    """The content of the files that the profile names, by key: hardware, manifest, files, code.
+
+    What has a mistake is left out.
+    """
     loaded: dict[str, Any] = {}
     for key in ("hardware", "manifest"):
         value = raw.get(key)
@@ -304,7 +319,26 @@ def _load_named_files(raw: Mapping[str, Any], path: Path, findings: Findings) ->
         loaded["files"] = local_files.contents
         for mistake in local_files.mistakes:
             findings.add_error("files", mistake)
+    code = _load_code(raw.get("code"), path, findings)
+    if code:
+        loaded["code"] = code
     return loaded
+
+
+def _load_code(value: object, path: Path, findings: Findings) -> Code | None:
+    """The packed folder that the profile names as code; None if it names none, or one with a mistake."""
+    if value is None:
+        return None
+    try:
+        loaded_code = read_code(value, lambda name: _locate_folder(name, path.parent))
+    except ValidationError as error:
+        findings.add_validation_error(error, CodeFolder, ("code",))
+        return None
+    except ProfileKeyError as error:
+        findings.add_error("code", error)
+        return None
+    findings.code_names = loaded_code.names
+    return loaded_code.code
 
 
 def _find_hardware_file(name: str) -> Path | None:
@@ -369,6 +403,13 @@ def _load_manifest(name: str, profile: Path, findings: Findings) -> tuple[dict[s
         raise ProfileKeyError("manifest", f"there is no file {path}")
     findings.manifest = read_manifest(path, profile.stem)
     return findings.manifest.objects
+
+
+def _locate_folder(name: str, folder: Path) -> Path:
+    """The absolute path of the folder with a job's code, which is looked up as a program is."""
+    path = folder / os.path.expanduser(name)
+    project_path = ROOT / name
+    return Path(os.path.normpath(project_path if not path.exists() and project_path.is_dir() else path))
 
 
 def _locate_file(name: str, folder: Path) -> Path:

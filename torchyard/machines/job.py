@@ -3,6 +3,7 @@
 import time
 from typing import Any, NamedTuple
 
+from torchyard.code.archive import keep_archive, unpack_here
 from torchyard.common.log import get_log
 from torchyard.interfaces import PollCallback
 from torchyard.machines import store
@@ -41,6 +42,7 @@ class MachinesJob:
         return check_hosts(self._plan.requires, self._plan.sites)
 
     def prepare(self) -> Plan:
+        keep_archive(self._plan.code)
         return self._plan
 
     def start_store(self) -> None:
@@ -89,6 +91,8 @@ class MachinesJob:
 
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     """Start or adopt the agents. HostError if a host refuses, or a supervisor does not start its process."""
+    if plan.code and any(process.site is None for process in plan.processes):
+        unpack_here(plan.code)
     stage_in(plan.sites)
     responses = submit_processes(plan.processes)
     created = all(response["created"] for response in responses)

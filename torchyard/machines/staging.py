@@ -2,6 +2,7 @@
 
 import base64
 import glob
+import io
 import json
 import os
 import tarfile
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from torchyard.code.archive import read_archive
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
 from torchyard.machines.host_stream import node_holder_identity
@@ -24,6 +26,7 @@ from torchyard.model.requirements import THIS_MACHINE
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"  # the scripts that run on hosts
 _MAX_RESPONSE_BYTES = 64 * 2**10
 _MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
+_CODE_MEMBER = "code.tar.gz"
 _SKIPPED_NAMES = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _REMOVAL_TIMEOUT_S = 120.0
 _END_GRACE_S = 10.0  # for processes without a folder, whose own grace is in its spec
@@ -75,7 +78,8 @@ def stage_in(sites: Sequence[Site]) -> None:
 
 
 def _stage_in_site(site: Site, checkpoints: Sequence[SentFile]) -> None:
-    request = json.dumps({"owner": node_holder_identity(site.files), "port_try": site.port_try})
+    digest = site.code.archive.digest if site.code else None
+    request = json.dumps({"owner": node_holder_identity(site.files), "port_try": site.port_try, "code": digest})
     command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
     processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
 
@@ -152,7 +156,8 @@ def _send_archive(site: Site, checkpoints: Sequence[SentFile], stdin: IO[bytes],
     """Send the tar that host/staging.py unpacks, if the host wants it; returns the JSON value that it then prints.
 
     The program is read only if it is wanted: it may have been removed here since it was copied. Raises RunInUseError if
-    another living launcher owns the run, HostError if the program cannot be copied, ValueError or OSError otherwise.
+    another living launcher owns the run, HostError if the program cannot be copied, FolderError if the code cannot be
+    read, ValueError or OSError otherwise.
     """
     response = json.loads(stdout.readline(_MAX_RESPONSE_BYTES))
     if not isinstance(response, dict):
@@ -163,6 +168,11 @@ def _send_archive(site: Site, checkpoints: Sequence[SentFile], stdin: IO[bytes],
         with tarfile.open(fileobj=stdin, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
             for path, name in (*_list_site_files(site), *checkpoints):
                 archive.add(path, name, recursive=False, filter=_strip_owner)
+            if site.code and response.get("code_wanted"):
+                content = read_archive(site.code)
+                member = tarfile.TarInfo(_CODE_MEMBER)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
             archive.addfile(tarfile.TarInfo(END_MEMBER))
         stdin.close()
     return json.loads(stdout.read(_MAX_RESPONSE_BYTES))

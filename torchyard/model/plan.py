@@ -8,12 +8,26 @@ from pydantic import Field
 from torchyard.model.base import FrozenModel
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Expect, OnFabric
-from torchyard.model.profile import Cluster, MetricsSetting, OnNan
+from torchyard.model.profile import Cluster, CodeArchive, MetricsSetting, OnNan
 from torchyard.model.requirements import ClusterRequirement, HostRequirement
 
 # How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
 # node of rank 0; placed: rank 0 runs on the first node.
 Ranks = Literal["teed", "logged", "placed"]
+
+
+class StagedCode(FrozenModel):
+    """The code of a job for one run. Its archive is linked to `path` before an attempt's plan is saved."""
+
+    archive: CodeArchive
+    path: str = Field(
+        pattern=r"\.tar\.gz$", description="the archive's path in the run's folder, on the launcher's machine"
+    )
+
+    @property
+    def folder(self) -> str:
+        """The folder in which processes on the launcher's machine find the unpacked archive."""
+        return self.path.removesuffix(".tar.gz")
 
 
 class Site(FrozenModel):
@@ -27,6 +41,7 @@ class Site(FrozenModel):
     folder: str
     python: str = Field(description="the interpreter that runs the supervisor on the host")
     work: str | None = Field(description="the program's file, or its folder, to copy; None: the host already has it")
+    code: StagedCode | None = Field(None, description="the code, which is unpacked in place of copying `work`")
     files: str = Field(description="the folder for the files that the job leaves behind")
     port_try: int = Field(0, description="of the run, for a machine that continues the run without its plan")
     previous_folders: tuple[str, ...] = Field(
@@ -76,6 +91,7 @@ class CommandPlan(FrozenModel):
     job: str
     label: str = Field(description="identifies the job in the environment of each of its processes")
     processes: tuple[Process, ...]
+    code: StagedCode | None = Field(None, description="the code of the profile; None without `code`")
     store: Process | None = None
     probe: str | None = Field(None, description="the URL that answers 200 once the rendezvous store serves the v2 API")
     ranks: Ranks = "teed"
@@ -142,6 +158,7 @@ class ManifestPlan(FrozenModel):
     labels: dict[str, str] = Field(description="on every object of the plan, and on nothing else in the cluster")
     cluster: Cluster = Field(description="its fields are None until the run is prepared, then read from the kubeconfig")
     lease: dict[str, Any] = Field(description="the Lease, named like the run; it owns the other objects")
+    code: StagedCode | None = Field(None, description="the content of the ConfigMap for code; None without `code`")
     store: tuple[dict[str, Any], ...] = ()
     objects: tuple[dict[str, Any], ...] = Field(
         description="what the job's pods use, then the job itself, which is the last one"

@@ -1,5 +1,6 @@
 """The models of a profile, which the user writes, and how their values are read."""
 
+import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -139,6 +140,55 @@ _METRICS_SCHEMA = {
 MetricsSetting = Annotated[str | MetricsPattern, BeforeValidator(_read_metrics), WithJsonSchema(_METRICS_SCHEMA)]
 
 
+class CodeFolder(FrozenModel):
+    """A folder of this machine for a job, as a profile names it: `.` is short for {path: .}."""
+
+    path: str = Field(min_length=1, description="the folder, relative to the profile's")
+    exclude: tuple[Text, ...] = Field(
+        (), description="patterns as in .gitignore, which take precedence over its rules: data/, *.ipynb, !generated.py"
+    )
+
+
+class CodeArchive(FrozenModel):
+    """The files of a folder as one tar.gz, by its digest; code/archive.py stores its bytes on this machine."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="the SHA-256 of the tar.gz")
+    file_count: int = Field(ge=1)
+    file_bytes: int = Field(ge=0, description="the size of all files together")
+    packed_bytes: int = Field(ge=1, description="the size of the tar.gz")
+
+    @property
+    def short_digest(self) -> str:
+        """The first 12 digits, for names."""
+        return self.digest[:12]
+
+    def __str__(self) -> str:
+        noun = "file" if self.file_count == 1 else "files"
+        return f"{self.file_count:,} {noun}, {math.ceil(self.file_bytes / 1000):,} KB, digest {self.short_digest}"
+
+
+class Code(CodeFolder):
+    """The folder, whose `path` is absolute now, with the files that it had when the profile was loaded."""
+
+    archive: CodeArchive
+
+
+_CODE_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "exclude": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
 class Profile(FrozenModel):
     """One job, as its YAML file describes it. model/rules.py has the rules between its keys, which loading checks."""
 
@@ -155,10 +205,15 @@ class Profile(FrozenModel):
     )
     fabric: str | None = Field(None, description="one of the hardware file's fabrics")
     image: str | None = Field(None, description="the pods' image, with a tag; it contains torch and the program")
+    code: Annotated[Code | None, WithJsonSchema(_CODE_SCHEMA)] = Field(
+        None,
+        description="a folder of this machine to bring into the job: `.`, or {path: ., exclude: [...]}. The job gets "
+        "its files as they are now, without those that git ignores, and starts in it",
+    )
     program: str | None = Field(
         None,
-        description="the Python file to start; in pods, a file of the image. With agent none, any program, or `image` "
-        "for the entrypoint of the pods' image",
+        description="the Python file to start: with `code` a path in that folder; else in pods a file of the image. "
+        "With agent none, any program, or `image` for the entrypoint of the pods' image",
     )
     module: str | None = Field(
         None,

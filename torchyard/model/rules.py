@@ -203,6 +203,12 @@ def _check_files_of_manifest(profile: Profile) -> Iterator[Finding]:
         yield Finding("files", "cannot be combined with a manifest: add a ConfigMap to it, and mount it in its pods")
 
 
+@_reads("code", "manifest")
+def _check_code_of_manifest(profile: Profile) -> Iterator[Finding]:
+    if profile.code and profile.manifest:
+        yield Finding("code", "cannot be combined with a manifest, whose pods run their own commands")
+
+
 @_reads("avoid_failed", "manifest")
 def _check_avoid_failed(profile: Profile) -> Iterator[Finding]:
     if profile.avoid_failed and profile.manifest:

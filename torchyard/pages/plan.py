@@ -83,6 +83,7 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
         "where": describe_location(plan),
         "job": plan.job,
         "processes": f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}",
+        "code": _describe_code(profile),
         "program": " ".join([_describe_program(profile), *profile.args]),
         "image": profile.image or "",
         "rendezvous": profile.rendezvous,
@@ -104,6 +105,11 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
 def join_items(mapping: Mapping[str, object]) -> str:
     """`cpu 4, memory 8Gi`"""
     return ", ".join(f"{key} {value}" for key, value in mapping.items())
+
+
+def _describe_code(profile: Profile) -> str:
+    """`37 files, 112 KB, digest 0123456789ab, of /home/me/train`; empty without code."""
+    return f"{profile.code.archive}, of {profile.code.path}" if profile.code else ""
 
 
 def _describe_program(profile: Profile) -> str:

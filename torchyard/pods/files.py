@@ -1,4 +1,4 @@
-"""The ConfigMap with the profile's files and torchyard's own: the run's Lease owns it, and each attempt has its own."""
+"""The ConfigMaps with the profile's files and code: the run's Lease owns them, and each attempt has its own."""
 
 import base64
 import hashlib
@@ -7,6 +7,7 @@ from torchyard.agents.job_files import list_job_files, needs_config_map
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
+from torchyard.pods.code import CODE_ROLE, build_code_map
 from torchyard.pods.optional_objects import OWN_FILES_ROLE
 from torchyard.pods.volumes import Manifest, drop_empty, name_files, name_job_file
 
@@ -14,7 +15,15 @@ _ROLE = "files"
 
 
 def build_files(profile: ResolvedProfile, run: Run) -> tuple[Manifest, ...]:
-    """The ConfigMap, which is created before the job; empty if the pods need no files."""
+    """The ConfigMaps with the files and with the code, which are created before the job; empty if it needs none."""
+    labels = template.attempt_labels(profile, run)
+    code_labels = labels | {template.ROLE_LABEL: CODE_ROLE}
+    code_map = build_code_map(profile, template.code_name(profile, run), code_labels)
+    return (*code_map, *_build_files_map(profile, run, labels))
+
+
+def _build_files_map(profile: ResolvedProfile, run: Run, labels: dict[str, str]) -> tuple[Manifest, ...]:
+    """The ConfigMap with the profile's files and torchyard's own; empty if the pods need none."""
     job_files = list_job_files(profile)
     if not profile.files and not job_files:
         return ()
@@ -28,11 +37,10 @@ def build_files(profile: ResolvedProfile, run: Run) -> tuple[Manifest, ...]:
     for path, content in job_files.items():
         text[name_job_file(path)] = content
     role = _ROLE if needs_config_map(profile) else OWN_FILES_ROLE
-    labels = template.attempt_labels(profile, run) | {template.ROLE_LABEL: role}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": template.files_name(profile, run), "labels": labels},
+        "metadata": {"name": template.files_name(profile, run), "labels": labels | {template.ROLE_LABEL: role}},
         "data": text,
         "binaryData": binary,
     }
@@ -47,7 +55,7 @@ def summarize_files(plan: Manifest) -> Manifest:
 
 
 def _summarize_object(obj: Manifest) -> Manifest:
-    if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) not in (_ROLE, OWN_FILES_ROLE):
+    if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) not in (_ROLE, OWN_FILES_ROLE, CODE_ROLE):
         return obj
     summary = dict(obj)
     if obj.get("data"):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from torchyard.agents import command
+from torchyard.agents.job_code import plan_code
 from torchyard.diagnosis import pod_facts
 from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import ManifestPlan, ObjectKind, Ranks, WatchedKind
@@ -170,6 +171,7 @@ def plan_job(
         job=job_name,
         launcher=job_kind.launcher,
         cluster=profile.cluster,
+        code=plan_code(profile, run),
         store=objects.store,
         objects=(*objects.files, main),
         wrapped=None if job is main else job,

@@ -24,7 +24,7 @@ from torchyard.model.requirements import (
 )
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
-from torchyard.pods.template import NODE_TOPOLOGY_KEY, RUN_LABEL, files_name
+from torchyard.pods.template import NODE_TOPOLOGY_KEY, RUN_LABEL, code_name, files_name
 from torchyard.pods.volumes import Manifest
 
 _RUN_PERMISSIONS = (
@@ -64,7 +64,7 @@ def list_pod_requirements(
         WritableFolder(host="localhost", path=run.folder),
         *list_run_permissions(profile),
     ]
-    if needs_config_map(profile):
+    if needs_config_map(profile) or profile.code:
         requirements.append(_FILES_PERMISSION)
     requirements += [
         build_capacity(template, profile.nodes.min, has_ports=has_ports, device_plugin=profile.device_plugin),
@@ -212,9 +212,10 @@ def _list_references(profile: ResolvedProfile, run: Run, template: Manifest) -> 
         references += _refer("StorageClass", [{"name": claim_spec.get("storageClassName")}])
     references += _refer("PriorityClass", [{"name": spec.get("priorityClassName")}])
     references += _refer("ServiceAccount", [{"name": spec.get("serviceAccountName")}])
-    files = ReferencedObject(object_kind="ConfigMap", name=files_name(profile, run))
+    own_names = (files_name(profile, run), code_name(profile, run))  # the run itself creates them
+    own_objects = [ReferencedObject(object_kind="ConfigMap", name=name) for name in own_names]
     unique_references = dict.fromkeys(references)  # a ConfigMap may be mounted and in the environment
-    return [reference for reference in unique_references if reference != files]  # the run itself creates the files
+    return [reference for reference in unique_references if reference not in own_objects]
 
 
 def _list_networks(pod: Pod) -> list[ReferencedObject]:

@@ -220,6 +220,10 @@ def _find_unsupported_mounts(profile: ResolvedProfile, generation: Generation) -
             "files",
             f"the CLI cannot create a ConfigMap: put the files into the image or on a claim, {_KUBERNETES_REMEDY}",
         )
+    if profile.code:
+        yield Finding(
+            "code", f"the CLI cannot create an init container: put the code into the image, {_KUBERNETES_REMEDY}"
+        )
     for path, mount in profile.mounts.items():
         if not mount.claim:
             yield Finding(f"mounts.{path}", f"the CLI mounts claims only: use a claim, {_KUBERNETES_REMEDY}")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from torchyard.agents.job_code import get_pod_folder
 from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_job_env, escape_dollars
 from torchyard.lint.rdma import NETWORKS_ANNOTATION
@@ -20,6 +21,14 @@ from torchyard.model.pod import (
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
+from torchyard.pods.code import (
+    CONTAINER_NAME,
+    MAX_PACKED_BYTES,
+    SOURCE_FOLDER,
+    build_code_container,
+    build_code_mounts,
+    build_code_volumes,
+)
 from torchyard.pods.patch import patch_template
 from torchyard.pods.volumes import (
     Manifest,
@@ -49,6 +58,11 @@ def files_name(profile: Profile, run: Run) -> str:
     return f"{run.job(profile)}-files"
 
 
+def code_name(profile: Profile, run: Run) -> str:
+    """The name of the ConfigMap with the profile's code."""
+    return f"{run.job(profile)}-code"
+
+
 def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) -> Manifest:
     """A pod template with `container` as its first regular container, and the only one unless a patch adds others.
 
@@ -76,7 +90,8 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
     spec |= _build_host_network(pod)
     spec |= _build_placement(profile, run)
     spec |= build_pod_identity(pod)
-    spec["initContainers"] = _build_init_containers(pod)
+    code_container = build_code_container(profile, _build_security_context(pod), build_resources(profile))
+    spec["initContainers"] = code_container + _build_init_containers(pod)
     spec["resourceClaims"] = [{"name": name, "resourceClaimTemplateName": name} for name in profile.claims]
     spec["volumes"] = _list_volumes(profile, run)
     return patch_template(profile, {"metadata": drop_empty(metadata), "spec": drop_empty(spec)})
@@ -84,10 +99,11 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
 
 def _check_container_names(profile: Profile, container: Manifest) -> None:
     """Raise ProfileError if two containers of the pod have the same name, which Kubernetes rejects."""
-    names = {container["name"]}
+    names = {container["name"], CONTAINER_NAME}
     for init in profile.pod.init:
         if init.name in names:
-            problem = f"a second container cannot be called {init.name}; the job's own is {container['name']}"
+            own_names = f"{container['name']} and {CONTAINER_NAME}"
+            problem = f"a second container cannot be called {init.name}; the job's own are {own_names}"
             raise ProfileError(profile.name, (Finding("pod.init", problem),))
         names.add(init.name)
 
@@ -100,6 +116,7 @@ def _list_volumes(profile: ResolvedProfile, run: Run) -> list[Manifest]:
     config_map = files_name(profile, run)
     volumes += build_files_volume(profile, config_map)
     volumes += [volume for volume, _ in build_job_file_volumes(profile, config_map)]
+    volumes += build_code_volumes(profile, code_name(profile, run))
     return volumes
 
 
@@ -109,6 +126,7 @@ def build_container(profile: ResolvedProfile, name: str, command: tuple[str, ...
     mounts = [mount for _, mount in build_volumes(profile)]
     mounts += build_file_mounts(profile)
     mounts += [mount for _, mount in build_job_file_volumes(profile, "")]
+    mounts += build_code_mounts(profile)
     fields = {
         "name": name,
         "image": profile.image,
@@ -119,7 +137,7 @@ def build_container(profile: ResolvedProfile, name: str, command: tuple[str, ...
         "volumeMounts": mounts,
         "securityContext": _build_security_context(pod),
         "imagePullPolicy": pod.pull_policy,
-        "workingDir": pod.workdir,
+        "workingDir": get_pod_folder(profile) or pod.workdir,
     }
     return drop_empty(fields)
 
@@ -294,9 +312,20 @@ def validate_pod_profile(profile: Profile) -> None:
         findings.append(Finding("name", f"{profile.name} must begin with a letter, as names of Services do"))
     if NODE_VARIABLE in profile.env:
         findings.append(Finding(f"env.{NODE_VARIABLE}", "torchyard sets this in each pod; choose another name"))
-    for path in MOUNTED:
+    own_folders = [*MOUNTED, SOURCE_FOLDER]
+    for path in own_folders:
         if path in profile.mounts:
             findings.append(Finding(f"mounts.{path}", "torchyard mounts its own files there; choose another path"))
+    code_folder = get_pod_folder(profile)
+    if code_folder in profile.mounts:
+        problem = "the code is there; choose another path, or name another folder for the code as pod.workdir"
+        findings.append(Finding(f"mounts.{code_folder}", problem))
+    if profile.code and profile.code.archive.packed_bytes > MAX_PACKED_BYTES:
+        packed_bytes = profile.code.archive.packed_bytes
+        problem = (
+            f"{profile.code.path} has {packed_bytes:,} bytes when packed, the limit in pods is {MAX_PACKED_BYTES:,}"
+        )
+        findings.append(Finding("code", problem, "exclude what is not code (code.exclude), and mount data as a volume"))
     if profile.nodes.max > _MAX_NODES:
         findings.append(Finding("nodes", f"at most {_MAX_NODES}, with more the last pods' names could be too long"))
     if findings:

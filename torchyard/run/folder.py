@@ -33,7 +33,7 @@ from torchyard.common.private_files import (
     sync_folder,
     write_private_text,
 )
-from torchyard.common.project_root import default_runs_folder
+from torchyard.common.project_root import runs_folder
 from torchyard.host.identity import measure_time_since, read_boot_clock
 from torchyard.model.base import FrozenModel
 from torchyard.model.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ from torchyard.model.run import Attempt, JobProgress, Outcome, Report, Run
 from torchyard.run import journal
 from torchyard.run.record import RunRecord
 
+__all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "runs_folder"]
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
 _LEASE_FIELDS = 3  # of its file: its seconds, the boot id and the seconds since boot
@@ -52,11 +53,6 @@ _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold i
 _MAX_CHECKPOINTS = 1000  # of all attempts
 _LOG = logging.getLogger("torchyard")
 _UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
-
-
-def runs_folder() -> Path:
-    """The folder of all runs: TORCHYARD_RUNS, or `runs` in the current folder, or in the checkout that contains it."""
-    return Path(os.environ.get("TORCHYARD_RUNS") or default_runs_folder()).expanduser().absolute()
 
 
 class AttemptPlan(FrozenModel):

@@ -1,7 +1,9 @@
 """Creating the objects of a run, on a fake API server: existing objects, a store's network policy, the job."""
 
+import base64
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.doubles.fake_objects import ObjectKey
 from tests.doubles.pod_jobs import build_lines, run_later
 from torchyard.cluster import create, lease
 from torchyard.cluster.checks.admission import check_admission
+from torchyard.code.archive import keep_archive, read_archive
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError, RendezvousError
 from torchyard.model.plan import ManifestPlan
@@ -206,3 +209,22 @@ def test_store_that_has_ended_is_not_waited_for(
     with pytest.raises(RendezvousError, match=message) as caught:
         create.create_store(plan)
     assert caught.value.retry is is_retryable
+
+
+def test_code_is_sent_when_its_config_map_is_created(
+    planned: Planned, fake_api: FakeApi, fake_server: Client, tmp_path: Path
+) -> None:
+    """The archive is added to the ConfigMap once: a process that resumes the run needs no archive."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.py").touch()
+    plan = create.resolve_cluster(planned(code_folder="mine", program="a.py"))
+    assert plan.code
+    keep_archive(plan.code)
+    content = read_archive(plan.code)
+    for is_new in (True, False):
+        assert create.create_job(plan)[1] == is_new
+        code_map = fake_api.find("v1", "ConfigMap", f"{plan.job}-code")
+        assert code_map
+        assert base64.b64decode(code_map["binaryData"]["code.tar.gz"]) == content
+        assert code_map["metadata"]["ownerReferences"][0]["kind"] == "Lease"
+        Path(plan.code.path).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.project_root import ROOT
+from torchyard.common.project_root import ROOT, runs_folder
 
 PRINT_CODE = (
     "from torchyard.common.project_root import ROOT, default_runs_folder as runs; print(ROOT, runs(), sep='\\n')"
@@ -37,3 +37,9 @@ def test_files_are_beside_the_package_or_inside_it(tmp_path: Path, is_wheel: boo
     assert print_folders(site, current_folder) == [str(root), str(current_folder / "runs")]
     subfolder = site / "torchyard"
     assert print_folders(site, subfolder) == [str(root), str((subfolder if is_wheel else site) / "runs")]
+
+
+def test_runs_are_where_the_user_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TORCHYARD_RUNS names the folder of all runs."""
+    monkeypatch.setenv("TORCHYARD_RUNS", str(tmp_path / "mine"))
+    assert runs_folder() == tmp_path / "mine"

@@ -1,5 +1,7 @@
 """The run's folder on a host behind ssh: created, read and removed by the script that is sent there."""
 
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -19,7 +21,7 @@ from torchyard.host.staging import OwnerFile
 from torchyard.machines.staging import SCRIPTS_FOLDER
 
 SCRIPT_PATH = str(SCRIPTS_FOLDER / "staging.py")
-OWNER = '{"owner": "here:/runs/a", "port_try": 2}'
+OWNER = '{"owner": "here:/runs/a", "port_try": 2, "code": null}'
 
 
 def run_script(verb: str, folder: Path, *args: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
@@ -50,6 +52,60 @@ def test_files_that_the_job_left_are_fetched(tmp_path: Path) -> None:
     (folder / "checkpoints" / "5.pt").touch()
     with tarfile.open(fileobj=io.BytesIO(run_script("bring", folder).stdout)) as archive:
         assert sorted(archive.getnames()) == ["checkpoints/5.pt", "whole", "work/changed.py", "work/new.txt"]
+
+
+def place_code(folder: Path, content: bytes, digest: str) -> Any:
+    """Stage in a folder as a launcher does; return whether the host wanted the archive of the code."""
+    request = json.dumps({"owner": "here:/runs/a", "port_try": 0, "code": digest})
+    argv = [sys.executable, SCRIPT_PATH, "place", str(folder), request]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        is_wanted = json.loads(process.stdout.readline())["code_wanted"]
+        with tarfile.open(fileobj=process.stdin, mode="w|") as archive:
+            archive.add(SCRIPTS_FOLDER, "supervisor/torchyard/host")
+            if is_wanted:
+                member = build_member("code.tar.gz")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+            archive.addfile(build_member("whole"))
+        process.stdin.close()
+        process.stdout.read()
+    assert process.returncode == 0 or not folder.exists()
+    return is_wanted
+
+
+def test_code_is_sent_once_for_several_attempts(tmp_path: Path) -> None:
+    """A host keeps the archive of code by its digest, and each attempt has its own unpacked copy."""
+    content = gzip.compress(build_tar(build_member("a.py"), with_regular_file=False).read())
+    digest = hashlib.sha256(content).hexdigest()
+    assert [place_code(tmp_path / f"a-{number}", content, digest) for number in (1, 2)] == [True, False]
+    (tmp_path / "a-1" / "work" / "a.py").write_text("changed")
+    assert (tmp_path / "a-2" / "work" / "a.py").read_text() != "changed"
+    assert [path.name for path in (tmp_path / "code").iterdir()] == [f"{digest}.tar.gz"]
+    assert not (tmp_path / "a-2" / "code.tar.gz").exists()
+
+
+def test_damaged_archive_is_sent_again(tmp_path: Path) -> None:
+    """An archive that does not have its digest is unpacked nowhere, and removed, so that the next attempt sends it."""
+    content = gzip.compress(build_tar(build_member("a.py"), with_regular_file=False).read())
+    digest = hashlib.sha256(content).hexdigest()
+    place_code(tmp_path / "a-1", content, digest)
+    (tmp_path / "code" / f"{digest}.tar.gz").write_bytes(b"damaged")
+    assert [place_code(tmp_path / f"a-{number}", content, digest) for number in (2, 3)] == [False, True]
+    assert not (tmp_path / "a-2").exists()
+    assert (tmp_path / "a-3" / "work" / "a.py").exists()
+
+
+def test_oldest_archives_of_code_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host keeps only the archives that came last."""
+    (tmp_path / "code").mkdir()
+    for number in range(4):
+        (tmp_path / "code" / f"{number}.tar.gz").touch()
+        os.utime(tmp_path / "code" / f"{number}.tar.gz", (number, number))
+    monkeypatch.setattr(staging, "_MAX_ARCHIVES", 2)
+    staging._remove_old_archives(str(tmp_path / "code"))
+    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == ["2.tar.gz", "3.tar.gz"]
 
 
 def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.plan_parts import get_container, get_pod_spec, list_requirements
+from tests.builders.plan_parts import POD_LAUNCHERS, get_container, get_pod_spec, list_requirements
 from tests.conftest import Planned, Write, load, plan_of
 from torchyard.common.project_root import ROOT
 from torchyard.model.errors import ProfileError
@@ -16,17 +16,6 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission
 from torchyard.pods.files import summarize_files
 from torchyard.pods.optional_objects import find_optional_object
-
-LAUNCHERS: list[dict[str, Any]] = [
-    {"launcher": "volcano"},
-    {"launcher": "pytorchjob"},
-    {"launcher": "pytorchjob", "rendezvous": "static", "nodes": 2},
-    {"launcher": "appwrapper"},
-    {"launcher": "appwrapper", "options": {"api": "mcad.ibm.com/v1beta1"}},
-    {"launcher": "jobset"},
-    {"launcher": "job"},
-    {"launcher": "runai", "options": {"project": "mlo", "through": "kubernetes"}},
-]
 
 
 @pytest.fixture
@@ -37,7 +26,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     return {"/opt/a b.py": "text", "/srv/a b.py": "binary"}
 
 
-@pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
+@pytest.mark.parametrize("keys", POD_LAUNCHERS, ids=str)
 def test_pods_find_each_file_at_its_path(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
     """Each file is mounted alone and read-only, from a ConfigMap of the attempt that is created before the job."""
     plan = planned(attempt=3, files=files, **keys)
@@ -71,7 +60,7 @@ def test_run_without_files_makes_no_config_map(planned: Planned) -> None:
     assert not any(permission.resource == "configmaps" for permission in list_requirements(plan, Permission))
 
 
-@pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
+@pytest.mark.parametrize("keys", POD_LAUNCHERS, ids=str)
 def test_pods_find_the_recorder_without_a_folder_of_the_node(planned: Planned, keys: dict[str, Any]) -> None:
     """The recorder is mounted read-only from the same ConfigMap, and its records are in memory of the pod."""
     plan = planned(**keys)
@@ -111,7 +100,7 @@ def test_own_files_leave_room_for_those_of_the_profile(planned: Planned) -> None
     assert sum(len(text.encode()) for text in config_map["data"].values()) < 192 << 10
 
 
-@pytest.mark.parametrize("keys", LAUNCHERS, ids=str)
+@pytest.mark.parametrize("keys", POD_LAUNCHERS, ids=str)
 def test_preflight_checks_the_permissions(planned: Planned, files: dict[str, str], keys: dict[str, Any]) -> None:
     """The user must be allowed to create ConfigMaps, and to list them, which proves that they are deleted."""
     permission = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
@@ -126,9 +115,9 @@ def test_cli_of_runai_creates_no_config_map(planned: Planned, files: dict[str, s
         planned(files=files, **keys)
 
 
-def test_machines_get_the_program_already(write: Write, files: dict[str, str], tmp_path: Path) -> None:
-    """On machines files are refused: the program is copied there already."""
-    with pytest.raises(ProfileError, match="files: requires pods; on machines the program is copied"):
+def test_machines_get_no_single_files(write: Write, files: dict[str, str], tmp_path: Path) -> None:
+    """On machines files are refused: code brings a folder there."""
+    with pytest.raises(ProfileError, match="files: requires pods; on machines use code"):
         plan_of(load(write(files=files)), tmp_path)
 
 

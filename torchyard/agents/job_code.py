@@ -1,0 +1,30 @@
+"""The code of a job: where each attempt finds the folder that the profile names as `code`."""
+
+from typing import TypeVar
+
+from torchyard.model.plan import StagedCode
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+
+_POD_FOLDER = "/code"
+P = TypeVar("P", bound=Profile)
+
+
+def plan_code(profile: Profile, run: Run) -> StagedCode | None:
+    """The code of a run; None if the profile has none. All attempts of a run that have the same code share its path."""
+    if profile.code is None:
+        return None
+    archive = profile.code.archive
+    return StagedCode(archive=archive, path=f"{run.folder}/code-{archive.short_digest}.tar.gz")
+
+
+def get_pod_folder(profile: Profile) -> str | None:
+    """The folder with the code in the pods, in which their container starts; None if the profile has no code."""
+    return profile.pod.workdir or _POD_FOLDER if profile.code else None
+
+
+def locate_program(profile: P, folder: str | None) -> P:
+    """The profile with the path of its program in the folder with the code; unchanged without code, or a program."""
+    if folder is None or not profile.program or profile.has_image_entrypoint:
+        return profile
+    return profile.model_copy(update={"program": f"{folder}/{profile.program}"})

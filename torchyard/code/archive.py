@@ -1,0 +1,180 @@
+"""The code of a job as one tar.gz: packed when the profile is loaded, and linked into the folder of each run.
+
+`runs/code` has the archives of the folders that were loaded last, by their digests. A run links its own before it saves
+its plan, so a later load, which removes old archives, does not take it away.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torchyard.code.secret_files import is_secret_name, list_secret_lines
+from torchyard.common.private_files import make_private_folder, open_private_file
+from torchyard.common.project_root import runs_folder
+from torchyard.host.code.unpack import read_digest, unpack_code
+from torchyard.model.errors import FolderError
+from torchyard.model.plan import StagedCode
+from torchyard.model.profile import CodeArchive
+
+_MAX_ARCHIVES = 20  # in runs/code
+_MAX_NAMED_SECRETS = 10  # in a message
+_MODIFIED_AT = 315_532_800  # of every file, seconds since the epoch: 1980, because a zip has no earlier time
+_LOST_REMEDY = "start a new run, which packs the folder again"
+
+
+class PackedFolder(NamedTuple):
+    """The archive of a folder, and its bytes."""
+
+    archive: CodeArchive
+    content: bytes
+
+
+def code_folder() -> Path:
+    """The folder with the archives of this machine."""
+    return runs_folder() / "code"
+
+
+def find_secrets(folder: Path, names: Sequence[str]) -> str | None:
+    """A clause with the files of a folder that have secrets, and what to do; None if none has. OSError."""
+    locations: list[str] = []
+    for name in names:
+        if is_secret_name(name):
+            locations.append(f"{name} (by its name)")
+        elif not os.path.islink(folder / name):
+            locations += [f"{name}:{line}" for line in list_secret_lines((folder / name).read_bytes())]
+    if not locations:
+        return None
+    locations_text = ", ".join(locations[:_MAX_NAMED_SECRETS])
+    if len(locations) > _MAX_NAMED_SECRETS:
+        locations_text += f" and {len(locations) - _MAX_NAMED_SECRETS} more"
+    return (
+        f"secrets would be readable for everyone who may read the job: {locations_text}. Exclude the files "
+        "(code.exclude, or .gitignore), and pass the values in env, in pods as {secret: NAME, key: KEY}; on a line "
+        "that is not a secret write the comment gitleaks:allow"
+    )
+
+
+def pack_folder(folder: Path, names: Sequence[str]) -> PackedFolder:
+    """Pack files of a folder, in order and without owners and times: equal files make equal archives. OSError."""
+    buffer = io.BytesIO()
+    file_bytes = 0
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in names:
+            path = folder / name
+            member = tarfile.TarInfo(name)
+            member.mtime = _MODIFIED_AT
+            if os.path.islink(path):
+                member.type = tarfile.SYMTYPE
+                member.linkname = os.readlink(path)
+                tar.addfile(member)
+                continue
+            content = path.read_bytes()
+            member.size = len(content)
+            member.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            file_bytes += len(content)
+            tar.addfile(member, io.BytesIO(content))
+    packed = buffer.getvalue()
+    archive = CodeArchive(
+        digest=hashlib.sha256(packed).hexdigest(),
+        file_count=len(names),
+        file_bytes=file_bytes,
+        packed_bytes=len(packed),
+    )
+    return PackedFolder(archive, packed)
+
+
+def store_archive(packed: PackedFolder) -> None:
+    """Write an archive to `runs/code`, unless it is there, and remove the oldest ones there. OSError."""
+    folder = code_folder()
+    path = folder / f"{packed.archive.digest}.tar.gz"
+    make_private_folder(folder)
+    try:
+        os.utime(path)  # the oldest are removed
+    except FileNotFoundError:
+        _write_atomically(path, packed.content)
+        _remove_old_archives(folder)
+
+
+def keep_archive(code: StagedCode | None) -> None:
+    """Link the archive of a run's code into the run's folder, unless it is there; nothing for a job without code.
+
+    FolderError if this machine does not have it.
+    """
+    if code is None or os.path.exists(code.path):
+        return
+    path = Path(code.path)
+    stored_path = code_folder() / f"{code.archive.digest}.tar.gz"
+    try:
+        make_private_folder(path.parent)
+        try:
+            os.link(stored_path, path)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without hard links
+            _write_atomically(path, stored_path.read_bytes())
+    except FileExistsError:
+        pass
+    except OSError as error:
+        reason = f"its code ({code.archive}) cannot be read from {stored_path}: {error.strerror}"
+        raise FolderError(str(path.parent), reason, _LOST_REMEDY) from error
+
+
+def read_archive(code: StagedCode) -> bytes:
+    """The bytes of a run's archive. FolderError if they are not on this machine, or were changed."""
+    path = Path(code.path)
+    try:
+        if read_digest(code.path) != code.archive.digest:
+            raise FolderError(str(path.parent), f"{path.name} was changed", _LOST_REMEDY)
+        return path.read_bytes()
+    except OSError as error:
+        raise FolderError(str(path.parent), f"{path.name}: {error.strerror}", _LOST_REMEDY) from error
+
+
+def unpack_here(code: StagedCode) -> None:
+    """Unpack a run's archive beside it, completely or not at all, unless an earlier attempt has. FolderError.
+
+    All attempts share the folder, so that a later one finds what an earlier one wrote there.
+    """
+    if os.path.isdir(code.folder):
+        return
+    temp_folder = f"{code.folder}.part"
+    try:
+        unpack_code(code.path, temp_folder, code.archive.digest)
+        os.rename(temp_folder, code.folder)
+    except OSError as error:
+        shutil.rmtree(temp_folder, ignore_errors=True)
+        reason = f"its code cannot be unpacked: {error.strerror or error}"
+        raise FolderError(str(Path(code.path).parent), reason, _LOST_REMEDY) from error
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write a private file that no reader sees incomplete. OSError."""
+    temp_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(temp_path, "wb", opener=open_private_file) as file:
+            file.write(content)
+        temp_path.replace(path)
+    finally:
+        temp_path.unlink(missing_ok=True)
+
+
+def _remove_old_archives(folder: Path) -> None:
+    """Remove all but the newest archives. One that another process removes at the same time is not an error."""
+    modified_at: dict[Path, float] = {}
+    for path in folder.glob("*.tar.gz"):
+        with contextlib.suppress(OSError):
+            modified_at[path] = path.stat().st_mtime
+    for path in sorted(modified_at, key=lambda path: modified_at[path])[:-_MAX_ARCHIVES]:
+        with contextlib.suppress(OSError):
+            path.unlink()

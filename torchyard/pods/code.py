@@ -1,0 +1,91 @@
+"""The code of a job in its pods: an init container unpacks it into an empty volume, where the job's container starts.
+
+The init container has the job's own image, which the node needs anyway. The archive comes from a ConfigMap of the
+attempt, which gets its content when it is created: the plan has only the digest.
+"""
+
+import base64
+from pathlib import Path
+
+from torchyard.agents.job_code import get_pod_folder
+from torchyard.host.code import unpack
+from torchyard.model.resolved import ResolvedProfile
+from torchyard.pods.volumes import CODE_SOURCE_VOLUME, CODE_VOLUME, Manifest, drop_empty
+
+CONTAINER_NAME = "torchyard-code"
+CODE_ROLE = "code"
+SOURCE_FOLDER = "/run/torchyard-code"
+MAX_PACKED_BYTES = 900 << 10  # a ConfigMap holds 1 MiB, of which the program that unpacks needs a few KiB
+_ARCHIVE_KEY = "code.tar.gz"
+_PROGRAM_KEY = "unpack.py"
+_DIGEST_ANNOTATION = "torchyard/code"
+# -I: Python imports nothing from the image's work folder. tar is for an image without Python.
+_UNPACK_LINES = f"""\
+if command -v python3 >/dev/null; then
+exec python3 -I {SOURCE_FOLDER}/{_PROGRAM_KEY} {SOURCE_FOLDER}/{_ARCHIVE_KEY} "$1" "$2"
+fi
+exec tar -xzf {SOURCE_FOLDER}/{_ARCHIVE_KEY} -C "$1"
+"""
+_PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+
+
+def build_code_volumes(profile: ResolvedProfile, config_map: str) -> list[Manifest]:
+    """The volumes of the pod: the unpacked code, and its archive; empty without code."""
+    if profile.code is None:
+        return []
+    return [
+        {"name": CODE_VOLUME, "emptyDir": {}},
+        {"name": CODE_SOURCE_VOLUME, "configMap": {"name": config_map, "defaultMode": 0o444}},
+    ]
+
+
+def build_code_mounts(profile: ResolvedProfile) -> list[Manifest]:
+    """The mount of the unpacked code; empty without code."""
+    folder = get_pod_folder(profile)
+    return [{"name": CODE_VOLUME, "mountPath": folder}] if folder else []
+
+
+def build_code_container(profile: ResolvedProfile, security_context: Manifest, resources: Manifest) -> list[Manifest]:
+    """The init container that unpacks the code; empty without code.
+
+    It has the rights of the job's container, so that a namespace that accepts the one accepts the other, and requests
+    as much CPU and memory: it has ended before that one starts, and the pod keeps its quality of service.
+    """
+    folder = get_pod_folder(profile)
+    if profile.code is None or folder is None:
+        return []
+    own_resources = {
+        key: {name: amount for name, amount in resources.get(key, {}).items() if name in _PLAIN_RESOURCES}
+        for key in ("requests", "limits")
+    }
+    digest = profile.code.archive.digest
+    source_mount = {"name": CODE_SOURCE_VOLUME, "mountPath": SOURCE_FOLDER, "readOnly": True}
+    fields = {
+        "name": CONTAINER_NAME,
+        "image": profile.image,
+        "command": ["/bin/sh", "-c", f"set -e\n{_UNPACK_LINES}", "torchyard", folder, digest],
+        "resources": drop_empty(own_resources),
+        "volumeMounts": [*build_code_mounts(profile), source_mount],
+        "securityContext": security_context,
+        "imagePullPolicy": profile.pod.pull_policy,
+    }
+    return [drop_empty(fields)]
+
+
+def build_code_map(profile: ResolvedProfile, name: str, labels: dict[str, str]) -> list[Manifest]:
+    """The ConfigMap of the attempt, whose archive is added when it is created; empty without code."""
+    if profile.code is None:
+        return []
+    metadata = {"name": name, "labels": labels, "annotations": {_DIGEST_ANNOTATION: str(profile.code.archive)}}
+    program = Path(unpack.__file__).read_text("utf-8")
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_PROGRAM_KEY: program}}]
+
+
+def is_code_map(obj: Manifest) -> bool:
+    """Whether an object of a plan is the ConfigMap for code."""
+    return obj["kind"] == "ConfigMap" and _DIGEST_ANNOTATION in (obj["metadata"].get("annotations") or {})
+
+
+def add_archive(code_map: Manifest, content: bytes) -> Manifest:
+    """The ConfigMap for code with the bytes of the archive."""
+    return code_map | {"binaryData": {_ARCHIVE_KEY: base64.b64encode(content).decode()}}
