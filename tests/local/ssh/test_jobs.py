@@ -1,6 +1,7 @@
 """Jobs on hosts with a real OpenSSH server, also over a network that breaks."""
 
 import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from tests.processes import sshd
 from tests.processes.ssh_jobs import Planned, read_fetched_files, read_log_texts, run_steps
 from tests.processes.sshd import Hosts, wait_until
+from torchyard.backends import job_of
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
@@ -69,6 +71,31 @@ def test_folder_of_the_program_is_copied(plan_job: Planned, tmp_path: Path) -> N
     assert read_log_texts(plan, 0) == ["here False"]
     teardown(plan)
     assert read_fetched_files(plan, 0) == {"work/out.txt": "new"}
+
+
+def test_code_starts_here_and_on_a_host_that_gets_it_once(plan_job: Planned, hosts: Hosts, tmp_path: Path) -> None:
+    """A folder with a package runs as it was when it was loaded; a host gets it again only after an edit."""
+    package = tmp_path / "mine" / "words"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("WORD = 'before'")
+    (tmp_path / "mine" / "train.py").write_text("import os, words; print(words.WORD, os.listdir())")
+    local_host = {"host": "localhost", "address": f"{hosts.network}.254"}
+    keys = {"code_folder": "mine", "program": "train.py", "args": [], "options": {"hosts": [local_host, "host-b"]}}
+    plans = [plan_job(attempt=attempt, **keys) for attempt in (1, 2)]
+    (package / "__init__.py").write_text("WORD = 'after'")
+    plans.append(plan_job(attempt=3, **keys))
+    archives: list[dict[str, int]] = []
+    for plan in plans:
+        job_of(plan).prepare()
+        run_steps(plan)
+        assert teardown(plan) == ()
+        stored = list((hosts.folder / "host-b" / ".torchyard" / "code").iterdir())
+        archives.append({path.name: path.stat().st_ino for path in stored})
+    shutil.rmtree(hosts.folder / "host-b" / ".torchyard")
+    words = [[read_log_texts(plan, node)[0].split()[0] for node in (0, 1)] for plan in plans]
+    assert words == [["before"] * 2, ["before"] * 2, ["after"] * 2]
+    assert [len(inodes) for inodes in archives] == [1, 1, 2]
+    assert archives[0] == archives[1]  # a second archive would be another file
 
 
 def test_broken_connections_lose_no_line(plan_job: Planned, hosts: Hosts) -> None:
