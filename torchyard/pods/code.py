@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torchyard.agents.job_code import get_pod_folder
 from torchyard.host.code import unpack
+from torchyard.model.finding import Finding
+from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.pods.volumes import CODE_SOURCE_VOLUME, CODE_VOLUME, Manifest, drop_empty
 
@@ -27,6 +29,26 @@ fi
 exec tar -xzf {SOURCE_FOLDER}/{_ARCHIVE_KEY} -C "$1"
 """
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+
+
+def find_code_faults(profile: Profile) -> list[Finding]:
+    """A finding for each setting of the profile with which its code cannot be brought into pods."""
+    folder = get_pod_folder(profile)
+    if profile.code is None or folder is None:
+        return []
+    findings: list[Finding] = []
+    if folder in profile.mounts:
+        problem = "the code is there; choose another path, or name another folder for the code as pod.workdir"
+        findings.append(Finding(f"mounts.{folder}", problem))
+    if folder == "/":
+        findings.append(Finding("pod.workdir", "the code would hide the whole image; name another folder than /"))
+    packed_bytes = profile.code.archive.packed_bytes
+    if packed_bytes > MAX_PACKED_BYTES:
+        problem = (
+            f"{profile.code.path} has {packed_bytes:,} bytes when packed, the limit in pods is {MAX_PACKED_BYTES:,}"
+        )
+        findings.append(Finding("code", problem, "exclude what is not code (code.exclude), and mount data as a volume"))
+    return findings
 
 
 def build_code_volumes(profile: ResolvedProfile, config_map: str) -> list[Manifest]:

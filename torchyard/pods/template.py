@@ -23,11 +23,11 @@ from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods.code import (
     CONTAINER_NAME,
-    MAX_PACKED_BYTES,
     SOURCE_FOLDER,
     build_code_container,
     build_code_mounts,
     build_code_volumes,
+    find_code_faults,
 )
 from torchyard.pods.patch import patch_template
 from torchyard.pods.volumes import (
@@ -316,16 +316,7 @@ def validate_pod_profile(profile: Profile) -> None:
     for path in own_folders:
         if path in profile.mounts:
             findings.append(Finding(f"mounts.{path}", "torchyard mounts its own files there; choose another path"))
-    code_folder = get_pod_folder(profile)
-    if code_folder in profile.mounts:
-        problem = "the code is there; choose another path, or name another folder for the code as pod.workdir"
-        findings.append(Finding(f"mounts.{code_folder}", problem))
-    if profile.code and profile.code.archive.packed_bytes > MAX_PACKED_BYTES:
-        packed_bytes = profile.code.archive.packed_bytes
-        problem = (
-            f"{profile.code.path} has {packed_bytes:,} bytes when packed, the limit in pods is {MAX_PACKED_BYTES:,}"
-        )
-        findings.append(Finding("code", problem, "exclude what is not code (code.exclude), and mount data as a volume"))
+    findings += find_code_faults(profile)
     if profile.nodes.max > _MAX_NODES:
         findings.append(Finding("nodes", f"at most {_MAX_NODES}, with more the last pods' names could be too long"))
     if findings:

@@ -112,6 +112,7 @@ def test_plan_has_the_digest_in_place_of_the_content(planned: Planned, source_fo
     [
         ({"mounts": {"/code": {"claim": "a"}}}, "mounts./code: the code is there; choose another path"),
         ({"mounts": {SOURCE_FOLDER: {"claim": "a"}}}, "torchyard mounts its own files there"),
+        ({"pod": {"workdir": "/"}}, "pod.workdir: the code would hide the whole image"),
         ({"pod": {"init": [{"name": "torchyard-code", "image": "a:1"}]}}, "cannot be called torchyard-code"),
         (
             {"launcher": "runai", "options": {"project": "mlo"}, "nodes": 2},
