@@ -78,13 +78,13 @@ class StopNamespace:
 
     def drain(self, name: str) -> None:
         """Close the node of a pod, evict the pod, and open the node some seconds later."""
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.get_pod(name)["spec"]["nodeName"]}}
-        self._client.patch(node, {"spec": {"unschedulable": True}})
+        node_path = f"/api/v1/nodes/{self.get_pod(name)['spec']['nodeName']}"
+        self._client.request("PATCH", node_path, body={"spec": {"unschedulable": True}})
         try:
             self.evict(name)
             time.sleep(_DRAINED_S)
         finally:
-            self._client.patch(node, {"spec": {"unschedulable": False}})
+            self._client.request("PATCH", node_path, body={"spec": {"unschedulable": False}})
 
     def preempt(self, name: str, slot: str, scheduler: str) -> None:
         """Create a pod of the high priority that needs the slot of another pod, on the node of that pod."""
