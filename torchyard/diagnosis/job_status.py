@@ -13,6 +13,7 @@ from torchyard.diagnosis.pod_facts import (
     describe_exit,
     find_condition,
     find_own_failure,
+    get_container_end,
     get_deletion_time,
     get_mapping,
     get_pod_exit_code,
@@ -87,12 +88,12 @@ def build_deleted_status(kind: str) -> Status:
     return Status(state="gone", reason=f"the {kind} was deleted by another user or controller")
 
 
-def build_succeeded_status(observed: Observation, job: Mapping[str, Any], planned_pods: int) -> Status:
+def build_succeeded_status(observed: Observation, job: Mapping[str, Any], gang: Gang) -> Status:
     """The status of a job that its controller reports as done: succeeded once all pods have ended, unless one failed.
 
-    Controllers report an elastic job as done as soon as one worker is, and may then remove the others. `planned_pods`
-    is the number of its pods, 0 if unknown: of those that are removed, the last state that was seen counts, or the
-    controller's own number.
+    Controllers report an elastic job as done as soon as one worker is, and may then remove the others: of those that
+    are removed, the last state that was seen counts, or the controller's own number. They also report a job as done
+    whose pods were asked to end, by a drain for example, and have saved their work and ended with 0: that one failed.
     """
     pods = select_job_pods(observed)
     for name, exit_code in get_pod_exit_codes(pods).items():
@@ -102,8 +103,11 @@ def build_succeeded_status(observed: Observation, job: Mapping[str, Any], planne
     if unfinished_count:
         return Status(state="running", reason=f"{len(pods) - unfinished_count} of {len(pods)} pods are done")
 
+    disruption = _find_disruption(pods, gang)
+    if disruption:
+        return Status(state="failed", reason=disruption.sentence, failure=disruption)
     succeeded = max(_count_observed_successes(observed, pods), _count_reported_successes(job))
-    planned_pods = max(planned_pods, succeeded, len(pods))
+    planned_pods = max(gang.pod_count, succeeded, len(pods))
     if not planned_pods:
         return Status(state="succeeded", reason="its controller says so; its pods are gone")
     if succeeded >= planned_pods:
@@ -112,6 +116,18 @@ def build_succeeded_status(observed: Observation, job: Mapping[str, Any], planne
         count = f"{succeeded} of {planned_pods}"
         reason = f"its controller reports success; {count} pods were seen to succeed, the others are gone"
     return Status(state="succeeded", reason=reason + _describe_survived_kills(pods))
+
+
+def _find_disruption(pods: Pods, gang: Gang) -> Failure | None:
+    """The failure of a job whose pods have ended with 0, because the platform took them away; None if it was finished.
+
+    An elastic job may be finished by its other pods, and one with an unknown number of them by any.
+    """
+    problems = []
+    for problem in find_pod_problems(pods, get_reasons_by_pod(pods), math.inf):
+        if problem.rule.requeue and problem.reason.started_at < get_container_end(pods[problem.node]):
+            problems.append(problem)
+    return _find_fatal_failure(pods, problems, gang if gang.pod_count else Gang(len(pods), 1))
 
 
 def _is_unfinished(pod: Mapping[str, Any]) -> bool:
@@ -145,7 +161,7 @@ def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: G
     if failed_condition:
         return build_failed_status(observed, f"the {job_kind.kind} failed: {failed_condition.get('message', '')}")
     if find_condition(job, job_kind.success_condition):
-        return build_succeeded_status(observed, job, gang.pod_count)
+        return build_succeeded_status(observed, job, gang)
     if is_being_deleted(job):
         return build_deleted_status(job_kind.kind)
     if find_condition(job, "Suspended"):

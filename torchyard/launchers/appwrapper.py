@@ -399,7 +399,7 @@ def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any], inne
     if phase in _ENDED_PHASES and failed_pods:  # the dispatcher reports a failed job as Completed too
         return job_status.build_failed_status(observed, f"the AppWrapper is {phase} with {failed_pods} failed pods")
     if phase in ("Succeeded", "Completed"):
-        return job_status.build_succeeded_status(observed, wrapper, 0)
+        return job_status.build_succeeded_status(observed, wrapper, job_status.Gang(0, 0))
     has_started = any(name.startswith(("Pod/", "Removed/")) for name in observed.states)
     return Status(
         state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a {inner_job.kind}"

@@ -164,7 +164,7 @@ def read_status(observed: Observation) -> Status:
     pods = job_status.select_job_pods(observed)
     gang = _read_gang(job)
     if phase == "Completed":  # also while it is being deleted, as it is after its TTL
-        return job_status.build_succeeded_status(observed, job, gang.pod_count)
+        return job_status.build_succeeded_status(observed, job, gang)
     if pod_facts.is_being_deleted(job) and phase != "Failed":
         return job_status.build_deleted_status(_KIND)
     if phase in _FINAL_PHASES:

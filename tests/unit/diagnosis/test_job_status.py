@@ -168,7 +168,8 @@ def counted(job: dict[str, Any], *pods: dict[str, Any], planned_pods: int = 8, r
     """The reason of a success with these pods, of which the first are gone by now."""
     names = [f"{'Removed' if index < removed else 'Pod'}/worker-{index}" for index in range(len(pods))]
     observed = Observation(dict(zip(names, pods, strict=True)), frozenset())
-    return job_status.build_succeeded_status(observed, {"status": job}, planned_pods).reason
+    gang = job_status.Gang(planned_pods, planned_pods)
+    return job_status.build_succeeded_status(observed, {"status": job}, gang).reason
 
 
 DONE = build_ended_pod("Succeeded", 0, 20)
@@ -188,6 +189,34 @@ DONE = build_ended_pod("Succeeded", 0, 20)
 def test_success_counts_the_planned_pods(job: dict[str, Any], count: int, removed: int, reason: str) -> None:
     """A success reports how many of the planned pods succeeded: seen, removed since, or counted by the controller."""
     assert counted(job, *[DONE] * count, removed=removed) == reason
+
+
+def drain(pod: dict[str, Any], second: int) -> dict[str, Any]:
+    """The pod, drained `second` seconds after 22:13:00."""
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    condition["lastTransitionTime"] = f"2023-11-14T22:13:{second}Z"
+    return pod | {"status": pod["status"] | {"conditions": [condition]}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "gang", "state"),
+    [
+        ([drain(DONE, 15), DONE], job_status.Gang(2, 2), "failed"),
+        ([drain(DONE, 25), DONE], job_status.Gang(2, 2), "succeeded"),  # it had ended before
+        ([drain(DONE, 15), DONE], job_status.Gang(2, 1), "succeeded"),  # the other one has finished the work
+        ([drain(DONE, 15), drain(DONE, 16)], job_status.Gang(2, 1), "failed"),
+        ([drain(DONE, 15), DONE], job_status.Gang(0, 0), "succeeded"),
+        ([drain(DONE, 15), drain(DONE, 16)], job_status.Gang(0, 0), "failed"),
+    ],
+)
+def test_job_that_was_drained_and_has_saved_its_work_is_not_finished(
+    pods: list[dict[str, Any]], gang: job_status.Gang, state: str
+) -> None:
+    """A program may save and end with 0 when it is asked to end: its controller then reports a success."""
+    states = {f"Pod/worker-{index}": pod for index, pod in enumerate(pods)}
+    status = job_status.build_succeeded_status(Observation(states, frozenset()), {}, gang)
+    assert status.state == state
+    assert (status.failure is not None and status.failure.requeue) is (state == "failed")
 
 
 def test_pod_that_has_failed_does_not_run() -> None:
