@@ -9,6 +9,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torchyard.cli.exit_codes import ExitCode, UsageError, get_error_code
@@ -260,7 +261,7 @@ def _show_checks(args: argparse.Namespace) -> int:
     else:
         for check in checks:
             remedy = f"\n        {check.remedy}" if check.remedy else ""
-            print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.where}: {check.what}{remedy}"))
+            print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{replace(check, remedy='')}{remedy}"))
         print(f"{len(checks) - failed_count} of {len(checks)} checks passed")
     return ExitCode.FAILED if failed_count else ExitCode.SUCCESS
 

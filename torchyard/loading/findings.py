@@ -11,7 +11,9 @@ from pydantic import BaseModel, ValidationError
 from torchyard.loading.manifest_file import ManifestFile
 from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, find_position, shorten_message
 from torchyard.model.errors import ProfileError
-from torchyard.model.finding import Finding
+from torchyard.model.finding import FilePosition, Finding
+from torchyard.model.plan import Plan
+from torchyard.model.requirements import Advice
 from torchyard.model.rules import get_first_key
 
 
@@ -50,6 +52,17 @@ class Findings:
         self.listed.append(replace(finding, what=shorten_message(finding.what)).at(position))
         if loc:
             self.wrong_keys.add(_name_wrong_key(loc))
+
+    def list_manifest_positions(self, plan: Plan) -> dict[str, FilePosition]:
+        """The position in the manifest's file of each of the plan's advice about its objects, by `where`."""
+        positions: dict[str, FilePosition] = {}
+        for requirement in plan.requires if self.manifest else ():
+            if isinstance(requirement, Advice):
+                where = requirement.finding.where
+                position = self.manifest.locate(where) if self.manifest else None
+                if position:
+                    positions[where] = position
+        return positions
 
     def add_file_error(self, message: str) -> None:
         """Add a finding about the profile's file itself, which no line of it shows."""

@@ -182,13 +182,15 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
         return profile
     try:
-        registry.make_plan(profile, TRIAL_RUN)
+        plan = registry.make_plan(profile, TRIAL_RUN)
     except ProfileError as error:
         findings.add_plan_error(error)
     except Exception:
         if not findings.listed:
             raise
         # The values that have a finding were left out, and a launcher may rely on the rules between keys.
+    else:
+        return profile.with_manifest_positions(findings.list_manifest_positions(plan))
     return profile
 
 

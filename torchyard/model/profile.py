@@ -1,11 +1,13 @@
 """The models of a profile, which the user writes, and how their values are read."""
 
 import math
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Pause, Text
+from torchyard.model.finding import FilePosition
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
 from torchyard.model.observe import NotifySetting, Trackers, TrackersSetting
@@ -328,6 +330,22 @@ class Profile(FrozenModel):
         description="receivers of messages if a run fails, recovers, becomes worse, waits or hangs: apprise addresses",
     )
     options: dict[str, Any] = Field({}, description="options of the launcher")
+
+    _manifest_positions: dict[str, FilePosition] = PrivateAttr(default_factory=dict)
+
+    @property
+    def manifest_positions(self) -> Mapping[str, FilePosition]:
+        """The lines of the manifest's file that findings about its objects are about, by the `where` of the finding.
+
+        Empty unless the profile was loaded from a file: a stored profile does not have them.
+        """
+        return self._manifest_positions
+
+    def with_manifest_positions(self, positions: Mapping[str, FilePosition]) -> Self:
+        """A copy with these positions."""
+        copy = self.model_copy()
+        copy._manifest_positions = dict(positions)
+        return copy
 
     @property
     def resolved_agent(self) -> Agent:

@@ -87,4 +87,5 @@ def resolve(profile: Profile) -> ResolvedProfile:
         fields["on_hang"] = "off"  # torchyard's command starts the recorder
     fields["resources"] = fields["pod"].resources | profile.resources
     # All values were validated with the profile.
-    return ResolvedProfile.model_construct(profile.model_fields_set, **fields)
+    resolved = ResolvedProfile.model_construct(profile.model_fields_set, **fields)
+    return resolved.with_manifest_positions(profile.manifest_positions)

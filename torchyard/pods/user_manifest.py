@@ -107,9 +107,18 @@ def plan_manifest(
         run,
         job_kind,
         JobObjects(main, store=tuple(companions)),
-        all_requirements,
+        [_locate_advice(profile, requirement) for requirement in all_requirements],
         ranks="teed" if has_tee else "logged",
     )
+
+
+def _locate_advice(profile: Profile, requirement: ClusterRequirement) -> ClusterRequirement:
+    """Advice about an object of the manifest, with its line; other requirements unchanged."""
+    if isinstance(requirement, Advice):
+        position = profile.manifest_positions.get(requirement.finding.where)
+        if position:
+            return Advice(finding=requirement.finding.at(position))
+    return requirement
 
 
 def _rename_job(main: Manifest, documents: Sequence[Manifest], new_name: str, job_kind: JobKind) -> Renaming:

@@ -1,5 +1,6 @@
 """The user's own manifests are launched as they are, plus what makes them part of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,11 @@ def test_objects_and_pods_are_the_runs(launched: Launched, name: str) -> None:
 
 @ALL
 def test_traps_are_advice(launched: Launched, name: str) -> None:
-    """Preflight warns of every trap in the manifest, and fails because of none."""
+    """Preflight warns of every trap in the manifest, at its line, and fails because of none."""
     warnings = [requirement.finding for requirement in launched(name).requires if isinstance(requirement, Advice)]
-    assert (tuple(warnings), bool(warnings)) == (lint_manifest(read_manifest(name)), True)
+    traps = [replace(warning, file="", line=None) for warning in warnings]
+    assert (tuple(traps), bool(traps)) == (lint_manifest(read_manifest(name)), True)
+    assert all(warning.file.endswith(f"{name}.yaml") and warning.line for warning in warnings)
 
 
 @pytest.mark.parametrize(("name", "id_count"), [("pytorchjob-c10d", 2), ("pytorchjob-etcd", 2)])
@@ -372,3 +375,25 @@ def test_each_role_may_have_its_own_container(launched: Launched) -> None:
     plan = launched(change_spec(JOB, tasks=tasks))
     templates = [task["template"] for task in plan.main["spec"]["tasks"]]
     assert [find_main_container(template) for template in templates] == ["main", "main", "trainer"]
+
+
+def test_trap_in_a_manifest_has_its_line(write: Write, tmp_path: Path) -> None:
+    """What a plan reports about the manifest has the file and the line, in every attempt; other advice has none."""
+    lines = [
+        "apiVersion: batch.volcano.sh/v1alpha1",
+        "kind: Job",
+        "metadata: {name: train, labels: {kueue.x-k8s.io/queue-name: team}}",
+        "spec:",
+        "  minAvailable: 0",
+        "  tasks:",
+        "    - replicas: 2",
+        "      template: {spec: {restartPolicy: Never, containers: [{name: a, image: a, command: [date]}]}}",
+    ]
+    (tmp_path / "job.yaml").write_text("\n".join(lines))
+    path = write("sample", launcher="volcano", program=None, manifest="job.yaml")
+    plan = manifest_plan_of(load(path), tmp_path, 2)
+    findings = {advice.finding.where: advice.finding for advice in plan.requires if isinstance(advice, Advice)}
+    lines_by_key = {"spec.minAvailable": 5, "metadata.labels": 3, "spec.tasks[0].template.spec.containers[0].image": 8}
+    for key, line in lines_by_key.items():
+        finding = findings[f"Job train, {key}"]
+        assert (finding.file, finding.line) == (str(tmp_path / "job.yaml"), line)
