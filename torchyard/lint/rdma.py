@@ -22,9 +22,9 @@ _RDMA_PATTERN = re.compile(
 )
 # Of plugins whose units are single devices.
 _DEVICE_PATTERN = re.compile(r"sriov|hostdev|mlnxnics|(?<![a-z])vfs?(?![a-z])", re.IGNORECASE)
-_MULTI_NETWORK_PATTERN = re.compile(
-    r"multi-?nic", re.IGNORECASE
-)  # a MultiNicNetwork attaches several interfaces by one name
+# A MultiNicNetwork attaches several interfaces by one name.
+_MULTI_NETWORK_PATTERN = re.compile(r"multi-?nic", re.IGNORECASE)
+_AMOUNT_PATTERN = re.compile(r"[0-9]{1,9}")
 _MAX_ANNOTATION_CHARS = 100_000
 
 
@@ -107,9 +107,9 @@ def _list_device_amounts(resources: Mapping[str, str]) -> dict[str, int]:
     for name, amount_text in resources.items():
         if "/" not in name or not _RDMA_PATTERN.search(name):
             continue
-        amount = int(amount_text) if amount_text.isdecimal() else 0
+        amount = int(amount_text) if _AMOUNT_PATTERN.fullmatch(amount_text) else 0
         is_single_device = amount > 1 or _DEVICE_PATTERN.search(name)
-        if "shared" in name or not is_single_device:
+        if "shared" in name.lower() or not is_single_device:
             return {}
         amounts[name] = amount
     return amounts

@@ -54,14 +54,15 @@ class Findings:
             self.wrong_keys.add(_name_wrong_key(loc))
 
     def list_manifest_positions(self, plan: Plan) -> dict[str, FilePosition]:
-        """The position in the manifest's file of each of the plan's advice about its objects, by `where`."""
+        """The line in the manifest of each of the plan's findings about it, by `where`; empty without a manifest."""
         positions: dict[str, FilePosition] = {}
-        for requirement in plan.requires if self.manifest else ():
+        if self.manifest is None:
+            return positions
+        for requirement in plan.requires:
             if isinstance(requirement, Advice):
-                where = requirement.finding.where
-                position = self.manifest.locate(where) if self.manifest else None
+                position = self.manifest.locate(requirement.finding.where)
                 if position:
-                    positions[where] = position
+                    positions[requirement.finding.where] = position
         return positions
 
     def add_file_error(self, message: str) -> None:

@@ -289,7 +289,7 @@ def check_queue(client: Client, requirement: OpenQueue, name: str) -> Finding:
     queue = query_queue(client, requirement.name)
     if queue.refusal is None:
         return passed_check(name, "is open")
-    remedy = "choose one with options.queue"
+    remedy = "choose one with options.queue, or in the manifest"
     if not queue.open_queues:
         remedy = "check that Volcano's controller and scheduler are running"
     return failed_check(name, describe_refusal(queue), remedy)

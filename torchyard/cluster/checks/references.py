@@ -28,7 +28,8 @@ _CREATE_REMEDIES = {
     "ComputeDomain": "create it, as docs/hardware.md shows, in namespace {namespace}",
     "ResourceClaim": "create it, or name another in `pod.patch`, in namespace {namespace}",
     "ResourceClaimTemplate": "create it, as docs/hardware.md shows, in namespace {namespace}",
-    "LocalQueue": "ask the administrator of Kueue, or name another in options.local_queue (null for none)",
+    "LocalQueue": "ask the administrator of Kueue, or name another in options.local_queue (null for none), or in the "
+    "manifest's label kueue.x-k8s.io/queue-name",
     "PriorityClass": "ask the cluster's administrator, or name another in `pod.priority_class` (null for none)",
     "StorageClass": "ask the cluster's administrator, or name another in `mounts`",
 }

@@ -137,6 +137,7 @@ def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, exp
         fake_api.put(queue | {"status": {"state": queue_state} if queue_state else {}})
     check = check_queue(client.get_cluster_client(Cluster()), OpenQueue(name="default"), "x")
     assert (check.verdict, check.what) == expected
+    assert check.remedy in ("", "choose one with options.queue, or in the manifest")
 
 
 def build_deployment(available: int, *args: str, **labels: str) -> dict[str, Any]:

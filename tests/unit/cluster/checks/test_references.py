@@ -29,6 +29,13 @@ def test_missing_object_is_reported_with_similar_names(fake_api: FakeApi, fake_s
     assert check.remedy == "`kubectl create configmap train-conf -n default --from-file=FILE`"
 
 
+def test_remedy_for_a_queue_names_the_keys_of_profile_and_manifest(fake_server: Client) -> None:
+    """A LocalQueue may be named by an option of the profile, or by a label of the manifest."""
+    reference = ReferencedObject(object_kind="LocalQueue", name="team")
+    remedy = check_reference(fake_server, reference, "x", 2).remedy
+    assert "options.local_queue (null for none), or in the manifest's label kueue.x-k8s.io/queue-name" in remedy
+
+
 def test_at_most_five_names_are_listed(fake_api: FakeApi, fake_server: Client) -> None:
     """If no name is similar, the first five are listed, with the number of the others."""
     for index in range(7):
