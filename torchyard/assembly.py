@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from torchyard.archive.contents import RECORD
 from torchyard.archive.copier import open_run_archive
@@ -38,24 +39,27 @@ def create_runner(
     control: RunControl,
     steps: StepFunctions | None = None,
     other_sinks: Sequence[Sink] = (),
+    rank_zero_output: TextIO | None = None,
 ) -> Runner:
     """A runner with everything that the profile and this machine's settings ask for.
 
     steps: of the orchestrator; None: plain functions.
     other_sinks: of the orchestrator, beside those of `list_sinks`.
+    rank_zero_output: gets each line that rank 0 prints, instead of the summaries in the log.
     """
-    sinks = (*list_sinks(profile, run_id, control.link), *other_sinks)
+    sinks = (*list_sinks(profile, run_id, control.link, rank_zero_output), *other_sinks)
     services = RunServices(sinks, open_run_archive, judge_run)
     return Runner(profile, run_id, control, services, steps)
 
 
-def list_sinks(profile: Profile, run_id: str, link: str) -> tuple[Sink, ...]:
+def list_sinks(profile: Profile, run_id: str, link: str, rank_zero_output: TextIO | None = None) -> tuple[Sink, ...]:
     """The log, the file with the progress, and the receivers that the profile names.
 
-    `link`: the run's address in the orchestrator; "" if none.
+    link: the run's address in the orchestrator; "" if none.
+    rank_zero_output: as for LogSink.
     """
     folder = RunFolder.of(profile, run_id)
-    return (LogSink(), ProgressFileSink(folder), *_list_receivers(profile, run_id, folder, link))
+    return (LogSink(rank_zero_output), ProgressFileSink(folder), *_list_receivers(profile, run_id, folder, link))
 
 
 def judge_run(profile: Profile, folder: Path, end: End, collected: Collected | None, started_at: float) -> Judgement:

@@ -165,6 +165,10 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     )
     for name in ("logs", "attach"):
         verb_parsers[name].add_argument("run_name", metavar="RUN", help=_RUN_HELP)
+    for name in ("run", "attach"):
+        verb_parsers[name].add_argument(
+            "-f", "--follow", action="store_true", help="also print each line of rank 0, instead of summaries of them"
+        )
     lines = verb_parsers["logs"].add_mutually_exclusive_group()
     lines.add_argument("--rank", type=_parse_rank, default=0, metavar="N", help="of this global rank (default: 0)")
     lines.add_argument("--node", metavar="NODE", help="all lines of a node, such as worker-1, the agent's too")
@@ -273,14 +277,14 @@ def _run_profile(args: argparse.Namespace) -> int:
     profile = _load_profile(args)
     from torchyard.cli.run import run_profile
 
-    return run_profile(profile, as_json=args.json)
+    return run_profile(profile, is_following=args.follow, as_json=args.json)
 
 
 def _attach_run(args: argparse.Namespace) -> int:
     """resume a run of `torchyard run` that has lost its process"""
     from torchyard.cli.run import attach_run
 
-    return attach_run(args.run_name, as_json=args.json)
+    return attach_run(args.run_name, is_following=args.follow, as_json=args.json)
 
 
 def _run_benchmark(args: argparse.Namespace) -> int:

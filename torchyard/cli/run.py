@@ -2,10 +2,11 @@
 
 import gc
 import logging
+import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
@@ -26,29 +27,34 @@ from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
 
 _PROFILE_FILE = "profile.json"  # what `attach` resumes with
+_LEVEL_COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}  # yellow, red
+_END_OF_COLOUR = "\x1b[0m"
 
 
-def run_profile(profile: Profile, *, as_json: bool) -> int:
-    """Start a new run and own it to its end; return the exit code."""
-    _, exit_code = run_new(profile, as_json=as_json)
+def run_profile(profile: Profile, *, is_following: bool, as_json: bool) -> int:
+    """Start a new run and own it to its end; return the exit code. `is_following`: as for `run_new`."""
+    _, exit_code = run_new(profile, is_following=is_following, as_json=as_json)
     return exit_code
 
 
-def run_new(profile: Profile, *, as_json: bool) -> tuple[str, int]:
-    """Start a new run and own it to its end; return its name and the exit code."""
-    _log_to_terminal(as_json=as_json)
-    runner = _start_runner(profile)
+def run_new(profile: Profile, *, is_following: bool = False, as_json: bool) -> tuple[str, int]:
+    """Start a new run and own it to its end; return its name and the exit code.
+
+    `is_following`: each line that rank 0 prints is shown too.
+    """
+    output = _log_to_terminal(as_json=as_json)
+    runner = _start_runner(profile, output if is_following else None)
     ended = _execute(runner)
     return runner.folder.name, _report_end(runner, ended, as_json=as_json)
 
 
-def _start_runner(profile: Profile) -> Runner:
+def _start_runner(profile: Profile, rank_zero_output: TextIO | None = None) -> Runner:
     """A runner of a new run, whose profile is saved for `attach`."""
     run_id = str(uuid.uuid4())
     folder = RunFolder.of(profile, run_id)
     make_private_folder(folder.path)
     write_private_text(folder.path / _PROFILE_FILE, profile.model_dump_json(exclude_unset=True) + "\n")
-    return create_runner(profile, run_id, LocalControl())
+    return create_runner(profile, run_id, LocalControl(), rank_zero_output=rank_zero_output)
 
 
 def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[str], *, as_json: bool) -> int:
@@ -80,8 +86,10 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
     return ExitCode.FAILED if failure else ExitCode.SUCCESS
 
 
-def attach_run(name: str, *, as_json: bool) -> int:
+def attach_run(name: str, *, is_following: bool, as_json: bool) -> int:
     """Resume a run whose launcher was lost; a run that has ended only reports its end again.
+
+    `is_following`: each line that rank 0 prints is shown too, from the first one of the attempt on.
 
     NoRunError if there is no such run here, TorchyardError if Prefect owns it, FolderError if its profile cannot be
     read.
@@ -100,8 +108,9 @@ def attach_run(name: str, *, as_json: bool) -> int:
         reason = f"{_PROFILE_FILE} cannot be read ({error.errors()[0]['msg']})"
         raise FolderError(str(folder.path), reason, "end its job by hand, then remove the folder") from error
     count = record.count_starts() + 1
-    _log_to_terminal(as_json=as_json)
-    runner = create_runner(profile, record.run_id, LocalControl(count, is_retry_requested=False))
+    output = _log_to_terminal(as_json=as_json)
+    control = LocalControl(count, is_retry_requested=False)
+    runner = create_runner(profile, record.run_id, control, rank_zero_output=output if is_following else None)
     return _report_end(runner, _execute(runner), as_json=as_json)
 
 
@@ -125,11 +134,28 @@ def _report_end(runner: Runner, ended: EndedRun, *, as_json: bool) -> int:
     return get_run_code(ended.end)
 
 
-def _log_to_terminal(*, as_json: bool) -> None:
-    """Print the log of runs; on stderr if stdout is for a document."""
-    handler = logging.StreamHandler(sys.stderr if as_json else sys.stdout)
-    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)-7s | %(message)s", "%H:%M:%S"))
+class _TerminalFormatter(logging.Formatter):
+    """A line with its time and its level, which has a colour if the output is a terminal and NO_COLOR is not set."""
+
+    def __init__(self, output: TextIO) -> None:
+        super().__init__("%(asctime)s | %(levelname)-7s | %(message)s", "%H:%M:%S")
+        self._has_colours = output.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        colour = _LEVEL_COLOURS.get(record.levelno)
+        if not self._has_colours or not colour:
+            return text
+        return text.replace(record.levelname, f"{colour}{record.levelname}{_END_OF_COLOUR}", 1)
+
+
+def _log_to_terminal(*, as_json: bool) -> TextIO:
+    """Print the log of runs, on stderr if stdout is for a document; return the output."""
+    output = sys.stderr if as_json else sys.stdout
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(_TerminalFormatter(output))
     handler.addFilter(SafeText())
     log = logging.getLogger(LOGGER_NAME)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    return output

@@ -2,9 +2,13 @@
 
 import logging
 import signal
+from collections.abc import Sequence
+from typing import TextIO
 
+from torchyard.common.escaping import strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.ranks import format_ranks
+from torchyard.common.secrets import mask_text
 from torchyard.model.event import AttemptStarted, RankFailed, ReportWritten, RowsRead, RunEvent, WaitEnded
 from torchyard.pages.report import render_text
 from torchyard.run.services import Sink
@@ -15,11 +19,16 @@ _MAX_RANK_RANGES = 8
 
 
 class LogSink(Sink):
-    """Writes to the run's log: the terminal, or the log of the flow run."""
+    """Writes to the run's log: the terminal, or the log of the flow run.
+
+    `rank_zero_output`: gets each line that rank 0 prints, instead of the summaries in the log; without control codes if
+    it is a terminal, and masked like the log.
+    """
 
     purpose = "log the progress of the run"
 
-    def __init__(self) -> None:
+    def __init__(self, rank_zero_output: TextIO | None = None) -> None:
+        self._rank_zero_output = rank_zero_output
         self._progress = Progress()
         self._output_progress = OutputProgress()
 
@@ -28,6 +37,8 @@ class LogSink(Sink):
             case AttemptStarted():
                 self._progress = Progress()
                 self._output_progress = OutputProgress()
+            case RowsRead() if self._rank_zero_output:
+                _print_lines(event.lines, self._rank_zero_output)
             case RowsRead():
                 self._log(self._progress.add(event.rows))
                 summary = self._output_progress.add(event)
@@ -46,6 +57,14 @@ class LogSink(Sink):
     def _log(self, update: ProgressUpdate | None) -> None:
         if update:
             get_log().info("%s", update.line)
+
+
+def _print_lines(lines: Sequence[str], output: TextIO) -> None:
+    """Print lines at once. OSError if the output is closed."""
+    if not lines:
+        return
+    text = mask_text("\n".join(lines))
+    print(strip_control_codes(text) if output.isatty() else text, file=output, flush=True)
 
 
 def describe_failed_rank(event: RankFailed) -> str:

@@ -47,7 +47,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
 class EndedRunner:
     """A runner of a run that fails, without a job: it leaves a report, as a real one does."""
 
-    def __init__(self, profile: Profile, run_id: str, _: object) -> None:
+    def __init__(self, profile: Profile, run_id: str, _: object, rank_zero_output: object) -> None:
         self.profile = profile
         self.folder = RunFolder.of(profile, run_id)
 

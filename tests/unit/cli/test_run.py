@@ -1,12 +1,19 @@
 """`torchyard run` and `attach`: the run that is resumed, and its profile."""
 
+import logging
 import os
+import pty
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Write
+from torchyard.cli import run as run_verb
 from torchyard.cli.main import main
+from torchyard.common.log import LOGGER_NAME
 from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.errors import TorchyardError
 from torchyard.model.profile import Profile
 from torchyard.run.folder import RunFolder
 
@@ -31,3 +38,41 @@ def test_profile_is_saved_completely(name: str) -> None:
     """The profile that `attach` reads equals the one that `run` was given."""
     profile = load_profile(name)
     assert Profile.model_validate_json(profile.model_dump_json(exclude_unset=True)) == profile
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "expected"),
+    [
+        (True, {"TERM": "xterm"}, "\x1b[31mERROR\x1b[0m   | broken"),
+        (True, {"TERM": "dumb"}, "ERROR   | broken"),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, "ERROR   | broken"),
+        (False, {"TERM": "xterm"}, "ERROR   | broken"),
+    ],
+)
+def test_levels_have_colours_on_a_terminal_only(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    variables: dict[str, str],
+    expected: str,
+) -> None:
+    """A warning or an error has a colour on a terminal, and none in a pipe or if NO_COLOR is set."""
+    read_end, write_end = pty.openpty() if is_terminal else os.pipe()
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def fail_to_create(*_: object, **__: object) -> None:
+        logging.getLogger(LOGGER_NAME).error("broken")
+        raise TorchyardError("nothing to run")
+
+    monkeypatch.setattr(run_verb, "create_runner", fail_to_create)
+    monkeypatch.setattr(logging.getLogger(LOGGER_NAME), "handlers", [])
+    with os.fdopen(write_end, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["run", str(write())]) == 1
+        output.flush()
+        printed = os.read(read_end, 4096).decode()
+    os.close(read_end)
+    assert printed.strip().endswith(expected)

@@ -1,5 +1,6 @@
 """The log of a run: rows as lines, and the report."""
 
+import io
 import logging
 import time
 from types import SimpleNamespace
@@ -68,3 +69,27 @@ def test_failed_rank_is_one_record(caplog: pytest.LogCaptureFixture, event: Rank
     """A rank that failed is one record: how it ended, which ranks print the same, and its lines."""
     LogSink().take(event)
     assert caplog.messages == [message]
+
+
+class Terminal(io.StringIO):
+    """An output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("output", "printed"),
+    [(io.StringIO(), "epoch \x1b[1m1\nAPI_TOKEN=****\n"), (Terminal(), "epoch 1\nAPI_TOKEN=****\n")],
+)
+def test_followed_lines_replace_the_summaries(
+    caplog: pytest.LogCaptureFixture, output: io.StringIO, printed: str
+) -> None:
+    """Rank 0's lines are printed as they are, masked and on a terminal without control codes; no row is a log line."""
+    caplog.set_level(logging.INFO)
+    sink = LogSink(output)
+    sink.take(RowsRead(({"epoch": 1},), ("epoch \x1b[1m1", "API_TOKEN=hunter2hunter2")))
+    sink.take(RowsRead(()))
+    sink.take(WaitEnded())
+    assert output.getvalue() == printed
+    assert caplog.messages == []
