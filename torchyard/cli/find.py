@@ -61,6 +61,12 @@ def fetch_run_to_resume(name: str) -> None:
         fetch_run(store, folder.path)
 
 
+def check_earlier_run(name: str) -> None:
+    """Raise NoRunError if this is neither the path of a checkpoint nor a run of this machine, to continue from."""
+    if is_run_name(name) and not (runs_folder() / name).is_dir():
+        raise build_no_run_error(name, None, "a checkpoint is named by a path that contains /")
+
+
 def is_run_name(name: str) -> bool:
     """Whether it can be the name of a run: a name that contains a path is not one."""
     return name not in ("", ".", "..") and "/" not in name

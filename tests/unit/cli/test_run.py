@@ -24,6 +24,14 @@ def test_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no run nobody-1234 in" in capsys.readouterr().err
 
 
+def test_unknown_run_to_resume_from_is_an_error(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run --resume` with an unknown run starts nothing, and the error does not concern the profile."""
+    assert main(["run", str(write()), "--resume", "nobody-1234"]) == 3
+    runs = Path(os.environ["TORCHYARD_RUNS"])
+    assert capsys.readouterr().err.startswith(f"there is no run nobody-1234 in {runs}; ")
+    assert not runs.exists() or not list(runs.iterdir())
+
+
 def test_run_of_prefect_is_not_attached_to(capsys: pytest.CaptureFixture[str]) -> None:
     """A run that a flow has started is refused, and the error contains the command that resumes it."""
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
