@@ -13,6 +13,7 @@ _REPORT_FIELD = re.compile(r"\s{0,8}(time|host|rank|exitcode|error_file|tracebac
 _REPORT_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _REPORT_EXIT_CODE = re.compile(r"(-?\d{1,5})(?: \(pid: (\d{1,9})\))?")
 _ROOT_CAUSE = re.compile(r"Root Cause\b")
+CLOSING_MARKER = "closing signal"  # of a line by which an agent reports that it stops a worker
 _CLOSING_SIGNAL = re.compile(r"Sending process (\d{1,9}) closing signal")
 START_MARKER = "tarting worker"  # of a line by which an agent may report that it starts its workers
 _WORKERS_STARTED = re.compile(r"\[\w{1,80}\] starting workers for entrypoint|\] Starting worker group")
@@ -94,8 +95,8 @@ def read_agent_report(lines: Sequence[LogLinePart]) -> AgentReport:
     for line in agent_lines:
         if _GLOBAL_RANKS.search(line.text):
             global_ranks = parse_global_ranks(line.text)
-        elif match := _CLOSING_SIGNAL.search(line.text):
-            stopped_pids.add(int(match[1]))
+        elif (pid := parse_stopped_pid(line.text)) is not None:
+            stopped_pids.add(pid)
         elif has_started_workers(line.text):
             started_at = line.timestamp
             lost_lines = []
@@ -119,6 +120,12 @@ def read_agent_report(lines: Sequence[LogLinePart]) -> AgentReport:
 def has_started_workers(text: str) -> bool:
     """Whether an agent reports by this line that it starts its workers, for the first time or again."""
     return bool(_WORKERS_STARTED.search(text))
+
+
+def parse_stopped_pid(text: str) -> int | None:
+    """The worker that an agent reports to stop, by its process id; None for other lines."""
+    match = _CLOSING_SIGNAL.search(text)
+    return int(match[1]) if match else None
 
 
 def parse_global_ranks(text: str) -> dict[int | None, int]:

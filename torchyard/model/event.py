@@ -48,7 +48,8 @@ class RankFailed(NamedTuple):
 
     rank: global; None if it is not known.
     local_rank: None if it is not known; without `rank` too, the node's agent or its only process has failed.
-    exit_code: negative: a signal. None: the rank has printed an exception that it does not catch, and may still run.
+    exit_code: negative: a signal. None: not known yet.
+    has_ended: False if it has only printed an exception that it does not catch, and may still run.
     lines: its traceback or its last lines, without prefixes; empty if it has none, or if an earlier event had them.
     same_ranks: the other ranks that have failed with the same words.
     """
@@ -57,6 +58,7 @@ class RankFailed(NamedTuple):
     local_rank: int | None
     rank: int | None
     exit_code: int | None
+    has_ended: bool
     lines: tuple[str, ...]
     same_ranks: tuple[int, ...] = ()
 

@@ -74,12 +74,12 @@ def describe_failed_rank(event: RankFailed) -> str:
         subject = f"rank {event.rank} on {event.node}"
     elif event.local_rank is not None:
         subject = f"local rank {event.local_rank} on {event.node}"
-    clauses = [f"{subject} {_describe_end(event.exit_code)}"]
+    clauses = [f"{subject} {_describe_end(event)}"]
     if event.same_ranks:
         noun = "rank" if len(event.same_ranks) == 1 else "ranks"
         verb = "prints" if len(event.same_ranks) == 1 else "print"
         clauses.append(f"{noun} {format_ranks(event.same_ranks, _MAX_RANK_RANGES)} {verb} the same")
-    if event.lines and event.exit_code is not None:
+    if event.lines and event.has_ended:
         clauses.append("its last lines")
     title = "; ".join(clauses)
     if not event.lines:
@@ -87,11 +87,13 @@ def describe_failed_rank(event: RankFailed) -> str:
     return "\n".join([f"{title}:", *(f"  | {line}" for line in event.lines)])
 
 
-def _describe_end(exit_code: int | None) -> str:
-    """`has ended with exit code 1` or `was ended by SIGKILL`; without an exit code `printed a traceback`."""
-    if exit_code is None:
+def _describe_end(event: RankFailed) -> str:
+    """`has ended with exit code 1`, `was ended by SIGKILL`, `has ended`, or `printed a traceback`."""
+    if not event.has_ended:
         return "printed a traceback"
+    if event.exit_code is None:
+        return "has ended"
     try:
-        return f"was ended by {signal.Signals(-exit_code).name}"
+        return f"was ended by {signal.Signals(-event.exit_code).name}"
     except ValueError:
-        return f"has ended with exit code {exit_code}"
+        return f"has ended with exit code {event.exit_code}"

@@ -90,7 +90,8 @@ class FailureMonitor:
             if exit_code and node not in nodes_with_signs:
                 last_lines = self._tails.last(node, 1)
                 ended_at = last_lines[0].timestamp if last_lines else 0.0
-                signs.append(FailureSign(node, None, None, ended_at, normalize_exit_code(exit_code)))
+                code = normalize_exit_code(exit_code)
+                signs.append(FailureSign(node, None, None, ended_at, code, has_ended=True))
         self._report_first(signs, with_consequences=True)
 
     def _update_first(self, first: FailureSign) -> None:
@@ -101,7 +102,17 @@ class FailureMonitor:
             return
         signs = _select_signs(self._signs.signs)
         same_ranks = find_same_ranks(current, signs, self._read_tails(signs))
-        self._emit(RankFailed(current.node, current.local_rank, current.rank, current.exit_code, (), same_ranks))
+        self._emit(
+            RankFailed(
+                node=current.node,
+                local_rank=current.local_rank,
+                rank=current.rank,
+                exit_code=current.exit_code,
+                has_ended=current.has_ended,
+                lines=(),
+                same_ranks=same_ranks,
+            )
+        )
 
     def _report_first(self, signs: Sequence[FailureSign], *, with_consequences: bool = False) -> bool:
         """Report the rank that failed first; return False if none is found.
@@ -119,6 +130,7 @@ class FailureMonitor:
             local_rank=failure_sign.local_rank,
             rank=last_words.rank,
             exit_code=failure_sign.exit_code,
+            has_ended=failure_sign.has_ended,
             lines=last_words.lines,
             same_ranks=last_words.same_ranks,
         )

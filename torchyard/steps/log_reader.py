@@ -9,13 +9,14 @@ from pathlib import Path
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
 from torchyard.diagnosis.first_failure.failure_signs import FailureSignReader
-from torchyard.diagnosis.hang.records import BlackBox
+from torchyard.diagnosis.hang.records import BlackBox, parse_line
 from torchyard.diagnosis.nccl.log import NcclLogReader
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
 RECORD_MARKER = RECORD_PREFIX.encode()
+_END_TEXT = '"kind":"end"'  # as the recorder prints it
 MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job is polled in between
 
 
@@ -180,9 +181,10 @@ class JobLogReader:
     between; `is_behind` until a call has reached the end of every log. The next call continues with the next node, so
     that one long log does not delay the others. A log that was replaced or cut is read again from its start.
 
-    Each complete line is used once: a rank's record goes to `black_box`; any other line counts in `line_count`, is read
-    for NCCL's network (`nccl`; `has_nccl_update` is reset by the caller) and for signs of failures, and is returned if
-    rank 0 printed it. A missing file is an empty log; other errors are raised as OSError.
+    Each complete line is used once: a rank's record goes to `black_box`, and that of its end to `failure_signs`; any
+    other line counts in `line_count`, is read for NCCL's network (`nccl`; `has_nccl_update` is reset by the caller) and
+    for signs of failures, and is returned if rank 0 printed it. A missing file is an empty log; other errors are raised
+    as OSError.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -237,6 +239,9 @@ class JobLogReader:
             line = parse_log_line(text, name)
             if RECORD_PREFIX in text:
                 self.black_box.process_text(name, f"{line.text}\n")
+                if _END_TEXT in text:
+                    for record in parse_line(line.text):
+                        self.failure_signs.process_record(name, record)
             else:
                 self.line_count += 1
                 self.failure_signs.process_line(line)

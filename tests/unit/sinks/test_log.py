@@ -51,18 +51,19 @@ def test_job_without_metrics_is_logged(caplog: pytest.LogCaptureFixture, monkeyp
     ("event", "message"),
     [
         (
-            RankFailed("node-0", 1, 1, None, ("Traceback", "KeyError: 1"), (0, 2, 3)),
+            RankFailed("node-0", 1, 1, None, False, ("Traceback", "KeyError: 1"), (0, 2, 3)),
             "rank 1 on node-0 printed a traceback; ranks 0, 2-3 print the same:\n  | Traceback\n  | KeyError: 1",
         ),
         (
-            RankFailed("node-0", 1, 1, 1, (), (2,)),
+            RankFailed("node-0", 1, 1, 1, True, (), (2,)),
             "rank 1 on node-0 has ended with exit code 1; rank 2 prints the same",
         ),
         (
-            RankFailed("node-0", 1, None, -9, ("epoch 3",)),
+            RankFailed("node-0", 1, None, -9, True, ("epoch 3",)),
             "local rank 1 on node-0 was ended by SIGKILL; its last lines:\n  | epoch 3",
         ),
-        (RankFailed("worker-1", None, None, 3, ()), "worker-1 has ended with exit code 3"),
+        (RankFailed("node-0", 1, 1, None, True, ("x",)), "rank 1 on node-0 has ended; its last lines:\n  | x"),
+        (RankFailed("worker-1", None, None, 3, True, ()), "worker-1 has ended with exit code 3"),
     ],
 )
 def test_failed_rank_is_one_record(caplog: pytest.LogCaptureFixture, event: RankFailed, message: str) -> None:

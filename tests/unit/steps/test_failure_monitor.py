@@ -68,7 +68,7 @@ def test_first_rank_is_reported_once_and_then_its_exit_code(logs: ScriptedLogs) 
     assert [logs.check(SETTLE_S), logs.check(SETTLE_S)] == [[], []]
     logs.print("node-0", LOST.format(1, 1))
     logs.check(0.0)
-    assert logs.check(SETTLE_S) == [RankFailed("node-0", 1, 1, 1, (), same_ranks=(3,))]
+    assert logs.check(SETTLE_S) == [RankFailed("node-0", 1, 1, 1, True, (), same_ranks=(3,))]
     logs.monitor.conclude({"node-0": 1, "node-1": 1})
     assert len(logs.events) == 1
 
@@ -79,7 +79,7 @@ def test_lost_peer_waits_for_the_rank_that_failed(logs: ScriptedLogs) -> None:
     assert [logs.check(delay_s) for delay_s in (0.0, SETTLE_S, 1.0, 2.0)] == [[]] * 4
     logs.print("node-0", LOST.format(-9, 1))
     logs.check(0.0)
-    assert logs.check(SETTLE_S) == [RankFailed("node-0", 1, 1, -9, ())]
+    assert logs.check(SETTLE_S) == [RankFailed("node-0", 1, 1, -9, True, ())]
 
 
 def test_late_end_of_a_traceback_is_awaited(logs: ScriptedLogs) -> None:
@@ -113,10 +113,10 @@ def test_restart_in_the_log_of_an_attached_job_is_not_a_failure(logs: ScriptedLo
 @pytest.mark.parametrize(
     ("texts", "exit_codes", "expected"),
     [
-        (("usage: train.py",), {"node-0": 2}, RankFailed("node-0", None, None, 2, ("usage: train.py",))),
-        (("bye",), {"node-0": 137}, RankFailed("node-0", None, None, -9, ("bye",))),
+        (("usage: train.py",), {"node-0": 2}, RankFailed("node-0", None, None, 2, True, ("usage: train.py",))),
+        (("bye",), {"node-0": 137}, RankFailed("node-0", None, None, -9, True, ("bye",))),
         (("bye",), {"node-0": 0, "node-1": None}, None),
-        ((), {"node-1": 1}, RankFailed("node-1", None, None, 1, ())),
+        ((), {"node-1": 1}, RankFailed("node-1", None, None, 1, True, ())),
     ],
 )
 def test_end_of_a_process_is_reported_at_the_end_of_the_job(

@@ -186,7 +186,7 @@ def test_lost_worker_is_reported_before_its_agent_ends(job: Make) -> None:
     wait(Handle(plan=plan, deadlines=Deadlines(), created=True, submitted_at=1.0), events.append)
     kinds = [event for event in events if isinstance(event, RankFailed | StatusRead)]
     failures = [event for event in kinds if isinstance(event, RankFailed)]
-    assert failures == [RankFailed("node-0", local_rank=1, rank=None, exit_code=-9, lines=())]
+    assert failures == [RankFailed("node-0", local_rank=1, rank=None, exit_code=-9, has_ended=True, lines=())]
     last_status = kinds[-1]
     assert isinstance(last_status, StatusRead)
     assert last_status.status.state == "succeeded"  # the agent of this job ends with 0, after the report

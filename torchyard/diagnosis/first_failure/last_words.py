@@ -108,7 +108,7 @@ def _read_words(failure_sign: FailureSign, parts: Sequence[LogLinePart]) -> Last
     is_shared = failure_sign.is_worker and stream is parts
     cause = diagnose_process(failure_sign.node, stream, failure_sign.exit_code, failure_sign.line, is_shared=is_shared)
     evidence = cause.evidence if cause and cause.evidence is not failure_sign.line else None
-    if failure_sign.exit_code is None and (evidence is None or evidence.timestamp < failure_sign.shown_at):
+    if not failure_sign.has_ended and (evidence is None or evidence.timestamp < failure_sign.shown_at):
         return None
     lines: Sequence[LogLinePart] = ()
     if evidence or not is_shared:  # the last lines of a node may be another process's
@@ -116,7 +116,7 @@ def _read_words(failure_sign: FailureSign, parts: Sequence[LogLinePart]) -> Last
     return LastWords(
         failure_sign=failure_sign,
         rank=evidence.rank if evidence and failure_sign.rank is None else failure_sign.rank,
-        is_consequence=cause is None or cause.distance >= Distance.PEER,
+        is_consequence=cause.distance >= Distance.PEER if cause else not failure_sign.is_worker,
         failed_at=evidence.timestamp if evidence else failure_sign.shown_at,
         lines=tuple(single_line(line.text, _MAX_LINE_CHARS) for line in lines),
         error=evidence.text.translate(_WITHOUT_DIGITS) if evidence else "",

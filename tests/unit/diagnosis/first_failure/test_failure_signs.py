@@ -5,6 +5,7 @@ import traceback
 
 import pytest
 
+from tests.builders.rank_records import build_record
 from torchyard.diagnosis.first_failure.failure_signs import FailureSignReader
 from torchyard.model.run import LogLine
 
@@ -70,3 +71,35 @@ def test_second_sign_of_a_process_is_one_change() -> None:
     reader.process_line(LogLine(4.0, "node-0", LOST.format(1, 0)))
     assert (changes, reader.change_count) == ([1, 1, 1], 2)
     assert [failure_sign.shown_at for failure_sign in reader.signs] == [1.0]
+
+
+STOPPED = "W1126 api.py:1028] Sending process {} closing signal SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("ended_ranks", "expected"),
+    [
+        ({5: 9.9}, [(1, 5, True)]),  # rank 4 is being stopped
+        ({5: 9.9, 4: 15.0}, [(1, 5, True)]),  # and ends later
+        ({4: 10.1}, []),  # only the rank that was stopped has ended
+        ({5: 3.0}, []),  # it had ended before, which may have been its success
+        ({}, []),
+    ],
+)
+@pytest.mark.parametrize("is_record_first", [True, False])
+def test_rank_that_ended_before_the_others_were_stopped_is_a_sign(
+    is_record_first: bool, ended_ranks: dict[int, float], expected: list[tuple[int, int, bool]]
+) -> None:
+    """Before torchrun reports it, a rank of which the recorder reports the end, and that torchrun has not stopped."""
+    reader = FailureSignReader()
+    reader.process_line(LogLine(1.0, "node-1", RANKS))
+    stop = LogLine(10.0, "node-1", STOPPED.format(104))
+    if not is_record_first:
+        reader.process_line(stop)
+    for rank, ended_at in ended_ranks.items():
+        reader.process_record("node-1", build_record(rank, kind="end", timestamp=ended_at))
+    reader.process_line(stop)
+    assert [(sign.local_rank, sign.rank, sign.has_ended) for sign in reader.signs] == expected
+    assert all(sign.exit_code is None for sign in reader.signs)
+    reader.process_line(LogLine(11.0, "node-1", LOST.format(3, 1)))
+    assert [(sign.rank, sign.exit_code) for sign in reader.signs] == [(5, 3)]

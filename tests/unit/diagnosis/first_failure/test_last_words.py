@@ -172,7 +172,7 @@ def test_long_words_are_bounded() -> None:
 @pytest.mark.parametrize("line", HARMLESS[:3])
 def test_process_without_an_error_has_its_last_line(line: str) -> None:
     """A process that is its node's only one has its last lines, if none of them shows an error."""
-    failure_sign = FailureSign("node-0", None, None, 1.0, exit_code=3)
+    failure_sign = FailureSign("node-0", None, None, 1.0, exit_code=3, has_ended=True)
     failure = find_first_failure([failure_sign], {"node-0": [LogLine(1.0, "node-0", line)]}, with_consequences=True)
     assert failure is not None
     assert failure.lines == (line,)
