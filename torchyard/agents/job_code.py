@@ -6,6 +6,7 @@ from torchyard.model.plan import StagedCode
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
+MAX_PACKED_BYTES = 900 << 10  # a ConfigMap holds 1 MiB, of which the program that unpacks needs a few KiB
 _POD_FOLDER = "/code"
 P = TypeVar("P", bound=Profile)
 
@@ -15,7 +16,10 @@ def plan_code(profile: Profile, run: Run) -> StagedCode | None:
     if profile.code is None:
         return None
     archive = profile.code.archive
-    return StagedCode(archive=archive, path=f"{run.folder}/code-{archive.short_digest}.tar.gz")
+    url = None
+    if profile.code.store and archive.packed_bytes > MAX_PACKED_BYTES:
+        url = f"{profile.code.store.rstrip('/')}/{archive.digest}.tar.gz"
+    return StagedCode(archive=archive, path=f"{run.folder}/code-{archive.short_digest}.tar.gz", url=url)
 
 
 def get_pod_folder(profile: Profile) -> str | None:

@@ -18,16 +18,6 @@ ARCHIVE_VARIABLE = "TORCHYARD_ARCHIVE"
 HISTORY = "history"  # the folder of all runs' numbers, beside the runs
 MARKER = "torchyard-archive"  # the object at the archive's root that proves that it is there
 _MARKER_TEXT = b"The root of a torchyard archive. Without this object torchyard does not use the archive.\n"
-# The package of each protocol; fsspec itself names those of others.
-_MODULES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-}
 _LOCAL_PROTOCOLS = ("file", "local")
 _MARKER_REMEDY = (
     f"mount its share, or correct {ARCHIVE_VARIABLE}; a new archive is created once, with `torchyard archive init`"
@@ -201,11 +191,8 @@ def _open_files(url: str) -> tuple[Any, str]:
     masked_url = secrets.mask_text(url)
     if not separator or not rest.strip("/"):
         raise ArchiveError(masked_url, "this is not a URL such as s3://BUCKET/PREFIX or file:///FOLDER", _SET_REMEDY)
-    modules = ["fsspec"]
-    if protocol in _MODULES:
-        modules.append(_MODULES[protocol])
     try:
-        need(f"an archive at {protocol}://", *modules)
+        need(f"an archive at {protocol}://", "fsspec", protocol=protocol)
     except MissingPackageError as error:
         raise ArchiveError(masked_url, error.problem, error.remedy) from error
     from fsspec.core import url_to_fs

@@ -8,14 +8,15 @@ from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
 from torchyard.code.archive import read_archive
+from torchyard.code.object_store import publish_archive
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts, pod_reasons
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
-from torchyard.model.errors import ClusterError, RendezvousError
-from torchyard.model.plan import ManifestPlan
+from torchyard.model.errors import ClusterError, CodeError, RendezvousError
+from torchyard.model.plan import ManifestPlan, StagedCode
 from torchyard.pods import etcd, lease_record
-from torchyard.pods.code import add_archive, is_code_map
+from torchyard.pods.code import add_archive, add_url, is_code_map
 from torchyard.pods.optional_objects import find_optional_object
 from torchyard.pods.template import RUN_LABEL
 
@@ -64,7 +65,8 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     run_lease = hold_lease(plan)
     if lease_record.is_submitted(run_lease) and not client.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
-    objects = [add_owner(_add_code(client, plan, obj), run_lease) for obj in plan.objects]
+    plan_objects = _add_code(client, plan, may_lack_it=lease_record.is_submitted(run_lease))
+    objects = [add_owner(obj, run_lease) for obj in plan_objects]
     for obj in objects[1:]:
         adopt_or_create(client, plan, obj, dry_run=True)
     results = [adopt_or_create(client, plan, obj) for obj in objects]
@@ -74,16 +76,34 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     return job, created
 
 
-def _add_code(client: Client, plan: ManifestPlan, obj: KubeObject) -> KubeObject:
-    """The ConfigMap for code with its archive, unless it has been created; any other object unchanged.
+def _add_code(client: Client, plan: ManifestPlan, *, may_lack_it: bool) -> list[KubeObject]:
+    """The plan's objects, with the archive in the ConfigMap for code, or its URL; without a ConfigMap that exists.
 
-    FolderError if it must be created, and this machine does not have the archive.
+    CodeError if it must be created, and neither this machine nor the store has the archive. With `may_lack_it`, for a
+    job whose pods have their code, it is then left out.
     """
-    if plan.code is None or not is_code_map(obj):
-        return obj
-    if client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"]):
-        return obj  # another machine may have created it, which alone had the archive
-    return add_archive(obj, read_archive(plan.code))
+    objects: list[KubeObject] = []
+    for obj in plan.objects:
+        if plan.code is None or not is_code_map(obj):
+            objects.append(obj)
+            continue
+        existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+        if existing and is_own_object(plan, existing):
+            continue  # another machine may have created it, and only that one had the archive
+        try:
+            objects.append(_fill_code_map(plan.code, obj))
+        except CodeError as error:
+            if not may_lack_it:
+                raise
+            get_log().warning("pods that start later will fail: %s", error)
+    return objects
+
+
+def _fill_code_map(code: StagedCode, code_map: KubeObject) -> KubeObject:
+    """The ConfigMap for code with the archive or, if that is too large, with its URL in the store. CodeError."""
+    if code.url:
+        return add_url(code_map, publish_archive(code))
+    return add_archive(code_map, read_archive(code))
 
 
 def add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:

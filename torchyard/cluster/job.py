@@ -9,6 +9,7 @@ from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.logs.log_follower import LOG_READERS
 from torchyard.cluster.stop import stop_and_read
 from torchyard.code.archive import keep_archive
+from torchyard.code.object_store import check_store
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis.pod_facts import parse_timestamp
@@ -43,6 +44,8 @@ class ClusterJob:
         for requirement in self._plan.requires:
             if isinstance(requirement, WritableFolder):  # a folder of this machine; check_cluster has the others
                 checks.append(Finding(**probe_folder(requirement.to_probe())))
+        if self._plan.code and self._plan.code.url:
+            checks.append(check_store(self._plan.code))
         checks += check_cluster(self._plan)
         return tuple(checks)
 

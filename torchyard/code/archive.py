@@ -19,8 +19,8 @@ from typing import NamedTuple
 from torchyard.code.secret_files import is_secret_name, list_secret_lines
 from torchyard.common.private_files import make_private_folder, open_private_file
 from torchyard.common.project_root import runs_folder
-from torchyard.host.code.unpack import read_digest, unpack_code
-from torchyard.model.errors import FolderError
+from torchyard.host.code.unpack import unpack_code
+from torchyard.model.errors import CodeError, FolderError
 from torchyard.model.plan import StagedCode
 from torchyard.model.profile import CodeArchive
 
@@ -109,7 +109,7 @@ def store_archive(packed: PackedFolder) -> None:
 def keep_archive(code: StagedCode | None) -> None:
     """Link the archive of a run's code into the run's folder, unless it is there; nothing for a job without code.
 
-    FolderError if this machine does not have it.
+    CodeError if this machine does not have it, FolderError if the run's folder cannot be written.
     """
     if code is None or os.path.exists(code.path):
         return
@@ -119,43 +119,46 @@ def keep_archive(code: StagedCode | None) -> None:
         make_private_folder(path.parent)
         try:
             os.link(stored_path, path)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without hard links
+        except OSError:  # a file system without hard links, if the archive exists
             _write_atomically(path, stored_path.read_bytes())
-    except FileExistsError:
-        pass
+    except FileNotFoundError as error:
+        reason = f"{stored_path} does not exist any more ({code.archive})"
+        raise CodeError(code.archive.short_digest, reason, _LOST_REMEDY) from error
     except OSError as error:
-        reason = f"its code ({code.archive}) cannot be read from {stored_path}: {error.strerror}"
-        raise FolderError(str(path.parent), reason, _LOST_REMEDY) from error
+        raise FolderError(str(path.parent), f"{path.name}: {error.strerror}") from error
 
 
 def read_archive(code: StagedCode) -> bytes:
-    """The bytes of a run's archive. FolderError if they are not on this machine, or were changed."""
+    """The bytes of a run's archive. CodeError if this machine does not have it, FolderError if it cannot be read."""
     path = Path(code.path)
     try:
-        if read_digest(code.path) != code.archive.digest:
-            raise FolderError(str(path.parent), f"{path.name} was changed", _LOST_REMEDY)
-        return path.read_bytes()
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CodeError(code.path, "it does not exist on this machine", _LOST_REMEDY) from error
     except OSError as error:
-        raise FolderError(str(path.parent), f"{path.name}: {error.strerror}", _LOST_REMEDY) from error
+        raise FolderError(str(path.parent), f"{path.name}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != code.archive.digest:
+        raise CodeError(code.path, "it was changed", _LOST_REMEDY)
+    return content
 
 
 def unpack_here(code: StagedCode) -> None:
-    """Unpack a run's archive beside it, completely or not at all, unless an earlier attempt has. FolderError.
+    """Unpack a run's archive beside it, completely or not at all, unless an earlier attempt has.
 
-    All attempts share the folder, so that a later one finds what an earlier one wrote there.
+    All attempts share the folder, so that a later one finds what an earlier one wrote there. Errors as of
+    `read_archive`.
     """
     if os.path.isdir(code.folder):
         return
     temp_folder = f"{code.folder}.part"
+    content = read_archive(code)
     try:
-        unpack_code(code.path, temp_folder, code.archive.digest)
+        unpack_code(io.BytesIO(content), temp_folder, code.archive.digest)
         os.rename(temp_folder, code.folder)
     except OSError as error:
         shutil.rmtree(temp_folder, ignore_errors=True)
-        reason = f"its code cannot be unpacked: {error.strerror or error}"
-        raise FolderError(str(Path(code.path).parent), reason, _LOST_REMEDY) from error
+        reason = f"the code cannot be unpacked: {error.strerror or error}"
+        raise FolderError(str(Path(code.path).parent), reason) from error
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

@@ -11,16 +11,29 @@ from torchyard.model.errors import MissingPackageError
 
 # As pip names them, where that differs from the name of the module.
 _PACKAGES = {"mlflow": "mlflow-skinny", "prometheus_client": "prometheus-client", "sklearn": "scikit-learn"}
+# The package of each protocol of an object store; fsspec itself names those of others.
+_STORE_MODULES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+}
 
 
-def need(feature: str, *modules: str, remedy: str = "") -> None:
+def need(feature: str, *modules: str, protocol: str = "", remedy: str = "") -> None:
     """Raise MissingPackageError if a package that a feature needs is not installed. Nothing is imported.
 
     feature: the subject of the message, such as `torchyard metrics`.
     modules: one of each package, by the name that imports use.
+    protocol: of an object store, such as s3, which needs the package of its client.
     remedy: the commands that install them; by default pip's. An extra of torchyard is not named, because it would
         install all that torchyard depends on where only the engine is wanted.
     """
+    if protocol in _STORE_MODULES:
+        modules = (*modules, _STORE_MODULES[protocol])
     missing = [_PACKAGES.get(module, module) for module in modules if find_spec(module) is None]
     if not missing:
         return

@@ -135,7 +135,8 @@ def _unpack_code(folder: str, temp_folder: str, digest: str) -> None:
     own_path = os.path.join(temp_folder, _CODE_MEMBER)
     path = _locate_archive(folder, digest)
     try:
-        unpack_code(own_path, os.path.join(temp_folder, "work"), digest)
+        with open(own_path, "rb") as archive:
+            unpack_code(archive, os.path.join(temp_folder, "work"), digest)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(path)  # it may be damaged: the next attempt sends it again

@@ -154,6 +154,19 @@ class FolderError(TorchyardError):
         return f"run folder {self.path}: {self.reason}; {self.remedy}"
 
 
+class CodeError(TorchyardError):
+    """The code of a run is not at its location any more, or cannot be brought from there into its job."""
+
+    def __init__(self, location: str, reason: str, remedy: str) -> None:
+        super().__init__(location, reason, remedy)
+        self.location = location
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"code {self.location}: {self.reason}; {self.remedy}"
+
+
 class ArchiveError(TorchyardError):
     """The archive of run folders cannot be used. This never means that the archive is empty."""
 

@@ -24,6 +24,8 @@ class StagedCode(FrozenModel):
         pattern=r"\.tar\.gz$", description="the archive's path in the run's folder, on the launcher's machine"
     )
 
+    url: str | None = Field(None, description="where pods get the archive from; None: from a ConfigMap of the attempt")
+
     @property
     def folder(self) -> str:
         """The folder in which processes on the launcher's machine find the unpacked archive."""

@@ -149,6 +149,11 @@ class CodeFolder(FrozenModel):
     exclude: tuple[Text, ...] = Field(
         (), description="patterns as in .gitignore, which take precedence over its rules: data/, *.ipynb, !generated.py"
     )
+    store: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]+://[^\s]*[^\s/]/*$",
+        description="an object store, from which pods get what is too large for a ConfigMap: s3://BUCKET/PREFIX",
+    )
 
 
 class CodeArchive(FrozenModel):
@@ -183,6 +188,7 @@ _CODE_SCHEMA = {
             "properties": {
                 "path": {"type": "string"},
                 "exclude": {"type": "array", "items": {"type": "string"}},
+                "store": {"type": "string"},
             },
             "required": ["path"],
             "additionalProperties": False,
@@ -209,8 +215,8 @@ class Profile(FrozenModel):
     image: str | None = Field(None, description="the pods' image, with a tag; it contains torch and the program")
     code: Annotated[Code | None, WithJsonSchema(_CODE_SCHEMA)] = Field(
         None,
-        description="a folder of this machine to bring into the job: `.`, or {path: ., exclude: [...]}. The job gets "
-        "its files as they are now, without those that git ignores, and starts in it",
+        description="a folder of this machine to bring into the job: `.`, or {path: ., exclude: [...], store: URL}. "
+        "The job gets its files as they are now, without those that git ignores, and starts in it",
     )
     program: str | None = Field(
         None,

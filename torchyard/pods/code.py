@@ -1,13 +1,14 @@
 """The code of a job in its pods: an init container unpacks it into an empty volume, where the job's container starts.
 
-The init container has the job's own image, which the node needs anyway. The archive comes from a ConfigMap of the
-attempt, which gets its content when it is created: the plan has only the digest.
+The init container has the job's own image, which the node needs anyway. A ConfigMap of the attempt has the archive or,
+if that is too large, a signed URL of it. It gets them when it is created: the plan has only the digest.
 """
 
 import base64
 from pathlib import Path
+from typing import NamedTuple
 
-from torchyard.agents.job_code import get_pod_folder
+from torchyard.agents.job_code import MAX_PACKED_BYTES, get_pod_folder
 from torchyard.host.code import unpack
 from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
@@ -17,17 +18,18 @@ from torchyard.pods.volumes import CODE_SOURCE_VOLUME, CODE_VOLUME, Manifest, dr
 CONTAINER_NAME = "torchyard-code"
 CODE_ROLE = "code"
 SOURCE_FOLDER = "/run/torchyard-code"
-MAX_PACKED_BYTES = 900 << 10  # a ConfigMap holds 1 MiB, of which the program that unpacks needs a few KiB
 _ARCHIVE_KEY = "code.tar.gz"
+_URL_KEY = "url"
 _PROGRAM_KEY = "unpack.py"
 _DIGEST_ANNOTATION = "torchyard/code"
-# -I: Python imports nothing from the image's work folder. tar is for an image without Python.
+# -I: Python imports nothing from the image's work folder. tar is for an image without Python, which downloads nothing.
 _UNPACK_LINES = f"""\
 if command -v python3 >/dev/null; then
-exec python3 -I {SOURCE_FOLDER}/{_PROGRAM_KEY} {SOURCE_FOLDER}/{_ARCHIVE_KEY} "$1" "$2"
+exec python3 -I {SOURCE_FOLDER}/{_PROGRAM_KEY} {SOURCE_FOLDER} "$1" "$2"
 fi
 exec tar -xzf {SOURCE_FOLDER}/{_ARCHIVE_KEY} -C "$1"
 """
+PROXY_VARIABLES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})  # in upper or lower case
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -43,11 +45,12 @@ def find_code_faults(profile: Profile) -> list[Finding]:
     if folder == "/":
         findings.append(Finding("pod.workdir", "the code would hide the whole image; name another folder than /"))
     packed_bytes = profile.code.archive.packed_bytes
-    if packed_bytes > MAX_PACKED_BYTES:
+    if packed_bytes > MAX_PACKED_BYTES and not profile.code.store:
         problem = (
             f"{profile.code.path} has {packed_bytes:,} bytes when packed, the limit in pods is {MAX_PACKED_BYTES:,}"
         )
-        findings.append(Finding("code", problem, "exclude what is not code (code.exclude), and mount data as a volume"))
+        remedy = "exclude what is not code (code.exclude), mount data as a volume, or name an object store (code.store)"
+        findings.append(Finding("code", problem, remedy))
     return findings
 
 
@@ -61,13 +64,24 @@ def build_code_volumes(profile: ResolvedProfile, config_map: str) -> list[Manife
     ]
 
 
+class ContainerParts(NamedTuple):
+    """What the init container takes over from the job's container.
+
+    proxy_env: the variables that name the proxies to the outside, in PROXY_VARIABLES.
+    """
+
+    security_context: Manifest
+    resources: Manifest
+    proxy_env: list[Manifest]
+
+
 def build_code_mounts(profile: ResolvedProfile) -> list[Manifest]:
     """The mount of the unpacked code; empty without code."""
     folder = get_pod_folder(profile)
     return [{"name": CODE_VOLUME, "mountPath": folder}] if folder else []
 
 
-def build_code_container(profile: ResolvedProfile, security_context: Manifest, resources: Manifest) -> list[Manifest]:
+def build_code_container(profile: ResolvedProfile, parts: ContainerParts) -> list[Manifest]:
     """The init container that unpacks the code; empty without code.
 
     It has the rights of the job's container, so that a namespace that accepts the one accepts the other, and requests
@@ -77,7 +91,7 @@ def build_code_container(profile: ResolvedProfile, security_context: Manifest, r
     if profile.code is None or folder is None:
         return []
     own_resources = {
-        key: {name: amount for name, amount in resources.get(key, {}).items() if name in _PLAIN_RESOURCES}
+        key: {name: amount for name, amount in parts.resources.get(key, {}).items() if name in _PLAIN_RESOURCES}
         for key in ("requests", "limits")
     }
     digest = profile.code.archive.digest
@@ -86,9 +100,10 @@ def build_code_container(profile: ResolvedProfile, security_context: Manifest, r
         "name": CONTAINER_NAME,
         "image": profile.image,
         "command": ["/bin/sh", "-c", f"set -e\n{_UNPACK_LINES}", "torchyard", folder, digest],
+        "env": parts.proxy_env,
         "resources": drop_empty(own_resources),
         "volumeMounts": [*build_code_mounts(profile), source_mount],
-        "securityContext": security_context,
+        "securityContext": parts.security_context,
         "imagePullPolicy": profile.pod.pull_policy,
     }
     return [drop_empty(fields)]
@@ -111,3 +126,8 @@ def is_code_map(obj: Manifest) -> bool:
 def add_archive(code_map: Manifest, content: bytes) -> Manifest:
     """The ConfigMap for code with the bytes of the archive."""
     return code_map | {"binaryData": {_ARCHIVE_KEY: base64.b64encode(content).decode()}}
+
+
+def add_url(code_map: Manifest, url: str) -> Manifest:
+    """The ConfigMap for code with the signed URL of the archive."""
+    return code_map | {"data": code_map["data"] | {_URL_KEY: url}}

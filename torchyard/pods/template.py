@@ -23,7 +23,9 @@ from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods.code import (
     CONTAINER_NAME,
+    PROXY_VARIABLES,
     SOURCE_FOLDER,
+    ContainerParts,
     build_code_container,
     build_code_mounts,
     build_code_volumes,
@@ -90,8 +92,8 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
     spec |= _build_host_network(pod)
     spec |= _build_placement(profile, run)
     spec |= build_pod_identity(pod)
-    code_container = build_code_container(profile, _build_security_context(pod), build_resources(profile))
-    spec["initContainers"] = code_container + _build_init_containers(pod)
+    code_parts = ContainerParts(_build_security_context(pod), build_resources(profile), _build_proxy_env(profile))
+    spec["initContainers"] = build_code_container(profile, code_parts) + _build_init_containers(pod)
     spec["resourceClaims"] = [{"name": name, "resourceClaimTemplateName": name} for name in profile.claims]
     spec["volumes"] = _list_volumes(profile, run)
     return patch_template(profile, {"metadata": drop_empty(metadata), "spec": drop_empty(spec)})
@@ -156,6 +158,11 @@ def build_container_env(profile: ResolvedProfile, run: Run, node_env: list[Manif
     env = [variable for variable in node_env if variable["name"] not in variables]
     env += [_build_variable(name, value) for name, value in variables.items()]
     return env
+
+
+def _build_proxy_env(profile: Profile) -> list[Manifest]:
+    """The profile's variables that name proxies."""
+    return [_build_variable(name, value) for name, value in profile.env.items() if name.upper() in PROXY_VARIABLES]
 
 
 def _build_variable(name: str, value: EnvValue) -> Manifest:

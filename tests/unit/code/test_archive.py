@@ -18,7 +18,7 @@ from torchyard.code.archive import (
     store_archive,
     unpack_here,
 )
-from torchyard.model.errors import FolderError
+from torchyard.model.errors import CodeError, FolderError
 from torchyard.model.plan import StagedCode
 
 
@@ -95,19 +95,32 @@ def test_run_keeps_its_archive(code: StagedCode, monkeypatch: pytest.MonkeyPatch
 def test_archive_that_is_lost_or_changed_is_an_error(code: StagedCode) -> None:
     """A run whose archive is not on this machine, or was changed, is refused with what to do."""
     shutil.rmtree(code_folder())
-    with pytest.raises(
-        FolderError, match=r"its code \(2 files, .*\) cannot be read from .*: No such file.*; start a new run"
-    ):
+    with pytest.raises(CodeError, match=r"does not exist any more \(2 files, 1 KB, .*\); start a new run"):
         keep_archive(code)
-    with pytest.raises(FolderError, match="No such file"):
+    with pytest.raises(CodeError, match="it does not exist on this machine; start a new run"):
         read_archive(code)
     Path(code.path).parent.mkdir(exist_ok=True)
     Path(code.path).write_bytes(b"other")
-    with pytest.raises(FolderError, match=r"code\.tar\.gz was changed; start a new run"):
-        read_archive(code)
-    with pytest.raises(FolderError, match="its code cannot be unpacked: SHA-256 is "):
-        unpack_here(code)
+    for function in (read_archive, unpack_here):
+        with pytest.raises(CodeError, match="it was changed; start a new run"):
+            function(code)
     assert not Path(code.folder).exists()
+
+
+def test_full_disk_is_a_local_error(code: StagedCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a full disk prevents is not taken for lost code, leaves nothing half done, and is repeated by the step."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    keep_archive(code)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        with pytest.raises(FolderError, match="the code cannot be unpacked: No space left on device"):
+            unpack_here(code)
+    assert not Path(f"{code.folder}.part").exists()
+    unpack_here(code)
+    assert Path(code.folder).exists()
 
 
 def test_attempts_share_the_unpacked_folder(code: StagedCode) -> None:

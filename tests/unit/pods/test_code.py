@@ -19,7 +19,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission, ReferencedObject
-from torchyard.pods.code import SOURCE_FOLDER, add_archive, is_code_map
+from torchyard.pods.code import SOURCE_FOLDER, add_archive, add_url, is_code_map
 from torchyard.pods.files import summarize_files
 
 
@@ -132,6 +132,23 @@ def test_what_cannot_be_combined_with_code_is_refused(
 def test_code_fits_into_a_config_map(write: Write, source_folder: str) -> None:
     """Code with more than 900 KiB when packed is refused in pods, with what to do."""
     Path(source_folder, "data").write_bytes(os.urandom(901 << 10))
-    with pytest.raises(ProfileError, match=r"bytes when packed, the limit in pods is 921,600.*code\.exclude"):
+    with pytest.raises(
+        ProfileError, match=r"bytes when packed, the limit in pods is 921,600.*code\.exclude.*code\.store"
+    ):
         load(write(launcher="volcano", image="train:v1", code_folder=source_folder, program="a.py"))
     assert len((ROOT / "torchyard/host/code/unpack.py").read_bytes()) < (1 << 20) - (900 << 10)
+
+
+def test_code_that_is_too_large_comes_from_a_store(planned: Planned, source_folder: str) -> None:
+    """With a store the ConfigMap gets a signed URL when it is created; the plan has none. Small code needs no store."""
+    code = {"path": source_folder, "store": "s3://bucket/code/"}
+    keys = {"program": "a.py", "env": {"https_proxy": "http://proxy:3128", "A": "1"}}
+    small = planned(code_folder=code, **keys)
+    assert small.code
+    assert small.code.url is None
+    Path(source_folder, "data").write_bytes(os.urandom(901 << 10))
+    plan = planned(code_folder=code, **keys)
+    assert plan.code
+    assert plan.code.url == f"s3://bucket/code/{plan.code.archive.digest}.tar.gz"
+    assert get_pod_spec(plan)["initContainers"][0]["env"] == [{"name": "https_proxy", "value": "http://proxy:3128"}]
+    assert add_url(find_code_map(plan), "https://signed")["data"]["url"] == "https://signed"
