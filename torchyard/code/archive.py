@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.code.secret_files import is_secret_name, list_secret_lines
-from torchyard.common.private_files import make_private_folder, open_private_file
+from torchyard.common.private_files import make_private_folder, open_private_file, sync_folder
 from torchyard.common.project_root import runs_folder
 from torchyard.host.code.unpack import unpack_code
 from torchyard.model.errors import CodeError, FolderError
@@ -121,6 +121,7 @@ def keep_archive(code: StagedCode | None) -> None:
             os.link(stored_path, path)
         except OSError:  # a file system without hard links, if the archive exists
             _write_atomically(path, stored_path.read_bytes())
+        sync_folder(path.parent)  # a run that resumes after a power cut needs it
     except FileNotFoundError as error:
         reason = f"{stored_path} does not exist any more ({code.archive})"
         raise CodeError(code.archive.short_digest, reason, _LOST_REMEDY) from error
@@ -167,6 +168,8 @@ def _write_atomically(path: Path, content: bytes) -> None:
     try:
         with open(temp_path, "wb", opener=open_private_file) as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temp_path.replace(path)
     finally:
         temp_path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from torchyard.diagnosis.pod_facts import (
 )
 from torchyard.model.causes.cause import PodRule
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.pods import IMAGE_PULL_FAILED, OUT_OF_RESOURCE, POD_RULES, PULL_RULES
+from torchyard.model.causes.pods import IMAGE_PULL_FAILED, INIT_ERROR, OUT_OF_RESOURCE, POD_RULES, PULL_RULES
 from torchyard.model.run import Failure
 
 _CRASH_LOOP_RESTARTS = 3  # restarts of a container, from which on they count as a loop
@@ -86,6 +86,25 @@ def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -
         terminated = get_mapping(state, "terminated")
         if terminated and not _is_restarted(pod):
             yield terminated
+    init_error = _find_init_error(pod, status)
+    if init_error:
+        yield init_error
+
+
+def _find_init_error(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The init container that failed, as a reason; None if none has, or the job's container has been able to start."""
+    if _is_restarted(pod) or get_pod_phase(pod) != "Failed":
+        return None
+    for condition in get_mappings(status, "conditions"):
+        if condition.get("type") == "Initialized" and condition.get("status") != "False":
+            return None
+    for container in get_mappings(status, "initContainerStatuses"):
+        terminated = get_mapping(container, "state", "terminated")
+        exit_code = to_number(terminated.get("exitCode"))
+        if exit_code:
+            message = to_text(terminated.get("message")).strip() or f"exit code {exit_code:g}"
+            return {"reason": INIT_ERROR, "message": f"{to_text(container.get('name'))}: {message}"}
+    return None
 
 
 def _is_restarted(pod: Mapping[str, Any]) -> bool:

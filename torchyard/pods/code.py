@@ -105,6 +105,7 @@ def build_code_container(profile: ResolvedProfile, parts: ContainerParts) -> lis
         "volumeMounts": [*build_code_mounts(profile), source_mount],
         "securityContext": parts.security_context,
         "imagePullPolicy": profile.pod.pull_policy,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the report quotes its last lines
     }
     return [drop_empty(fields)]
 

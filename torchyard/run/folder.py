@@ -6,6 +6,7 @@ lease          renewed while a process watches the run: how long it lasts, in se
 journal        one JSON line per event: start, step, end
 attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process,
                and hang/ if a rank hung: hang.txt, stacks.txt, rank-N.json
+code-DIGEST.tar.gz, code-DIGEST/  the code of the job; the folder only if it runs on this machine
 checkpoints/   what the program saves, shared by all attempts
 checkpoints.json  what is known of each of them
 progress.json  the progress of the job that runs, for `torchyard ps`

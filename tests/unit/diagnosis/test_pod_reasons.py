@@ -38,6 +38,21 @@ def test_unreachable_registry_is_not_a_wrong_image_name(message: str) -> None:
     assert (failure.cause, failure.retry) == PULLS[message]
 
 
+@pytest.mark.parametrize(("is_initialized", "causes"), [("False", ["init-failed"]), ("True", [])])
+def test_failed_init_container_is_quoted(is_initialized: str, causes: list[str]) -> None:
+    """A pod whose init container failed is explained by its last lines; a sidecar that ends later explains nothing."""
+    terminated = {"reason": "Error", "exitCode": 1, "message": "torchyard: cannot unpack the code\n"}
+    status = {
+        "phase": "Failed",
+        "conditions": [{"type": "Initialized", "status": is_initialized}],
+        "initContainerStatuses": [{"name": "torchyard-code", "state": {"terminated": terminated}}],
+    }
+    failure = pod_reasons.find_pod_failure({"worker-0": {"spec": {"restartPolicy": "Never"}, "status": status}}, NOW)
+    assert [cause for cause in (failure and failure.cause,) if cause] == causes
+    if failure:
+        assert failure.sentence.endswith("(InitError: torchyard-code: torchyard: cannot unpack the code)")
+
+
 @pytest.mark.parametrize(
     ("reason", "cause"),
     [

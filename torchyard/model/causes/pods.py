@@ -9,6 +9,7 @@ class PodCause(Cause):
 
     POD_CONFIG = CauseFacts("pod-config")
     START_ERROR = CauseFacts("start-error")
+    INIT_FAILED = CauseFacts("init-failed", points_at_node=False)
     CRASH_LOOP = CauseFacts("crash-loop")
     OOM_POD = CauseFacts("oom-pod")
     DEVICE_LOST = CauseFacts("device-lost", retry=True)
@@ -43,6 +44,7 @@ _COMMAND_FAILED = PodRule(cause=PodCause.START_ERROR, description="its command c
 _COMMAND_NOT_STARTED = PodRule(cause=PodCause.START_ERROR, description="its command cannot be started")
 _NODE_SHUT_DOWN = PodRule(cause=PlatformCause.NODE_LOST, description="its node was shut down", is_planned=True)
 
+INIT_ERROR = "InitError"  # torchyard's own reason: Kubernetes reports only `Error` of the container
 OUT_OF_RESOURCE = "OutOf*"  # with the name of a resource: OutOfcpu, OutOfnvidia.com/gpu
 # Kubernetes' own reasons: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and kubelet's sources.
 POD_RULES = {
@@ -61,6 +63,7 @@ POD_RULES = {
     "ContainerCannotRun": _COMMAND_NOT_STARTED,
     "StartError": _COMMAND_NOT_STARTED,
     "PostStartHookError": PodRule(cause=PodCause.START_ERROR, description="its postStart hook failed"),
+    INIT_ERROR: PodRule(cause=PodCause.INIT_FAILED, description="a container that starts before the job's failed"),
     "CrashLoopBackOff": PodRule(cause=PodCause.CRASH_LOOP, description="it crashes repeatedly"),
     "OOMKilled": PodRule(cause=PodCause.OOM_POD, description="it used more memory than its limit"),
     "Evicted": PodRule(cause=PlatformCause.EVICTED, description="its node evicted it"),
