@@ -212,9 +212,12 @@ def test_store_that_has_ended_is_not_waited_for(
 
 
 def test_code_is_sent_when_its_config_map_is_created(
-    planned: Planned, fake_api: FakeApi, fake_server: Client, tmp_path: Path
+    planned: Planned, fake_api: FakeApi, fake_server: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The archive is added to the ConfigMap once: a process that resumes the run needs no archive."""
+    """The archive is added to the ConfigMap once: a process that resumes the run needs no archive.
+
+    If another user has deleted the ConfigMap meanwhile, the run still attaches, with a warning.
+    """
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.py").touch()
     plan = create.resolve_cluster(planned(code_folder="mine", program="a.py"))
@@ -228,3 +231,7 @@ def test_code_is_sent_when_its_config_map_is_created(
         assert base64.b64decode(code_map["binaryData"]["code.tar.gz"]) == content
         assert code_map["metadata"]["ownerReferences"][0]["kind"] == "Lease"
         Path(plan.code.path).unlink(missing_ok=True)
+    assert caplog.messages == []
+    fake_api.objects.delete(ObjectKey("v1/configmaps", "default", f"{plan.job}-code"), {})
+    assert create.create_job(plan)[1] is False
+    assert caplog.messages[0].startswith("pods that start later will fail: code ")
