@@ -1,5 +1,6 @@
 """Read the folder that a profile names as `code`, when it is loaded: a run gets the files that it had then."""
 
+import os.path
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +59,7 @@ def find_program_fault(profile: Profile, names: frozenset[str]) -> Finding | Non
     if profile.code is None or not program or profile.has_image_entrypoint:
         return None
     path = Path(profile.code.path, program)
-    if program not in names:
+    if os.path.normpath(program) not in names:
         problem = f"{program} is not a file of the code in {profile.code.path}"
         remedy = "name it relative to that folder"
         if path.is_file() and not program.startswith(("/", "..")):

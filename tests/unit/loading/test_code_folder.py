@@ -35,7 +35,7 @@ def refuse(path: Path) -> str:
 )
 def test_folder_is_packed_when_the_profile_is_loaded(write: Write, folder: Path, value: Any, file_count: int) -> None:
     """The profile has the digest of the files as they were, and this machine has their archive."""
-    path = write(program="a.py", code_folder=value)
+    path = write(program="./a.py", code_folder=value)
     code = load(path).code
     (folder / "a.py").write_text("2")
     later = load(path).code
