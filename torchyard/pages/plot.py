@@ -24,12 +24,17 @@ def draw_plot(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
     panel has one line for each collective.
     """
     axes = [key for key in ("size", *ROW_KEYS) if rows and key in rows[0] and key in columns]
-    names = [key for key in columns if key not in ROW_KEYS and key != "collective"][:_MAX_PANELS]
+    names = [key for key in columns if key not in ROW_KEYS and key != "collective" and _has_number(rows, key)]
     if not axes or len(rows) < 2 or not names:
         return None
     width, height = _PANEL_PIXELS
-    panels = [_build_panel(rows, axes[0], name) for name in names]
+    panels = [_build_panel(rows, axes[0], name) for name in names[:_MAX_PANELS]]
     return render_svg(panels, columns=len(panels), width=width, height=height)
+
+
+def _has_number(rows: Sequence[Row], key: str) -> bool:
+    """Whether a value can be drawn: not the path of a checkpoint, nor a loss that is always nan."""
+    return any(_read_number(row.get(key)) is not None for row in rows)
 
 
 def _build_panel(rows: Sequence[Row], axis: str, name: str) -> Panel:

@@ -76,3 +76,18 @@ def test_each_collective_has_its_line_over_the_sizes() -> None:
         "all_reduce",
         "all_gather",
     ]
+
+
+def test_value_without_a_number_takes_no_panel() -> None:
+    """The path of a checkpoint in each row leaves the three panels to values that have curves."""
+    rows: tuple[Row, ...] = tuple(
+        {"checkpoint": f"/runs/{step}", "step": step, "loss": 1 / step, "accuracy": 0.5 * step, "rate": 7.0 + step}
+        for step in (1, 2, 3)
+    )
+    plot = draw_plot(rows, list(rows[0]))
+    assert plot
+    assert [name for name in ("checkpoint", "loss", "accuracy", "rate") if f">{name}<" in plot] == [
+        "loss",
+        "accuracy",
+        "rate",
+    ]
