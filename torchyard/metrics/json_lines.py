@@ -17,17 +17,12 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
 
     A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts. Rows with
     different values of `collective` do not replace each other.
-
-    The report of a checkpoint, `{"checkpoint": PATH, "step": N}`, is ignored here, because it has no measurement:
-    torchyard/diagnosis/checkpoints.py reads it in every format.
     """
     rows = Rows()
     summary: Row = {}
     for line in lines:
-        row = parse_object(line)
+        row = parse_row(line)
         if not row:
-            continue
-        if "checkpoint" in row and row.keys() <= _CHECKPOINT_KEYS:
             continue
         key = find_row_key(row)
         if key:
@@ -35,6 +30,18 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
         else:
             summary |= row
     return build_metrics(rows, summary)
+
+
+def parse_row(line: str) -> Row:
+    """The values of a line; {} if it is not an object, or only the report of a checkpoint.
+
+    Such a report, `{"checkpoint": PATH, "step": N}`, has no measurement: torchyard/diagnosis/checkpoints.py reads it in
+    every format.
+    """
+    row = parse_object(line)
+    if "checkpoint" in row and row.keys() <= _CHECKPOINT_KEYS:
+        return {}
+    return row
 
 
 def parse_object(line: str) -> Row:

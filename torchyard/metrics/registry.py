@@ -17,7 +17,7 @@ from torchyard.common.log import get_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 from torchyard.metrics.huggingface import HuggingFaceReader
 from torchyard.metrics.imagenet import ImageNetReader
-from torchyard.metrics.json_lines import parse_object, read_json_lines
+from torchyard.metrics.json_lines import parse_row, read_json_lines
 from torchyard.metrics.lightning import LightningReader
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
@@ -45,7 +45,7 @@ __all__ = [
     "get_line_reader",
     "get_progress",
     "get_reader",
-    "parse_object",
+    "parse_row",
     "read_json_lines",
 ]
 
@@ -87,7 +87,7 @@ LINE_MARKERS: dict[str, bytes] = {"json-lines": b"{"}
 # What creates the reader of one line, used while the job runs: it may remember earlier lines of the same output.
 LINE_READERS: dict[str, Callable[[], LineReader]] = {
     "none": lambda: _read_no_row,
-    "json-lines": lambda: parse_object,
+    "json-lines": lambda: parse_row,
     "step-lines": StepLineReader,
     "huggingface": HuggingFaceReader,
     "lightning": LightningReader,

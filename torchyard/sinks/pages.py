@@ -9,6 +9,7 @@ from torchyard.metrics.registry import describe_row
 from torchyard.metrics.rows import Rows
 from torchyard.model.event import AttemptStarted, ChecksMade, PlanMade, RowsRead, RunEvent, WaitEnded
 from torchyard.model.hang import HangUpdate
+from torchyard.model.run import Row
 from torchyard.pages.hang import NO_HANG_SENTENCE, render_hang_page
 from torchyard.pages.plan import describe_plan, describe_preflight, render_checks_page, render_plan_page
 from torchyard.pages.report import render_metrics_page
@@ -33,6 +34,7 @@ class PageSink(Sink):
         self._job = job
         self._progress = Progress()
         self._rows = Rows()
+        self._latest_numbers: Row = {}  # the newest of each name
         self._has_new_rows = False  # since the last drawing
         self._has_curves = False
         self._next_curves_at = time.monotonic() + _CURVES_INTERVAL_S  # a short job's curves are in its report
@@ -57,6 +59,7 @@ class PageSink(Sink):
             case RowsRead():
                 for row in event.rows:
                     self._rows.add(row)
+                    self._latest_numbers |= _select_numbers(row)
                 self._has_new_rows = self._has_new_rows or bool(event.rows)
                 self._show_progress(self._progress.add(event.rows))
                 self._show_curves()
@@ -84,5 +87,10 @@ class PageSink(Sink):
         self._next_curves_at = time.monotonic() + _CURVES_INTERVAL_S
         self._has_new_rows = False
         self._has_curves = True
-        rows = self._rows.all()
-        self.show_page("metrics", describe_row(rows[-1]), partial(render_metrics_page, self._job, rows))
+        sentence = describe_row(self._latest_numbers)
+        self.show_page("metrics", sentence, partial(render_metrics_page, self._job, self._rows.all()))
+
+
+def _select_numbers(row: Row) -> Row:
+    """The row without texts, such as the path of a checkpoint, which would fill the card of a page."""
+    return {name: value for name, value in row.items() if not isinstance(value, str)}

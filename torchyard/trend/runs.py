@@ -7,7 +7,7 @@ from pathlib import Path
 from torchyard.common import page
 from torchyard.common.escaping import single_line
 from torchyard.common.log import get_log
-from torchyard.common.page import Page, Paragraph, Table
+from torchyard.common.page import Page, Table
 from torchyard.common.text import format_duration
 from torchyard.trend.night import format_number
 from torchyard.trend.records import Record, list_histories, read_history
@@ -16,7 +16,7 @@ _MAX_RUNS = 30
 _MAX_NUMBERS = 6
 _MAX_CELL_CHARS = 60
 _MAX_NAME_CHARS = 24
-_COLUMNS = ("when (UTC)", "run", "end", "cause", "took", "nodes x processes", "fabric")
+_COLUMNS = ("when (UTC)", "run", "end", "cause", "took", "nodes", "fabric")
 
 
 def read_profile_records(runs: Path, profile: str) -> list[Record]:
@@ -38,7 +38,7 @@ def read_profile_records(runs: Path, profile: str) -> list[Record]:
 
 def render_runs(profile: str, records: Sequence[Record]) -> str:
     """The runs as a table in Markdown; there is at least one record."""
-    return page.render_markdown(Page(profile, [Paragraph(describe_runs(records)), build_runs_table(records)]))
+    return page.render_markdown(Page(profile, [build_runs_table(records)]))
 
 
 def describe_runs(records: Sequence[Record]) -> str:
@@ -52,14 +52,16 @@ def describe_runs(records: Sequence[Record]) -> str:
 
 
 def build_runs_table(records: Sequence[Record]) -> Table:
-    """One row per run; the columns of numbers are those of the first run that has any."""
+    """One row per run, without empty columns; the numbers are those of the first run that has any."""
     names: list[str] = []
     for record in records:
         if record.numbers:
-            names = list(record.numbers)[:_MAX_NUMBERS]
+            names = [name for name in record.numbers if not _is_total(name, record)][:_MAX_NUMBERS]
             break
     rows = [[*_describe_run(record), *_list_numbers(record, names)] for record in records]
-    return Table([*_COLUMNS, *(single_line(name, _MAX_NAME_CHARS) for name in names)], rows)
+    header = [*_COLUMNS, *(single_line(name, _MAX_NAME_CHARS) for name in names)]
+    used = [index for index in range(len(header)) if any(row[index] for row in rows)]
+    return Table([header[index] for index in used], [[row[index] for index in used] for row in rows])
 
 
 def _describe_run(record: Record) -> list[str]:
@@ -67,6 +69,11 @@ def _describe_run(record: Record) -> list[str]:
     key = record.key
     cells = (ended_at, record.run, record.end, record.cause, format_duration(record.seconds), key.nodes, key.fabric)
     return [single_line(cell, _MAX_CELL_CHARS) for cell in cells]
+
+
+def _is_total(name: str, record: Record) -> bool:
+    """Whether a number is the total of another one, as `epochs` of `epoch`."""
+    return name.endswith("s") and name.removesuffix("s") in record.numbers
 
 
 def _list_numbers(record: Record, names: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 
 from torchyard.metrics.json_lines import parse_object, read_json_lines
+from torchyard.metrics.registry import get_line_reader
 
 ROWS = [{"epoch": epoch, "epochs": 3, "accuracy": 0.5 + epoch / 10, "world_size": 2} for epoch in (1, 2, 3)]
 LINES = ["rank 0 of 2", *(json.dumps(row) for row in ROWS), "{torn", '{"best": 0.8}']
@@ -27,6 +28,9 @@ def test_report_of_a_checkpoint_is_not_a_row() -> None:
     metrics = read_json_lines([reports[0], '{"step": 5, "loss": 0.5}', *reports[1:]])
     assert metrics.rows == ({"step": 5, "loss": 0.5},)
     assert metrics.summary == {}
+    read_line = get_line_reader("json-lines")
+    assert [read_line(report) for report in reports] == [{}] * len(reports)
+    assert read_line('{"checkpoint": "/saved/1", "step": 5, "loss": 0.5}')["loss"] == 0.5
 
 
 def test_nested_values_are_left_out() -> None:

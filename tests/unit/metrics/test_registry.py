@@ -21,7 +21,7 @@ from torchyard.metrics.registry import (
     get_line_reader,
     get_progress,
     get_reader,
-    parse_object,
+    parse_row,
 )
 from torchyard.model.profile import MetricsFormat
 
@@ -150,7 +150,7 @@ def test_progress_is_part_of_the_total() -> None:
 @pytest.mark.parametrize("done", ["NaN", "-1", "1" + "0" * 400])
 def test_progress_needs_a_number(done: str) -> None:
     """A value that cannot be a count gives no progress."""
-    assert get_progress(parse_object(f'{{"epoch": {done}, "epochs": 3}}')) is None
+    assert get_progress(parse_row(f'{{"epoch": {done}, "epochs": 3}}')) is None
 
 
 def test_no_number_reads_as_nan() -> None:

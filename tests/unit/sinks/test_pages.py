@@ -41,9 +41,9 @@ def test_curves_have_every_row_without_a_further_one(monkeypatch: pytest.MonkeyP
     now += 16
     pages.take(RowsRead(()))
     assert pages.sentences["metrics"] == "epoch 2: loss 0.5"
-    pages.take(RowsRead(({"epoch": 3, "loss": 0.25},)))
+    pages.take(RowsRead(({"epoch": 3, "loss": 0.25}, {"checkpoint": "/saved/3", "step": 30})))
     pages.take(WaitEnded())
-    assert pages.sentences["metrics"] == "epoch 3: loss 0.25"
+    assert pages.sentences["metrics"] == "epoch 3: loss 0.25, step 30"
 
 
 def test_short_job_has_its_curves_in_the_report_alone() -> None:
