@@ -9,6 +9,8 @@ module wrote it last: a field with another digest was edited, and is kept and pr
 
 import hashlib
 import json
+import shlex
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _LOCAL_NIGHTLY_TAGS = frozenset({"nightly", "local"})
 _EDITABLE_FIELDS = ("description", "tags", "parameters")  # those of the code that a user may edit in Prefect
 _VERSION_PREFIX = "torchyard"
+_FLOW_SCRIPT = "scripts/flow_process.py"  # below ROOT
 ALL_PROFILES = "all"  # as a name: those of every deployment
 _ALWAYS_DEPLOYED = "yolov5-volcano"  # of `train`: the first command for a cluster in the README
 DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
@@ -114,6 +117,8 @@ def deploy_flows(
             check_ownership(existing)
         specs, omitted = select_specs(all_specs, profiles, existing)
         _create_pool(client, pool, pool_type)
+        if pool_type == "process":
+            specs = [add_flow_command(spec) for spec in specs]
         for spec in specs:
             if spec.full_name in existing:
                 _update_deployment(client, spec, existing[spec.full_name])
@@ -153,6 +158,26 @@ def select_specs(specs: Sequence[DeploymentSpec], profiles: Sequence[str], exist
         else:
             selection.specs.append(spec)
     return selection
+
+
+def add_flow_command(spec: DeploymentSpec) -> DeploymentSpec:
+    """The deployment with the command that starts the processes of its runs on the worker's machine.
+
+    `-P`: the modules of scripts/ cannot hide libraries.
+    """
+    argv = [sys.executable, "-P", str(ROOT / _FLOW_SCRIPT)]
+    work_pool = spec.work_pool
+    job_variables = work_pool.job_variables | {"command": shlex.join(argv)}
+    return spec.model_copy(update={"work_pool": work_pool.model_copy(update={"job_variables": job_variables})})
+
+
+def merge_job_variables(current: Mapping[str, Any], code: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of the code in those on the server; those that a user has added, or a user's command, stay."""
+    merged: dict[str, Any] = merge_mappings(current, code)
+    command = str(current.get("command") or "")
+    if command and not command.endswith(_FLOW_SCRIPT):
+        merged["command"] = command
+    return merged
 
 
 def check_profile_names(specs: Iterable[DeploymentSpec], profiles: Iterable[str]) -> None:
@@ -405,8 +430,7 @@ def _update_deployment(client: "SyncPrefectClient", spec: DeploymentSpec, deploy
 
     current = deployment.model_dump(mode="json")
     fields = _build_deployment_fields(spec)
-    # Merged: the variables that a user has added stay.
-    fields["job_variables"] = merge_mappings(current["job_variables"] or {}, spec.work_pool.job_variables)
+    fields["job_variables"] = merge_job_variables(current["job_variables"] or {}, spec.work_pool.job_variables)
     edited = list_edited_fields(fields, current)
     if edited:
         digests = _parse_version(fields["version"])

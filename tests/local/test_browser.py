@@ -154,12 +154,28 @@ def check_pages(page: Page) -> None:
     assert page.get_by_text("Finished in state Completed()").count() == 0
     save_picture(page, "run")
     page.get_by_text("Artifacts", exact=True).click()
-    for name in ("plan", "preflight", "progress", "report"):
+    for name in ("plan", "preflight", "progress", "report", "runs"):
         page.get_by_text(f"{name}-digits-local").first.wait_for()
+    page.get_by_text("2 x 1 processes with baremetal: localhost").first.wait_for()
     save_picture(page, "artifacts")
     page.get_by_text("report-digits-local").first.click()
     page.get_by_role("heading", name=re.compile(r"digits-local-\w+ +succeeded in")).first.wait_for()
     save_picture(page, "report")
+    page.go_back()
+    page.get_by_text("Artifacts", exact=True).click()
+    page.get_by_text("runs-digits-local").first.click()
+    page.get_by_role("cell", name="succeeded").first.wait_for()
+    save_picture(page, "runs")
+
+
+def test_deployment_shows_what_its_profile_needs(page: Page, yard: str) -> None:
+    """The page of a deployment has the needs of its profile as a list."""
+    with get_client(sync_client=True) as client:
+        deployment_id = client.read_deployment_by_name("train/yolov5-volcano").id
+    page.goto(f"{yard}/deployments/deployment/{deployment_id}")
+    page.get_by_text("Description", exact=True).click()
+    page.get_by_role("listitem").get_by_text("image ultralytics/yolov5:v7.0").wait_for()
+    save_picture(page, "deployment")
 
 
 def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:

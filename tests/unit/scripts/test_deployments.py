@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,30 @@ def test_unknown_profile_is_refused_with_the_valid_names() -> None:
     """A name in PROFILES without a deployment is one error that lists those that have one."""
     with pytest.raises(YardError, match=r"no deployment of fms-mkad; it has those of allreduce-local, .*fms-mcad"):
         deployments.check_profile_names(deployments.read_deployment_specs(), ["all", "fms-mkad"])
+
+
+def test_runs_start_with_the_engine_of_this_folder() -> None:
+    """The command runs scripts/flow_process.py with this Python; the variables of prefect.yaml are kept."""
+    (spec, *_) = deployments.read_deployment_specs()
+    variables = deployments.add_flow_command(spec).work_pool.job_variables
+    assert shlex.split(variables["command"]) == [sys.executable, "-P", str(ROOT / "scripts" / "flow_process.py")]
+    assert variables["env"] == spec.work_pool.job_variables["env"]
+
+
+@pytest.mark.parametrize(
+    ("current", "command"),
+    [
+        ({}, "python -P /mine/scripts/flow_process.py"),
+        ({"command": None}, "python -P /mine/scripts/flow_process.py"),
+        ({"command": "python -P /old/scripts/flow_process.py"}, "python -P /mine/scripts/flow_process.py"),
+        ({"command": "nice python -m prefect.engine"}, "nice python -m prefect.engine"),
+    ],
+)
+def test_command_of_a_user_is_kept(current: dict[str, Any], command: str) -> None:
+    """That of another folder is replaced, as its code is; other variables are merged."""
+    code = {"command": "python -P /mine/scripts/flow_process.py", "env": {"A": "1"}}
+    merged = deployments.merge_job_variables({"stream_output": False, "env": {"B": "2"}} | current, code)
+    assert merged == {"command": command, "env": {"A": "1", "B": "2"}, "stream_output": False}
 
 
 def test_description_has_the_needs_of_the_profile_with_its_overrides() -> None:
