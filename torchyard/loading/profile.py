@@ -181,6 +181,11 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
         profile = _locate_program(profile, path, has_valid_options=has_valid_options)
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files
         return profile
+    return _check_plan(profile, findings)
+
+
+def _check_plan(profile: Profile, findings: Findings) -> Profile:
+    """Check what the launcher can plan; return the profile with the places of the plan's findings in its manifest."""
     try:
         plan = registry.make_plan(profile, TRIAL_RUN)
     except ProfileError as error:
