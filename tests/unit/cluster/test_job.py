@@ -1,5 +1,6 @@
 """The job of a cluster: what it does with a plan, and which faults it survives."""
 
+import os
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -58,3 +59,14 @@ def test_folder_of_the_run_is_checked_on_this_machine(plan: ManifestPlan, tmp_pa
     requirement = WritableFolder(host="localhost", path=str(tmp_path / "file" / "run"))
     checks = ClusterJob(plan.model_copy(update={"requires": (requirement,)})).check()
     assert (checks[0].verdict, checks[0].what) == ("failed", f"Not a directory: {tmp_path}/file/run")
+
+
+def test_store_of_large_code_is_checked(planned: Planned, fake_api: FakeApi, tmp_path: Path) -> None:
+    """Preflight checks the store from which the pods will get the code, before anything is created."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.py").write_bytes(os.urandom(901 << 10))
+    code = {"path": "mine", "store": "memory://bucket"}
+    plan = ClusterJob(planned(code_folder=code, program="a.py")).locate()
+    assert isinstance(plan, ManifestPlan)
+    verdicts = {check.where: check.verdict for check in ClusterJob(plan).check()}
+    assert verdicts["code.store"] == "failed"  # memory:// signs no URLs
