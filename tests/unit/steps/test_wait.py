@@ -190,3 +190,21 @@ def test_lost_worker_is_reported_before_its_agent_ends(job: Make) -> None:
     last_status = kinds[-1]
     assert isinstance(last_status, StatusRead)
     assert last_status.status.state == "succeeded"  # the agent of this job ends with 0, after the report
+
+
+def test_words_of_a_rank_in_a_pod_are_reported_while_the_pods_run(fake_api: FakeApi, planned: Planned) -> None:
+    """The traceback in a pod's log is an event while all pods run; they end only after it."""
+    pods = Job(fake_api, planned(nodes=2))
+    texts = ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "ValueError: bad sample")
+    lines = [f"2026-01-01T00:00:00Z [default0]:[rank1]: {text}\n" for text in texts]
+    fake_api.logs[pods.get_pod_name("worker-1")] = "".join(lines).encode()
+    failures: list[RankFailed] = []
+
+    def emit(event: JobEvent) -> None:
+        if isinstance(event, RankFailed):
+            failures.append(event)
+            pods.end(code=1)
+
+    outcome = wait(Handle(plan=pods.plan, deadlines=Deadlines(run=30.0), created=True, submitted_at=1.0), emit)
+    assert outcome.cause is None  # the pods have ended, not the deadline
+    assert failures == [RankFailed("worker-1", 0, 1, exit_code=None, has_ended=False, lines=texts)]
