@@ -35,6 +35,7 @@ _UNREAD = (
     "tests/bench/",
     "tests/chaos/",
     "tests/hang/",
+    "tests/stop/",
     "tests/unit/",
     "tests/tools/verified.json",
 )
