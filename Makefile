@@ -9,6 +9,7 @@ PROFILES ?=
 CHAOS ?=
 HANG ?=
 MUTATE ?=
+STOP ?=
 SUITE ?= unit
 SOAK ?=
 # Processes that run tests. Tests wait more than they compute: three keep two cores busy.
