@@ -6,6 +6,13 @@ import contextlib
 import os
 from typing import Collection
 
+try:
+    # Before a thread of the recorder runs: no thread imports anything. If the program changes sys.path meanwhile, the
+    # thread may skip a folder and fail, and the program then gets the module half-initialized: `ctypes` without `CDLL`.
+    import ctypes
+except ImportError:  # this Python was built without libffi
+    ctypes = None  # type: ignore[assignment]
+
 _CLONE_FILES = 0x400  # of unshare(2)
 
 
@@ -17,11 +24,9 @@ def own_descriptors(keep: Collection[int] = ()) -> bool:
     profile of a container may refuse it.
     """
     try:
-        import ctypes
-
-        if ctypes.CDLL(None).unshare(_CLONE_FILES) != 0:
+        if ctypes is None or ctypes.CDLL(None).unshare(_CLONE_FILES) != 0:
             return False
-    except Exception:  # no ctypes, or no such function in this libc
+    except Exception:  # no such function in this libc
         return False
     with contextlib.suppress(OSError):
         # The copies would keep pipes open that the program closes.

@@ -92,3 +92,31 @@ print(signal.sigwait({signal.SIGUSR1}).name)
 """
     result = run(code, TORCHYARD_BLACK_BOX=str(tmp_path), RANK="0", WORLD_SIZE="1")
     assert result.stdout == "SIGUSR1\n"
+
+
+def test_threads_of_the_recorders_import_nothing(tmp_path: Path) -> None:
+    """A thread that imports while the program changes sys.path may fail, and gives the program half of a module."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(f"""
+import atexit, sys, threading
+
+def note_import(event, args):
+    if event == "import" and threading.current_thread() is not threading.main_thread():
+        names.append(args[0])
+
+names = []
+sys.addaudithook(note_import)
+atexit.register(lambda: print("imported by threads:", names))
+sys.path[0] = {SITE!r}
+del sys.modules["sitecustomize"]
+import sitecustomize
+""")
+    code = f"""
+import time
+record_path = {str(tmp_path / "box" / "rank-0")!r}
+while b'"rank"' not in open(record_path, "rb").read():  # a thread has written it, and another one has built it
+    time.sleep(0.01)
+"""
+    environment = {"TORCHYARD_BLACK_BOX": str(tmp_path / "box"), "PYTHONPATH": str(tmp_path / "first")}
+    result = run(code, **environment, RANK="0", WORLD_SIZE="1")
+    assert result.stdout.splitlines()[-1] == "imported by threads: []"
