@@ -145,7 +145,7 @@ def _query_cluster(
     """
     cache = _CACHES.get(client)
     pods = select_job_pods(Observation(objects, frozenset()))
-    unscheduled = find_unscheduled_pods(pods)
+    unscheduled = find_unscheduled_pods(pods, objects)
     events = cache.get(("events", bool(pods)), lambda: _list_events(client, has_pods=bool(pods)), oldest=oldest)
     context = ClusterContext(events=events.result or ())
     responses = [events]

@@ -19,6 +19,7 @@ from torchyard.diagnosis.job_status import select_job_pods
 from torchyard.diagnosis.pod_facts import (
     PodReason,
     Pods,
+    find_condition,
     find_silence_start,
     find_unscheduled_reason,
     get_mapping,
@@ -45,6 +46,8 @@ from torchyard.model.run import Failure, Observation
 _MAX_EVENT_AGE_S = 150.0  # how long an event counts: a kubelet retries a volume after two minutes at most
 _CONTROLLER_TIMEOUT_S = 30.0  # without pods, after which a controller has missed a job, and is not only slow
 RUN_LABEL = "torchyard/run"
+_PIPELINED_MARKER = "can possibly be assigned"  # in Volcano's message about a pod for which it could preempt others
+_ORIGIN_MARKER = "Origin reason is "  # in that about its PodGroup, before `POD: REASON`
 
 
 class ClusterContext(NamedTuple):
@@ -95,7 +98,7 @@ def explain_no_progress(plan: ManifestPlan, observed: Observation, cluster: Clus
     """The nearest cause: a pod's own status, its node, an event, the scheduler, the queue; None if none is known."""
     pods = select_job_pods(observed)
     queue = None if pods else _read_queue(plan, observed, cluster)
-    context = _Context(plan, observed, cluster, pods, find_unscheduled_pods(pods), queue)
+    context = _Context(plan, observed, cluster, pods, find_unscheduled_pods(pods, observed.states), queue)
     for explain in _EXPLAINERS:
         diagnosis = explain(context)
         if diagnosis:
@@ -265,14 +268,31 @@ def _explain_by_closed_queue(context: _Context) -> Diagnosis | None:
     return _diagnose(Failure(cause=PlatformCause.QUEUE_CLOSED, sentence=sentence))
 
 
-def find_unscheduled_pods(pods: Pods) -> dict[str, PodReason]:
-    """The scheduler's reasons by pod: only a pod that has not started can lack a node."""
+def find_unscheduled_pods(pods: Pods, states: Mapping[str, Any]) -> dict[str, PodReason]:
+    """The scheduler's reasons by pod: only a pod that has not started can lack a node.
+
+    `states`: all observed objects. If Volcano may preempt, a pod only has the node that could be freed for it, and its
+    PodGroup has the reason for which no node is free.
+    """
+    origin_reason = _find_origin_reason(states)
     unscheduled = {}
     for name, pod in pods.items():
         reason = find_unscheduled_reason(pod) if get_pod_phase(pod) == "Pending" else None
+        if reason and origin_reason and reason.reason != "Schedulable" and _PIPELINED_MARKER in reason.message:
+            reason = reason._replace(message=origin_reason)
         if reason:
             unscheduled[name] = reason
     return unscheduled
+
+
+def _find_origin_reason(states: Mapping[str, Any]) -> str:
+    """Why no node is free for a pod of the job's PodGroup, without the name of the pod; empty if that is not known."""
+    for key, obj in states.items():
+        condition = find_condition(obj, "Unschedulable") if key.startswith("PodGroup/") else None
+        if condition:
+            origin = to_text(condition.get("message")).partition(_ORIGIN_MARKER)[2]
+            return origin.partition(": ")[2]
+    return ""
 
 
 def _explain_by_scheduler(context: _Context) -> Diagnosis | None:

@@ -26,7 +26,7 @@ from tests.inputs.stuck_pods import (
     format_time,
     summarize,
 )
-from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
+from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress, find_unscheduled_pods
 from torchyard.diagnosis.queues.queue import Queue
 from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
@@ -125,6 +125,20 @@ def test_pod_that_only_waits_for_its_gang_is_not_to_blame(plan: ManifestPlan) ->
     """The explanation quotes the scheduler about the pod that does not fit, not about one that would."""
     fits = build_unschedulable_pod("can possibly be assigned to n-1", "Schedulable")
     assert summarize(explain(plan, worker_0=fits, worker_1=build_unschedulable_pod("no cpu")))[1].endswith(": no cpu")
+
+
+def test_pod_for_which_others_could_be_preempted_has_the_reason_of_its_group(plan: ManifestPlan) -> None:
+    """Volcano then reports a node that could be freed; why none is free is in the PodGroup's condition."""
+    message = (
+        "1/1 tasks in gang unschedulable: pod group is not ready, 1 Pipelined, 1 minAvailable. Origin reason is "
+        "train-worker-0: 0/181 nodes are unavailable: 1 node(s) didn't have free ports for the requested pod ports."
+    )
+    condition = {"type": "Unschedulable", "status": "True", "reason": "NotEnoughResources", "message": message}
+    pipelined = build_unschedulable_pod("Pod a/b can possibly be assigned to n-1, once resource is released")
+    pods = {"worker-0": pipelined}
+    group = {"PodGroup/podgroup-1": {"status": {"conditions": [condition]}}}
+    assert "free ports" in find_unscheduled_pods(pods, group)["worker-0"].message
+    assert "can possibly" in find_unscheduled_pods(pods, {})["worker-0"].message
 
 
 def test_run_that_holds_the_port_is_named(plan: ManifestPlan) -> None:

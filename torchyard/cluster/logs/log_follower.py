@@ -32,7 +32,9 @@ _PREDECESSOR_TIMEOUT_S = 20.0  # seconds that the log of a recreated pod waits f
 _MAX_PARALLEL_READS = 16  # reads of ended containers' logs that wait for their first line
 _SLOT_TIMEOUT_S = 2.0  # after so long a read without a response makes room for another: its kubelet may be dead
 _START_PRECISION_S = 1  # the API states a container's start in whole seconds
+_UNREAD = "all of it: it was not read"
 _UNREAD_END = "possibly the last lines"
+_BEING_READ = f"{_UNREAD_END}: it was still being read"
 ROTATED_LOSS = "possibly some lines: the log was rotated or restarted while its stream was broken"
 RESTARTED_LOSS = "possibly some lines before restart {}: a kubelet keeps the log of one earlier container"
 # A kubelet's message in place of a log that it removed; the status of the response is 200.
@@ -161,7 +163,7 @@ class LogFollower:
         self._read_id = 0
         self._writer: LogWriter | None = None
         self._complete_read: tuple[int, int] | None = None  # restart count and lines taken, if read to its end
-        self._missing = "all of it: it was not read"
+        self._missing = _UNREAD
 
     @property
     def node(self) -> str:
@@ -320,7 +322,9 @@ class LogFollower:
             self._missing = f"{_UNREAD_END}: {error.message}"
         elif follow or not self._is_following:  # an open stream may still deliver lines of a pod that is gone
             if self._missing:
-                self._missing = f"{self._missing}; then {error.message}"
+                part, _, reason = self._missing.partition(": ")
+                is_error = self._missing not in (_UNREAD, _BEING_READ)
+                self._missing = f"{part}: {reason}; then {error.message}" if is_error else f"{part}: {error.message}"
             self._set_complete()
 
     async def _read_confirmed(self, *, follow: bool) -> bool:
@@ -355,7 +359,7 @@ class LogFollower:
                     if self._read_id != own_read_id:
                         return False
                     self._retry_delay_s = FIRST_RETRY_DELAY_S
-                    self._missing = f"{_UNREAD_END}: it was still being read"
+                    self._missing = _BEING_READ
                     if not (is_bridging or overlap.since or writer.line_count or self._is_own_line(lines[0])):
                         # The API server may not report a restart yet: the lines before it would be skipped.
                         await self._copy_previous(writer, writer.resume_point(), stop_line=lines[0])
