@@ -4,7 +4,6 @@
 its plan, so a later load, which removes old archives, does not take it away.
 """
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from torchyard.code.secret_files import is_secret_name, list_secret_lines
 from torchyard.common.private_files import make_private_folder, open_private_file, sync_folder
 from torchyard.common.project_root import runs_folder
+from torchyard.host.code.old_archives import remove_old_archives
 from torchyard.host.code.unpack import unpack_code
 from torchyard.model.errors import CodeError, FolderError
 from torchyard.model.plan import StagedCode
@@ -103,7 +103,7 @@ def store_archive(packed: PackedFolder) -> None:
         os.utime(path)  # the oldest are removed
     except FileNotFoundError:
         _write_atomically(path, packed.content)
-        _remove_old_archives(folder)
+        remove_old_archives(str(folder), _MAX_ARCHIVES)
 
 
 def keep_archive(code: StagedCode | None) -> None:
@@ -173,14 +173,3 @@ def _write_atomically(path: Path, content: bytes) -> None:
         temp_path.replace(path)
     finally:
         temp_path.unlink(missing_ok=True)
-
-
-def _remove_old_archives(folder: Path) -> None:
-    """Remove all but the newest archives. One that another process removes at the same time is not an error."""
-    modified_at: dict[Path, float] = {}
-    for path in folder.glob("*.tar.gz"):
-        with contextlib.suppress(OSError):
-            modified_at[path] = path.stat().st_mtime
-    for path in sorted(modified_at, key=lambda path: modified_at[path])[:-_MAX_ARCHIVES]:
-        with contextlib.suppress(OSError):
-            path.unlink()

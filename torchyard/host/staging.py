@@ -130,6 +130,7 @@ def _unpack_code(folder: str, temp_folder: str, digest: str) -> None:
     """Unpack the attempt's archive with the program that came in the tar, and move it to those of the host. OSError."""
     sys.path.insert(0, os.path.join(temp_folder, "supervisor"))
     sys.dont_write_bytecode = True
+    from torchyard.host.code.old_archives import remove_old_archives
     from torchyard.host.code.unpack import unpack_code
 
     own_path = os.path.join(temp_folder, _CODE_MEMBER)
@@ -145,18 +146,7 @@ def _unpack_code(folder: str, temp_folder: str, digest: str) -> None:
     os.replace(own_path, path)
     with contextlib.suppress(FileNotFoundError):  # two links of one file: replacing the one by the other keeps both
         os.unlink(own_path)
-    _remove_old_archives(os.path.dirname(path))
-
-
-def _remove_old_archives(archives_folder: str) -> None:
-    """Remove all but the newest archives. One that another run removes at the same time is not an error."""
-    modified_at: dict[str, float] = {}
-    for path in glob.glob(os.path.join(glob.escape(archives_folder), "*.tar.gz")):
-        with contextlib.suppress(OSError):
-            modified_at[path] = os.stat(path).st_mtime
-    for path in sorted(modified_at, key=lambda path: modified_at[path])[:-_MAX_ARCHIVES]:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    remove_old_archives(os.path.dirname(path), _MAX_ARCHIVES)
 
 
 # --- who owns the run

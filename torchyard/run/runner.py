@@ -11,10 +11,7 @@ from typing import NamedTuple, TypeVar, assert_never
 from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
-from torchyard.interfaces import Job
 from torchyard.machines.processes import Watchdog
-from torchyard.model.causes.launcher import LauncherCause
-from torchyard.model.checkpoint import StopRequest
 from torchyard.model.errors import (
     DetachedError,
     FolderError,
@@ -48,12 +45,10 @@ from torchyard.model.run import (
     Report,
     Run,
     RunEnd,
-    Status,
     Step,
 )
 from torchyard.run import history, takeover, watchdog
 from torchyard.run.control import RunControl
-from torchyard.run.countdown import StopCountdown
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
 from torchyard.run.next_attempt import avoid_failed_machines, find_resume_point, may_try_again
@@ -62,6 +57,7 @@ from torchyard.run.result import describe_end
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
+from torchyard.run.stop import StopCountdown, record_stop, stop_job
 from torchyard.steps.details import (
     describe_checks,
     describe_leftovers,
@@ -70,7 +66,6 @@ from torchyard.steps.details import (
     describe_submission,
     describe_success,
 )
-from torchyard.steps.hang_files import read_hang
 from torchyard.steps.rendezvous import describe_dead_store
 from torchyard.steps.step_functions import StepFunctions
 
@@ -255,7 +250,7 @@ class Runner:
                 case BadLossRead():
                     self.sinks.emit(BadLossRead(secrets.mask_model(event.bad_loss)))
                 case StopAsked():
-                    self._record_stop(attempt, event.stop)
+                    record_stop(self.folder, attempt.number, event.stop)
                 case HangUpdate():
                     self.sinks.emit(secrets.mask_model(event))
                 case RankFailed():
@@ -554,7 +549,8 @@ class Runner:
                 is_interactive=not self.control.flow_run_id,
             )
             with countdown:
-                outcome = self._stop_job(attempt, job, reason)
+                attempt_plan = AttemptPlan(plan=attempt.plan, deadlines=attempt.deadlines)
+                outcome = stop_job(self.folder, attempt.number, attempt_plan, reason)
                 leftovers = self.remove(attempt.plan)  # on machines this stops the job
         self.leftovers += leftovers
         try:
@@ -564,32 +560,6 @@ class Runner:
             raise
         except TorchyardError as error:
             self.leftovers.append(str(error))
-
-    def _stop_job(self, attempt: OpenAttempt, job: Job, reason: str) -> Outcome:
-        """Stop the job of an attempt, as far as that must precede its removal; return how it ended."""
-        stop = StopRequest(author=reason, asked_at=job.now(), grace_s=attempt.deadlines.grace)
-        stop = self._record_stop(attempt, stop)
-        return Outcome(
-            status=Status(state="failed", reason=reason),
-            cause=LauncherCause.STOPPED,
-            exit_codes={},
-            lost=job.stop_unwatched(),
-            stop=stop,
-            hang=read_hang(self.folder.attempt(attempt.number)),
-        )
-
-    def _record_stop(self, attempt: OpenAttempt, stop: StopRequest) -> StopRequest:
-        """Record in the journal that the job is asked to stop; return the first such request of the attempt.
-
-        Its grace counts from that one, whichever process asks again. A journal that cannot be read has none: the job is
-        stopped in any case.
-        """
-        with contextlib.suppress(FolderError):
-            first = self.folder.read_record().find_stop(attempt.number)
-            if first:
-                return first
-        self.folder.record_event("stop", attempt=attempt.number, **secrets.mask_model(stop).model_dump())
-        return stop
 
     def _release(self) -> None:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""

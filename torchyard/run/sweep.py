@@ -4,18 +4,17 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchyard.backends import job_of, owner_of
+from torchyard.backends import owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
-from torchyard.model.causes.launcher import LauncherCause
-from torchyard.model.checkpoint import StopRequest
-from torchyard.model.errors import RunInUseError, TorchyardError
+from torchyard.model.errors import FolderError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
-from torchyard.model.run import Attempt, End, Outcome, Report, Status
+from torchyard.model.run import Attempt, End, Outcome, Report
 from torchyard.run import history
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.result import describe_end
 from torchyard.run.services import OpenArchive
+from torchyard.run.stop import build_stopped_outcome, stop_job
 from torchyard.steps.collect import collect
 from torchyard.steps.teardown import teardown
 
@@ -96,29 +95,17 @@ def _remove_run(folder: RunFolder, reason: str) -> _RemovedRun:
 
 
 def _stop_job(folder: RunFolder, number: int, attempt_plan: AttemptPlan, reason: str) -> Outcome:
-    """Stop the job of an attempt as far as that must precede its removal; return how it ended.
+    """Stop the job of an attempt before it is removed; return how it ended. RunInUseError if another process owns it.
 
-    RunInUseError if another process owns the run. A job that cannot be stopped so is removed in any case: its last
-    lines are then missing.
+    A job that cannot be stopped so is removed in any case: its last lines are then missing.
     """
-    plan = attempt_plan.plan
-    job = job_of(plan)
-    stop = folder.read_record().find_stop(number)  # by the launcher: the grace of the job counts from then on
-    lost: dict[str, str] = {}
     try:
-        stop = stop or StopRequest(author=reason, asked_at=job.now(), grace_s=attempt_plan.deadlines.grace)
-        lost = job.stop_unwatched()
+        return stop_job(folder, number, attempt_plan, reason)
     except RunInUseError:
         raise
     except TorchyardError as error:
-        get_log().warning("the last lines of %s may be missing: %s", plan.job, error)
-    return Outcome(
-        status=Status(state="failed", reason=reason),
-        cause=LauncherCause.STOPPED,
-        exit_codes={},
-        lost=lost,
-        stop=stop,
-    )
+        get_log().warning("the last lines of %s may be missing: %s", attempt_plan.plan.job, error)
+    return build_stopped_outcome(folder, number, reason, folder.read_record().find_stop(number), {})
 
 
 def _read_attempt(folder: RunFolder, number: int, plan: Plan, outcome: Outcome) -> Attempt | None:
@@ -135,7 +122,10 @@ def _read_attempt(folder: RunFolder, number: int, plan: Plan, outcome: Outcome) 
 
 
 def _save_report(folder: RunFolder, end: End, sentence: str, removed: _RemovedRun) -> None:
-    """Write the report, unless no attempt of the run could be read: it would be empty."""
+    """Write the report, unless no attempt of the run could be read: it would be empty.
+
+    One that cannot be written is an error in the log: the end of the run is reported in any case.
+    """
     if not removed.attempts:
         return
     record = folder.read_record()
@@ -151,4 +141,7 @@ def _save_report(folder: RunFolder, end: End, sentence: str, removed: _RemovedRu
         leftovers=removed.leftovers,
         folder=str(folder.path),
     )
-    folder.save_report(secrets.mask_model(report))
+    try:
+        folder.save_report(secrets.mask_model(report))
+    except FolderError as error:
+        get_log().error("the report is not on disk: %s", error)

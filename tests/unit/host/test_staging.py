@@ -97,17 +97,6 @@ def test_damaged_archive_is_sent_again(tmp_path: Path) -> None:
     assert (tmp_path / "a-3" / "work" / "a.py").exists()
 
 
-def test_oldest_archives_of_code_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host keeps only the archives that came last."""
-    (tmp_path / "code").mkdir()
-    for number in range(4):
-        (tmp_path / "code" / f"{number}.tar.gz").touch()
-        os.utime(tmp_path / "code" / f"{number}.tar.gz", (number, number))
-    monkeypatch.setattr(staging, "_MAX_ARCHIVES", 2)
-    staging._remove_old_archives(str(tmp_path / "code"))
-    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == ["2.tar.gz", "3.tar.gz"]
-
-
 def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:
     """A second process of the same run sends no tar, and the host names no other owner."""
     run_script("place", tmp_path / "sample-1", OWNER, stream=build_tar(build_member("work/x.py")).read())

@@ -12,6 +12,7 @@ from tests.support.waiting import wait_until
 from torchyard.archive.copier import open_run_archive
 from torchyard.archive.fetch import fetch_run
 from torchyard.host.processes import find_labelled
+from torchyard.model.errors import FolderError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.run.folder import AttemptPlan, RunFolder
@@ -63,6 +64,18 @@ def test_swept_run_reports_what_its_job_has_saved(folder: RunFolder, write: Writ
     assert report.sentence.startswith(f"{REASON}; ")
     assert "step 12" in report.sentence
     assert report.sentence == folder.read_record().find_last("end")["sentence"]
+
+
+def test_end_is_reported_although_the_report_cannot_be_written(
+    folder: RunFolder, saved_plan: CommandPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk costs the report of a swept run, not the message about its end."""
+
+    def refuse(*_: object) -> None:
+        raise FolderError(str(folder.path), "No space left on device", "make room")
+
+    monkeypatch.setattr(RunFolder, "save_report", refuse)
+    assert sweep(folder) == ((), [("an-id", "swept", REASON)])
 
 
 def test_run_that_was_ending_gets_its_recorded_ending(folder: RunFolder, saved_plan: CommandPlan) -> None:

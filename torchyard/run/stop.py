@@ -1,12 +1,20 @@
-"""Shows how long a job that is being stopped has left, and ends it at once when a person asks again."""
+"""Stops the job of an attempt early: the request, how it ended, and how long it has left meanwhile."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
+from torchyard.backends import job_of
+from torchyard.common import secrets
 from torchyard.common.log import get_log
-from torchyard.model.errors import TorchyardError
+from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.checkpoint import StopRequest
+from torchyard.model.errors import FolderError, TorchyardError
+from torchyard.model.run import Outcome, Status
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.steps.hang_files import read_hang
 
 _REPORT_INTERVAL_S = 10.0
 _POLL_INTERVAL_S = 0.25
@@ -61,3 +69,42 @@ class StopCountdown:
             self._kill()
         except (TorchyardError, OSError) as error:
             get_log().warning("the job may use the rest of its grace: %s", error)
+
+
+def stop_job(folder: RunFolder, number: int, attempt_plan: AttemptPlan, reason: str) -> Outcome:
+    """Stop the job of an attempt, as far as that must precede its removal; return how it ended.
+
+    TorchyardError if the job cannot be stopped so; RunInUseError if another process owns the run.
+    """
+    job = job_of(attempt_plan.plan)
+    stop = StopRequest(author=reason, asked_at=job.now(), grace_s=attempt_plan.deadlines.grace)
+    stop = record_stop(folder, number, stop)
+    return build_stopped_outcome(folder, number, reason, stop, job.stop_unwatched())
+
+
+def record_stop(folder: RunFolder, number: int, stop: StopRequest) -> StopRequest:
+    """Record in the journal that the job of an attempt is asked to stop; return the first such request.
+
+    Its grace counts from that one, whichever process asks again. A journal that cannot be read has none: the job is
+    stopped in any case.
+    """
+    with contextlib.suppress(FolderError):
+        first = folder.read_record().find_stop(number)
+        if first:
+            return first
+    folder.record_event("stop", attempt=number, **secrets.mask_model(stop).model_dump())
+    return stop
+
+
+def build_stopped_outcome(
+    folder: RunFolder, number: int, reason: str, stop: StopRequest | None, lost: Mapping[str, str]
+) -> Outcome:
+    """How the job of an attempt ended that was stopped. `lost`: what is missing of its logs, by node."""
+    return Outcome(
+        status=Status(state="failed", reason=reason),
+        cause=LauncherCause.STOPPED,
+        exit_codes={},
+        lost=dict(lost),
+        stop=stop,
+        hang=read_hang(folder.attempt(number)),
+    )

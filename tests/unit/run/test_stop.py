@@ -1,4 +1,4 @@
-"""The time that a job has left while it is being stopped."""
+"""Stopping a job early: the time that it has left."""
 
 import logging
 import threading
@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from torchyard.model.errors import HostError
-from torchyard.run import countdown
-from torchyard.run.countdown import StopCountdown
+from torchyard.run import stop
+from torchyard.run.stop import StopCountdown
 
 
 def test_second_request_ends_the_job_at_once() -> None:
@@ -22,8 +22,8 @@ def test_second_request_ends_the_job_at_once() -> None:
 
 def test_remaining_time_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The grace is logged at once, and what is left of it from time to time."""
-    monkeypatch.setattr(countdown, "_POLL_INTERVAL_S", 0.0)
-    monkeypatch.setattr(countdown, "_REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stop, "_POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stop, "_REPORT_INTERVAL_S", 0.0)
     has_reported = threading.Event()
 
     class Reported(logging.Filter):
