@@ -115,7 +115,12 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
         worker = _start_worker(tmp_path)
         try:
             started_benchmark = StartedBenchmark(client, run.id, truth)
-            started_benchmark.await_measuring()
+            try:
+                started_benchmark.await_measuring()
+            except AssertionError as error:
+                error.add_note((tmp_path / "worker.log").read_text())
+                error.add_note(f"the flow run is {started_benchmark.now().state}")
+                raise
             yield started_benchmark
         finally:
             worker.kill()  # started where SIGINT is ignored, a worker ignores SIGTERM too

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 SSHD = "/usr/sbin/sshd"
@@ -71,9 +72,10 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.network = f"10.{os.getpid() % 200 + 20}.77"
-        # Each has names of its own: the kernel removes the links of an earlier one some time after its `stop`.
-        self._bridge = f"ty{os.getpid()}-{next(_NUMBERS)}"
+        # Each has its own network and names: the kernel removes those of an earlier one some time after its `stop`.
+        number = next(_NUMBERS)
+        self.network = f"10.{os.getpid() % 200 + 20}.{number % 70}"
+        self._bridge = f"ty{os.getpid()}-{number}"
         self.addresses = {"host-a": f"{self.network}.1", "host-b": f"{self.network}.2"}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
@@ -124,7 +126,7 @@ class Hosts:
         argv = [*self.get_prefix(name), SSHD, "-D", "-e", "-f", str(config)]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._servers[name] = subprocess.Popen(argv, stderr=log, start_new_session=True)
-        wait_until(lambda: self.run(name, "true").returncode == 0)
+        wait_until(lambda: self.run(name, "true").returncode == 0, 60)
 
     def get_prefix(self, name: str) -> list[str]:
         """The prefix that runs a command in a host's network."""
@@ -143,7 +145,8 @@ class Hosts:
     def kill_connections(self, name: str) -> None:
         """Kill every connection of a host; its server keeps running."""
         for pid in self.list_sessions(name):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # a connection may end by itself after the look
+                os.kill(pid, signal.SIGKILL)
 
     def list_sessions(self, name: str) -> list[int]:
         """The server processes of a host's connections: children of its server."""
@@ -191,12 +194,14 @@ class Hosts:
         return leftovers
 
     def stop(self) -> None:
-        for name in self._servers:
-            self.stop_server(name)
-        for holder in self._holders.values():
-            holder.kill()
-            holder.wait()
-        subprocess.run(["ip", "link", "delete", self._bridge], check=False, capture_output=True)
+        """Stop the servers and remove the hosts and their network; what fails does not keep the rest."""
+        with ExitStack() as stack:
+            stack.callback(subprocess.run, ["ip", "link", "delete", self._bridge], check=False, capture_output=True)
+            for holder in self._holders.values():
+                stack.callback(holder.wait)
+                stack.callback(holder.kill)
+            for name in self._servers:
+                stack.callback(self.stop_server, name)
 
 
 def run_ip(*commands: str, namespace_pid: str = "") -> None:
