@@ -16,8 +16,8 @@ Each rank prints where it runs. Rank 0 then prints one JSON line per epoch:
 recognised, both over all ranks. `seconds_per_step` is rank 0's.
 
 With `--checkpoint-dir FOLDER` the training is saved after each epoch, in the background, and when SIGTERM asks it to
-stop. All ranks stop after the same step, rank 0 saves it, and the processes then end by SIGTERM. Rank 0 prints each
-checkpoint when it is complete:
+stop. All ranks stop after the same step, at most eight steps later; rank 0 saves it, and the processes then end by
+SIGTERM. Rank 0 prints each checkpoint when it is complete:
 
     {"checkpoint": "FOLDER/step-15", "step": 15}
 
@@ -60,6 +60,8 @@ from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SPLIT_SEED = 0  # not --seed: a resumed run must never be tested on samples that it was trained on
+# The ranks exchange their losses, and whether a stop is requested, once in so many steps: each exchange costs time.
+EXCHANGE_STEPS = 8
 
 
 def print_line(line: str) -> None:
@@ -133,7 +135,7 @@ def build_network() -> nn.Module:
 
 @dataclass
 class Progress:
-    """The position of a training between two steps, the same on all ranks."""
+    """The position of a training after an exchange of the ranks, the same on all of them."""
 
     step: int = 0  # the number of steps so far, in all epochs
     epoch: int = 1  # the epoch of the next step
@@ -233,6 +235,7 @@ class Trainer:
         self.samples, self.test_samples = load_samples()
         self.sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(self.samples, seed=options.seed)
         self.progress = Progress()
+        self.rank_loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # this rank's since the last exchange
         self.seconds_per_step = 0.0  # of the last epoch, as far as this process trained it
         self.stop_requested = False
         # A save runs in a thread, which needs a group of its own: rank 0, and gloo because the data is on the CPU.
@@ -273,28 +276,34 @@ class Trainer:
         remaining = list(self.sampler)[self.progress.batch * batch_size :]
         batches = DataLoader(self.samples, batch_size, sampler=remaining)
         start = time.perf_counter()
+        last_batch = self.progress.batch + len(batches)
         for images, labels in batches:
-            is_stopped = self.step(images.to(self.device), labels.to(self.device))
-            if is_stopped:
+            self.step(images.to(self.device), labels.to(self.device))
+            # At the same batches also after a resume, so that the losses are added in the same order.
+            is_exchange_due = self.progress.batch % EXCHANGE_STEPS == 0 or self.progress.batch == last_batch
+            if is_exchange_due and self.exchange():
                 return False
         self.seconds_per_step = (time.perf_counter() - start) / max(1, len(batches))
         return True
 
-    def step(self, images: Tensor, labels: Tensor) -> bool:
-        """Learn from one batch, and return whether a rank was asked to stop: the same on all ranks."""
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Learn from one batch."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self.network(images), labels)
-        stop_request = torch.tensor(self.stop_requested, dtype=torch.float64, device=self.device)
-        sums = torch.stack([loss.detach().double() * len(labels), stop_request])
-        # In the background of the backward pass: the ranks need no time of their own to agree on a stop.
-        sum_work = distributed.all_reduce(sums, async_op=True)
         loss.backward()
         self.optimizer.step()
-        sum_work.wait()
-        loss_sum, stop_count = sums.tolist()
+        self.rank_loss_sum += loss.detach().double() * len(labels)
         self.progress.step += 1
         self.progress.batch += 1
+
+    def exchange(self) -> bool:
+        """Add the losses of all ranks to the progress; return whether a rank was asked to stop: the same on all."""
+        stop_request = torch.tensor(self.stop_requested, dtype=torch.float64, device=self.device)
+        sums = torch.stack([self.rank_loss_sum, stop_request])
+        distributed.all_reduce(sums)
+        loss_sum, stop_count = sums.tolist()
         self.progress.loss_sum += loss_sum
+        self.rank_loss_sum.zero_()
         return bool(stop_count)
 
     def finish_epoch(self) -> None:

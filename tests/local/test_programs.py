@@ -122,13 +122,13 @@ def test_shards_cover_all_samples_once() -> None:
 
 
 def test_training_that_is_asked_to_stop_is_saved(stopped_output: str) -> None:
-    """The step after the request is saved and reported, in the middle of an epoch."""
-    assert read_checkpoint_steps(stopped_output) == [15, 16]
+    """The ranks' next exchange after the request is saved and reported, in the middle of an epoch."""
+    assert read_checkpoint_steps(stopped_output) == [15, 15 + digits.EXCHANGE_STEPS]
 
 
 def test_resume_continues_after_the_saved_step(resumed_output: str) -> None:
     """A stopped training continues after the step that it saved."""
-    assert "resumed after step 16, at batch 1 of epoch 2" in resumed_output.splitlines()
+    assert "resumed after step 23, at batch 8 of epoch 2" in resumed_output.splitlines()
     assert [row["epoch"] for row in read_epochs(resumed_output)] == list(range(2, 7))
 
 

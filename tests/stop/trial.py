@@ -26,7 +26,7 @@ _END_TIMEOUT_S = 400.0
 # Between the start and the notice of a job that its deadline stops: it must have saved before, on a busy machine too.
 _TRAINING_S = 60.0
 _TRAINING_IN_PODS_S = 120.0
-_END_MARGIN_S = 20.0  # of a stop, besides the grace
+_END_MARGIN_S = 60.0  # of a stop, besides the grace: a stop that waits for nothing is found on a busy machine too
 
 
 class Truth(NamedTuple):
