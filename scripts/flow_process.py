@@ -10,4 +10,12 @@ import runpy
 
 if __name__ == "__main__":
     os.setsid()
-    runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code:
+            # The engine also ends so if its run is cancelled before the flow starts. Only then is the import needed.
+            from torchyard.tasks.recovery import complete_cancel
+
+            complete_cancel(os.environ["PREFECT__FLOW_RUN_ID"])
+        raise

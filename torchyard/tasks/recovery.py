@@ -220,6 +220,26 @@ def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | N
     return True
 
 
+def complete_cancel(flow_run_id: str) -> None:
+    """End a flow run that was cancelled before its flow started; for its own process, after Prefect's engine has ended.
+
+    The engine leaves such a run Cancelling, in which it holds its deployment's slot for minutes. A job that an earlier
+    process of the run has started is ended first. What cannot be done is logged, and Prefect sets the state later.
+    """
+    try:
+        with open_bounded_client() as client:
+            run = client.read_flow_run(UUID(flow_run_id))
+            if run.state is None or not run.state.is_cancelling():
+                return
+            for candidate in _list_local_runs([]):
+                if candidate.flow_run_id == flow_run_id and candidate.is_lost:
+                    _recover_run(client, candidate)
+                    return
+        report_state(flow_run_id, build_final_state("cancelled", "cancelled through Prefect before it started"))
+    except Exception as error:
+        get_log().warning("cannot complete the cancel of flow run %s: %s", flow_run_id, error)
+
+
 # --- the watchdog of one run
 
 

@@ -11,7 +11,7 @@ from scripts.server import find_free_port
 from tests.conftest import RUN_ID
 from tests.doubles.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
-from torchyard.tasks.recovery import main, recover_lost_runs
+from torchyard.tasks.recovery import complete_cancel, main, recover_lost_runs
 
 
 @pytest.fixture
@@ -81,6 +81,29 @@ def test_training_of_a_cancelled_flow_is_ended(
     fake_prefect.responses[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": flow_name}
     assert recover_lost_runs().resumed == ()
     assert (lost_training.read_record().find_last("end")["end"], fake_prefect.requested_states) == ("cancelled", states)
+
+
+@pytest.mark.parametrize(("state", "requested"), [("CANCELLING", ["Cancelled"]), ("CRASHED", [])])
+def test_cancel_before_the_start_is_completed(fake_prefect: FakePrefect, state: str, requested: list[str]) -> None:
+    """A flow run that is still Cancelling when its own process ends becomes Cancelled; another state stays."""
+    fake_prefect.state = state
+    complete_cancel(RUN_ID)
+    assert fake_prefect.requested_states == requested
+
+
+def test_cancel_before_the_restart_ends_the_job(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """A lost run that is cancelled before its flow starts again has a job: that is ended, and then it is Cancelled."""
+    fake_prefect.state = "CANCELLING"
+    complete_cancel(RUN_ID)
+    assert lost.read_record().find_last("end")["end"] == "cancelled"
+    assert fake_prefect.requested_states == ["Cancelled"]
+
+
+def test_cancel_that_cannot_be_completed_is_logged(fake_prefect: FakePrefect, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that does not answer ends the process with the code that it has."""
+    fake_prefect.status = 500
+    complete_cancel(RUN_ID)
+    assert "cannot complete the cancel of flow run" in caplog.text
 
 
 def test_ended_training_does_not_end_its_flow(fake_prefect: FakePrefect, lost_training: RunFolder) -> None:
