@@ -25,7 +25,7 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import METRICS_FORMATS, Profile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.model.trend import Trend
-from torchyard.run.folder import runs_folder
+from torchyard.run.folder import RunFolder, runs_folder
 
 _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
 # The verbs with a document in torchyard/cli/documents.py, which is imported only for a document: it takes a moment.
@@ -221,9 +221,14 @@ def _load_profile(args: argparse.Namespace) -> Profile:
 
 
 def _create_plan(profile: Profile) -> Plan:
-    """The plan of a run that is not started."""
-    run = TRIAL_RUN.model_copy(update={"folder": str(runs_folder() / TRIAL_RUN.name(profile))})
-    return registry.make_plan(profile, run)
+    """The plan of a run that is not started. ProfileError if it cannot continue from what `resume` names."""
+    folder = runs_folder() / TRIAL_RUN.name(profile)
+    fields: dict[str, Any] = {"folder": str(folder)}
+    if profile.resume:
+        from torchyard.run.next_attempt import find_resume_point  # it takes a moment
+
+        fields["resume"] = find_resume_point(RunFolder(folder), profile)
+    return registry.make_plan(profile, TRIAL_RUN.model_copy(update=fields))
 
 
 def _show_plan(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from torchyard.loading.yaml_errors import (
     suggest_name,
 )
 from torchyard.model import rules
+from torchyard.model.checkpoint import ResumePoint
 from torchyard.model.errors import ExtensionError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.hardware import Hardware
@@ -36,6 +37,8 @@ from torchyard.notify.targets import describe_invalid_address
 
 # For required keys with a wrong value, while the other keys are checked.
 _PLACEHOLDERS = {"name": "placeholder", "about": "", "launcher": "baremetal", "program": "program.py"}
+# Its plan has all findings that the plan of a later run may have, such as the variable that a manifest gets then.
+_RESUMING_RUN = TRIAL_RUN.model_copy(update={"resume": ResumePoint(path="/checkpoint")})
 _FILE_KEYS = frozenset({"code", "hardware", "manifest", "files"})
 _FILE_NAME_REFUSAL = (
     "the file's name is that of the profile, which has lower-case letters, digits and hyphens, at most 40: rename the "
@@ -187,7 +190,7 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
 def _check_plan(profile: Profile, findings: Findings) -> Profile:
     """Check what the launcher can plan; return the profile with the places of the plan's findings in its manifest."""
     try:
-        plan = registry.make_plan(profile, TRIAL_RUN)
+        plan = registry.make_plan(profile, _RESUMING_RUN)
     except ProfileError as error:
         findings.add_plan_error(error)
     except Exception:

@@ -159,11 +159,10 @@ def _check_manifest_name(profile: Profile) -> Iterator[Finding]:
         yield Finding("manifest_name", "requires a manifest, whose job keeps its name")
 
 
-@_reads("checkpoints", "resume", "manifest")
+@_reads("checkpoints", "manifest")
 def _check_checkpoints_of_manifest(profile: Profile) -> Iterator[Finding]:
-    for key in ("checkpoints", "resume"):
-        if profile.manifest and getattr(profile, key):
-            yield Finding(key, "cannot be combined with a manifest, which sets the variables of its own pods")
+    if profile.checkpoints and profile.manifest:
+        yield Finding("checkpoints", "cannot be combined with a manifest, which names the folder itself. Remove it")
 
 
 @_reads("on_companion_data", "manifest")

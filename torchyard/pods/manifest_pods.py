@@ -1,10 +1,12 @@
-"""The pods of the job in a user's manifest: its sets of pods, and the capacity that they need."""
+"""The pods of the job in a user's manifest: its sets of pods, where they are in it, and the capacity that they need."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torchyard.diagnosis.pod_facts import get_mappings
+from torchyard.lint.workload import list_workloads
 from torchyard.model.requirements import Capacity
-from torchyard.pods.job_kind import JobKind, PodSet
+from torchyard.pods.job_kind import JobKind, PodSet, describe_object
 from torchyard.pods.requirements import build_capacity
 from torchyard.pods.volumes import Manifest
 
@@ -24,6 +26,52 @@ def list_pod_sets(job: Manifest, job_kind: JobKind) -> list[PodSet]:
             if not isinstance((obj.get("metadata") or {}).get("labels") or {}, dict):
                 raise TypeError("labels are not a mapping")
     return pod_sets
+
+
+class LocatedPods(NamedTuple):
+    """A set of pods of a job.
+
+    location: of the spec of its template in the manifest, as findings name it:
+        `Job train, spec.tasks[0].template.spec`.
+    """
+
+    pod_set: PodSet
+    location: str
+
+    @property
+    def container(self) -> Manifest:
+        """The main container, which a run follows."""
+        return self._list_containers()[self._container_index]
+
+    @property
+    def container_location(self) -> str:
+        """The location of the main container, as findings name it."""
+        return f"{self.location}.containers[{self._container_index}]"
+
+    @property
+    def _container_index(self) -> int:
+        names = [container.get("name") for container in self._list_containers()]
+        return names.index(self.pod_set.container)
+
+    def _list_containers(self) -> list[Manifest]:
+        containers: list[Manifest] = self.pod_set.template["spec"]["containers"]
+        return containers
+
+
+def locate_pods(main: Manifest, job_kind: JobKind) -> list[LocatedPods]:
+    """The sets of pods of a job, each with its location. `main`: the job's main object, as the manifest names it.
+
+    Raises the errors of `list_pod_sets`.
+    """
+    locations: dict[int, str] = {}
+    for workload in list_workloads(main):
+        for group in workload.groups:
+            locations.setdefault(id(group.pod), f"{workload.location}, {group.pod_path}")
+    located_pods: list[LocatedPods] = []
+    for pod_set in list_pod_sets(job_kind.find_job(main), job_kind):
+        location = locations.get(id(pod_set.template["spec"]), describe_object(main))
+        located_pods.append(LocatedPods(pod_set, location))
+    return located_pods
 
 
 def list_capacities(job: Manifest, pod_sets: Sequence[PodSet], job_kind: JobKind) -> list[Capacity]:

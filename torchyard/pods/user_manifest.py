@@ -1,5 +1,7 @@
 """A job from the user's own manifest: launched as it is, with the labels and the rendezvous id of a run.
 
+If there is a checkpoint to continue from, its path is a variable of the pods (torchyard/pods/manifest_resume.py).
+
 It gets the run's name, and what refers to it in the manifest follows (torchyard/pods/manifest_names.py); with
 `manifest_name: keep` it keeps its own.
 """
@@ -35,7 +37,8 @@ from torchyard.pods.job_kind import (
     plan_job,
 )
 from torchyard.pods.manifest_names import JobReference, Renaming, rename_references
-from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
+from torchyard.pods.manifest_pods import list_capacities, list_pod_sets, locate_pods
+from torchyard.pods.manifest_resume import add_resume_variable
 from torchyard.pods.server_fields import drop_server_fields
 from torchyard.pods.volumes import Manifest
 
@@ -80,16 +83,19 @@ def plan_manifest(
     main = next(document for document in documents if manifest_faults.is_main_job(document, job_kind))
     companions = [document for document in documents if document is not main]
     is_renamed = profile.manifest_name == "run"
-    # Before the job gets another name: the traps are explained in the manifest's own words.
+    # Before the job gets another name: findings are in the manifest's own words.
     traps = lint_manifest(documents)
     queue_requirements = list_queue_requirements(job_kind, main, f"{describe_object(main)}, metadata.labels")
+    located_pods = locate_pods(main, job_kind)
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
     pod_sets = _adopt_job(main, profile, run, job_kind)
+    resume_findings = add_resume_variable(profile, run.resume, located_pods)
     namespaces = _list_namespaces(profile, documents)
     has_tee = "--tee" in str(pod_sets[0].template)  # torchrun then prefixes each line with its local rank
     cluster = profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None})
+    advice = (*read_findings, *renaming.replaced, *resume_findings, *traps, *renaming.doubts)
     all_requirements = (
         *job_requirements,
         *_list_companion_permissions(companions, etcd.PERMISSION_VERBS),
@@ -100,7 +106,7 @@ def plan_manifest(
         *list_capacities(job_kind.find_job(main), pod_sets, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
-        *(Advice(finding=finding) for finding in (*read_findings, *renaming.replaced, *traps, *renaming.doubts)),
+        *(Advice(finding=finding) for finding in advice),
     )
     return plan_job(
         profile.model_copy(update={"cluster": cluster}),

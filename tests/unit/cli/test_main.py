@@ -57,6 +57,15 @@ def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert (len(plan["processes"]), plan["processes"][2]["spec"]["env"]["A"]) == (3, "b")
 
 
+def test_plan_continues_from_what_resume_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan has the checkpoint of `resume`, and a run that cannot be continued is an error."""
+    assert main(["plan", "digits-local", "--as", "yaml", "--set", "resume=/data/step-5"]) == 0
+    plan = yaml.safe_load(capsys.readouterr().out)
+    assert plan["processes"][0]["spec"]["env"]["TORCHYARD_RESUME"] == "/data/step-5"
+    assert main(["plan", "digits-local", "--set", "resume=nobody-1234"]) != 0
+    assert "there is no run nobody-1234" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("pair", "message"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])
 def test_malformed_set_is_an_error(capsys: pytest.CaptureFixture[str], pair: str, message: str) -> None:
     """A --set that cannot be read gives one sentence and exit code 3."""
