@@ -1,11 +1,12 @@
 """A pod that runs torchrun, built from named pieces: what every launcher on Kubernetes puts into its job."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from torchyard.agents.job_code import get_pod_folder
 from torchyard.agents.job_files import MOUNTED
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, build_job_env, escape_dollars
+from torchyard.diagnosis.pod_facts import get_mapping
 from torchyard.lint.rdma import NETWORKS_ANNOTATION
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import Finding
@@ -74,11 +75,9 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
     _check_container_names(profile, container)
 
     annotations = dict(pod.annotations)
-    networks = []
-    for name, count in pod.networks.items():
-        networks += [name] * count  # one interface for each repetition
+    networks = _format_networks(pod)
     if networks:
-        annotations[NETWORKS_ANNOTATION] = ",".join(networks)
+        annotations[NETWORKS_ANNOTATION] = networks
     metadata = {
         "labels": pod.labels | attempt_labels(profile, run),
         "annotations": annotations,
@@ -97,6 +96,32 @@ def build_pod_template(profile: ResolvedProfile, run: Run, container: Manifest) 
     spec["resourceClaims"] = [{"name": name, "resourceClaimTemplateName": name} for name in profile.claims]
     spec["volumes"] = _list_volumes(profile, run)
     return patch_template(profile, {"metadata": drop_empty(metadata), "spec": drop_empty(spec)})
+
+
+def _format_networks(pod: Pod) -> str:
+    """The annotation's text for the pod's networks: one interface for each repetition of a name; empty without one."""
+    names: list[str] = []
+    for name, count in pod.networks.items():
+        names += [name] * count
+    return ",".join(names)
+
+
+def _find_network_conflicts(pod: Pod) -> Iterator[Finding]:
+    """Yield each setting of the annotation that contradicts `pod.networks`.
+
+    The two are not merged: their order gives the interfaces their names, and an annotation may be in JSON.
+    """
+    networks = _format_networks(pod)
+    if not networks:
+        return
+    settings: list[tuple[str, Mapping[str, object]]] = [("pod.annotations", pod.annotations)]
+    settings += [("pod.patch", get_mapping(patch, "metadata", "annotations")) for patch in pod.patch]
+    for key, annotations in settings:
+        if annotations.get(NETWORKS_ANNOTATION, networks) != networks:
+            names = ", ".join(name for name, count in pod.networks.items() if count)
+            problem = f"{NETWORKS_ANNOTATION} cannot be combined with pod.networks, which sets it ({names})"
+            remedy = "remove it, or set each of these networks to 0 in pod.networks, also those of the fabric"
+            yield Finding(key, problem, remedy)
 
 
 def _check_container_names(profile: Profile, container: Manifest) -> None:
@@ -310,7 +335,7 @@ def _build_security_context(pod: Pod) -> Manifest:
     return fields
 
 
-def validate_pod_profile(profile: Profile) -> None:
+def validate_pod_profile(profile: ResolvedProfile) -> None:
     """Raise ProfileError with all faults of a job in pods that only the whole profile shows."""
     findings: list[Finding] = []
     if not profile.manifest and not profile.image:
@@ -324,6 +349,7 @@ def validate_pod_profile(profile: Profile) -> None:
         if path in profile.mounts:
             findings.append(Finding(f"mounts.{path}", "torchyard mounts its own files there; choose another path"))
     findings += find_code_faults(profile)
+    findings += _find_network_conflicts(profile.pod)
     if profile.nodes.max > _MAX_NODES:
         findings.append(Finding("nodes", f"at most {_MAX_NODES}, with more the last pods' names could be too long"))
     if findings:

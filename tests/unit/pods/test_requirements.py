@@ -57,13 +57,17 @@ def test_fixed_image_gets_no_warning(planned: Planned, image: str) -> None:
     assert list_requirements(planned(image=image), Advice) == []
 
 
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+NO_NETWORKS: dict[str, Any] = {"networks": {"default/rdma-vf": 0}}
+
+
 @pytest.mark.parametrize(
     ("keys", "locations"),
     [
         ({"pod": {"networks": {"default/rdma-vf": 8}}}, ["pod.networks"]),
         ({"pod": {"networks": {"default/rdma-vf": 0, "rail": 1}}}, ["pod.networks"]),
-        ({"pod": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rail"}}}, []),
-        ({"pod": {"patch": {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "a,b"}}}}}, ["pod.networks"]),
+        ({"pod": NO_NETWORKS | {"annotations": {NETWORKS: "rail"}}}, ["pod.networks"]),
+        ({"pod": NO_NETWORKS | {"patch": {"metadata": {"annotations": {NETWORKS: "a,b"}}}}}, ["pod.networks"]),
         ({"pod": {"resources": {"nvidia.com/rdma-vf": 4}}}, ["pod.resources"]),
         ({"env": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, ["env.NCCL_IB_HCA"]),
         ({"nodes": 1, "pod": {"networks": {"default/rdma-vf": 8}}}, []),

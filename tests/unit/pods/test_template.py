@@ -48,6 +48,24 @@ def test_vf_fabric_names_the_network_16_times(planned: Planned) -> None:
     assert planned(**VF).pod["metadata"]["annotations"][NETWORKS].split(",") == ["default/rdma-vf"] * 16
 
 
+@pytest.mark.parametrize("networks", ["rail", None, '[{"name": "default/rdma-vf"}]'])
+def test_networks_have_one_source(planned: Planned, networks: str | None) -> None:
+    """An annotation or a patch that contradicts `pod.networks`, also of the fabric, is refused and names its key."""
+    patch = {"metadata": {"annotations": {NETWORKS: networks}}}
+    problem = f"{NETWORKS} cannot be combined with pod.networks, which sets it .default/rdma-vf.; remove it, or"
+    with pytest.raises(ProfileError, match=f"pod.patch: {problem}"):
+        planned(**VF, pod={"patch": patch})
+    if networks:
+        with pytest.raises(ProfileError, match=f"pod.annotations: {problem}"):
+            planned(**VF, pod={"annotations": {NETWORKS: networks}})
+
+
+def test_annotation_may_name_the_networks(planned: Planned) -> None:
+    """Without networks of `pod.networks` the annotation of the profile stays as it is."""
+    pod = {"networks": {"default/rdma-vf": 0}, "annotations": {NETWORKS: "rail"}}
+    assert planned(**VF, pod=pod).pod["metadata"]["annotations"][NETWORKS] == "rail"
+
+
 def test_vf_fabric_requests_16_functions(planned: Planned) -> None:
     """The pod requests 16 virtual functions, with limits equal to requests."""
     resources = get_container(planned(**VF))["resources"]
