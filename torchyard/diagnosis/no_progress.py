@@ -323,7 +323,7 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
 
 def _explain_by_capacity(summary: str, capacity: Finding) -> Diagnosis:
     """Only new nodes would help, so the deadline decides: a cluster may grow."""
-    is_tainted = "`pod.tolerations`" in capacity.remedy and "ask for less" not in capacity.remedy
+    is_tainted = "tolerations`" in capacity.remedy and "ask for less" not in capacity.remedy
     sentence = f"{summary}, and even empty nodes would not do: {capacity.what}; {capacity.remedy}"
     cause = PlatformCause.TAINT if is_tainted else PlatformCause.UNSCHEDULABLE
     return _diagnose(Failure(cause=cause, sentence=sentence))

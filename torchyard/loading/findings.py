@@ -13,7 +13,7 @@ from torchyard.loading.yaml_errors import Loc, ProfileKeyError, explain_error, f
 from torchyard.model.errors import ProfileError
 from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.plan import Plan
-from torchyard.model.requirements import Advice
+from torchyard.model.requirements import get_manifest_location
 from torchyard.model.rules import get_first_key
 
 
@@ -54,15 +54,15 @@ class Findings:
             self.wrong_keys.add(_name_wrong_key(loc))
 
     def list_manifest_positions(self, plan: Plan) -> dict[str, FilePosition]:
-        """The line in the manifest of each of the plan's findings about it, by `where`; empty without a manifest."""
+        """The line of each of the plan's requirements about the manifest, by location; empty without a manifest."""
         positions: dict[str, FilePosition] = {}
         if self.manifest is None:
             return positions
         for requirement in plan.requires:
-            if isinstance(requirement, Advice):
-                position = self.manifest.locate(requirement.finding.where)
-                if position:
-                    positions[requirement.finding.where] = position
+            location = get_manifest_location(requirement)
+            position = self.manifest.locate(location)
+            if position:
+                positions[location] = position
         return positions
 
     def add_file_error(self, message: str) -> None:

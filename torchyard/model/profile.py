@@ -341,7 +341,7 @@ class Profile(FrozenModel):
 
     @property
     def manifest_positions(self) -> Mapping[str, FilePosition]:
-        """The lines of the manifest's file that findings about its objects are about, by the `where` of the finding.
+        """The lines of the manifest's file that requirements are about, by their location (get_manifest_location).
 
         Empty unless the profile was loaded from a file: a stored profile does not have them.
         """

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
-from torchyard.model.finding import Finding
+from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.pod import Resources, TolerationItem
 
 _IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
@@ -159,6 +159,20 @@ class OpenQueue(FrozenModel):
     name: str
 
 
+class ManifestFields(FrozenModel):
+    """Where a user's manifest describes pods: remedies name its fields in place of the profile's keys."""
+
+    location: str = Field(description="of the pods' spec, as findings name it: Job a, spec.tasks[0].template.spec")
+    container: str = Field(description="the path of the main container: spec.tasks[0].template.spec.containers[0]")
+    pod_count: str | None = Field(description="the path of the number of pods; None for a plain Pod")
+    position: FilePosition | None = Field(None, description="of `location`; None if the file is not known")
+
+    @property
+    def pod_spec(self) -> str:
+        """The path of the pods' spec."""
+        return self.location.rpartition(", ")[2]
+
+
 class Capacity(FrozenModel):
     """Enough nodes for the gang, by labels, taints and allocatable resources."""
 
@@ -174,6 +188,7 @@ class Capacity(FrozenModel):
         False, description="`alone` only because the pod's port is the node's, under the host's network"
     )
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
+    manifest: ManifestFields | None = Field(None, description="the pods' fields in a manifest; None without one")
 
 
 ReferencedKind = Literal[
@@ -227,3 +242,12 @@ ClusterRequirement = Annotated[
     | WritableFolder,
     Field(discriminator="kind"),
 ]
+
+
+def get_manifest_location(requirement: ClusterRequirement | HostRequirement) -> str:
+    """What a requirement is about in a user's manifest, as the `where` of a finding; empty if it is not about one."""
+    if isinstance(requirement, Advice):
+        return requirement.finding.where
+    if isinstance(requirement, Capacity) and requirement.manifest:
+        return requirement.manifest.location
+    return ""

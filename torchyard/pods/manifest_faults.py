@@ -16,7 +16,7 @@ from torchyard.lint.workload import (
 )
 from torchyard.model.finding import Finding
 from torchyard.pods.job_kind import JobKind, PodSet, describe_object, get_name
-from torchyard.pods.manifest_pods import list_capacities, list_pod_sets
+from torchyard.pods.manifest_pods import list_capacities, locate_pods
 from torchyard.pods.volumes import Manifest
 
 _MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
@@ -116,10 +116,11 @@ def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Fi
         return findings
     try:
         job = job_kind.find_job(main)
-        pod_sets = list_pod_sets(job, job_kind)
-        list_capacities(job, pod_sets, job_kind)
+        located_pods = locate_pods(main, job_kind)
+        list_capacities(job, located_pods, job_kind)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):  # some part has another shape
         return list(_explain_shape(main)) or [Finding(location, "it has no pods that could be read")]
+    pod_sets = [pods.pod_set for pods in located_pods]
     pod_count = sum(pod_set.pod_count for pod_set in pod_sets)
     if not pod_count:
         return list(_explain_shape(main)) or [Finding(location, "it has no pods: all of its replicas are 0")]

@@ -4,11 +4,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchyard.diagnosis.pod_facts import get_mappings
-from torchyard.lint.workload import list_workloads
-from torchyard.model.requirements import Capacity
+from torchyard.lint.workload import WorkloadKind, list_workloads
+from torchyard.model.requirements import Capacity, ManifestFields
 from torchyard.pods.job_kind import JobKind, PodSet, describe_object
 from torchyard.pods.requirements import build_capacity
 from torchyard.pods.volumes import Manifest
+
+# The key of the number of pods, beside their template.
+_COUNT_KEYS: dict[WorkloadKind, str] = {
+    "volcano": "replicas",
+    "pytorchjob": "replicas",
+    "jobset": "parallelism",
+    "job": "parallelism",
+}
 
 
 def list_pod_sets(job: Manifest, job_kind: JobKind) -> list[PodSet]:
@@ -33,10 +41,12 @@ class LocatedPods(NamedTuple):
 
     location: of the spec of its template in the manifest, as findings name it:
         `Job train, spec.tasks[0].template.spec`.
+    count_path: of the number of pods, such as `spec.tasks[0].replicas`; None for a plain Pod.
     """
 
     pod_set: PodSet
     location: str
+    count_path: str | None
 
     @property
     def container(self) -> Manifest:
@@ -47,6 +57,12 @@ class LocatedPods(NamedTuple):
     def container_location(self) -> str:
         """The location of the main container, as findings name it."""
         return f"{self.location}.containers[{self._container_index}]"
+
+    @property
+    def fields(self) -> ManifestFields:
+        """The fields that remedies name."""
+        container = self.container_location.rpartition(", ")[2]
+        return ManifestFields(location=self.location, container=container, pod_count=self.count_path)
 
     @property
     def _container_index(self) -> int:
@@ -63,40 +79,48 @@ def locate_pods(main: Manifest, job_kind: JobKind) -> list[LocatedPods]:
 
     Raises the errors of `list_pod_sets`.
     """
-    locations: dict[int, str] = {}
+    return [_locate_pod_set(main, pod_set) for pod_set in list_pod_sets(job_kind.find_job(main), job_kind)]
+
+
+def _locate_pod_set(main: Manifest, pod_set: PodSet) -> LocatedPods:
     for workload in list_workloads(main):
         for group in workload.groups:
-            locations.setdefault(id(group.pod), f"{workload.location}, {group.pod_path}")
-    located_pods: list[LocatedPods] = []
-    for pod_set in list_pod_sets(job_kind.find_job(main), job_kind):
-        location = locations.get(id(pod_set.template["spec"]), describe_object(main))
-        located_pods.append(LocatedPods(pod_set, location))
-    return located_pods
+            if group.pod is pod_set.template["spec"]:
+                count_key = _COUNT_KEYS.get(workload.kind)
+                count_path = f"{group.key_path}.{count_key}" if count_key else None
+                return LocatedPods(pod_set, f"{workload.location}, {group.pod_path}", count_path)
+    raise ValueError(f"the template of {pod_set.name} is in no workload of {describe_object(main)}")
 
 
-def list_capacities(job: Manifest, pod_sets: Sequence[PodSet], job_kind: JobKind) -> list[Capacity]:
+def list_capacities(job: Manifest, located_pods: Sequence[LocatedPods], job_kind: JobKind) -> list[Capacity]:
     """The capacity that the pods need: one requirement for all sets of pods that need the same nodes.
 
     A job of which fewer pods run at a time than it has, by Volcano's minAvailable or a Job's parallelism, needs room
     for that many pods of the first set.
+    Remedies name the fields of the first set that needs such nodes.
     Raises ValueError or TypeError if an amount is not one of Kubernetes, KeyError if a container has no name.
     """
     capacities: dict[str, Capacity] = {}
-    for pod_set in pod_sets:
-        capacity = _build_capacity(pod_set, job_kind)
-        key = capacity.model_copy(update={"pods": 0}).model_dump_json()
-        earlier_pods = capacities[key].pods if key in capacities else 0
-        if capacity.pods:
-            capacities[key] = capacity.model_copy(update={"pods": earlier_pods + capacity.pods})
+    for pods in located_pods:
+        capacity = _build_capacity(pods, job_kind)
+        if not capacity.pods:
+            continue
+        key = capacity.model_dump_json(exclude={"pods", "manifest"})
+        first = capacities.setdefault(key, capacity)
+        if first is not capacity:
+            capacities[key] = first.model_copy(update={"pods": first.pods + capacity.pods})
     needed_pods = job["spec"].get("minAvailable") or job["spec"].get("parallelism")
-    if isinstance(needed_pods, int) and 0 < needed_pods < sum(pod_set.pod_count for pod_set in pod_sets):
+    if isinstance(needed_pods, int) and 0 < needed_pods < sum(pods.pod_set.pod_count for pods in located_pods):
         first = next(iter(capacities.values()))
         return [first.model_copy(update={"pods": needed_pods if len(capacities) == 1 else first.pods})]
     return list(capacities.values())
 
 
-def _build_capacity(pod_set: PodSet, job_kind: JobKind) -> Capacity:
+def _build_capacity(pods: LocatedPods, job_kind: JobKind) -> Capacity:
     """The capacity that a set of pods needs. Under the host's network a port allows one pod per node."""
-    containers = get_mappings(pod_set.template, "spec", "containers")
-    has_ports = job_kind.has_ports or any(container.get("ports") for container in containers)
-    return build_capacity(pod_set.template, pod_set.pod_count, has_ports=has_ports)
+    template = pods.pod_set.template
+    has_ports = job_kind.has_ports or any(
+        container.get("ports") for container in get_mappings(template, "spec", "containers")
+    )
+    capacity = build_capacity(template, pods.pod_set.pod_count, has_ports=has_ports)
+    return capacity.model_copy(update={"manifest": pods.fields})

@@ -18,9 +18,11 @@ from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     AdmissionAccepted,
     Advice,
+    Capacity,
     ClusterRequirement,
     Permission,
     WritableFolder,
+    get_manifest_location,
     plural_kind,
 )
 from torchyard.model.resolved import ResolvedProfile
@@ -103,7 +105,7 @@ def plan_manifest(
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
         *queue_requirements,
-        *list_capacities(job_kind.find_job(main), pod_sets, job_kind),
+        *list_capacities(job_kind.find_job(main), located_pods, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *(Advice(finding=finding) for finding in advice),
@@ -113,17 +115,21 @@ def plan_manifest(
         run,
         job_kind,
         JobObjects(main, store=tuple(companions)),
-        [_locate_advice(profile, requirement) for requirement in all_requirements],
+        [_locate_requirement(profile, requirement) for requirement in all_requirements],
         ranks="teed" if has_tee else "logged",
     )
 
 
-def _locate_advice(profile: Profile, requirement: ClusterRequirement) -> ClusterRequirement:
-    """Advice about an object of the manifest, with its line; other requirements unchanged."""
+def _locate_requirement(profile: Profile, requirement: ClusterRequirement) -> ClusterRequirement:
+    """A requirement that is about an object of the manifest, with its line; others unchanged."""
+    position = profile.manifest_positions.get(get_manifest_location(requirement))
+    if position is None:
+        return requirement
     if isinstance(requirement, Advice):
-        position = profile.manifest_positions.get(requirement.finding.where)
-        if position:
-            return Advice(finding=requirement.finding.at(position))
+        return Advice(finding=requirement.finding.at(position))
+    if isinstance(requirement, Capacity) and requirement.manifest:
+        fields = requirement.manifest.model_copy(update={"position": position})
+        return requirement.model_copy(update={"manifest": fields})
     return requirement
 
 

@@ -46,11 +46,11 @@ def check_capacity(
 
     plugin_details = _check_device_plugin(client, requirement, nodes)
     remedies = "; or ".join(list_remedies(mismatches) + _list_alternatives(requirement))
-    if not nodes:
-        return failed_check(name, "the cluster has no node", remedies)
     needed = _describe_needed_room(requirement)
     details = [f"needs {needed}, found room for {pod_count}", *_group_mismatches(mismatches), *plugin_details]
-    return failed_check(name, "; ".join(details), remedies)
+    check = failed_check(name, "; ".join(details) if nodes else "the cluster has no node", remedies)
+    position = requirement.manifest.position if requirement.manifest else None
+    return check.at(position) if position else check
 
 
 def _describe_needed_room(requirement: Capacity) -> str:
@@ -66,9 +66,20 @@ def _list_alternatives(requirement: Capacity) -> list[str]:
     """What to request instead."""
     alternatives = []
     if requirement.uses_host_ports:
-        alternatives.append("leave the host's network (`pod.host_network: false`): then pods can share a node")
-    alternatives.append("use fewer `nodes`")
+        key = _name_pod_key(requirement, "pod.host_network", "hostNetwork")
+        alternatives.append(f"leave the host's network (`{key}: false`): then pods can share a node")
+    if requirement.manifest is None:
+        alternatives.append("use fewer `nodes`")
+    elif requirement.manifest.pod_count:
+        alternatives.append(f"use fewer pods (`{requirement.manifest.pod_count}`)")
+    else:
+        alternatives.append("use fewer pods")
     return alternatives
+
+
+def _name_pod_key(requirement: Capacity, profile_key: str, field: str) -> str:
+    """The profile's key of a setting, or its field in the spec of the manifest's pods."""
+    return f"{requirement.manifest.pod_spec}.{field}" if requirement.manifest else profile_key
 
 
 def _format_count(count: int, noun: str) -> str:
@@ -102,9 +113,9 @@ def find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | No
         return NodeMismatch("not Ready", f"`kubectl describe node {_NODES_PLACEHOLDER}`")
     for taint in spec.get("taints", ()):
         if taint["effect"] in ("NoSchedule", "NoExecute") and not _is_tolerated(taint, requirement):
-            return NodeMismatch(f"taint {taint['key']}", _describe_taint_remedy(taint["key"]))
-    for name, amount in requirement.resources.items():
-        shortage = _find_shortage(node, name, amount)
+            return NodeMismatch(f"taint {taint['key']}", _describe_taint_remedy(taint["key"], requirement))
+    for name in requirement.resources:
+        shortage = _find_shortage(node, name, requirement)
         if shortage:
             return shortage
     return None
@@ -122,11 +133,11 @@ def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> No
     """The first label because of which no pod may run on a node; None if its labels match."""
     for key, value in requirement.labels.items():
         if labels.get(key) != value:
-            remedy = f"`kubectl get nodes -L {key}` lists the existing values"
+            remedy = _describe_label_remedy(key, requirement, "nodeSelector")
             return NodeMismatch(f"no label {key}={value}", remedy, is_other_kind=True)
     for key, values in requirement.only.items():
         if values and labels.get(key) not in values:
-            remedy = f"`kubectl get nodes -L {key}` lists the existing values"
+            remedy = _describe_label_remedy(key, requirement, "affinity")
             return NodeMismatch(f"label {key} is not one of {', '.join(values)}", remedy, is_other_kind=True)
     for key, values in requirement.avoid.items():
         if labels.get(key) in values:
@@ -136,10 +147,18 @@ def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> No
     return None
 
 
-def _describe_taint_remedy(key: str) -> str:
+def _describe_label_remedy(key: str, requirement: Capacity, field: str) -> str:
+    """The remedy for a label that nodes lack. In a profile its value may be that of the hardware file."""
+    remedy = f"`kubectl get nodes -L {key}` lists the existing values"
+    return f"{remedy}, for `{requirement.manifest.pod_spec}.{field}`" if requirement.manifest else remedy
+
+
+def _describe_taint_remedy(key: str, requirement: Capacity) -> str:
     """The remedy for a taint. One that Kubernetes sets reports a fault of the node, and must not be tolerated."""
-    is_kubernetes_taint = key.startswith("node.kubernetes.io/")
-    return f"`kubectl describe node {_NODES_PLACEHOLDER}`" if is_kubernetes_taint else f"add {key} to `pod.tolerations`"
+    if key.startswith("node.kubernetes.io/"):
+        return f"`kubectl describe node {_NODES_PLACEHOLDER}`"
+    # no_progress recognizes this remedy by its words
+    return f"add {key} to `{_name_pod_key(requirement, 'pod.tolerations', 'tolerations')}`"
 
 
 def _is_node_ready(node: ClusterNode) -> bool:
@@ -151,11 +170,12 @@ def _get_node_quantity(node: ClusterNode, name: str, field: str = "allocatable")
     return parse_decimal_quantity(node.get("status", {}).get(field, {}).get(name, "0"))
 
 
-def _find_shortage(node: ClusterNode, name: str, amount: str) -> NodeMismatch | None:
+def _find_shortage(node: ClusterNode, name: str, requirement: Capacity) -> NodeMismatch | None:
     """The mismatch of a node that has too little of a resource; None if it has enough.
 
     Devices that count in the capacity and not in the allocatable amount are reported as lost.
     """
+    amount = requirement.resources[name]
     requested = parse_decimal_quantity(amount)
     if _get_node_quantity(node, name) >= requested:
         return None
@@ -165,6 +185,8 @@ def _find_shortage(node: ClusterNode, name: str, amount: str) -> NodeMismatch | 
         detail = f"{name} {allocatable_text or 0} of {capacity} usable, its devices are lost or unhealthy"
         return NodeMismatch(detail, f"`kubectl describe node {_NODES_PLACEHOLDER}`")
     remedy = f"ask for less {name}"  # no_progress recognizes this remedy by its words
+    if requirement.manifest:
+        remedy += f" (`{requirement.manifest.container}.resources`)"
     if not allocatable_text:
         return NodeMismatch(f"no {name}", remedy)
     return NodeMismatch(f"{name} {allocatable_text} < {amount}", remedy)

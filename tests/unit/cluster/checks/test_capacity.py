@@ -14,8 +14,9 @@ from torchyard.cluster.checks.capacity import (
     list_remedies,
 )
 from torchyard.kube.client import Client
+from torchyard.model.finding import FilePosition
 from torchyard.model.pod import Toleration, TolerationItem
-from torchyard.model.requirements import Capacity
+from torchyard.model.requirements import Capacity, ManifestFields
 
 GPU = "nvidia.com/gpu"
 
@@ -136,6 +137,38 @@ def test_fewer_nodes_are_always_a_remedy(fake_server: Client, uses_host_ports: b
     remedies = check_capacity(fake_server, requirement, "x", [build_node()]).remedy.split("; or ")
     assert remedies[-1] == "use fewer `nodes`"
     assert any("pod.host_network" in remedy for remedy in remedies) is uses_host_ports
+
+
+def test_remedies_name_the_fields_of_a_manifest(fake_server: Client) -> None:
+    """For a user's manifest the remedies name its fields in place of the profile's keys, and the finding has its line.
+
+    A plain Pod has no number of pods.
+    """
+    fields = ManifestFields(
+        location="Job train, spec.tasks[1].template.spec",
+        container="spec.tasks[1].template.spec.containers[0]",
+        pod_count="spec.tasks[1].replicas",
+        position=FilePosition("job.yaml", 7),
+    )
+    update = {"labels": {"pool": "a"}, "uses_host_ports": True, "manifest": fields}
+    requirement = build_requirement(one_per_node=True, gpus="16").model_copy(update=update)
+    other_kind = build_node()
+    tainted = build_node(taints=[{"key": "team", "effect": "NoSchedule"}])
+    small = build_node()
+    for index, node in enumerate((tainted, small)):
+        node["metadata"] = {"name": f"node-{index}", "labels": {"pool": "a"}}
+    check = check_capacity(fake_server, requirement, "x", [other_kind, tainted, small])
+    assert (check.file, check.line) == ("job.yaml", 7)
+    assert check.remedy.split("; or ") == [
+        "add team to `spec.tasks[1].template.spec.tolerations`",
+        "ask for less nvidia.com/gpu (`spec.tasks[1].template.spec.containers[0].resources`)",
+        "leave the host's network (`spec.tasks[1].template.spec.hostNetwork: false`): then pods can share a node",
+        "use fewer pods (`spec.tasks[1].replicas`)",
+    ]
+    plain_pod = requirement.model_copy(update={"manifest": fields.model_copy(update={"pod_count": None})})
+    remedies = check_capacity(fake_server, plain_pod, "x", [other_kind]).remedy.split("; or ")
+    values = "`kubectl get nodes -L pool` lists the existing values, for `spec.tasks[1].template.spec.nodeSelector`"
+    assert (remedies[0], remedies[-1]) == (values, "use fewer pods")
 
 
 def build_fabric_requirement(**amounts: str) -> Capacity:
