@@ -17,10 +17,10 @@ from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, HostScript, ManifestPlan, Plan, Process
 from torchyard.model.pod import Pod
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import ScriptCheck, WritableFolder
+from torchyard.model.requirements import Advice, ScriptCheck, WritableFolder
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Failure, Observation, Run, Status
-from torchyard.pods import runai_flags, template
+from torchyard.pods import requirements, runai_flags, template
 from torchyard.pods.runai_flags import Generation
 
 PROGRAM_IS_A_FILE = False
@@ -87,11 +87,17 @@ def plan(profile: ResolvedProfile, run: Run) -> Plan:
         expect=profile.expect,
         on_fabric=profile.on_fabric,
         on_hang=profile.on_hang,
-        requires=(WritableFolder(host="localhost", path=run.folder), cli_requirement),
+        requires=(WritableFolder(host="localhost", path=run.folder), cli_requirement, *_list_advice(profile, run)),
     )
 
 
 # --- through the CLI
+
+
+def _list_advice(profile: ResolvedProfile, run: Run) -> list[Advice]:
+    """Warnings about the pods that the CLI creates: they have what the profile's own pods would have."""
+    container = {"name": "pytorch", "resources": template.build_resources(profile)}
+    return requirements.list_pod_advice(profile, template.build_pod_template(profile, run, container))
 
 
 def _build_pod_process(profile: ResolvedProfile, run: Run, options: Options, node: int) -> Process:

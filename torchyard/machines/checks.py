@@ -12,7 +12,15 @@ from torchyard.machines.staging import script_command
 from torchyard.model.errors import HostError, UnreachedError
 from torchyard.model.finding import Finding, passed_check, warning_check
 from torchyard.model.plan import Site
-from torchyard.model.requirements import THIS_MACHINE, Clock, HostRequirement, Package, ScriptCheck
+from torchyard.model.requirements import (
+    THIS_MACHINE,
+    Advice,
+    Clock,
+    CommandRequirement,
+    HostRequirement,
+    Package,
+    ScriptCheck,
+)
 
 _COMMON_SCRIPT = "facts.py"
 _MAX_CLOCK_OFFSET_S = 5.0
@@ -26,18 +34,24 @@ class _Target(NamedTuple):
     script: str
 
 
-def check_hosts(requires: Iterable[HostRequirement], sites: Sequence[Site] = ()) -> tuple[Finding, ...]:
-    """One check per requirement; each host (and each interpreter and script) is queried once, all at the same time."""
+def check_hosts(requires: Iterable[CommandRequirement], sites: Sequence[Site] = ()) -> tuple[Finding, ...]:
+    """One check per requirement; each host (and each interpreter and script) is queried once, all at the same time.
+
+    Advice comes first.
+    """
+    checks: dict[Finding, None] = {}  # a host that is down is reported once
     supervisor_pythons = {site.host: site.python for site in sites}
     by_target: dict[_Target, list[HostRequirement]] = {}
     for requirement in requires:
+        if isinstance(requirement, Advice):
+            checks[requirement.finding] = None
+            continue
         python = supervisor_pythons.get(requirement.host, sys.executable)
         if isinstance(requirement, Package):
             python = requirement.python
         script = requirement.script if isinstance(requirement, ScriptCheck) else _COMMON_SCRIPT
         by_target.setdefault(_Target(requirement.host, python, script), []).append(requirement)
 
-    checks: dict[Finding, None] = {}  # a host that is down is reported once
     targets = sorted(by_target)
     with ThreadPoolExecutor(max(len(targets), 1)) as pool:
         for host_checks in pool.map(_check_host, targets, [by_target[target] for target in targets]):

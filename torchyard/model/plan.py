@@ -9,7 +9,7 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Expect, OnFabric
 from torchyard.model.profile import Cluster, CodeArchive, MetricsSetting, OnNan
-from torchyard.model.requirements import ClusterRequirement, HostRequirement
+from torchyard.model.requirements import ClusterRequirement, CommandRequirement
 
 # How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
 # node of rank 0; placed: rank 0 runs on the first node.
@@ -102,7 +102,7 @@ class CommandPlan(FrozenModel):
     on_hang: OnHang = Field(description="off: no rank is recorded")
     metrics: MetricsSetting = Field("none", description="the format in which rank 0 prints its metrics")
     on_nan: OnNan = "report"
-    requires: tuple[HostRequirement, ...]
+    requires: tuple[CommandRequirement, ...]
 
     @property
     def has_store(self) -> bool:

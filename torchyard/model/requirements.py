@@ -10,6 +10,14 @@ from torchyard.model.pod import Resources, TolerationItem
 
 _IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
 
+
+class Advice(FrozenModel):
+    """A warning that is always given and needs no check."""
+
+    kind: Literal["advice"] = "advice"
+    finding: Finding
+
+
 # --- on a host
 
 THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
@@ -109,6 +117,7 @@ HostRequirement = Annotated[
     WritableFolder | ProgramFile | Package | FreePort | Processors | Gpus | Reachable | Clock | ScriptCheck,
     Field(discriminator="kind"),
 ]
+CommandRequirement = Annotated[HostRequirement | Advice, Field(discriminator="kind")]
 
 
 # --- in a cluster
@@ -223,13 +232,6 @@ class AdmissionAccepted(FrozenModel):
     target: Literal["objects", "pod"]
 
 
-class Advice(FrozenModel):
-    """A warning that is always given and needs no check."""
-
-    kind: Literal["advice"] = "advice"
-    finding: Finding
-
-
 ClusterRequirement = Annotated[
     Permission
     | CrdServed
@@ -244,7 +246,7 @@ ClusterRequirement = Annotated[
 ]
 
 
-def get_manifest_location(requirement: ClusterRequirement | HostRequirement) -> str:
+def get_manifest_location(requirement: ClusterRequirement | CommandRequirement) -> str:
     """What a requirement is about in a user's manifest, as the `where` of a finding; empty if it is not about one."""
     if isinstance(requirement, Advice):
         return requirement.finding.where

@@ -71,13 +71,18 @@ def list_pod_requirements(
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *_list_references(profile, run, template),
-        *(Advice(finding=finding) for finding in _list_hca_shortages(profile, template)),
+        *list_pod_advice(profile, template),
     ]
+    return tuple(requirements)
+
+
+def list_pod_advice(profile: ResolvedProfile, template: Manifest) -> list[Advice]:
+    """Warnings about the job's pods that need no check. `template`: of the pods."""
+    findings = _list_hca_shortages(profile, template)
     if _has_floating_tag(profile.image or ""):
         problem = "has no fixed tag: the next run may get another program"
-        finding = warning_check(f"image {profile.image}", problem, "name a version or a digest")
-        requirements.append(Advice(finding=finding))
-    return tuple(requirements)
+        findings.append(warning_check(f"image {profile.image}", problem, "name a version or a digest"))
+    return [Advice(finding=finding) for finding in findings]
 
 
 def _list_hca_shortages(profile: ResolvedProfile, template: Manifest) -> list[Finding]:

@@ -10,8 +10,10 @@ from torchyard.diagnosis.no_progress import explain_waiting_processes
 from torchyard.host.runai_cli import get_pod_status
 from torchyard.launchers import runai
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Profile
+from torchyard.model.requirements import Advice
 from torchyard.model.run import Observation
 
 
@@ -33,6 +35,34 @@ def test_options_without_effect_are_refused(write: Write, options: dict[str, Any
     """An option that would have no effect is an error."""
     with pytest.raises(ProfileError, match=message):
         profile(write, options=options)
+
+
+# --- through the CLI
+
+EIGHT_HCAS = {"NCCL_IB_HCA": "=" + ",".join(f"mlx5_{index}" for index in range(8))}
+ROCE: dict[str, Any] = {"hardware": "epfl/rcp", "fabric": "roce", "env": EIGHT_HCAS}
+
+
+def list_advice(profile: Profile, folder: Path) -> list[Finding]:
+    """The warnings of the plan, which preflight repeats."""
+    advice = [item.finding for item in plan_of(profile, folder).requires if isinstance(item, Advice)]
+    assert {finding.verdict for finding in advice} <= {"warning"}
+    return advice
+
+
+@pytest.mark.parametrize("generation", ["cli-v1", "cli-v2", "kubernetes"])
+def test_hcas_are_compared_with_the_networks(write: Write, tmp_path: Path, generation: str) -> None:
+    """In each way to Run:ai the plan warns if a pod gets fewer networks than it should use HCAs over RoCE."""
+    (finding,) = list_advice(profile(write, generation, **ROCE), tmp_path)
+    assert (finding.where, finding.what[:26]) == ("pod.networks", "1 network is attached, but")
+    all_networks = {"networks": {"kube-system/roce": 8}}
+    assert list_advice(profile(write, generation, **ROCE, pod=all_networks), tmp_path) == []
+
+
+@pytest.mark.parametrize("generation", ["cli-v1", "cli-v2"])
+def test_image_of_the_cli_has_a_fixed_tag(write: Write, tmp_path: Path, generation: str) -> None:
+    """An image without a fixed tag is a warning, as for pods of other launchers."""
+    assert [item.where for item in list_advice(profile(write, generation, image="pi"), tmp_path)] == ["image pi"]
 
 
 # --- through Kubernetes

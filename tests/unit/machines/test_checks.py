@@ -8,7 +8,8 @@ import pytest
 
 from torchyard.machines import staging
 from torchyard.machines.checks import check_clock, check_hosts
-from torchyard.model.requirements import Clock, FreePort, Package, Processors, ProgramFile, ScriptCheck
+from torchyard.model.finding import warning_check
+from torchyard.model.requirements import Advice, Clock, FreePort, Package, Processors, ProgramFile, ScriptCheck
 
 
 def write_script(path: Path, text: str) -> str:
@@ -40,6 +41,12 @@ def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
     (check,) = check_hosts([port, program, package])
     assert (check.where, check.verdict) == ("gpu1", "failed")
     assert check.what == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
+
+
+def test_advice_needs_no_host() -> None:
+    """Advice of a plan is among its checks as it is; no host is queried for it."""
+    advice = Advice(finding=warning_check("pod.networks", "1 network is attached"))
+    assert check_hosts([advice]) == (advice.finding,)
 
 
 _SCRIPT = """\
