@@ -13,7 +13,7 @@ from torchyard.launchers import pytorchjob
 from torchyard.model.base import FrozenModel
 from torchyard.model.causes.pods import POD_RULES, RUNAI_RULES
 from torchyard.model.errors import ProfileError
-from torchyard.model.finding import Finding
+from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import CommandPlan, HostScript, ManifestPlan, Plan, Process
 from torchyard.model.pod import Pod
 from torchyard.model.profile import Cluster
@@ -27,6 +27,7 @@ PROGRAM_IS_A_FILE = False
 _RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runai.py")
 _SUBMIT_ARGS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 _SCHEDULER_NAME = "runai-scheduler"
+_CLUSTER_GRACE_S = 30.0  # of a pod whose author sets none: Kubernetes' default
 # Reasons of Kubernetes and of Run:ai itself, which no log shows.
 _STATUS_RULES = {status.lower(): rule for status, rule in POD_RULES.items()} | RUNAI_RULES
 
@@ -95,9 +96,18 @@ def plan(profile: ResolvedProfile, run: Run) -> Plan:
 
 
 def _list_advice(profile: ResolvedProfile, run: Run) -> list[Advice]:
-    """Warnings about the pods that the CLI creates: they have what the profile's own pods would have."""
+    """Warnings about the pods that the CLI creates: they have what the profile's own pods would have, but the grace."""
     container = {"name": "pytorch", "resources": template.build_resources(profile)}
-    return requirements.list_pod_advice(profile, template.build_pod_template(profile, run, container))
+    advice = requirements.list_pod_advice(profile, template.build_pod_template(profile, run, container))
+    grace_s = profile.deadlines.grace
+    if grace_s > _CLUSTER_GRACE_S:
+        problem = (
+            f"{grace_s:g} s do not hold: no flag of Run:ai's CLI is known to set it, so the cluster's own grace holds "
+            f"({_CLUSTER_GRACE_S:g} s, Kubernetes' default), and a longer save is lost"
+        )
+        remedy = f"save within {_CLUSTER_GRACE_S:g} s, or use options.through: kubernetes"
+        advice.append(Advice(finding=warning_check("deadlines.grace", problem, remedy)))
+    return advice
 
 
 def _build_pod_process(profile: ResolvedProfile, run: Run, options: Options, node: int) -> Process:

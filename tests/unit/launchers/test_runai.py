@@ -65,6 +65,24 @@ def test_image_of_the_cli_has_a_fixed_tag(write: Write, tmp_path: Path, generati
     assert [item.where for item in list_advice(profile(write, generation, image="pi"), tmp_path)] == ["image pi"]
 
 
+@pytest.mark.parametrize(
+    ("generation", "grace", "locations"),
+    [
+        ("cli-v1", "90s", ["deadlines.grace"]),
+        ("cli-v2", "31s", ["deadlines.grace"]),
+        ("cli-v2", "30s", []),
+        ("kubernetes", "90s", []),
+    ],
+)
+def test_grace_that_the_pods_do_not_have(
+    write: Write, tmp_path: Path, generation: str, grace: str, locations: list[str]
+) -> None:
+    """The CLI cannot set the pods' grace: a longer one than the cluster's own is a warning, which names that number."""
+    findings = list_advice(profile(write, generation, deadlines={"grace": grace}), tmp_path)
+    assert [finding.where for finding in findings] == locations
+    assert all("30 s, Kubernetes' default" in finding.what for finding in findings)
+
+
 # --- through Kubernetes
 
 
