@@ -1,5 +1,6 @@
 """Fixtures of several folders: the folder of a run, and a real supervised process whose run folder is removed."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,26 @@ def saved_plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
     folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
     yield attempt_plan
     teardown(attempt_plan)
+
+
+@pytest.fixture
+def synced_paths(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The path of each file and folder that is synced to disk, and `renamed PATH` of each that is renamed, in order."""
+    paths: list[str] = []
+    fsync = os.fsync
+    rename = os.rename
+
+    def record_fsync(fd: int) -> None:
+        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def record_rename(source: str, target: str) -> None:
+        paths.append(f"renamed {source}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    return paths
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from torchyard.common.private_files import make_private_folder, open_private_fil
 from torchyard.common.project_root import runs_folder
 from torchyard.host.code.old_archives import remove_old_archives
 from torchyard.host.code.unpack import unpack_code
+from torchyard.host.staging import sync_files
 from torchyard.model.errors import CodeError, FolderError
 from torchyard.model.plan import StagedCode
 from torchyard.model.profile import CodeArchive
@@ -144,17 +145,18 @@ def read_archive(code: StagedCode) -> bytes:
 
 
 def unpack_here(code: StagedCode) -> None:
-    """Unpack a run's archive beside it, completely or not at all, unless an earlier attempt has.
+    """Unpack a run's archive beside it, unless an earlier attempt has.
 
-    All attempts share the folder, so that a later one finds what an earlier one wrote there. Errors as of
-    `read_archive`.
+    All attempts share the folder, so that a later one finds what an earlier one wrote there. It gets its name once its
+    files are on disk: one that exists is complete, also after a power cut. Errors as of `read_archive`.
     """
     if os.path.isdir(code.folder):
         return
     temp_folder = f"{code.folder}.part"
     content = read_archive(code)
     try:
-        unpack_code(io.BytesIO(content), temp_folder, code.archive.digest)
+        unpack_code(io.BytesIO(content), temp_folder, code.archive.digest)  # empties what is left of an earlier try
+        sync_files(temp_folder)
         os.rename(temp_folder, code.folder)
     except OSError as error:
         shutil.rmtree(temp_folder, ignore_errors=True)

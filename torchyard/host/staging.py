@@ -27,7 +27,9 @@ import os
 import shutil
 import sys
 import tarfile
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterator, NamedTuple
 
 Json = Any
@@ -36,6 +38,7 @@ _END_MEMBER = "whole"
 _CODE_MEMBER = "code.tar.gz"
 _ARCHIVES_FOLDER = "code"
 _MAX_ARCHIVES = 10
+_SYNC_THREADS = 16  # a file system writes its journal once for all that wait: alone, each file takes milliseconds
 _PORT_TRY_FILE = "port-try.json"
 _SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
@@ -46,9 +49,9 @@ _CONFIRM_S = 5.0  # more than two heartbeats of a launcher, which sends one ever
 def _stage_in_folder(folder: str, request: str) -> Json:
     """Create the folder from the tar on stdin, if it does not exist and no other living launcher owns the run.
 
-    Prints whether a tar is wanted, whether with the archive of the code, and the other owner, if any. Returns whether
-    the folder was created. Raises OSError or TarError if the tar is incomplete or cannot be unpacked; nothing is left
-    then.
+    The folder gets its name once its files are on disk: one that exists is complete, also after a power cut. Prints
+    whether a tar is wanted, whether with the archive of the code, and the other owner, if any. Returns whether the
+    folder was created. Raises OSError or TarError if the tar is incomplete or cannot be unpacked; nothing is left then.
     """
     fields = json.loads(request)
     owner = fields["owner"]
@@ -59,8 +62,9 @@ def _stage_in_folder(folder: str, request: str) -> Json:
         owner_file = OwnerFile(os.path.join(folder, HEARTBEAT_FILE))
         other_owner = other_owner or owner_file.record_heartbeat(owner, is_confirmed=True)
         return {"created": False, "other_owner": other_owner}
-    temp_folder = "%s.part-%d" % (folder, os.getpid())
-    os.makedirs(temp_folder)
+    parent, name = os.path.split(os.path.abspath(folder))
+    os.makedirs(parent, exist_ok=True)
+    temp_folder = tempfile.mkdtemp(prefix=name + ".part-", dir=parent)  # other hosts that share the disk have their own
     try:
         _receive_files(folder, temp_folder, fields["code"])
         OwnerFile(os.path.join(temp_folder, HEARTBEAT_FILE)).record_heartbeat(owner)
@@ -68,6 +72,7 @@ def _stage_in_folder(folder: str, request: str) -> Json:
         names = _list_files(temp_folder, "work")
         fingerprints = {name: _fingerprint_file(os.path.join(temp_folder, name)) for name in names}
         _write_json(os.path.join(temp_folder, _SENT_FILE), fingerprints)
+        sync_files(temp_folder)
         os.rename(temp_folder, folder)
     except OSError:
         if not os.path.isdir(folder):  # else another host that shares the disk was first
@@ -96,6 +101,29 @@ def _receive_files(folder: str, temp_folder: str, digest: str | None) -> None:
 def _write_json(path: str, value: Json) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file)
+
+
+def sync_files(folder: str) -> None:
+    """Sync a new folder, and every file and folder in it, to disk. OSError if a file cannot be written."""
+    folders: list[str] = []
+    files: list[str] = []
+    for directory, _, names in os.walk(folder):
+        folders.append(directory)
+        paths = [os.path.join(directory, name) for name in names]
+        files += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]  # opening a pipe blocks
+    with ThreadPoolExecutor(_SYNC_THREADS) as pool:
+        list(pool.map(_sync, files))  # `list` raises a thread's error
+    for path in folders:
+        with contextlib.suppress(OSError):  # not every file system can sync a folder
+            _sync(path)
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _trust_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
@@ -143,6 +171,7 @@ def _unpack_code(folder: str, temp_folder: str, digest: str) -> None:
             os.unlink(path)  # it may be damaged: the next attempt sends it again
         raise
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    _sync(own_path)  # else a power cut may leave an empty archive, with which the next attempt fails
     os.replace(own_path, path)
     with contextlib.suppress(FileNotFoundError):  # two links of one file: replacing the one by the other keeps both
         os.unlink(own_path)

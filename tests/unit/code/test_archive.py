@@ -123,6 +123,26 @@ def test_full_disk_is_a_local_error(code: StagedCode, monkeypatch: pytest.Monkey
     assert Path(code.folder).exists()
 
 
+def test_unpacked_folder_is_on_disk_before_it_has_its_name(code: StagedCode, synced_paths: list[str]) -> None:
+    """A power cut never leaves a folder that looks complete: each file is synced first, and each folder."""
+    keep_archive(code)
+    synced_paths.clear()
+    unpack_here(code)
+    part = f"{code.folder}.part"
+    assert synced_paths == [f"{part}/bin/train.sh", part, f"{part}/bin", f"renamed {part}"]
+
+
+def test_unpacked_part_is_replaced(code: StagedCode) -> None:
+    """What a process that died in the middle has unpacked is neither used nor kept."""
+    keep_archive(code)
+    part = Path(f"{code.folder}.part")
+    part.mkdir()
+    (part / "half.py").touch()
+    unpack_here(code)
+    assert sorted(path.name for path in Path(code.folder).iterdir()) == ["bin", "link"]
+    assert not part.exists()
+
+
 def test_attempts_share_the_unpacked_folder(code: StagedCode) -> None:
     """A later attempt finds the folder as an earlier one left it."""
     keep_archive(code)

@@ -97,6 +97,34 @@ def test_damaged_archive_is_sent_again(tmp_path: Path) -> None:
     assert (tmp_path / "a-3" / "work" / "a.py").exists()
 
 
+def stage_in_here(folder: Path, stream: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create a folder from a tar in this process."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stream)))
+    staging.VERBS["place"](str(folder), OWNER)
+
+
+def test_folder_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, synced_paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut never leaves a folder that looks complete: its files are synced first. Pipes are not opened."""
+    stream = build_tar(build_member("work/x.py"), build_member("work/pipe", tarfile.FIFOTYPE)).read()
+    stage_in_here(tmp_path / "a-1", stream, monkeypatch)
+    assert synced_paths[-1].startswith(f"renamed {tmp_path}/a-1.part-")
+    part = synced_paths[-1].removeprefix("renamed ")
+    files = {path for path in (tmp_path / "a-1").rglob("*") if path.is_file()}
+    assert {str(path.relative_to(tmp_path / "a-1")) for path in files} >= {"work/x.py", "sent.json"}
+    names = {path.relative_to(tmp_path / "a-1") for path in files} | {Path("work"), Path()}
+    assert {str(Path(part, name)) for name in names} <= set(synced_paths[:-1])
+
+
+def test_partial_folder_of_another_host_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts that share a disk may have the same process numbers: each unpacks into its own folder."""
+    other_part = tmp_path / f"a-1.part-{os.getpid()}"
+    other_part.mkdir()
+    stage_in_here(tmp_path / "a-1", build_tar(build_member("work/x.py")).read(), monkeypatch)
+    assert (list(other_part.iterdir()), (tmp_path / "a-1" / "work" / "x.py").exists()) == ([], True)
+
+
 def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:
     """A second process of the same run sends no tar, and the host names no other owner."""
     run_script("place", tmp_path / "sample-1", OWNER, stream=build_tar(build_member("work/x.py")).read())
