@@ -1,16 +1,12 @@
 """Finds a run by its name: on this machine, or in the archive."""
 
-import difflib
 import sys
 from pathlib import Path
 
 from torchyard.archive.fetch import fetch_run, fetch_to_read
 from torchyard.archive.store import Store, open_store
 from torchyard.model.errors import NoRunError, TorchyardError
-from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
-
-_MAX_SIMILAR_NAMES = 3
-_MIN_SIMILARITY = 0.6  # 0 to 1: two runs of one profile have it, because only their last 8 characters differ
+from torchyard.run.folder import RunFolder, list_similar_runs, runs_folder
 
 
 def find_run(name: str) -> RunFolder:
@@ -42,13 +38,12 @@ def is_started_here(folder: RunFolder) -> bool:
 
 def build_no_run_error(name: str, store: Store | None, hint: str = "") -> NoRunError:
     """The error for a name that no run has. ArchiveError if the runs of the archive cannot be listed."""
-    names = [folder.name for folder in list_run_folders()]
     locations = [str(runs_folder())]
+    archived_names: list[str] = []
     if store:
-        names += store.list_runs()
+        archived_names = store.list_runs()
         locations.append(store.url)
-    similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
-    return NoRunError(name, tuple(locations), tuple(similar_names), hint=hint)
+    return NoRunError(name, tuple(locations), list_similar_runs(name, archived_names), hint=hint)
 
 
 def fetch_run_to_resume(name: str) -> None:
@@ -59,12 +54,6 @@ def fetch_run_to_resume(name: str) -> None:
     store = open_store()
     if store:
         fetch_run(store, folder.path)
-
-
-def check_earlier_run(name: str) -> None:
-    """Raise NoRunError if this is neither the path of a checkpoint nor a run of this machine, to continue from."""
-    if is_run_name(name) and not (runs_folder() / name).is_dir():
-        raise build_no_run_error(name, None, "a checkpoint is named by a path that contains /")
 
 
 def is_run_name(name: str) -> bool:

@@ -278,9 +278,6 @@ def _show_checks(args: argparse.Namespace) -> int:
 def _run_profile(args: argparse.Namespace) -> int:
     """run a profile to its end without a Prefect server"""
     if args.resume:
-        from torchyard.cli.find import check_earlier_run
-
-        check_earlier_run(args.resume)
         args.set.append(f"resume={json.dumps(args.resume)}")
     profile = _load_profile(args)
     from torchyard.cli.run import run_profile

@@ -22,6 +22,7 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import EndedRun, Report
 from torchyard.run.control import LocalControl
 from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.run.next_attempt import check_resume
 from torchyard.run.record import RunRecord
 from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
@@ -49,7 +50,8 @@ def run_new(profile: Profile, *, is_following: bool = False, as_json: bool) -> t
 
 
 def _start_runner(profile: Profile, rank_zero_output: TextIO | None = None) -> Runner:
-    """A runner of a new run, whose profile is saved for `attach`."""
+    """A runner of a new run, whose profile is saved for `attach`. ProfileError if `resume` cannot be continued."""
+    check_resume(profile)
     run_id = str(uuid.uuid4())
     folder = RunFolder.of(profile, run_id)
     make_private_folder(folder.path)

@@ -48,10 +48,13 @@ class Findings:
             return
         if loc is None:
             loc = tuple(map(_read_segment, finding.where.split("."))) if finding.where else ()
-        position = find_position(self._path, self._root, loc, self._overrides)
-        self.listed.append(replace(finding, what=shorten_message(finding.what)).at(position))
+        self.listed.append(replace(finding, what=shorten_message(finding.what)).at(self.locate(loc)))
         if loc:
             self.wrong_keys.add(_name_wrong_key(loc))
+
+    def locate(self, loc: Loc) -> FilePosition:
+        """The line of a key of the profile, or `override`."""
+        return find_position(self._path, self._root, loc, self._overrides)
 
     def list_manifest_positions(self, plan: Plan) -> dict[str, FilePosition]:
         """The line of each of the plan's requirements about the manifest, by location; empty without a manifest."""

@@ -99,6 +99,8 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         profile = _check_launcher(profile, path, findings)
     if findings.listed:
         raise ProfileError(path.stem, tuple(findings.listed))
+    if profile.resume:  # whether a run can continue from it is checked when the run starts
+        profile = profile.with_positions({"resume": findings.locate(("resume",))})
     return profile
 
 
@@ -198,7 +200,7 @@ def _check_plan(profile: Profile, findings: Findings) -> Profile:
             raise
         # The values that have a finding were left out, and a launcher may rely on the rules between keys.
     else:
-        return profile.with_manifest_positions(findings.list_manifest_positions(plan))
+        return profile.with_positions(findings.list_manifest_positions(plan))
     return profile
 
 

@@ -337,20 +337,21 @@ class Profile(FrozenModel):
     )
     options: dict[str, Any] = Field({}, description="options of the launcher")
 
-    _manifest_positions: dict[str, FilePosition] = PrivateAttr(default_factory=dict)
+    _positions: dict[str, FilePosition] = PrivateAttr(default_factory=dict)
 
     @property
-    def manifest_positions(self) -> Mapping[str, FilePosition]:
-        """The lines of the manifest's file that requirements are about, by their location (get_manifest_location).
+    def positions(self) -> Mapping[str, FilePosition]:
+        """The lines of what can be found wrong after loading, by the location that the finding or requirement names.
 
-        Empty unless the profile was loaded from a file: a stored profile does not have them.
+        They are that of `resume`, and those of the manifest's objects in its own file. Empty unless the profile was
+        loaded from a file: a stored profile does not have them.
         """
-        return self._manifest_positions
+        return self._positions
 
-    def with_manifest_positions(self, positions: Mapping[str, FilePosition]) -> Self:
-        """A copy with these positions."""
+    def with_positions(self, positions: Mapping[str, FilePosition]) -> Self:
+        """A copy with these positions besides its own."""
         copy = self.model_copy()
-        copy._manifest_positions = dict(positions)
+        copy._positions = self._positions | dict(positions)
         return copy
 
     @property

@@ -122,7 +122,7 @@ def plan_manifest(
 
 def _locate_requirement(profile: Profile, requirement: ClusterRequirement) -> ClusterRequirement:
     """A requirement that is about an object of the manifest, with its line; others unchanged."""
-    position = profile.manifest_positions.get(get_manifest_location(requirement))
+    position = profile.positions.get(get_manifest_location(requirement))
     if position is None:
         return requirement
     if isinstance(requirement, Advice):

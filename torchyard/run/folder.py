@@ -16,12 +16,13 @@ Whatever decides how a run is resumed survives a power cut: it is synced to disk
 """
 
 import contextlib
+import difflib
 import errno
 import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,13 +46,15 @@ from torchyard.model.run import Attempt, JobProgress, Outcome, Report, Run
 from torchyard.run import journal
 from torchyard.run.record import RunRecord
 
-__all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "runs_folder"]
+__all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "list_similar_runs", "runs_folder"]
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
 _LEASE_FIELDS = 3  # of its file: its seconds, the boot id and the seconds since boot
 _LEASE_BYTES = 128  # always, so that it can be renewed on a full disk
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
 _MAX_CHECKPOINTS = 1000  # of all attempts
+_MAX_SIMILAR_NAMES = 3
+_MIN_SIMILARITY = 0.6  # 0 to 1: two runs of one profile have it, because only their last 8 characters differ
 _LOG = logging.getLogger("torchyard")
 _UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
 
@@ -317,6 +320,14 @@ class RunFolder:
 def list_run_folders() -> list[RunFolder]:
     """Every run folder on this machine."""
     return [RunFolder(path.parent) for path in sorted(runs_folder().glob("*/journal"))]
+
+
+def list_similar_runs(name: str, other_names: Iterable[str] = ()) -> tuple[str, ...]:
+    """The runs of this machine whose names are most similar to a name; `other_names`: of runs elsewhere."""
+    names = [folder.name for folder in list_run_folders()]
+    names += other_names
+    similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
+    return tuple(similar_names)
 
 
 def _try_lock(lock: int) -> bool:

@@ -10,12 +10,12 @@ from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.launchers import registry
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.checkpoint import Checkpoint, ResumePoint
-from torchyard.model.errors import ProfileError
-from torchyard.model.finding import Finding
+from torchyard.model.errors import NoRunError, ProfileError
+from torchyard.model.finding import FilePosition, Finding
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import resolve
 from torchyard.model.run import Attempt
-from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.run.folder import RunFolder, list_similar_runs, runs_folder
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 
@@ -93,30 +93,42 @@ def find_resume_point(folder: RunFolder, profile: Profile) -> ResumePoint | None
     checkpoint = select_resume_checkpoint(folder.checkpoints())
     if checkpoint:
         return _build_resume_point(folder, checkpoint)
+    return _find_first_resume_point(profile)
+
+
+def check_resume(profile: Profile) -> None:
+    """Check, before a run starts, that it can continue from what its profile's `resume` names.
+
+    ProfileError if that is a run without a complete checkpoint. FolderError if its folder cannot be read.
+    """
+    _find_first_resume_point(profile)
+
+
+def _find_first_resume_point(profile: Profile) -> ResumePoint | None:
+    """The checkpoint that the profile's `resume` names; None without it. Errors as of `check_resume`."""
     if profile.resume is None:
         return None
     if "/" in profile.resume:
         return ResumePoint(path=profile.resume)
-    return _find_in_earlier_run(profile.name, profile.resume)
-
-
-def _find_in_earlier_run(profile_name: str, name: str) -> ResumePoint:
-    """The last complete checkpoint of an earlier run. ProfileError if there is no such run, or if it has none."""
-    folder = RunFolder(runs_folder() / name)
-    if not folder.path.is_dir():
-        fault = f"there is no run {name} in {runs_folder()}: name one of its folders, or a path that contains /"
-        raise ProfileError(profile_name, (Finding("resume", fault),))
+    folder = RunFolder(runs_folder() / profile.resume)
     checkpoints = folder.checkpoints()
     checkpoint = select_resume_checkpoint(checkpoints)
     if checkpoint is None:
-        reason = "no checkpoint of it was seen"
-        if checkpoints:
-            reason = f"none of its {len(checkpoints)} checkpoints is complete"
-        remedy = "name the path of a checkpoint, or start without resume"
-        raise ProfileError(
-            profile_name, (Finding("resume", f"the run {name} cannot be continued: {reason}. {remedy}"),)
-        )
+        finding = Finding("resume", _describe_unusable_run(folder, checkpoints))
+        raise ProfileError(profile.name, (finding.at(profile.positions.get("resume", FilePosition(""))),))
     return _build_resume_point(folder, checkpoint)
+
+
+def _describe_unusable_run(folder: RunFolder, checkpoints: Sequence[Checkpoint]) -> str:
+    """Why a run without a complete checkpoint cannot be continued, and what to do."""
+    if not folder.path.is_dir():
+        hint = "a checkpoint is named by a path that contains /"
+        return str(NoRunError(folder.name, (str(runs_folder()),), list_similar_runs(folder.name), hint=hint))
+    reason = "no checkpoint of it was seen"
+    if checkpoints:
+        reason = f"none of its {len(checkpoints)} checkpoints is complete"
+    remedy = "name the path of a checkpoint, or start without resume"
+    return f"the run {folder.name} cannot be continued: {reason}. {remedy}"
 
 
 def _build_resume_point(folder: RunFolder, checkpoint: Checkpoint) -> ResumePoint:

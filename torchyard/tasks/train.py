@@ -26,6 +26,7 @@ from torchyard.model.run import EndedRun, RunResult
 from torchyard.notify.targets import list_exposed_addresses
 from torchyard.pods import seal
 from torchyard.run.folder import RunFolder
+from torchyard.run.next_attempt import check_resume
 from torchyard.run.preview import preview_run
 from torchyard.run.result import build_result
 from torchyard.run.resume import CRASHED
@@ -144,9 +145,11 @@ def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
 def _run_to_end(profile: Profile, run_id: str, control: PrefectControl, sink: PrefectSink) -> EndedRun:
     """Run the pipeline to its end, whatever that is.
 
-    Raises RunInUseError if another process owns the run, DetachedError if this process cannot continue, and
-    TerminationSignal if Prefect starts another process of this run.
+    Raises ProfileError if a new run cannot continue what `resume` names, RunInUseError if another process owns the run,
+    DetachedError if this process cannot continue, and TerminationSignal if Prefect starts another process of this run.
     """
+    if control.count == 1:  # a later process finds the run's own attempts, wherever they are
+        check_resume(profile)
     runner = create_runner(profile, run_id, control, STEP_TASKS, (sink,))
     hold_run(profile, run_id, runner.folder, control.count)
     try:

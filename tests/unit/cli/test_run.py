@@ -24,11 +24,25 @@ def test_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no run nobody-1234 in" in capsys.readouterr().err
 
 
-def test_unknown_run_to_resume_from_is_an_error(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """`run --resume` with an unknown run starts nothing, and the error does not concern the profile."""
-    assert main(["run", str(write()), "--resume", "nobody-1234"]) == 3
+@pytest.mark.parametrize("is_option", [True, False])
+def test_unknown_run_to_resume_from_is_an_error(
+    write: Write, capsys: pytest.CaptureFixture[str], is_option: bool
+) -> None:
+    """`--resume` and the key `resume` with an unknown run start nothing; the key's error has its file and line."""
+    if is_option:
+        path = write()
+        location = "override"
+        arguments = ["--resume", "nobody-1234"]
+    else:
+        path = write(resume="nobody-1234")
+        line = path.read_text().splitlines().index("resume: nobody-1234") + 1
+        location = f"{path}:{line}"
+        arguments = []
+    assert main(["run", str(path), *arguments]) == 3
     runs = Path(os.environ["TORCHYARD_RUNS"])
-    assert capsys.readouterr().err.startswith(f"there is no run nobody-1234 in {runs}; ")
+    message = capsys.readouterr().err
+    assert message.startswith(f"profile {path.stem}: {location}: resume: there is no run nobody-1234 in {runs}; ")
+    assert "a checkpoint is named by a path that contains /" in message
     assert not runs.exists() or not list(runs.iterdir())
 
 

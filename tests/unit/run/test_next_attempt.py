@@ -12,7 +12,13 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Run
 from torchyard.run.folder import RunFolder
-from torchyard.run.next_attempt import avoid_failed_machines, find_resume_point, list_failed_machines, may_try_again
+from torchyard.run.next_attempt import (
+    avoid_failed_machines,
+    check_resume,
+    find_resume_point,
+    list_failed_machines,
+    may_try_again,
+)
 
 RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r")
 
@@ -134,8 +140,18 @@ def test_run_without_a_complete_checkpoint_is_refused(runs: Path, name: str, exp
     """The error names the run and what is known of it."""
     create_run(runs, "empty")
     create_run(runs, "torn").save_checkpoints(1, [build_checkpoint("/c/a", "torn")])
+    profile = load_profile("digits-local", {"resume": name})
+    with pytest.raises(ProfileError, match=f"override: resume: {expected}"):
+        find_resume_point(create_run(runs, "new-1"), profile)
     with pytest.raises(ProfileError, match=expected):
-        find_resume_point(create_run(runs, "new-1"), load_profile("digits-local", {"resume": name}))
+        check_resume(profile)
+
+
+def test_similar_run_is_suggested(runs: Path) -> None:
+    """The error about a run that does not exist names one with a similar name."""
+    create_run(runs, "digits-local-1").record_event("start")
+    with pytest.raises(ProfileError, match=r"did you mean digits-local-1\?"):
+        check_resume(load_profile("digits-local", {"resume": "digits-local-2"}))
 
 
 def test_checkpoint_of_a_host_is_copied_to_the_next_hosts(runs: Path) -> None:

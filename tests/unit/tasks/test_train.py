@@ -2,7 +2,9 @@
 
 import resource
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -10,6 +12,8 @@ from tests.conftest import Write
 from torchyard.model.errors import ProfileError
 from torchyard.model.profile import Profile
 from torchyard.pods import seal
+from torchyard.run.folder import list_run_folders
+from torchyard.run.services import Sink
 from torchyard.tasks import train
 from torchyard.tasks.train import train_flow_run
 
@@ -29,6 +33,22 @@ def test_mistake_in_a_profile_is_a_failed_run(write: Write, caplog: pytest.LogCa
     assert (state.type.value, "unknown key nodez: did you mean nodes?" in str(state.message)) == ("FAILED", True)
     assert "unknown key nodez" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_unknown_run_to_resume_from_is_a_failed_run(
+    write: Write, monkeypatch: pytest.MonkeyPatch, is_parameter: bool
+) -> None:
+    """A new flow run with an unknown run, as the parameter or the key `resume`, fails before it starts anything."""
+    monkeypatch.setattr(train, "flow_run", SimpleNamespace(id=UUID(int=1), run_count=1))
+    monkeypatch.setattr(train, "PrefectSink", lambda *_, **__: Sink())
+    if is_parameter:
+        state = train_flow_run(str(write()), resume="nosuch")
+    else:
+        state = train_flow_run(str(write(resume="nosuch")))
+    assert state.type.value == "FAILED"
+    assert "resume: there is no run nosuch in" in str(state.message)
+    assert list_run_folders() == []
 
 
 def test_secret_in_the_parameters_is_a_warning(write: Write, caplog: pytest.LogCaptureFixture) -> None:
