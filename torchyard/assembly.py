@@ -15,10 +15,10 @@ from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.private_files import write_private_text
 from torchyard.model.event import AttemptStarted, RunEvent
 from torchyard.model.profile import Profile
-from torchyard.model.run import Collected, End
+from torchyard.model.run import Collected, End, Report
 from torchyard.run.control import RunControl
 from torchyard.run.folder import RunFolder
-from torchyard.run.runner import Runner, build_short_report
+from torchyard.run.runner import Runner
 from torchyard.run.services import Judgement, RunServices, Sink, Sinks
 from torchyard.run.sweep import end_lost_run
 from torchyard.sinks.log import LogSink
@@ -79,10 +79,10 @@ def sweep_run(
     Returns the leftovers; None if a living process owns the run (see run/sweep.py).
     """
 
-    def report_end(run_id: str, end: End, sentence: str) -> None:
+    def report_end(run_id: str, report: Report) -> None:
         if on_end:
-            on_end(run_id, end, sentence)
-        _send_swept_end(folder, run_id, end, sentence)
+            on_end(run_id, report.end, report.sentence)
+        _send_swept_end(folder, run_id, report)
 
     return end_lost_run(folder, ended_by, reason, open_run_archive, report_end)
 
@@ -112,7 +112,7 @@ def _list_receivers(profile: Profile, run_id: str, folder: RunFolder, link: str)
     return receivers
 
 
-def _send_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> None:
+def _send_swept_end(folder: RunFolder, run_id: str, report: Report) -> None:
     """Send the end of a run that a sweep has ended. Nothing is raised.
 
     Nothing is sent if the run's folder has no profile, because then the run had no receivers.
@@ -122,7 +122,7 @@ def _send_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> 
         profile = Profile.model_validate_json((folder.path / _PROFILE).read_bytes())
         sinks = Sinks(_list_receivers(profile, run_id, folder, ""))
         sinks.emit(AttemptStarted(len(folder.attempts()), ""))
-        sinks.end(build_short_report(profile, folder, end, sentence))
+        sinks.end(report)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
-from tests.conftest import RUN_ID, Write, load
+import pytest
+
+from tests.conftest import RUN_ID, Write, command_plan_of, load
+from tests.processes.lone_processes import build_lone_profile
 from tests.processes.receiver import Receiver
 from torchyard.archive.contents import RECORD
 from torchyard.assembly import create_runner, judge_run, list_sinks, main, sweep_run
 from torchyard.host.processes import find_labelled
-from torchyard.model.event import AttemptStarted
+from torchyard.model.event import AttemptStarted, EndReached, RunEvent
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
+from torchyard.model.run import Report
 from torchyard.run.control import LocalControl
-from torchyard.run.folder import RunFolder
+from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.services import Sinks
 from torchyard.sinks.log import LogSink
 from torchyard.sinks.messages import MessageSink
@@ -48,14 +52,38 @@ def test_end_of_a_swept_run_is_sent_from_its_folder_alone(write: Write, receiver
     folder = RunFolder.of(profile, RUN_ID)
     folder.path.mkdir(parents=True)
     for _ in range(2):
-        folder.record_event("start", run="an-id", entry="fresh")
+        folder.record_event("start", run="an-id", profile="sample", entry="fresh")
         assert sweep_run(folder, "sweep", REASON) == ()
         Sinks(list_sinks(profile, RUN_ID, "")).emit(AttemptStarted(1, "sample-1"))
-    folder.record_event("start", run="an-id", entry="fresh")
+    folder.record_event("start", run="an-id", profile="sample", entry="fresh")
     assert sweep_run(folder, "sweep", REASON) == ()
     assert receiver.titles == ["sample: failed"] * len(receiver.titles)
     assert receiver.received[-1]["message"].partition("\n")[0] == REASON
     assert len(receiver.received) == 2
+
+
+def test_message_about_a_swept_run_is_about_its_report(
+    folder: RunFolder, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receivers get the report that is saved: with the attempt that the sweep has stopped, and the run's time."""
+    profile = build_lone_profile(write, "import time; time.sleep(60)")
+    profile = profile.model_copy(update={"notify": load(write(notify=["json://localhost"])).notify})
+    plan = command_plan_of(profile, folder.path)
+    folder.record_event("start", run="an-id", profile="sample", entry="fresh")
+    folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines(grace=1.0)))
+    (folder.path / "receivers.json").write_text(profile.model_dump_json(exclude_unset=True))
+    submit(plan, Deadlines())
+    sent: list[Report] = []
+
+    def record_end(_: MessageSink, event: RunEvent) -> None:
+        if isinstance(event, EndReached):
+            sent.append(event.report)
+
+    monkeypatch.setattr(MessageSink, "take", record_end)
+    assert sweep_run(folder, "sweep", REASON) == ()
+    assert sent == [folder.report()]
+    assert [attempt.number for attempt in sent[0].attempts] == [1]
+    assert sent[0].seconds > 0
 
 
 def test_numbers_are_in_the_folder_and_in_the_history(write: Write) -> None:

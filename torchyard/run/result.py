@@ -1,17 +1,46 @@
-"""The result of a run, built from its report: small enough to be passed to a caller on another machine."""
+"""The report of a run, and its result, which is small enough to be passed to a caller on another machine."""
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
+from torchyard.common import secrets
 from torchyard.common.escaping import shorten_text
 from torchyard.diagnosis.checkpoints import select_resume_checkpoint
-from torchyard.model.run import MAX_CHECKPOINTS, Attempt, End, Metrics, Report, Row, RowValue, RunResult
+from torchyard.model.run import MAX_CHECKPOINTS, Attempt, End, Metrics, Report, Row, RowValue, RunEnd, RunResult, Step
 from torchyard.run.folder import RunFolder
 
 # Limits of one result, which callers get as JSON.
 _MAX_VALUES = 100
 _MAX_TEXT_CHARS = 1000
+
+
+def build_report(
+    folder: RunFolder,
+    profile: str,
+    end: RunEnd,
+    *,
+    started_at: float,
+    steps: Sequence[Step],
+    attempts: Sequence[Attempt],
+) -> Report:
+    """The report of a run that ends now, whoever ends it, with secrets masked. The leftovers are not known yet.
+
+    profile: its name; "" if no journal has it.
+    started_at: seconds since the epoch.
+    """
+    report = Report(
+        profile=profile,
+        run=folder.name,
+        end=end.end,
+        sentence=end.sentence,
+        seconds=time.time() - started_at,
+        steps=tuple(steps),
+        attempts=tuple(attempts),
+        folder=str(folder.path),
+    )
+    return secrets.mask_model(report)
 
 
 def build_result(report: Report) -> RunResult:

@@ -53,7 +53,7 @@ from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
 from torchyard.run.next_attempt import avoid_failed_machines, find_resume_point, may_try_again
 from torchyard.run.preview import check_plan, choose_port, make_plan
-from torchyard.run.result import describe_end
+from torchyard.run.result import build_report, describe_end
 from torchyard.run.resume import EntryMode, choose_entry, describe_loop
 from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
@@ -470,7 +470,16 @@ class Runner:
         sentence = describe_loop(self.folder.remaining_lease_s(), f"{self.folder.path}/journal")
         self.folder.record_event("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
-        self.sinks.end(build_short_report(self.profile, self.folder, "gave-up", sentence))
+        record = self.folder.read_record()
+        report = build_report(
+            self.folder,
+            self.profile.name,
+            RunEnd("gave-up", sentence),
+            started_at=history.find_start_time(record, self.started_at),
+            steps=history.list_past_steps(record),
+            attempts=(),  # the one that may still run has no end
+        )
+        self.sinks.end(report)
         return EndedRun("gave-up", sentence)
 
     # --- the end, with signals ignored
@@ -490,21 +499,16 @@ class Runner:
         if self.open_attempt:
             self._stop_attempt(self.open_attempt, sentence)
         sentence = describe_end(end, sentence, self.attempts)
-        report = Report(
-            profile=self.profile.name,
-            run=self.folder.name,
-            end=end,
-            sentence=sentence,
-            seconds=time.time() - self.started_at,
-            steps=tuple(self.steps),
-            attempts=tuple(self.attempts),
-            leftovers=self._list_leftovers(),
-            folder=str(self.folder.path),
-            trend=trend,
-            history=history_file,
-            archive=self.archive.describe(),
+        report = build_report(
+            self.folder,
+            self.profile.name,
+            RunEnd(end, sentence),
+            started_at=self.started_at,
+            steps=self.steps,
+            attempts=self.attempts,
         )
-        report = secrets.mask_model(report)
+        additions = {"trend": trend, "history": history_file, "archive": self.archive.describe()}
+        report = secrets.mask_model(report.model_copy(update=additions))
         self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         self._release()
         report = report.model_copy(update={"leftovers": self._list_leftovers()})
@@ -587,20 +591,6 @@ def _describe_blocked_end(attempt: Attempt, live_processes: list[str]) -> RunEnd
     end, sentence = _describe_end(attempt)
     blocked = "another attempt is not started, because processes of this one may still run"
     return RunEnd(end, f"{sentence}; {blocked}: {'; '.join(live_processes)}")
-
-
-def build_short_report(profile: Profile, folder: RunFolder, end: End, sentence: str) -> Report:
-    """The report of a run that no process has taken to its end: without steps and attempts."""
-    return Report(
-        profile=profile.name,
-        run=folder.name,
-        end=end,
-        sentence=sentence,
-        seconds=0,
-        steps=(),
-        attempts=(),
-        folder=str(folder.path),
-    )
 
 
 def _describe_store(url: str | None) -> str:

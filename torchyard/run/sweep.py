@@ -9,16 +9,16 @@ from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.model.errors import FolderError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
-from torchyard.model.run import Attempt, End, Outcome, Report
+from torchyard.model.run import Attempt, End, Outcome, Report, RunEnd
 from torchyard.run import history
 from torchyard.run.folder import AttemptPlan, RunFolder
-from torchyard.run.result import describe_end
+from torchyard.run.result import build_report, describe_end
 from torchyard.run.services import OpenArchive
 from torchyard.run.stop import build_stopped_outcome, stop_job
 from torchyard.steps.collect import collect
 from torchyard.steps.teardown import teardown
 
-EndCallback = Callable[[str, End, str], object]  # the run's id, its end, and the sentence
+EndCallback = Callable[[str, Report], object]  # the run's id, and its report
 _ARCHIVE_TIMEOUT_S = 5.0
 
 
@@ -62,12 +62,14 @@ def end_lost_run(
             removed = _remove_run(folder, reason)
             sentence = describe_end(end, reason, removed.attempts)
             folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=removed.leftovers)
-            _save_report(folder, end, sentence, removed)
+            report = _build_report(folder, end, sentence, removed)
+            if removed.attempts:  # else the report is empty
+                _save_report(folder, report)
     except RunInUseError:
         return None
     except TorchyardError as error:
         return (str(error),)
-    on_end(record.run_id, end, sentence)
+    on_end(record.run_id, report)
     return removed.leftovers
 
 
@@ -121,27 +123,22 @@ def _read_attempt(folder: RunFolder, number: int, plan: Plan, outcome: Outcome) 
     return attempt
 
 
-def _save_report(folder: RunFolder, end: End, sentence: str, removed: _RemovedRun) -> None:
-    """Write the report, unless no attempt of the run could be read: it would be empty.
-
-    One that cannot be written is an error in the log: the end of the run is reported in any case.
-    """
-    if not removed.attempts:
-        return
+def _build_report(folder: RunFolder, end: End, sentence: str, removed: _RemovedRun) -> Report:
     record = folder.read_record()
-    now = time.time()
-    report = Report(
-        profile=record.last_start.get("profile", ""),
-        run=folder.name,
-        end=end,
-        sentence=sentence,
-        seconds=now - history.find_start_time(record, now),
-        steps=tuple(history.list_past_steps(record)),
+    report = build_report(
+        folder,
+        record.last_start.get("profile", ""),
+        RunEnd(end, sentence),
+        started_at=history.find_start_time(record, time.time()),
+        steps=history.list_past_steps(record),
         attempts=removed.attempts,
-        leftovers=removed.leftovers,
-        folder=str(folder.path),
     )
+    return secrets.mask_model(report.model_copy(update={"leftovers": removed.leftovers}))
+
+
+def _save_report(folder: RunFolder, report: Report) -> None:
+    """Write the report. If it cannot be written, that is an error in the log: the end is reported in any case."""
     try:
-        folder.save_report(secrets.mask_model(report))
+        folder.save_report(report)
     except FolderError as error:
         get_log().error("the report is not on disk: %s", error)

@@ -15,6 +15,7 @@ from torchyard.host.processes import find_labelled
 from torchyard.model.errors import FolderError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
+from torchyard.model.run import Report
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.sweep import end_lost_run, is_run_open
 from torchyard.steps.submit import submit
@@ -25,7 +26,11 @@ REASON = "its lease has ended"
 def sweep(folder: RunFolder) -> tuple[tuple[str, ...] | None, list[tuple[str, ...]]]:
     """The result of a sweep, and the ends that it reports."""
     ends: list[tuple[str, ...]] = []
-    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, lambda *end: ends.append(end))
+
+    def record_end(run_id: str, report: Report) -> None:
+        ends.append((run_id, report.end, report.sentence))
+
+    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, record_end)
     return leftovers, ends
 
 
