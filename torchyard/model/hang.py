@@ -9,7 +9,7 @@ from torchyard.model.base import FrozenModel
 RECORD_PREFIX = "torchyard-recorder: "  # prefix of a line of a node's log that holds ranks' records
 OnHang = Literal["off", "report", "restart", "fail"]
 # `silent` is not printed by a recorder: it is the last record of a rank of which no other has come for a long time.
-RecordKind = Literal["pulse", "stall", "resume", "end", "silent"]
+RecordKind = Literal["pulse", "stall", "resume", "raised", "end", "silent"]
 # Why a rank does not call the collective in which others wait.
 FaultClass = Literal["missing-rank", "compute", "data-loader", "stopped", "gil", "network", "storage"]
 HangClass = Literal[
@@ -104,6 +104,11 @@ class RankRecord(FrozenModel):
     )
     program_world: int | None = Field(
         None, ge=0, description="the ranks of its default process group, in a record of its end; None if it had none"
+    )
+    raised_after: float | None = Field(
+        None,
+        description="when the program was last seen without the exception that has ended it, in seconds since the "
+        "epoch, by the node's clock; None if no exception has",
     )
     links: tuple[Link, ...] = ()
     full_mount: str = Field(

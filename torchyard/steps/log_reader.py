@@ -16,7 +16,7 @@ from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
 RECORD_MARKER = RECORD_PREFIX.encode()
-_END_TEXT = '"kind":"end"'  # as the recorder prints it
+_FAILURE_TEXTS = ('"kind":"raised"', '"kind":"end"')  # as the recorder prints it
 MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job is polled in between
 
 
@@ -239,7 +239,7 @@ class JobLogReader:
             line = parse_log_line(text, name)
             if RECORD_PREFIX in text:
                 self.black_box.process_text(name, f"{line.text}\n")
-                if _END_TEXT in text:
+                if any(failure_text in text for failure_text in _FAILURE_TEXTS):
                     for record in parse_line(line.text):
                         self.failure_signs.process_record(name, record)
             else:

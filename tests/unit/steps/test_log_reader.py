@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.builders.rank_records import build_record
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make
 from torchyard.common.log_lines import parse_log_line
 from torchyard.model.hang import RECORD_PREFIX
@@ -119,6 +120,15 @@ def test_records_are_not_lines_of_rank_zero(plan: ManifestPlan) -> None:
     placed = plan.model_copy(update={"ranks": "placed"})
     write_log(placed, "worker-0", f"{PREFIX}one", f"{PREFIX}{RECORD_PREFIX}{{}}", f"{PREFIX}50 %{RECORD_PREFIX}{{}}")
     assert list(read_rank_zero(placed)) == ["one", "50 %"]
+
+
+def test_record_of_an_exception_is_a_sign_of_failure(job: Make) -> None:
+    """A recorder's line about an exception that has ended a rank's program is read at the next poll."""
+    logs, path = create_reader(job())
+    record = build_record(1, kind="raised", raised_after=999.0).model_dump_json()
+    path.write_text(f"{PREFIX}{RECORD_PREFIX}{record}\n")
+    logs.read()
+    assert [(sign.node, sign.rank, sign.shown_at) for sign in logs.failure_signs.signs] == [("node-0", 1, 999.0)]
 
 
 def test_records_do_not_count_as_lines(plan: ManifestPlan) -> None:

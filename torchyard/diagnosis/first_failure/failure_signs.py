@@ -92,6 +92,8 @@ class FailureSignReader:
     are then those since each node's agent has started its workers for the last time, one for each process that failed,
     the earliest line first. `change_count` grows with each change of them.
 
+    torch prefixes the traceback of an uncaught exception only after the program has called init_process_group, and a
+    process needs seconds to end while torch is loaded: the recorder reports the exception at once.
     torchrun reports a lost worker only after it has stopped the others of its node, which may save for as long as its
     grace. Until then the recorder shows which rank has ended without being stopped.
 
@@ -104,6 +106,7 @@ class FailureSignReader:
         self._signs: dict[tuple[str, int | None, int | None], FailureSign] = {}
         self._global_ranks: dict[str, dict[int | None, int]] = {}  # by node, then by local rank
         self._ends: dict[str, _NodeEnds] = {}  # by node
+        self._started_at: dict[str, float] = {}  # by node: when its agent has started its workers for the last time
 
     @property
     def signs(self) -> list[FailureSign]:
@@ -128,10 +131,16 @@ class FailureSignReader:
         elif CLOSING_MARKER in text:
             self._read_stop(line)
         elif START_MARKER in text and has_started_workers(text):
+            self._started_at[line.node] = line.timestamp
             self._forget(line.node)
 
     def process_record(self, node: str, record: RankRecord) -> None:
         """Read the next record in the log of a node."""
+        # The end of a previous worker may be printed after its agent has started the next one.
+        if record.raised_after is not None and record.raised_after >= self._started_at.get(node, 0.0):
+            local_rank = self._find_local_rank(node, record.rank)
+            has_ended = record.kind == "end"
+            self._add(FailureSign(node, local_rank, record.rank, record.raised_after, has_ended=has_ended))
         if record.kind == "end":
             ends = self._ends.setdefault(node, _NodeEnds())
             ends.ended_ranks[record.rank] = _EndedRank(record.rank, record.pid, record.timestamp)
@@ -150,11 +159,15 @@ class FailureSignReader:
         ended = ends.find_reason_of_stop()
         if ended is None:
             return
-        local_rank = None
-        for candidate, global_rank in self._global_ranks.get(node, {}).items():
-            if global_rank == ended.rank:
-                local_rank = candidate
+        local_rank = self._find_local_rank(node, ended.rank)
         self._add(FailureSign(node, local_rank, ended.rank, ended.ended_at, has_ended=True))
+
+    def _find_local_rank(self, node: str, rank: int) -> int | None:
+        """The local rank of a rank of a node; None if its agent has not logged it."""
+        for local_rank, global_rank in self._global_ranks.get(node, {}).items():
+            if global_rank == rank:
+                return local_rank
+        return None
 
     def _read_traceback(self, line: LogLine) -> None:
         for part in parse_line(line):

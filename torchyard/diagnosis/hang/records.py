@@ -166,7 +166,7 @@ def read_record_text(line: str) -> str | None:
 
 
 def _has_valid_numbers(record: RankRecord) -> bool:
-    """Whether the rank is in its job, and all durations are finite: JSON's reader accepts NaN and Infinity."""
+    """Whether the rank is in its job, and all times are finite: JSON's reader accepts NaN and Infinity."""
     if not 0 <= record.rank < record.world <= MAX_RANKS:
         return False
     numbers = (
@@ -177,5 +177,6 @@ def _has_valid_numbers(record: RankRecord) -> bool:
         record.waiting_share,
         record.idle_s,
         record.longest_idle_s,
+        record.raised_after or 0.0,
     )
     return all(math.isfinite(number) and number >= 0 for number in numbers)

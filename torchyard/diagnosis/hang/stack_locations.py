@@ -38,6 +38,8 @@ def describe_location(record: RankRecord) -> str:
     """
     if record.kind == "end":
         return "has ended"
+    if record.kind == "raised":
+        return "has ended by an exception"
     if record.kind == "silent":
         return "has sent no record for a long time"
     if record.kind in ("pulse", "resume"):

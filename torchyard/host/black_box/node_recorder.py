@@ -1,7 +1,8 @@
 """The node's recorder: a thread in torchrun that prints the records of the node's ranks into the log.
 
 For its healthy ranks it prints one line, their pulse, every 15 s in the first minute, then every minute; for a rank
-without progress for longer than usual a line every half second, later every one, two and ten seconds.
+without progress for longer than usual a line every half second, later every one, two and ten seconds; one line for a
+rank whose program has ended by an exception, and one for the end of its process.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class _RankWatch:
         self.stack_id = 0
         self.stack_printed_at = 0.0
         self.is_stalled = False
+        self.has_raised = False
         self.has_ended = False
         self.pauses: Deque[Tuple[float, float]] = deque(maxlen=16)
         self.stalled_s = 0.0
@@ -94,6 +96,7 @@ class NodeRecorder:
     def __init__(self, folder: str, output: int = 1) -> None:
         self._folder = folder
         self._output = output
+        self._pid = os.getpid()
         self._log_identity = _identify_file(output)
         self._watches: dict[int, _RankWatch] = {}
         self._disks = DiskWatch()
@@ -115,7 +118,9 @@ class NodeRecorder:
             os.write(self._output, line)
 
     def print_last(self) -> None:
-        """Print the ends of the ranks that have ended since the last poll, because this process ends."""
+        """Print which ranks have ended, or raised, since the last poll, because this process ends."""
+        if os.getpid() != self._pid:
+            return  # a fork of a rank
         with contextlib.suppress(Exception):
             for line in self.poll(time.monotonic()):
                 self.print_line(line)
@@ -154,6 +159,9 @@ class NodeRecorder:
         if not processes.read_state(watch.pid):
             watch.has_ended = True
             return "end"
+        if record.get("raised_after") is not None and not watch.has_raised:
+            watch.has_raised = True
+            return "raised"
         stalled_s = now - record["moved"]
         watch.note_pause(now, stalled_s)
         is_frozen = now - record["tick"] > _FROZEN_S
@@ -191,6 +199,8 @@ class NodeRecorder:
             "waiting_share": round(record["waiting_share"], 3),
             "groups": record["groups"],
         }
+        if record.get("raised_after") is not None:
+            details["raised_after"] = round(record["raised_after"], 3)
         if kind == "end":
             details.update(collectives=record.get("collectives"), program_world=record.get("program_world"))
         if kind != "stall":

@@ -50,6 +50,7 @@ class RankRecorder:
         self._waiting_ticks: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
         self._call_count: int | None = None  # collectives, as far as a tick has seen them; None: it has seen none
         self._program_world: int | None = None
+        self._ran_at = time.time()  # when the program was last seen without an exception that ends it
 
     def run(self) -> None:
         """Write a record every `TICK_S`, for as long as the process runs."""
@@ -84,6 +85,9 @@ class RankRecorder:
             self._program_world = torch_facts.read_world_size() or self._program_world
         if any(enqueued for enqueued, _ in counts.values()):
             self._call_count = sum(enqueued for enqueued, _ in counts.values())
+        has_raised = self._training_thread.has_ended_by_exception()
+        if not has_raised:
+            self._ran_at = time.time()
         position = self._training_thread.locate()
         if counts != self._counts:
             if self._counts:
@@ -104,6 +108,7 @@ class RankRecorder:
             groups=groups,
             collectives=self._call_count,
             program_world=self._program_world,
+            raised_after=self._ran_at if has_raised else None,
             waiting_share=sum(self._waiting_ticks) / len(self._waiting_ticks),
         )
         if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["typical_pause_s"]):

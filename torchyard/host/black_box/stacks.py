@@ -17,6 +17,7 @@ _MAX_FRAMES = 24
 _MAX_SEARCHED_FRAMES = 100
 _COLLECTIVE_FILE = "distributed_c10d.py"
 _THREADING_FILE = threading.__file__
+_MAIN_MODULES = ("__main__", "runpy")  # with the outermost frame of a program: as a file, and with `-m`
 _LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/", os.path.dirname(os.__file__) + "/", "<frozen", "<string>")
 
 
@@ -66,6 +67,26 @@ class TrainingThread:
         running_frames = [_describe_frame(outer_frame, outer_frame.f_lineno) for outer_frame in _iterate_frames(frame)]
         stack = failed_frames or running_frames
         return Stack(stack[:_MAX_FRAMES], find_call(_iterate_frames(frame)), is_exiting)
+
+    def has_ended_by_exception(self) -> bool:
+        """Whether an exception has left the program's main module, which then does not run any more: Python prints it.
+
+        Python keeps it in `sys.last_traceback`, as it does one that a library's C code prints although the program
+        goes on: only that of the program starts in its outermost frame. A hook in `sys.excepthook` would be seen
+        by libraries that check whether it is Python's own.
+        """
+        traceback = getattr(sys, "last_traceback", None)
+        if traceback is None:
+            return False
+        program_frame = traceback.tb_frame
+        if program_frame.f_back is not None or program_frame.f_globals.get("__name__") not in _MAIN_MODULES:
+            return False
+        frame = _list_threads().get(self._main.ident or 0)
+        while frame is not None:
+            if frame is program_frame:
+                return False
+            frame = frame.f_back
+        return True
 
     def _choose(self, frames: Dict[int, Any]) -> threading.Thread:
         main_frame = frames.get(self._main.ident or 0)

@@ -21,7 +21,7 @@ def start_recorders() -> None:
     folder = os.environ[FOLDER_VARIABLE]
     if is_agent(_read_command_line()):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        atexit.register(_start_node_recorder(folder).print_last)
+        _start_node_recorder(folder)
         return
     rank = os.environ.get("RANK", "")
     world = os.environ.get("WORLD_SIZE", "")
@@ -35,15 +35,16 @@ def start_recorders() -> None:
     recorder = rank_recorder.RankRecorder(slot, int(rank), int(world))
     _start_thread(slot.run)
     _start_thread(recorder.run)
-    atexit.register(recorder.write_last)
     if "LOCAL_RANK" not in os.environ:
         _start_node_recorder(folder)
+    atexit.register(recorder.write_last)  # the last one registered: what the node's recorder prints last contains it
 
 
 def _start_node_recorder(folder: str) -> node_recorder.NodeRecorder:
     """Start to print the records of the node's ranks, and of the checkpoints if there is a folder for them."""
     node = node_recorder.NodeRecorder(folder)
     _start_thread(node.run)
+    atexit.register(node.print_last)
     checkpoints = os.environ.get(checkpoint_recorder.FOLDER_VARIABLE)
     if checkpoints:
         recorder = checkpoint_recorder.CheckpointRecorder(folder, checkpoints, node.print_line)

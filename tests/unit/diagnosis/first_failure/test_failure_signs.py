@@ -6,7 +6,7 @@ import traceback
 import pytest
 
 from tests.builders.rank_records import build_record
-from torchyard.diagnosis.first_failure.failure_signs import FailureSignReader
+from torchyard.diagnosis.first_failure.failure_signs import FailureSign, FailureSignReader
 from torchyard.model.run import LogLine
 
 HEADER = "Traceback (most recent call last):"
@@ -71,6 +71,28 @@ def test_second_sign_of_a_process_is_one_change() -> None:
     reader.process_line(LogLine(4.0, "node-0", LOST.format(1, 0)))
     assert (changes, reader.change_count) == ([1, 1, 1], 2)
     assert [failure_sign.shown_at for failure_sign in reader.signs] == [1.0]
+
+
+@pytest.mark.parametrize(("kind", "has_ended"), [("raised", False), ("end", True)])
+def test_exception_that_the_recorder_reports_is_a_sign(kind: str, has_ended: bool) -> None:
+    """Before torch prefixes tracebacks, a rank whose program an exception has ended; its exit code comes later."""
+    reader = FailureSignReader()
+    reader.process_line(LogLine(1.0, "node-1", RANKS))
+    reader.process_record("node-1", build_record(5, kind=kind, timestamp=9.5, raised_after=9.0))
+    expected = FailureSign("node-1", 1, 5, 9.0, has_ended=has_ended)
+    assert reader.signs == [expected]
+    reader.process_record("node-1", build_record(5, kind="end", timestamp=11.0, raised_after=9.0))
+    assert reader.signs == [expected]
+    reader.process_line(LogLine(11.0, "node-1", LOST.format(1, 1)))
+    assert [(sign.rank, sign.exit_code) for sign in reader.signs] == [(5, 1)]
+
+
+def test_exception_of_a_previous_worker_is_not_a_sign() -> None:
+    """The end of a worker may be printed only after its agent has started the next ones."""
+    reader = FailureSignReader()
+    reader.process_line(LogLine(10.0, "node-1", RESTARTED))
+    reader.process_record("node-1", build_record(5, kind="end", timestamp=10.2, raised_after=9.0))
+    assert reader.signs == []
 
 
 STOPPED = "W1126 api.py:1028] Sending process {} closing signal SIGTERM"

@@ -61,6 +61,7 @@ def test_folder_of_the_user_may_be_called_torch() -> None:
 def test_rank_that_has_ended_has_no_location() -> None:
     """The stack of a process that has ended is not shown."""
     assert describe_location(build_record(0, kind="end")) == "has ended"
+    assert describe_location(build_record(0, kind="raised")) == "has ended by an exception"
 
 
 def test_nodes_by_name() -> None:

@@ -81,6 +81,17 @@ def test_healthy_rank_has_a_pulse(node: Node) -> None:
     assert [record.kind for record in node.poll(15.5)] == ["pulse"]
 
 
+def test_rank_that_has_raised_has_one_line_at_once(node: Node) -> None:
+    """A rank whose program an exception has ended has a line at the next poll, and later one for its end."""
+    records = node.poll(0.5, raised_after=1000.25)
+    assert [(record.kind, record.raised_after) for record in records] == [("raised", 1000.25)]
+    assert node.poll(1.0, raised_after=1000.25) == []
+    node.rank.kill()
+    node.rank.wait()
+    records = node.poll(1.5, raised_after=1000.25)
+    assert [(record.kind, record.raised_after) for record in records] == [("end", 1000.25)]
+
+
 def test_healthy_ranks_share_one_short_line(tmp_path: Path) -> None:
     """Eight healthy ranks print fewer than 450 bytes a minute, once the first minute is over."""
     recorder = NodeRecorder(str(tmp_path))

@@ -69,6 +69,15 @@ def test_collectives_of_a_destroyed_group_are_remembered(
     assert (record["collectives"], record["program_world"], record["groups"]) == (7, 4, {})
 
 
+def test_exception_is_dated_by_the_tick_before_it(rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record with an exception has the time of the last tick before it: the exception is printed later than that."""
+    times = iter((50.0, 50.25))
+    monkeypatch.setattr("time.time", lambda: next(times))
+    assert [rank.tick(0.25, 1, 1)["raised_after"] for _ in range(2)] == [None, None]
+    monkeypatch.setattr(TrainingThread, "has_ended_by_exception", lambda _: True)
+    assert [rank.tick(0.25, 1, 1)["raised_after"] for _ in range(2)] == [50.25, 50.25]
+
+
 def test_fork_does_not_write_the_last_record(
     rank: ScriptedRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,81 @@ def test_no_frame_is_kept(training_thread: TrainingThread) -> None:
         gc.enable()
 
 
+PRINT_END = """
+import sys, threading, time
+from torchyard.host.black_box.stacks import TrainingThread
+training_thread = TrainingThread()
+def report():
+    while not (training_thread.has_ended_by_exception() or is_over.is_set()):
+        time.sleep(0.01)
+    print(training_thread.has_ended_by_exception(), flush=True)
+is_over = threading.Event()
+recorder = threading.Thread(target=report, daemon=True)
+recorder.start()
+"""
+WAIT_AT_EXIT = """
+import atexit
+atexit.register(recorder.join, 20)
+"""
+STORE_LAST_TRACEBACK = """
+def fail():
+    raise ValueError("bad sample")
+try:
+    {call}
+except ValueError as error:
+    sys.last_traceback = error.__traceback__{suffix}
+"""
+
+
+def run_to_end(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A program with a thread that prints whether an exception has ended the program, as soon as one has."""
+    path = folder / "prog.py"
+    path.write_text(PRINT_END + code)
+    argv = [sys.executable, *options] if options else [sys.executable, str(path)]
+    env = {"PYTHONPATH": f"{ROOT}:{folder}"}
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env=env)
+
+
+@pytest.mark.parametrize("options", [(), ("-m", "prog")])
+@pytest.mark.parametrize("code", ["raise ValueError('bad sample')", "import a_module_that_does_not_exist"])
+def test_uncaught_exception_is_seen_before_the_process_ends(
+    tmp_path: Path, code: str, options: tuple[str, ...]
+) -> None:
+    """The recorder sees an exception that has ended the program while its exit functions run; the hook is Python's."""
+    check_hook = "assert sys.excepthook is sys.__excepthook__\n"
+    completed = run_to_end(tmp_path, WAIT_AT_EXIT + check_hook + code, *options)
+    assert (completed.stdout, completed.returncode) == ("True\n", 1)
+
+
+def test_uncaught_exception_is_seen_beside_a_hook_of_the_program(tmp_path: Path) -> None:
+    """A program's own hook runs alone, and the exception is seen already while it runs."""
+    code = "sys.excepthook = lambda *args: recorder.join(20) or print('reported')\nraise ValueError('bad sample')"
+    completed = run_to_end(tmp_path, code)
+    assert (completed.stdout, completed.stderr) == ("True\nreported\n", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        STORE_LAST_TRACEBACK.format(call="fail()", suffix=""),
+        STORE_LAST_TRACEBACK.format(call="fail()", suffix=".tb_next"),
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.excepthook(*sys.exc_info())",
+        "import ctypes\nctypes.pythonapi.PyRun_SimpleString(b'1 / 0')\nassert sys.last_traceback",
+    ],
+)
+def test_caught_exception_does_not_end_the_program(tmp_path: Path, code: str) -> None:
+    """An exception that the program has caught, and printed or stored as Python does, is not its end."""
+    completed = run_to_end(tmp_path, code + "\nis_over.set()\nrecorder.join()\n")
+    assert (completed.stdout, completed.returncode) == ("False\n", 0)
+
+
+@pytest.mark.parametrize("code", ["", "sys.exit(1)", "sys.exit('no data')"])
+def test_exit_is_not_an_exception(tmp_path: Path, code: str) -> None:
+    """A program that reaches its end, or calls sys.exit, has no exception that nothing catches."""
+    completed = run_to_end(tmp_path, WAIT_AT_EXIT + "atexit.register(is_over.set)\n" + code)
+    assert completed.stdout == "False\n"
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_collector_stays_as_it_was(training_thread: TrainingThread, enabled: bool) -> None:
     """Reading the stacks leaves the garbage collector enabled or disabled, as it was."""

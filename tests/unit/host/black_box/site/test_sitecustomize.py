@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from torchyard.agents.black_box import build_recorder_spec
+from torchyard.diagnosis.hang.records import parse_records
 from torchyard.host.black_box.slot import read_slots
 from torchyard.loading.profile import load_profile
 
@@ -120,3 +121,16 @@ while b'"rank"' not in open(record_path, "rb").read():  # a thread has written i
     environment = {"TORCHYARD_BLACK_BOX": str(tmp_path / "box"), "PYTHONPATH": str(tmp_path / "first")}
     result = run(code, **environment, RANK="0", WORLD_SIZE="1")
     assert result.stdout.splitlines()[-1] == "imported by threads: []"
+
+
+def test_rank_without_an_agent_reports_its_exception(tmp_path: Path) -> None:
+    """A rank that prints its own records reports at its end that an exception has ended its program, and a fork not."""
+    code = "import os, sys; os.fork() or sys.exit(); os.wait(); raise ValueError('bad sample')"
+    environment = os.environ | {"PYTHONPATH": SITE, "RANK": "0", "WORLD_SIZE": "1"}
+    environment["TORCHYARD_BLACK_BOX"] = str(tmp_path)
+    environment.pop("LOCAL_RANK", None)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert [record.kind for record in parse_records(completed.stdout)] == ["raised"]
+    assert completed.stderr.endswith("ValueError: bad sample\n")
