@@ -1,6 +1,6 @@
-"""Prefect's pages in a real browser: the form of a profile, a run from its form to its end, and its page.
+"""Prefect's pages in a real browser: the form of a profile, a run from its form to its end, its page, a benchmark.
 
-With TORCHYARD_PICTURES=FOLDER the pictures of docs/ui.md are written to that folder.
+With TORCHYARD_PICTURES=FOLDER the pictures of these pages in docs/pictures are written to that folder.
 """
 
 import os
@@ -176,6 +176,27 @@ def test_deployment_shows_what_its_profile_needs(page: Page, yard: str) -> None:
     page.get_by_text("Description", exact=True).click()
     page.get_by_role("listitem").get_by_text("image ultralytics/yolov5:v7.0").wait_for()
     save_picture(page, "deployment")
+
+
+def test_benchmark_page_has_its_chart(page: Page, yard: str) -> None:
+    """The page of a benchmark shows the chart of its bandwidths as a picture, and their table."""
+    with get_client(sync_client=True) as client:
+        deployment_id = client.read_deployment_by_name("benchmark/local").id
+        run = client.create_flow_run_from_deployment(deployment_id)
+
+        def has_ended() -> bool:
+            state = client.read_flow_run(run.id).state
+            return state is not None and state.is_final()
+
+        wait_until(has_ended, 300)
+    page.goto(f"{yard}/runs/flow-run/{run.id}")
+    page.get_by_text("Artifacts", exact=True).click()
+    page.get_by_text("benchmark-allreduce-local").first.click()
+    page.get_by_role("cell", name="32 KiB").first.wait_for()
+    chart = page.locator("img[src^='data:image/svg']").first
+    chart.wait_for()
+    assert chart.evaluate("image => image.naturalWidth") > 0
+    save_picture(page, "benchmark")
 
 
 def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:

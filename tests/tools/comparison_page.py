@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any
 
+from torchyard.charts.svg import GRAY, PALETTE
 from torchyard.common.project_root import ROOT
 
 RESULT = ROOT / "docs" / "pictures" / "compare.json"
@@ -11,9 +12,9 @@ PICTURE = RESULT.with_suffix(".svg")
 PAGE = ROOT / "docs" / "compare.md"
 BEGIN = "<!-- made by make compare -->"
 END = "<!-- end -->"
-TORCHYARD_COLOUR = "#2a6f97"
-PEER_COLOUR = "#b0b0b0"
-TEXT_COLOUR = "#222222"
+TORCHYARD_COLOUR = PALETTE[0]
+PEER_COLOUR = GRAY
+TEXT_COLOUR = GRAY
 Row = dict[str, Any]
 
 
@@ -72,11 +73,15 @@ def render_page(text: str, result: dict[str, Any]) -> str:
 
 
 def draw_picture(result: dict[str, Any]) -> None:
-    """Write the picture: seconds until the terminal reports the failure, and leftover objects."""
+    """Write the picture: seconds until the terminal reports the failure, and leftover objects.
+
+    Its background is transparent and its colours are those of torchyard's charts, for a light and for a dark page.
+    """
     import matplotlib as mpl
 
     mpl.use("svg")
     mpl.rcParams.update({"svg.hashsalt": "torchyard", "svg.fonttype": "path", "font.size": 12})
+    mpl.rcParams.update({"text.color": TEXT_COLOUR, "axes.edgecolor": TEXT_COLOUR, "ytick.labelcolor": TEXT_COLOUR})
     from matplotlib import pyplot
 
     limit = result["limit_s"]
@@ -85,14 +90,14 @@ def draw_picture(result: dict[str, Any]) -> None:
     figure, (first, second) = pyplot.subplots(
         2, 1, figsize=(9.6, 7.2), height_ratios=[len(rows), len(interrupted_rows)], layout="constrained"
     )
-    figure.patch.set_facecolor("white")
     times = [row["death"]["told_s"] for row in rows]
     labels = [format_failure_time(row, limit) for row in rows]
     _draw_bars(first, rows, [limit if time is None else time for time in times], labels)
     for patch, time in zip(first.patches, times, strict=True):
         if time is None:
             patch.set_hatch("///")
-            patch.set_edgecolor("white")
+            patch.set_edgecolor(patch.get_facecolor())
+            patch.set_facecolor("none")
     first.set_title("A rank is killed: seconds until the terminal reports that the job failed", loc="left", fontsize=13)
     first.set_xlim(0, limit * 1.3)
     _draw_bars(
@@ -104,7 +109,7 @@ def draw_picture(result: dict[str, Any]) -> None:
     second.set_title("Ctrl-C while the job trains: objects left in the cluster 20 s later", loc="left", fontsize=13)
     max_count = max([1, *(sum(row["left"].values()) for row in interrupted_rows)])
     second.set_xlim(0, max_count * 4.6)
-    figure.savefig(PICTURE, metadata={"Date": None})
+    figure.savefig(PICTURE, metadata={"Date": None}, transparent=True)
     PICTURE.write_text("\n".join(line.rstrip() for line in PICTURE.read_text().splitlines()) + "\n")
     pyplot.close(figure)
 

@@ -1,7 +1,10 @@
 """docs/compare.md shows the stored measurements."""
 
+import re
+
 from tests.tools.compare import LAUNCHERS, NOT_COMPARED
-from tests.tools.comparison_page import PAGE, load_result, render_page, render_table
+from tests.tools.comparison_page import PAGE, PICTURE, load_result, render_page, render_table
+from torchyard.charts.svg import GRAY, PALETTE
 
 
 def test_page_has_the_measured_table() -> None:
@@ -24,3 +27,8 @@ def test_every_launcher_has_a_row() -> None:
     rows = load_result()["rows"]
     assert [row["launcher"] for row in rows] == [launcher.name for launcher in LAUNCHERS]
     assert all(row.get("not_measured") or row["death"] for row in rows)
+
+
+def test_picture_fits_a_light_and_a_dark_page() -> None:
+    """The picture has no background, and only the colours of charts that contrast with white and with black."""
+    assert set(re.findall(r"#[0-9a-f]{6}\b", PICTURE.read_text())) == {PALETTE[0], GRAY}
