@@ -7,6 +7,7 @@ which the commands run. It contains no script, so it plays wherever an image is 
 import fcntl
 import os
 import pty
+import re
 import shutil
 import struct
 import sys
@@ -16,6 +17,7 @@ import time
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from torchyard.common.project_root import ROOT
 
@@ -34,8 +36,19 @@ _END_S = 3.0  # before the animation repeats
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from torchyard.cli.console import main; main()"
 _STYLE = """
 text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#d4dae2;white-space:pre}
-.typed{fill:#fff;font-weight:600}.prompt{fill:#7ee787}
+.typed{fill:#fff;font-weight:600}.prompt{fill:#7ee787}.warning{fill:#e3b341}.error{fill:#ff7b72}
 """
+# The colours that the demo's output may have, as the classes of `_STYLE`.
+_CLASSES = {"\x1b[0m": "printed", "\x1b[31m": "error", "\x1b[33m": "warning"}
+_COLOUR_CODE = re.compile(f"({'|'.join(map(re.escape, _CLASSES))})")
+
+
+class Piece(NamedTuple):
+    """Characters of one row in one colour, which is a class of `_STYLE`; `column`: of the first one."""
+
+    column: int
+    text: str
+    style: str = "printed"
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,12 @@ class Line:
     """A line of the screen. `is_typed`: a command, which appears key by key from `appears_at_s` on."""
 
     appears_at_s: float
-    text: str
+    pieces: tuple[Piece, ...]
     is_typed: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
 
 
 def record(command: str, package: Path, folder: Path) -> list[tuple[float, str]]:
@@ -75,14 +92,34 @@ def _read(terminal: int) -> str:
         return ""
 
 
-def wrap(text: str) -> list[str]:
-    """The text as rows of the terminal, which breaks lines after `COLUMNS` characters; ValueError for escape codes."""
-    if "\x1b" in text:
-        raise ValueError(
-            "the demo's output contains escape codes (colours, cursor moves), which this picture cannot show"
-        )
-    lines = text.replace("\r", "").removesuffix("\n").split("\n")
-    return [line[offset : offset + COLUMNS] for line in lines for offset in range(0, max(len(line), 1), COLUMNS)]
+def wrap(text: str) -> list[tuple[Piece, ...]]:
+    """The text as rows of the terminal, which breaks lines after `COLUMNS` characters.
+
+    ValueError for escape codes other than the colours of `_CLASSES`.
+    """
+    if "\x1b" in _COLOUR_CODE.sub("", text):
+        raise ValueError("the demo's output contains escape codes (cursor moves ...), which this picture cannot show")
+    rows: list[list[Piece]] = [[]]
+    column = 0
+    style = "printed"
+    for part in _COLOUR_CODE.split(text.replace("\r", "").removesuffix("\n")):
+        if part in _CLASSES:
+            style = _CLASSES[part]
+            continue
+        for index, line in enumerate(part.split("\n")):
+            if index > 0:
+                rows.append([])
+                column = 0
+            remaining = line
+            while remaining:
+                if column == COLUMNS:
+                    rows.append([])
+                    column = 0
+                piece = Piece(column, remaining[: COLUMNS - column], style)
+                rows[-1].append(piece)
+                column += len(piece.text)
+                remaining = remaining[len(piece.text) :]
+    return [tuple(row) for row in rows]
 
 
 def play(recordings: dict[str, list[tuple[float, str]]], folder: Path) -> tuple[list[Line], float]:
@@ -90,14 +127,14 @@ def play(recordings: dict[str, list[tuple[float, str]]], folder: Path) -> tuple[
     lines = []
     now = 0.4
     for command, output in recordings.items():
-        lines.append(Line(now, f"$ {command}", is_typed=True))
+        lines.append(Line(now, (Piece(0, "$ ", "prompt"), Piece(2, command, "typed")), is_typed=True))
         now += len(command) * _KEY_S
         last_output_s = 0.0
         for output_s, text in output:
             now += min(output_s - last_output_s, _MAX_PAUSE_S)
             last_output_s = output_s
             if text.strip():
-                lines += [Line(now, line) for line in wrap(text.replace(f"{folder}/", ""))]
+                lines += [Line(now, row) for row in wrap(text.replace(f"{folder}/", ""))]
         now += _READING_S
     return lines, now - _READING_S + _END_S
 
@@ -154,21 +191,18 @@ def _keyframes(name: str, length: float, values: dict[float, dict[str, str]]) ->
 
 def _draw_line(row: int, line: Line, name: str) -> str:
     """A row of the screen, stretched to its columns so that every font fits; empty for a blank line."""
-    if line.is_typed:
-        pieces = _draw_text("prompt", 0, "$") + _draw_text("typed", 2, line.text[2:])
-    else:
-        pieces = _draw_text("printed", 0, line.text)
-    if not line.text.strip():
+    texts = "".join(_draw_piece(piece) for piece in line.pieces if piece.text.strip())
+    if not texts:
         return ""
-    return f'<g class="{name}" transform="translate(0 {row * _LINE_HEIGHT + 13})">{pieces}</g>'
+    return f'<g class="{name}" transform="translate(0 {row * _LINE_HEIGHT + 13})">{texts}</g>'
 
 
-def _draw_text(kind: str, column: int, text: str) -> str:
-    stripped = text.strip()
-    left = _MARGIN + (column + len(text) - len(text.lstrip())) * _CHARACTER_WIDTH
+def _draw_piece(piece: Piece) -> str:
+    stripped = piece.text.strip()
+    left = _MARGIN + (piece.column + len(piece.text) - len(piece.text.lstrip())) * _CHARACTER_WIDTH
     return (
         f'<text x="{left:.1f}" textLength="{len(stripped) * _CHARACTER_WIDTH:.1f}" lengthAdjust="spacingAndGlyphs" '
-        f'class="{kind}" xml:space="preserve">{escape(stripped, quote=False)}</text>'
+        f'class="{piece.style}" xml:space="preserve">{escape(stripped, quote=False)}</text>'
     )
 
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.tools.demo_animation import COLUMNS, PICTURE, draw, play, wrap
+from tests.tools.demo_animation import COLUMNS, PICTURE, Piece, draw, play, wrap
 from torchyard.common.project_root import ROOT
 
 _TEXT = "{http://www.w3.org/2000/svg}text"
@@ -20,14 +20,14 @@ def _list_texts() -> list[str]:
     "line",
     [
         "torchyard demo",
-        r"digits  digits-\w+  succeeded in .* s",
+        r".* \| INFO    \| digits  digits-\w+  succeeded in .* s",
         "preflight .* 5 of 5 checks",
         r"collect .* 2 logs, \d+ lines, complete \(runs/digits-\w+/attempt-1\)",
         "torchyard demo --fail",
-        r"fails  fails-\w+  failed in .* s",
+        r"\| fails  fails-\w+  failed in .* s",
         "cause .* file-missing, another attempt would not help",
         "proof .* FileNotFoundError: .* 'shard-1.bin'",
-        "touch torchyard-demo/shard-1.bin .* what was missing",
+        "touch torchyard-demo/shard-1.bin .* the missing file",
     ],
 )
 def test_picture_shows_a_success_and_a_failure(line: str) -> None:
@@ -63,10 +63,19 @@ def test_pauses_are_shortened_and_the_folder_is_left_out(tmp_path: Path) -> None
 
 
 def test_long_line_breaks_at_the_edge() -> None:
-    assert wrap("x" * (COLUMNS + 1) + "\r\n\r\n") == ["x" * COLUMNS, "x", ""]
+    assert wrap("x" * (COLUMNS + 1) + "\r\n\r\n") == [(Piece(0, "x" * COLUMNS),), (Piece(0, "x"),), ()]
+    assert wrap("x" * COLUMNS + "\r\ny\r\n") == [(Piece(0, "x" * COLUMNS),), (Piece(0, "y"),)]
+
+
+def test_colours_of_the_terminal_are_kept(tmp_path: Path) -> None:
+    """A level has the colour that it has on the terminal, in its place in the row."""
+    text = "12:00 | \x1b[33mWARNING\x1b[0m | rank 0\r\n"
+    assert wrap(text) == [(Piece(0, "12:00 | "), Piece(8, "WARNING", "warning"), Piece(15, " | rank 0"))]
+    picture = draw(*play({"torchyard demo": [(0.1, text)]}, tmp_path))
+    assert re.search(r'class="warning"[^>]*>WARNING</text>', picture)
 
 
 def test_escape_codes_are_refused() -> None:
-    """Output with escape codes raises ValueError, because the picture would be wrong."""
+    """Output with other escape codes than colours raises ValueError, because the picture would be wrong."""
     with pytest.raises(ValueError, match="contains escape codes"):
         wrap("\x1b[2J")
