@@ -34,7 +34,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[SignedS3]:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
         client = boto3.client("s3")
-        client.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        client.create_bucket(Bucket="bucket")
         yield server
         for item in client.list_objects_v2(Bucket="bucket").get("Contents", []):  # moto keeps it for the whole process
             client.delete_object(Bucket="bucket", Key=item["Key"])

@@ -15,7 +15,7 @@ from werkzeug.serving import make_server
 
 ACCESS_KEY = "an-access-key"
 SECRET_KEY = "a-secret-key"
-REGION = "eu-central-1"  # botocore signs URLs there with version 4
+REGION = "us-east-1"  # botocore signs URLs there by version 2, unless it is told otherwise
 _DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
 
 

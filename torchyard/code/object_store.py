@@ -13,6 +13,7 @@ from torchyard.model.finding import Finding, failed_check, passed_check
 from torchyard.model.plan import StagedCode
 
 _URL_LIFETIME_S = 7 * 86400  # the longest that S3 and Google Cloud Storage allow; a job may wait in a queue
+_S3_PROTOCOLS = ("s3", "s3a")
 _SIGN_REMEDY = "use a store that signs URLs, such as s3://, gs:// or az://, or exclude files (code.exclude)"
 _STORE_REMEDY = "correct code.store, or its credentials in the environment of this process"
 
@@ -65,6 +66,9 @@ def _open_files(url: str) -> Any:
         files, _ = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except (ImportError, ValueError) as error:
         raise CodeError(mask_text(url), _describe_error(error), _STORE_REMEDY) from error
+    if protocol in _S3_PROTOCOLS:
+        # In some regions botocore signs URLs by version 2, which newer buckets and objects encrypted with KMS refuse.
+        files.config_kwargs.setdefault("signature_version", "s3v4")
     return files
 
 
