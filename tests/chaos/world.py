@@ -89,6 +89,14 @@ class World:
         self._write_kubeconfig()
 
     def __enter__(self) -> "World":
+        try:
+            self._start_all()
+        except BaseException:  # also Ctrl-C: then `__exit__` is not called
+            self.__exit__()
+            raise
+        return self
+
+    def _start_all(self) -> None:
         self.start("server")
         wait_until("server", self.is_healthy, 180)
         self.run_prefect("work-pool", "create", "torchyard", "--type", "process", "--overwrite")
@@ -96,7 +104,6 @@ class World:
         subprocess.run([sys.executable, "-m", "scripts.automations"], env=self.env, check=True, cwd=ROOT)
         self.start("worker")
         threading.Thread(target=self.supervise, daemon=True).start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.closing.set()

@@ -31,7 +31,8 @@ from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigte
 class StopMatrix(Matrix[Cell, Result]):
     """Plays each cell in its own folder of `folder`, one cell per wave.
 
-    As a context manager it starts what the locations of its cells need.
+    As a context manager it starts what the locations of its cells need, and at its exit ends that and all processes of
+    cells that are still played: after SIGTERM or Ctrl-C, the threads that play them end with this process.
     """
 
     def __init__(self, folder: Path, cells: list[Cell]) -> None:
@@ -42,6 +43,8 @@ class StopMatrix(Matrix[Cell, Result]):
         self._hosts: Hosts | None = None
         self._world: World | None = None
         self._namespace: StopNamespace | None = None
+        self._trials: list[StopTrial] = []
+        self._is_closing = False
 
     def __enter__(self) -> "StopMatrix":
         with ExitStack() as stack:
@@ -52,20 +55,38 @@ class StopMatrix(Matrix[Cell, Result]):
             if self.locations.intersection(CLUSTER_LOCATIONS):
                 stack.enter_context(cluster())
                 self._namespace = stack.enter_context(StopNamespace().open())
+            stack.callback(self._close_trials)  # after the worker, which starts their processes, and before their hosts
             if "prefect" in self.locations:
                 self._world = stack.enter_context(World(self.folder / "world"))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_closing = True
         self._stack.close()
 
     def play_wave(self, lane: int, wave: tuple[Cell, ...]) -> None:
         for cell in wave:
             self.run_guarded(cell, partial(self._play_cell, cell))
 
+    def report(self, result: Result) -> None:
+        """As in Matrix; nothing once the matrix is closing, which breaks the cells that are still played."""
+        if not self._is_closing:
+            super().report(result)
+
     def _play_cell(self, cell: Cell) -> None:
-        self.report(self._create_trial(cell).play())
+        with self._lock:
+            if self._is_closing:
+                return
+            trial = self._create_trial(cell)
+            self._trials.append(trial)
+        self.report(trial.play())
+
+    def _close_trials(self) -> None:
+        with self._lock:
+            trials = list(self._trials)
+        for trial in trials:
+            trial.close()
 
     def _create_trial(self, cell: Cell) -> StopTrial:
         folder = self.folder / "-".join(str(cell).split())

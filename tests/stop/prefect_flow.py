@@ -19,6 +19,12 @@ class PrefectTrial(StopTrial):
         self._world = world
 
     def play(self) -> Result:
+        try:
+            return self._play()
+        finally:
+            self.close()
+
+    def _play(self) -> Result:
         run_id = self._world.create_run(self.profile, self.env)
         self.await_steps()
         asked_at = time.monotonic()

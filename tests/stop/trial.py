@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tests.chaos.world import find_processes, kill_all
 from tests.stop.cells import EXPECTED, Cell, Result
 from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.model.checkpoint import Checkpoint
@@ -82,6 +84,8 @@ class StopTrial:
         self.env = {"TORCHYARD_RUNS": str(self.runs)} | dict(env)
         self.profile.write_text(yaml.safe_dump(self.build_profile() | dict(changes)))
         self._log = folder / "output"
+        self._lock = threading.Lock()  # guards `_is_closed`: nothing is launched once it is set
+        self._is_closed = False
 
     def build_profile(self) -> dict[str, Any]:
         """The profile of the job on plain machines; in a cluster, `changes` has more."""
@@ -113,10 +117,27 @@ class StopTrial:
             if launcher.poll() is None:
                 launcher.terminate()
                 launcher.wait(_END_TIMEOUT_S)
+            self.close()
+
+    def close(self) -> None:
+        """Kill every process of the run on this machine: launchers, watchdogs, supervisors and ranks.
+
+        It may be called by another thread than `play`, and more than once.
+        """
+        with self._lock:
+            self._is_closed = True
+        variable = f"TORCHYARD_RUNS={self.runs}"
+        while find_processes(variable):  # one that was being started is killed in the next round
+            kill_all(variable)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the matrix is being stopped")
 
     def _launch(self, *arguments: str) -> "subprocess.Popen[bytes]":
         env = dict(os.environ) | self.env
-        with self._log.open("ab") as log:
+        with self._lock, self._log.open("ab") as log:
+            self._check_open()
             return subprocess.Popen(
                 [sys.executable, "-c", _VERBS, *arguments], env=env, stdout=log, stderr=log, start_new_session=True
             )
@@ -174,9 +195,13 @@ class StopTrial:
         self.await_condition(lambda: read_truth(self.truth_path).last_step >= _FIRST_STEPS, f"{_FIRST_STEPS} steps")
 
     def await_condition(self, condition: Callable[[], object], description: str) -> None:
-        """Poll until it is true. TimeoutError names what was waited for, and the end of the launcher's output."""
+        """Poll until it is true. TimeoutError names what was waited for, and the end of the launcher's output.
+
+        RuntimeError once the trial is closed.
+        """
         deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
         while True:
+            self._check_open()
             with contextlib.suppress(ValueError):  # the run has no folder yet
                 if condition():
                     return

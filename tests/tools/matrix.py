@@ -116,8 +116,13 @@ def choose_cells(cells: Iterable[CellT], args: argparse.Namespace) -> list[CellT
 
 
 def exit_on_sigterm() -> None:
-    """Turn a SIGTERM into SystemExit, so that what the matrix has started is removed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Turn a SIGTERM into SystemExit, so that what the matrix has started is removed; another one is ignored."""
+
+    def exit_once(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, exit_once)
 
 
 # --- the table

@@ -1,11 +1,13 @@
 """The driver of the matrices: which cells are played, in which threads, and what becomes of their errors."""
 
+import os
+import signal
 import threading
 from typing import NamedTuple
 
 import pytest
 
-from tests.tools.matrix import Matrix, build_parser, choose_cells, flatten, render_table, run_all
+from tests.tools.matrix import Matrix, build_parser, choose_cells, exit_on_sigterm, flatten, render_table, run_all
 
 
 class SampleCell(NamedTuple):
@@ -111,3 +113,16 @@ def test_cell_of_a_table_is_one_line_without_bars() -> None:
     assert render_table(["fault", "end"], [["reset", "Completed"]]) == (
         "| fault | end |\n| --- | --- |\n| reset | Completed |"
     )
+
+
+def test_second_sigterm_does_not_interrupt_the_removal() -> None:
+    """The first SIGTERM is an exit with 143, and another one is ignored: what was started is being removed."""
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    try:
+        exit_on_sigterm()
+        with pytest.raises(SystemExit) as raised:
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+    assert raised.value.code == 143

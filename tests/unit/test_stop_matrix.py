@@ -1,13 +1,21 @@
 """The judgement of `make stop`: a report that claims too much, or too little, is a problem."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from tests.builders.reports import attempt, report_of
+from tests.chaos.world import find_processes
+from tests.stop.__main__ import StopMatrix
 from tests.stop.cells import WAYS, Cell, Save, list_cells
-from tests.stop.trial import Truth, list_problems, read_truth
+from tests.stop.trial import StopTrial, Truth, list_problems, read_truth
+from tests.support.waiting import wait_until
 from tests.unit.diagnosis.test_checkpoints import build_checkpoint
 from torchyard.diagnosis.saved_work import describe_saved_work
 from torchyard.model.checkpoint import Checkpoint, StopRequest
@@ -97,3 +105,29 @@ def test_matrix_has_every_place_and_way() -> None:
     assert len(cells) == len(set(cells)) >= 60
     assert {cell.location for cell in cells if cell.way == "preempt"} == {"volcano", "pytorchjob"}
     assert {cell.way for cell in cells} == set(WAYS)
+
+
+def test_closed_trial_has_no_processes(tmp_path: Path) -> None:
+    """Every process of the cell's run is killed, whoever started it, and no other one is launched."""
+    trial = StopTrial(Cell("local", "interrupt", "slow"), tmp_path, {}, {})
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(argv, env=os.environ | trial.env, start_new_session=True) as process:
+        wait_until(lambda: process.pid in find_processes(f"TORCHYARD_RUNS={trial.runs}"))
+        trial.close()
+        assert process.wait() == -signal.SIGKILL
+    with pytest.raises(RuntimeError, match="the matrix is being stopped"):
+        trial.play()
+
+
+def test_interrupted_matrix_leaves_no_processes(tmp_path: Path) -> None:
+    """At its exit, as after SIGTERM, the matrix ends the cell that a thread plays, and reports nothing about it."""
+    cell = Cell("local", "interrupt", "slow")
+    variable = f"TORCHYARD_RUNS={tmp_path}/"
+    matrix = StopMatrix(tmp_path, [cell])
+    with matrix:
+        lane = Thread(target=matrix.play, args=([(cell,)], 1), daemon=True)
+        lane.start()
+        wait_until(lambda: find_processes(variable))
+    assert find_processes(variable) == []
+    lane.join()
+    assert matrix.results == []
