@@ -39,7 +39,7 @@ def only_run() -> RunFolder:
     ("code", "exit_code", "end"), [("print(1)", 0, "succeeded"), ("raise ValueError", 1, "failed")]
 )
 def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) -> None:
-    """The report is printed and stored, the exit code follows from the end, and Prefect is not imported."""
+    """The run's name is printed first, its report at the end; the exit code follows; Prefect is not imported."""
     path = str(write(code=code, **SINGLE_PROCESS))
     check = f"import sys; from torchyard.cli.main import main; code = main(['run', {path!r}]); "
     check += "print('prefect' in sys.modules); sys.exit(code)"
@@ -48,7 +48,9 @@ def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) 
     assert (completed.returncode, report and report.end, report and report.leftovers) == (exit_code, end, ()), (
         completed.stderr
     )
-    assert completed.stdout.splitlines()[-1] == "False"
+    first_line, *_, last_line = completed.stdout.splitlines()
+    assert first_line.endswith(f"INFO    | run {only_run().name}")
+    assert last_line == "False"
     assert "nothing left" in completed.stdout
 
 

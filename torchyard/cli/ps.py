@@ -32,10 +32,18 @@ def show_runs(*, with_finished: bool, context: str | None, as_json: bool) -> int
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print("\n".join(format_table(run_list.runs, time.time(), width=width)))
     else:
-        print("no run goes on; `torchyard ps --all` lists those that are over")
+        print(_describe_no_run(context))
     for problem in run_list.problems:
         print(strip_control_codes(problem), file=sys.stderr)
     return 1 if run_list.problems else 0
+
+
+def _describe_no_run(context: str | None) -> str:
+    """That no run goes on, where that was looked for, and where else there may be runs."""
+    hint = "`torchyard ps --all` lists those that are over"
+    if context is not None:
+        return f"no run goes on; {hint}"
+    return f"no run that this machine knows goes on; {hint}, `torchyard ps --cluster` those in the cluster"
 
 
 def watch_runs(*, with_finished: bool, context: str | None, as_json: bool) -> NoReturn:

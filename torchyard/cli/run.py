@@ -15,7 +15,7 @@ from torchyard.assembly import create_runner
 from torchyard.cli.documents import BenchmarkDocument, describe_run, print_document
 from torchyard.cli.exit_codes import ExitCode, get_run_code
 from torchyard.cli.find import build_no_run_error, fetch_run_to_resume, is_run_name
-from torchyard.common.log import LOGGER_NAME, SafeText
+from torchyard.common.log import LOGGER_NAME, SafeText, get_log
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.model.errors import DetachedError, FolderError, NoReportError, TorchyardError
 from torchyard.model.profile import Profile
@@ -120,6 +120,7 @@ def _execute(runner: Runner) -> EndedRun:
     """Own a run to its end. The errors of `Runner.run`, with the command that resumes the run as a note."""
     gc.enable()  # disabled for the short verbs (console.py)
     raise_file_limit()
+    get_log().info("run %s", runner.folder.name)  # the first steps in a cluster take seconds
     try:
         return runner.run()
     except DetachedError as error:
