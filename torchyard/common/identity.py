@@ -86,7 +86,7 @@ def _claim_file(path: Path, namespace: str) -> ClaimedId | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         stored = _share_id(fd, namespace)
-    except OSError:
+    except BaseException:  # also Ctrl-C: a lock that stayed would block this process and all others of the machine
         os.close(fd)
         raise
     if stored.namespace == namespace:

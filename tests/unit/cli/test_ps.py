@@ -22,7 +22,9 @@ def test_runs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """By default there is a line for each run that goes on; without one, a sentence names the option for the others."""
     build_folder(*FAILED, name="over-a1b2c3d4")
     assert main(["ps"]) == 0
-    assert capsys.readouterr().out.startswith("no run that this machine knows goes on; `torchyard ps --all` lists those that are over")
+    assert capsys.readouterr().out.startswith(
+        "no run that this machine knows goes on; `torchyard ps --all` lists those that are over"
+    )
     build_folder(*RUNNING)
     assert main(["ps"]) == 0
     header, line = capsys.readouterr().out.splitlines()

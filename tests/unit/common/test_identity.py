@@ -1,6 +1,7 @@
 """The holder of a run: the identity of a machine and folder, and when two of them are the same."""
 
 import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -64,6 +65,21 @@ def start_holder(container: Container, folder: RunFolder) -> str:
     process = container.start(sys.executable, "-c", code, str(folder.path), stdout=subprocess.PIPE, env=environment)
     assert process.stdout
     return process.stdout.readline().decode().strip()
+
+
+def test_interrupted_claim_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a process claims its id blocks no later claim, of this process or of another one."""
+
+    def interrupt(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(identity.os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            claim_id(tmp_path)
+    with open(tmp_path / ".id") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert claim_id(tmp_path)
 
 
 def test_holder_without_a_disk_is_host_and_folder() -> None:
