@@ -11,10 +11,13 @@ from typing import NamedTuple, TypeVar, assert_never
 from torchyard.backends import job_of, owner_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
+from torchyard.common.text import format_duration
 from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import (
+    ClusterError,
     DetachedError,
     FolderError,
+    HostError,
     PreflightError,
     ProfileError,
     RendezvousError,
@@ -71,6 +74,7 @@ from torchyard.steps.step_functions import StepFunctions
 
 T = TypeVar("T")
 _LIVE_QUERY_INTERVAL_S = 10.0  # between two queries whether an attempt's processes have ended
+_PREFLIGHT_INTERVAL_S = 10.0  # between two preflights of an attempt that waits for its machines
 _CANCEL_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 
 
@@ -187,15 +191,38 @@ class Runner:
     def _check_new_plan(self, run: Run) -> Plan:
         """The plan of a new attempt after its preflight, which avoids the failed machines if enough others are left."""
         adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
-        try:
-            return self._check_plan(adjusted_profile, run)
-        except (ProfileError, PreflightError) as error:
-            if adjusted_profile is self.profile:
-                raise
-            get_log().warning(
-                "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
-            )
+        if adjusted_profile is not self.profile:
+            try:
+                return self._check_plan(adjusted_profile, run)
+            except (ProfileError, PreflightError) as error:
+                get_log().warning(
+                    "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
+                )
+        if not self.attempts:
             return self._check_plan(self.profile, run)
+        return self._await_preflight(run)
+
+    def _await_preflight(self, run: Run) -> Plan:
+        """The plan of a later attempt, whose preflight is repeated until it passes, for as long as `deadlines.start`.
+
+        The first attempt has passed it: what fails now, such as room on a drained node or a controller that starts
+        again, may return. After the time, the error of the last preflight is raised.
+        """
+        wait_s = self.profile.deadlines.start
+        deadline = time.monotonic() + wait_s
+        last_message = ""
+        while True:
+            try:
+                return self._check_plan(self.profile, run)
+            except (PreflightError, ClusterError, HostError) as error:
+                if time.monotonic() >= deadline:
+                    raise
+                message = str(error)
+            if message != last_message:
+                text = "attempt %d cannot start yet, and waits, at most %s (deadlines.start): %s"
+                get_log().warning(text, run.attempt, format_duration(wait_s), message)
+                last_message = message
+            self._pause(min(time.monotonic() + _PREFLIGHT_INTERVAL_S, deadline))
 
     def _check_plan(self, profile: Profile, run: Run) -> Plan:
         """The plan of a profile after its preflight. PreflightError if a check failed."""
@@ -314,16 +341,19 @@ class Runner:
             get_log().warning(message, wait_s, "; ".join(live_processes))
         while live_processes and not is_lease_over:
             self._check_owner()
-            pause_end = min(time.monotonic() + _LIVE_QUERY_INTERVAL_S, deadline)
-            while time.monotonic() < pause_end:
-                self.control.check_cancelled()
-                time.sleep(_CANCEL_POLL_INTERVAL_S)
+            self._pause(min(time.monotonic() + _LIVE_QUERY_INTERVAL_S, deadline))
             is_lease_over = time.monotonic() >= deadline
             live_processes = job.list_live_processes(is_lease_over=is_lease_over)
         if not live_processes:  # what its hosts still have can be fetched now, if they answer
             self.leftovers = [leftover for leftover in self.leftovers if leftover not in leftovers]
             self.leftovers += self.remove(attempt.plan)
         return live_processes
+
+    def _pause(self, end: float) -> None:
+        """Wait until the monotonic time `end`; a cancel ends the wait."""
+        while time.monotonic() < end:
+            self.control.check_cancelled()
+            time.sleep(min(_CANCEL_POLL_INTERVAL_S, max(0.0, end - time.monotonic())))
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
         """Tear an attempt down; return its leftovers, empty if there are none.

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +27,17 @@ from torchyard.loading.profile import load_profile
 from torchyard.machines.job import MachinesJob
 from torchyard.machines.owner import MachinesOwner
 from torchyard.machines.processes import Watchdog
-from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
+from torchyard.model.errors import (
+    ClusterError,
+    DetachedError,
+    FolderError,
+    HandedOverError,
+    HostError,
+    PreflightError,
+    RunInUseError,
+)
 from torchyard.model.event import EmitJobEvent, RowsRead
+from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.requirements import FreePort
@@ -238,6 +247,59 @@ def test_budget_of_attempts_counts_from_the_start_that_was_requested(write: Writ
         assert runner.run().end == "failed"
         numbers.append([ended.number for ended in runner.attempts])
     assert numbers == [[1, 2], [3, 4]]
+
+
+NO_ROOM = PreflightError((Finding("room for 2 pods", "found room for 1"),))
+NO_ANSWER = ClusterError("https://10.0.0.1", "GET /api", "connection refused", 0)
+
+
+def run_with_preflights(
+    write: Write, monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception | None], start_s: float
+) -> tuple[Runner, int]:
+    """A run of two attempts that fail, whose preflights raise these errors in turn, and then none; with their number.
+
+    `start_s`: its deadline for the start.
+    """
+    monkeypatch.setattr(runner_module, "_PREFLIGHT_INTERVAL_S", 0.0)
+    results = iter(errors)
+    count = 0
+
+    def check(plan: Plan, **_: object) -> tuple[Finding, ...]:
+        nonlocal count
+        count += 1
+        error = next(results, None)
+        if error:
+            raise error
+        return ()
+
+    profile = build_lone_profile(write)
+    profile = profile.model_copy(
+        update={"attempts": 2, "deadlines": profile.deadlines.model_copy(update={"start": start_s})}
+    )
+    runner = create_runner(profile, RUN_ID, LocalControl(), fail_with(None)._replace(preflight=check))
+    assert runner.run().end == "failed"
+    return runner, count
+
+
+def test_later_attempt_waits_until_its_preflight_passes(
+    write: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that is drained, or an API server that does not answer, delays the next attempt; each reason once."""
+    runner, count = run_with_preflights(write, monkeypatch, [None, NO_ROOM, NO_ROOM, NO_ANSWER], 600)
+    assert ([attempt.number for attempt in runner.attempts], count) == ([1, 2], 5)
+    assert caplog.text.count("attempt 2 cannot start yet, and waits, at most 10 min 00 s (deadlines.start)") == 2
+    assert caplog.text.count("found room for 1") == 1
+
+
+@pytest.mark.parametrize(("errors", "start_s", "count"), [([NO_ROOM], 600, 1), ([None, NO_ROOM], 0, 2)])
+def test_preflight_that_fails_ends_the_run(
+    write: Write, monkeypatch: pytest.MonkeyPatch, errors: list[Exception | None], start_s: float, count: int
+) -> None:
+    """The first attempt does not wait, and a later one no longer than its deadline; the sentence is the preflight's."""
+    runner, actual_count = run_with_preflights(write, monkeypatch, errors, start_s)
+    report = runner.folder.report()
+    assert report
+    assert (actual_count, report.sentence.splitlines()[0]) == (count, "preflight: 1 of 1 checks failed")
 
 
 @pytest.mark.parametrize(("on_hang", "attempts"), [("restart", 2), ("fail", 1)])
