@@ -48,8 +48,8 @@ def access_to(plan: Plan) -> NodeAccess:
 
             return MachinesAccess(plan)
         case ManifestPlan():
-            from torchyard.cluster.access import ClusterAccess
+            from torchyard.cluster.access import access_pods_of
 
-            return ClusterAccess(plan)
+            return access_pods_of(plan)
         case _:
             assert_never(plan)

@@ -20,7 +20,7 @@ import pytest
 from tests.cluster.jobs import require_real_nodes, until
 from tests.cluster.objects import delete_by_name
 from torchyard.cluster import create
-from torchyard.cluster.access import ClusterAccess
+from torchyard.cluster.access import access_pods_of
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
@@ -52,7 +52,7 @@ def plan(admin_client: Client, user_overrides: dict[str, Any], namespace: str, t
 
 
 def is_running(plan: ManifestPlan) -> bool:
-    results = ClusterAccess(plan).run_on_nodes(tuple(plan.nodes), ["true"], lambda *_: None)
+    results = access_pods_of(plan).run_on_nodes(tuple(plan.nodes), ["true"], lambda *_: None)
     return set(results.values()) == {0}
 
 

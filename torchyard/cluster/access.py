@@ -13,7 +13,7 @@ from torchyard.cluster.listing import list_labelled_objects
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.pod_reasons import get_pod_reasons, quote_reason
 from torchyard.interfaces import OutputCallback
-from torchyard.kube.client import get_cluster_client
+from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.kube.retry import TransientError
 from torchyard.kube.sessions import ContainerCommand, forward_connection, run_in_container
 from torchyard.kube.streams import StreamClient
@@ -22,6 +22,7 @@ from torchyard.model.plan import ManifestPlan
 
 _VERBS = ("get", "create")  # `get` opens the WebSocket; servers from 1.35 on require `create` as well
 _MAX_PARALLEL_SESSIONS = 64
+ListPods = Callable[[], Mapping[str, KubeObject]]
 T = TypeVar("T")
 
 
@@ -35,9 +36,14 @@ class PodTarget(NamedTuple):
 class ClusterAccess:
     """The `NodeAccess` of a cluster. Sessions are coroutines of an event loop that lasts as long as a call."""
 
-    def __init__(self, plan: ManifestPlan) -> None:
-        self._plan = plan
-        self._client = get_cluster_client(plan.cluster)
+    def __init__(self, client: Client, list_pods: ListPods) -> None:
+        """Parameters of the access.
+
+        client: for the namespace of the pods.
+        list_pods: returns the newest pod of each node; it is called once by each method.
+        """
+        self._client = client
+        self._list_pods = list_pods
 
     def run_command(self, node: str, argv: Sequence[str], *, has_terminal: bool) -> int:
         target = find_target(self._list_pods(), node)
@@ -97,16 +103,6 @@ class ClusterAccess:
             await server.serve_forever()
         return 0
 
-    # --- pods
-
-    def _list_pods(self) -> dict[str, Mapping[str, Any]]:
-        """The newest pod of each node. ClusterError if they cannot be listed."""
-        listing = list_labelled_objects(self._client, [("v1", "Pod")], self._plan.labels)
-        for message in listing.refusals.values():
-            raise ClusterError(self._client.host, "list pods", message, HTTPStatus.FORBIDDEN)
-        pods = sorted(listing.objects, key=pod_facts.get_creation_time)
-        return {self._plan.node(pod["metadata"]["name"]): pod for pod in pods}
-
     def _get_path(self, target: PodTarget) -> str:
         return self._client.path("v1", "Pod", target.pod)
 
@@ -134,6 +130,21 @@ class ClusterAccess:
         remedy = f"add the rule {rule} to its role, or bind the role torchyard-enter of {RBAC_COMMAND} to it"
         suffix = f" ({message})" if message else ""
         return AccessError(node, f"{reason}: {remedy}{suffix}")
+
+
+def access_pods_of(plan: ManifestPlan) -> ClusterAccess:
+    """The access to the pods of a plan's job."""
+    client = get_cluster_client(plan.cluster)
+    return ClusterAccess(client, partial(_list_pods_of, plan, client))
+
+
+def _list_pods_of(plan: ManifestPlan, client: Client) -> dict[str, KubeObject]:
+    """The newest pod of each node. ClusterError if they cannot be listed."""
+    listing = list_labelled_objects(client, [("v1", "Pod")], plan.labels)
+    for message in listing.refusals.values():
+        raise ClusterError(client.host, "list pods", message, HTTPStatus.FORBIDDEN)
+    pods = sorted(listing.objects, key=pod_facts.get_creation_time)
+    return {plan.node(pod["metadata"]["name"]): pod for pod in pods}
 
 
 def find_target(pods: Mapping[str, Mapping[str, Any]], node: str) -> PodTarget:

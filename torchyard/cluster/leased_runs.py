@@ -1,6 +1,7 @@
 """The runs of a cluster as every user with access sees them, whichever machine started them.
 
-`list_leased_runs` lists their Leases and pods, `PodLogCopies` copies the logs of the pods of one of them.
+`list_leased_runs` lists their Leases and pods, `list_node_pods` the pods of the nodes of one of them, and
+`PodLogCopies` copies the logs of these.
 """
 
 import re
@@ -47,6 +48,24 @@ class LeasedRuns(NamedTuple):
     problems: list[str]
 
 
+class NodePod(NamedTuple):
+    """A pod of a run's job, and the name of its node, such as worker-1."""
+
+    node: str
+    pod: KubeObject
+
+
+class AttemptPods(NamedTuple):
+    """The pods of the nodes of one attempt.
+
+    attempt: the last one that has pods; 0 if none has.
+    node_pods: a master first, then by the numbers of the nodes; of one node the pod that was created first.
+    """
+
+    attempt: int
+    node_pods: list[NodePod]
+
+
 class _RemoteJob(NamedTuple):
     """An attempt of another machine, as `PodLogs` needs it; `nodes` grows as pods appear."""
 
@@ -74,12 +93,14 @@ class PodLogCopies:
         """Parameters of the copying.
 
         folder: for the copies.
+        folder: for the copies.
         is_following: False to copy only what the logs contain now.
         only_node: the node whose log is copied; None for all.
         """
         self.attempt = 0  # the last one that has pods; 0 if none has
         self.paths: dict[str, str] = {}  # of that attempt's copies, by node, in the order in which the pods were seen
         self.first_pod: KubeObject = {}  # of that attempt; empty if it has none
+        self.has_ending_pods = False  # a pod of that attempt has ended or is being deleted
         self.is_over = False  # the run has no Lease any more, or one that has expired and no pod that runs
         self._client = client
         self._run = run
@@ -91,27 +112,29 @@ class PodLogCopies:
     def update(self) -> None:
         """Read the run's Lease and pods. The Lease first: pods that a list lacks then may have ended with the run."""
         lease = self._client.get(*LEASE_KIND, self._run)
-        pods = self._client.list(*_POD_KIND, {"labelSelector": f"{RUN_LABEL}={self._run}"})
-        nodes = [pod for pod in pods if ROLE_LABEL not in (pod["metadata"].get("labels") or {})]
-        attempts = [_read_attempt(pod) for pod in nodes]
-        if attempts and max(attempts) > self.attempt:
-            self.attempt = max(attempts)
+        attempt, node_pods = list_node_pods(self._client, self._run)
+        if attempt < self.attempt:  # the pods of the last one are gone, and those of an earlier one are not yet
+            node_pods = []
+        if attempt > self.attempt:
+            self.attempt = attempt
             self.paths = {}
             self._logs = None
         has_live_pods = False
-        for pod in sorted(nodes, key=self._get_order):
-            if _read_attempt(pod) == self.attempt:
-                self._copy(pod)
-                has_live_pods = has_live_pods or pod_facts.get_pod_phase(pod) not in pod_facts.ENDED_POD_PHASES
+        self.has_ending_pods = False
+        for node, pod in node_pods:
+            self._copy(node, pod)
+            has_ended = pod_facts.get_pod_phase(pod) in pod_facts.ENDED_POD_PHASES
+            has_live_pods = has_live_pods or not has_ended
+            if has_ended or pod["metadata"].get("deletionTimestamp"):
+                self.has_ending_pods = True
         remaining_s = lease_record.measure_time_left(lease, self._client.now()) if lease else None
         has_expired = remaining_s is not None and remaining_s < 0
         self.is_over = lease is None or (has_expired and not has_live_pods)
         if self._logs:
             self._logs.resume()
 
-    def _copy(self, pod: KubeObject) -> None:
-        """Copy the log of a pod of the current attempt, or report its new state to the copying."""
-        name = name_node(pod, f"{self._run}-{self.attempt}")
+    def _copy(self, name: str, pod: KubeObject) -> None:
+        """Copy the log of a node's pod of the current attempt, or report its new state to the copying."""
         folder = self._folder / f"attempt-{self.attempt}"
         if self._logs is None:
             self.first_pod = pod
@@ -119,12 +142,6 @@ class PodLogCopies:
         self.paths[name] = f"{folder}/{name}/log"
         if self._only_node in (None, name):
             self._logs.update_pod(name, pod["metadata"]["name"], pod, is_following=self._is_following)
-
-    def _get_order(self, pod: KubeObject) -> tuple[bool, list[int], str, float]:
-        """A master first, then by the numbers of the nodes; of one node the pod that was created first."""
-        name = name_node(pod, f"{self._run}-{_read_attempt(pod)}")
-        numbers = [int(number) for number in re.findall(r"\d{1,9}", name)]
-        return ("master" not in name, numbers, name, pod_facts.get_creation_time(pod))
 
     def is_complete(self) -> bool:
         """Whether nothing more will be written to the copies of the current attempt, as far as it could be read."""
@@ -137,6 +154,22 @@ class PodLogCopies:
     def stop(self) -> None:
         """Copy nothing more."""
         LOG_READERS.get(self._client).stop(self._folder)
+
+
+def list_node_pods(client: Client, run: str) -> AttemptPods:
+    """The pods of the nodes of a run's last attempt, without its store's. ClusterError if they cannot be listed."""
+    pods = client.list(*_POD_KIND, {"labelSelector": f"{RUN_LABEL}={run}"})
+    pods = [pod for pod in pods if ROLE_LABEL not in (pod["metadata"].get("labels") or {})]
+    attempt = max(map(_read_attempt, pods), default=0)
+    node_pods = [NodePod(name_node(pod, f"{run}-{attempt}"), pod) for pod in pods if _read_attempt(pod) == attempt]
+    return AttemptPods(attempt, sorted(node_pods, key=_get_order))
+
+
+def _get_order(node_pod: NodePod) -> tuple[bool, list[int], str, float]:
+    """The place of a pod in `AttemptPods.node_pods`."""
+    node = node_pod.node
+    numbers = [int(number) for number in re.findall(r"\d{1,9}", node)]
+    return ("master" not in node, numbers, node, pod_facts.get_creation_time(node_pod.pod))
 
 
 def name_node(pod: KubeObject, job: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.doubles.pod_sessions import PodSessions
-from torchyard.cluster.access import ClusterAccess, PodTarget, find_target
+from torchyard.cluster.access import PodTarget, access_pods_of, find_target
 from torchyard.common.project_root import ROOT
 from torchyard.model.errors import AccessError
 from torchyard.model.plan import ManifestPlan
@@ -60,7 +60,7 @@ def run_on_nodes(plan: ManifestPlan, *argv: str) -> tuple[dict[str, Any], dict[t
     def take(node: str, descriptor: int, data: bytes) -> None:
         output[node, descriptor] = output.get((node, descriptor), b"") + data
 
-    return ClusterAccess(plan).run_on_nodes(tuple(plan.nodes), argv, take), output
+    return access_pods_of(plan).run_on_nodes(tuple(plan.nodes), argv, take), output
 
 
 def test_command_runs_in_the_main_container_of_each_pod(plan: ManifestPlan, pod_sessions: PodSessions) -> None:
@@ -77,10 +77,10 @@ def test_command_runs_in_the_main_container_of_each_pod(plan: ManifestPlan, pod_
 def test_single_command_has_our_input_and_output(plan: ManifestPlan, tmp_path: Path) -> None:
     """A command in one node reads our stdin and writes to our stdout, byte by byte."""
     code = (
-        "import sys; from torchyard.cluster.access import ClusterAccess; "
+        "import sys; from torchyard.cluster.access import access_pods_of; "
         "from torchyard.model.plan import ManifestPlan; "
         "plan = ManifestPlan.model_validate_json(open(sys.argv[1]).read()); "
-        "sys.exit(ClusterAccess(plan).run_command(next(iter(plan.pods)), ['sh', '-c', 'cat; exit 4'], "
+        "sys.exit(access_pods_of(plan).run_command(next(iter(plan.pods)), ['sh', '-c', 'cat; exit 4'], "
         "has_terminal=False))"
     )
     command = [sys.executable, "-c", code, str(save_plan(plan, tmp_path))]
@@ -102,7 +102,7 @@ def test_missing_right_to_forward_is_found_first(plan: ManifestPlan, pod_session
     """Without the right to forward a port, no port is opened here."""
     pod_sessions.denied = {("create", "pods/portforward")}
     with pytest.raises(AccessError, match=r"resources: \[pods/portforward\]"):
-        ClusterAccess(plan).forward_port(next(iter(plan.pods)), 1, 1)
+        access_pods_of(plan).forward_port(next(iter(plan.pods)), 1, 1)
 
 
 def test_taken_port_is_a_sentence(plan: ManifestPlan) -> None:
@@ -110,7 +110,7 @@ def test_taken_port_is_a_sentence(plan: ManifestPlan) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(AccessError, match=rf"cannot listen on port {port} of this machine: .*:6006$"):
-            ClusterAccess(plan).forward_port(next(iter(plan.pods)), port, 6006)
+            access_pods_of(plan).forward_port(next(iter(plan.pods)), port, 6006)
 
 
 def test_forwarded_port_serves_client_after_client(plan: ManifestPlan, tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_forwarded_port_serves_client_after_client(plan: ManifestPlan, tmp_path:
         local_port = free.getsockname()[1]
         free.close()
         code = (
-            "import sys; from torchyard.cluster.access import ClusterAccess; "
+            "import sys; from torchyard.cluster.access import access_pods_of; "
             "from torchyard.model.plan import ManifestPlan; "
             "plan = ManifestPlan.model_validate_json(open(sys.argv[1]).read()); "
-            "ClusterAccess(plan).forward_port(next(iter(plan.pods)), int(sys.argv[2]), int(sys.argv[3]))"
+            "access_pods_of(plan).forward_port(next(iter(plan.pods)), int(sys.argv[2]), int(sys.argv[3]))"
         )
         command = [sys.executable, "-c", code, str(save_plan(plan, tmp_path)), str(local_port), str(remote_port)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
