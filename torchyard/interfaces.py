@@ -177,6 +177,13 @@ class NodeAccess(Protocol):
         """
 
 
+class RunNodes(NamedTuple):
+    """The nodes of a run's job, in its order, and the access to them."""
+
+    names: tuple[str, ...]
+    access: NodeAccess
+
+
 class BuildPlan(Protocol):
     """Returns the plan of an attempt, by its number and by how many of its ports were held (Run.port_try)."""
 

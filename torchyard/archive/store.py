@@ -159,8 +159,16 @@ class Store:
 
 def open_store() -> Store | None:
     """The archive; None if there is none. ArchiveError if its URL is wrong or the package for it is missing."""
-    url = os.environ.get(ARCHIVE_VARIABLE, "").strip()
-    return Store(url) if url else None
+    return Store(_read_url()) if is_archive_set() else None
+
+
+def is_archive_set() -> bool:
+    """Whether TORCHYARD_ARCHIVE names an archive."""
+    return bool(_read_url())
+
+
+def _read_url() -> str:
+    return os.environ.get(ARCHIVE_VARIABLE, "").strip()
 
 
 def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:

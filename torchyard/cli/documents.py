@@ -143,6 +143,9 @@ class WhyDocument(FrozenModel):
     straggler: Straggler | None = Field(description="the rank for which the others waited most")
     world: int = Field(description="the number of ranks; 0 if none has reported")
     ranks: tuple[RankRecord, ...] = Field(description="the last record of each rank")
+    missing_logs: tuple[str, ...] = Field(
+        (), description="the nodes whose logs, and so the records of whose ranks, could not be read completely"
+    )
 
 
 class TrendRun(FrozenModel):

@@ -1,4 +1,8 @@
-"""`torchyard shell`, `exec` and `forward`: into the nodes of a run that runs now."""
+"""`torchyard shell`, `exec` and `forward`: into the nodes of a run that runs now.
+
+In each of them `context` is the cluster with a run that another machine started: its kubeconfig context, "" for the
+current one; None for a run of this machine or the archive.
+"""
 
 import sys
 import threading
@@ -8,6 +12,7 @@ from typing import NamedTuple
 from torchyard.backends import access_to
 from torchyard.cli.find import find_run
 from torchyard.common.escaping import strip_control_codes
+from torchyard.interfaces import RunNodes
 from torchyard.model.errors import AccessError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
@@ -16,28 +21,28 @@ SHELL_ARGV = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; ex
 _MAX_PORT = 65535
 
 
-def open_shell(run_name: str, node: str | None) -> int:
+def open_shell(run_name: str, node: str | None, *, context: str | None = None) -> int:
     """Run a shell in a node, with a terminal or, in a pipe, for the commands of stdin; return its exit code."""
-    return run_command(run_name, node, SHELL_ARGV)
+    return run_command(run_name, node, SHELL_ARGV, context=context)
 
 
-def run_command(run_name: str, node: str | None, argv: Sequence[str]) -> int:
+def run_command(run_name: str, node: str | None, argv: Sequence[str], *, context: str | None = None) -> int:
     """Run a command in a node with this process's stdin and stdout; return its exit code."""
-    plan = find_live_plan(run_name)
+    nodes = find_nodes(run_name, context)
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     sys.stdout.flush()  # this process may be replaced
-    return access_to(plan).run_command(choose_node(plan, node), argv, has_terminal=has_terminal)
+    return nodes.access.run_command(choose_node(nodes.names, node), argv, has_terminal=has_terminal)
 
 
-def run_everywhere(run_name: str, argv: Sequence[str]) -> int:
+def run_everywhere(run_name: str, argv: Sequence[str], *, context: str | None = None) -> int:
     """Run a command in all nodes, and print each line after the name of its node.
 
     Returns 0 if it has succeeded in all; else the exit code of the first node in which it did not, whose nodes are
     listed on stderr.
     """
-    plan = find_live_plan(run_name)
-    printer = _NodePrinter(max(map(len, plan.nodes)))
-    results = access_to(plan).run_on_nodes(tuple(plan.nodes), argv, printer.print_output)
+    nodes = find_nodes(run_name, context)
+    printer = _NodePrinter(max(map(len, nodes.names)))
+    results = nodes.access.run_on_nodes(nodes.names, argv, printer.print_output)
     printer.print_rest()
     exit_code = 0
     for node, result in results.items():
@@ -50,12 +55,12 @@ def run_everywhere(run_name: str, argv: Sequence[str]) -> int:
     return exit_code
 
 
-def forward_port(run_name: str, node: str | None, ports: str) -> int:
+def forward_port(run_name: str, node: str | None, ports: str, *, context: str | None = None) -> int:
     """Forward a port of this machine to one of a node, until Ctrl-C. `ports`: `6006`, or `16006:6006`."""
     local_port, remote_port = parse_ports(ports)
-    plan = find_live_plan(run_name)
-    chosen_node = choose_node(plan, node)
-    return access_to(plan).forward_port(chosen_node, local_port, remote_port)
+    nodes = find_nodes(run_name, context)
+    chosen_node = choose_node(nodes.names, node)
+    return nodes.access.forward_port(chosen_node, local_port, remote_port)
 
 
 class PortPair(NamedTuple):
@@ -80,9 +85,19 @@ def parse_ports(text: str) -> PortPair:
     return pair
 
 
+def find_nodes(run_name: str, context: str | None) -> RunNodes:
+    """The nodes of a run's last attempt. Errors as in `find_live_plan`, or `find_leased_nodes` with a context."""
+    if context is not None:
+        from torchyard.cli.leased_run import find_leased_nodes  # a run on this machine needs no client of a cluster
+
+        return find_leased_nodes(run_name, context)
+    plan = find_live_plan(run_name)
+    return RunNodes(tuple(plan.nodes), access_to(plan))
+
+
 def find_live_plan(run_name: str) -> Plan:
-    """The plan of a run's last attempt. ProfileError if there is no such run, AccessError if its job has ended."""
-    folder = find_run(run_name)
+    """The plan of a run's last attempt. Errors as in `find_run`, and AccessError if its job has ended."""
+    folder = find_run(run_name).folder
     number = folder.attempts()[-1]
     reason = _describe_end(folder, number)
     if reason:
@@ -100,12 +115,11 @@ def _describe_end(folder: RunFolder, number: int) -> str:
     return ""
 
 
-def choose_node(plan: Plan, name: str | None) -> str:
-    """The node of this name, or with this number in the order of the plan; None: the first one.
+def choose_node(nodes: Sequence[str], name: str | None) -> str:
+    """The node of this name, or with this number in the order of `nodes`; None: the first one.
 
     AccessError if there is no such node.
     """
-    nodes = list(plan.nodes)
     if name is None:
         return nodes[0]
     if name in nodes:

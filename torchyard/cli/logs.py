@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from torchyard.archive.store import open_store
 from torchyard.cli.documents import LogsDocument, print_document
-from torchyard.cli.find import build_no_run_error, find_run, is_started_here
+from torchyard.cli.find import find_run, is_started_here, report_missing_logs
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.local_errors import LocalErrorGuard
-from torchyard.model.errors import NoRunError, TorchyardError
+from torchyard.model.errors import TorchyardError
 from torchyard.model.fabric import FabricVerdict
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.steps.log_reader import read_rank_zero
@@ -19,9 +18,9 @@ from torchyard.steps.rank_output import LogSelection, OutputFollower, RankLayout
 
 _POLL_INTERVAL_S = 0.2
 _STATE_INTERVAL_S = 1.0  # between two readings whether the run is over
-_ELSEWHERE_HINT = (
-    "`--cluster` reads the pods of a run that another machine started; the logs of a run on hosts are on the machine "
-    "of its launcher until its job has ended"
+_FOLLOW_HINT = (
+    "follow it there, or with `--cluster`, which reads the pods of a run in a cluster; the logs of a run on hosts are "
+    "on the machine of its launcher until its job has ended"
 )
 
 
@@ -37,11 +36,13 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
     local_folder = RunFolder(runs_folder() / name)
     if is_following and is_started_here(local_folder):
         return _follow_folder(local_folder, selection)
-    folder = _find_folder(name)
+    found = find_run(name)
+    folder = found.folder
     record = folder.read_record()
     if is_following and not record.is_over:
         host = record.last_start.get("host", "another machine")
-        raise TorchyardError(f"run {name} has its logs on {host}: follow it there. {_ELSEWHERE_HINT}")
+        raise TorchyardError(f"run {name} has its logs on {host}: {_FOLLOW_HINT}")
+    report_missing_logs(found)
     line_count = print_lines(_read_lines(folder, selection))
     report_missing_rank(name, selection, line_count)
     _report_network(folder)
@@ -50,19 +51,13 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
 
 def show_logs_as_json(name: str, selection: LogSelection) -> int:
     """Print the selected lines of a run's last attempt as one document. Errors as in `show_logs`."""
-    folder = _find_folder(name)
+    found = find_run(name)
+    report_missing_logs(found)
+    folder = found.folder
     attempt = folder.attempts()[-1]
     lines = tuple(_read_lines(folder, selection))
     print_document(LogsDocument(run=folder.name, attempt=attempt, lines=lines, fabric=_read_network(folder)))
     return 0
-
-
-def _find_folder(name: str) -> RunFolder:
-    """The folder of a run, here or in the archive. NoRunError if it is in neither."""
-    try:
-        return find_run(name)
-    except NoRunError as error:
-        raise build_no_run_error(name, open_store(), _ELSEWHERE_HINT) from error
 
 
 def _read_lines(folder: RunFolder, selection: LogSelection) -> Iterable[str]:

@@ -156,13 +156,7 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     runs = verb_parsers["ps"]
     runs.add_argument("--all", action="store_true", help="also the runs that are over")
     runs.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
-    runs.add_argument(
-        "--cluster",
-        nargs="?",
-        const="",
-        metavar="CONTEXT",
-        help="also the runs of a cluster, whichever machine started them (default: of the current context)",
-    )
+    _add_cluster_option(runs, "also the runs of a cluster, whichever machine started them")
     for name in ("logs", "attach"):
         verb_parsers[name].add_argument("run_name", metavar="RUN", help=_RUN_HELP)
     for name in ("run", "attach"):
@@ -175,15 +169,17 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     verb_parsers["logs"].add_argument(
         "-f", "--follow", action="store_true", help="print new lines until the run is over, or until Ctrl-C"
     )
-    verb_parsers["logs"].add_argument(
-        "--cluster",
-        nargs="?",
-        const="",
-        metavar="CONTEXT",
-        help="read the pods of a run that another machine started (default: of the current context)",
-    )
+    for name in ("logs", "why"):
+        _add_cluster_option(verb_parsers[name], "read the pods of a run that another machine started")
     why_help = f"{_RUN_HELP}; or FOLDER/ with dumps of torch's flight recorder"
     verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
+
+
+def _add_cluster_option(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add `--cluster`: None without it, "" for the current context."""
+    parser.add_argument(
+        "--cluster", nargs="?", const="", metavar="CONTEXT", help=f"{help_text} (default: of the current context)"
+    )
 
 
 def _parse_rank(text: str) -> int:
@@ -202,6 +198,7 @@ def _add_node_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> 
         group.add_argument("--node", help="the node, by name or number (default: the first one)")
         if name == "exec":
             group.add_argument("--all", action="store_true", help="run it in all nodes at once, without input")
+        _add_cluster_option(verb_parsers[name], "enter the pods of a run that another machine started")
     verb_parsers["exec"].add_argument("command", nargs="+", metavar="COMMAND", help="the command, after `--`")
     verb_parsers["forward"].add_argument("ports", metavar="PORT[:REMOTE]", help="the port here, and that of the node")
 
@@ -370,10 +367,14 @@ def _show_logs(args: argparse.Namespace) -> int:
 
 def _explain_run(args: argparse.Namespace) -> int:
     """show which rank of a run hangs, where, and why; or the state of each rank"""
-    from torchyard.cli.why import explain_dumps, explain_run
+    from torchyard.cli.why import explain_dumps, explain_leased_run, explain_run
 
     if "/" in args.run_name:
+        if args.cluster is not None:
+            raise UsageError("torchyard why: ", "--cluster reads the pods of a run: use it without FOLDER/")
         return explain_dumps(args.run_name, as_json=args.json)
+    if args.cluster is not None:
+        return explain_leased_run(args.run_name, args.cluster, as_json=args.json)
     return explain_run(args.run_name, as_json=args.json)
 
 
@@ -381,7 +382,7 @@ def _open_shell(args: argparse.Namespace) -> int:
     """open a shell in a node of a run, with the environment of its program"""
     from torchyard.cli.enter import open_shell
 
-    return open_shell(args.run_name, args.node)
+    return open_shell(args.run_name, args.node, context=args.cluster)
 
 
 def _run_command(args: argparse.Namespace) -> int:
@@ -389,15 +390,15 @@ def _run_command(args: argparse.Namespace) -> int:
     from torchyard.cli.enter import run_command, run_everywhere
 
     if args.all:
-        return run_everywhere(args.run_name, args.command)
-    return run_command(args.run_name, args.node, args.command)
+        return run_everywhere(args.run_name, args.command, context=args.cluster)
+    return run_command(args.run_name, args.node, args.command, context=args.cluster)
 
 
 def _forward_port(args: argparse.Namespace) -> int:
     """forward a port of this machine to a node of a run, until Ctrl-C"""
     from torchyard.cli.enter import forward_port
 
-    return forward_port(args.run_name, args.node, args.ports)
+    return forward_port(args.run_name, args.node, args.ports, context=args.cluster)
 
 
 def _show_trend(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchyard.cli.documents import WhyDocument, find_failure, print_document
 from torchyard.cli.exit_codes import ExitCode
-from torchyard.cli.find import find_run
+from torchyard.cli.find import FoundRun, find_run, report_missing_logs
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.ranks import format_ranks
 from torchyard.common.text import align_columns, format_duration, select_ends
@@ -21,13 +21,15 @@ from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stack_locations import describe_location
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.model.errors import TorchyardError
-from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler
+from torchyard.model.hang import Hang, RankRecord, Straggler
 from torchyard.model.run import Attempt, Failure, LogLine, Report
 from torchyard.pages.hang import tabulate_locations
+from torchyard.pods.lease_record import ENDING_ANNOTATION, read_annotation
 from torchyard.run.folder import RunFolder
 from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, format_time, read_hang
 from torchyard.steps.log_reader import read_records
 
+_NO_RECORDER = "the program has not started, or its torch is older or absent"
 _MAX_ROWS = 128  # of a table
 _MAX_GROUPS = 4  # of a rank
 _MAX_WORLD = 100_000  # ranks that are listed as missing
@@ -51,18 +53,19 @@ def explain_run(name: str, *, as_json: bool) -> int:
     The verdict of a job that ends or has ended is the last one from the time when it ran: the records of dying ranks
     prove nothing.
     """
-    folder = find_run(name)
+    found = find_run(name)
+    folder = found.folder
     number = folder.attempts()[-1]
-    plan = folder.plans()[-1]
     ended = folder.ended(number)
     outcome = ended.outcome if ended else folder.outcome(number)
-    findings = _evaluate_records(read_records(plan))
+    findings = _evaluate_records(read_records(folder.plans()[-1].nodes))
     if outcome:
         findings = findings._replace(hang=outcome.hang, straggler=outcome.straggler or findings.straggler)
     elif folder.read_record().ending:
         findings = findings._replace(hang=read_hang(folder.attempt(number)))
     report = folder.report()
     if as_json:
+        report_missing_logs(found)
         failure = _find_failure(report, ended)
         document = WhyDocument(
             run=name,
@@ -76,16 +79,53 @@ def explain_run(name: str, *, as_json: bool) -> int:
             straggler=findings.straggler,
             world=findings.world,
             ranks=_sort_records(findings),
+            missing_logs=tuple(found.list_missing_logs()),
         )
         print_document(document)
         return ExitCode.SUCCESS
-    failure_sentence = _describe_failure(report, ended)
     lines: list[str] = []
+    failure_sentence = _describe_failure(report, ended)
     if failure_sentence:
         lines.append(f"failed: {single_line(failure_sentence)}")
-    lines += _list_lines(findings, plan.on_hang)
-    if not findings.hang and not findings.records:
-        lines += _read_page(folder, number)
+    lines += _list_run_lines(found, findings)
+    print(strip_control_codes("\n".join(lines)))
+    return ExitCode.SUCCESS
+
+
+def explain_leased_run(name: str, context: str, *, as_json: bool) -> int:
+    """Print what the records in the pods' logs of a run show that another machine started.
+
+    context: of the cluster; "" for the current one.
+
+    A hang is not judged once the run or a pod of its last attempt ends: the records of dying ranks prove nothing.
+    Errors as in `find_leased_run`.
+    """
+    from torchyard.cli.leased_run import copy_logs, find_leased_run, report_losses, wait_for_copies
+
+    leased = find_leased_run(name, context)
+    with copy_logs(leased, is_following=False) as copies:
+        copies.update()
+        wait_for_copies(copies)
+        findings = _evaluate_records(read_records(copies.paths))
+        report_losses(copies)
+    is_ending = copies.has_ending_pods or bool(read_annotation(leased.lease, ENDING_ANNOTATION))
+    if is_ending:
+        findings = findings._replace(hang=None)
+    if as_json:
+        document = WhyDocument(
+            run=name,
+            attempt=copies.attempt or None,
+            hang=findings.hang,
+            straggler=findings.straggler,
+            world=findings.world,
+            ranks=_sort_records(findings),
+            missing_logs=tuple(copies.list_losses()),
+        )
+        print_document(document)
+        return ExitCode.SUCCESS
+    lines = _list_lines(findings, f"{_NO_RECORDER}, or on_hang is off") if copies.paths else [f"{name} has no pod yet"]
+    if is_ending:
+        lines.append(f"the job of attempt {copies.attempt} ends or has ended, so it is not judged whether a rank hangs")
     print(strip_control_codes("\n".join(lines)))
     return ExitCode.SUCCESS
 
@@ -115,7 +155,7 @@ def explain_dumps(name: str, *, as_json: bool) -> int:
         ranks = _sort_records(findings)
         print_document(WhyDocument(run=name, hang=findings.hang, straggler=None, world=world, ranks=ranks))
     else:
-        print(strip_control_codes("\n".join(_list_lines(findings, "report"))))
+        print(strip_control_codes("\n".join(_list_lines(findings, _NO_RECORDER))))
     return ExitCode.SUCCESS
 
 
@@ -161,16 +201,31 @@ def _sort_records(findings: Findings) -> tuple[RankRecord, ...]:
 # --- as text
 
 
-def _list_lines(findings: Findings, on_hang: OnHang) -> list[str]:
+def _list_run_lines(found: FoundRun, findings: Findings) -> list[str]:
+    """The hang, or the state of each rank, and the logs that could not be read; also the page of a hang without them.
+
+    Only complete logs without a record prove that no rank has reported.
+    """
+    lines: list[str] = []
+    missing_logs = found.describe_missing_logs()
+    if missing_logs:
+        lines.append(f"the records of ranks are in their logs, and {missing_logs}")
+    if findings.hang or findings.records or not missing_logs:
+        on_hang = found.folder.plans()[-1].on_hang
+        lines += _list_lines(findings, "on_hang is off" if on_hang == "off" else _NO_RECORDER)
+    if not findings.hang and not findings.records:
+        lines += _read_page(found.folder, found.folder.attempts()[-1])
+    return lines
+
+
+def _list_lines(findings: Findings, no_record_reason: str) -> list[str]:
+    """The hang, or the state of each rank; `no_record_reason`: why there may be no record."""
     if findings.hang:
         lines = _describe_hang(findings.hang)
     elif findings.records:
         lines = ["no rank is known to hang; the last report of each:", *_tabulate_ranks(findings)]
-    elif on_hang == "off":
-        lines = ["no rank of this run has reported: on_hang is off"]
     else:
-        reason = "the program has not started, or its torch is older or absent"
-        lines = [f"no rank of this run has reported: {reason}"]
+        lines = [f"no rank of this run has reported: {no_record_reason}"]
     if findings.straggler:
         lines.append(f"straggler: {describe_straggler(findings.straggler)}")
     return lines

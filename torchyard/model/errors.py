@@ -206,7 +206,7 @@ class NoRunError(TorchyardError):
 
     locations: where it was looked for, such as the folder of all runs and the archive's URL.
     similar_names: of existing runs, the most similar first; empty if none is similar.
-    list_command: what lists the runs that exist.
+    list_command: what lists the runs of these locations.
     hint: where else such a run may be; empty if there is nothing to add.
     """
 
@@ -231,7 +231,7 @@ class NoRunError(TorchyardError):
             message += f": did you mean {' or '.join(self.similar_names)}?"
         else:
             message += ";"
-        message += f" `{self.list_command}` lists the runs"
+        message += f" `{self.list_command}` lists the runs there"
         return f"{message}; {self.hint}" if self.hint else message
 
 

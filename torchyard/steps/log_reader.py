@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,9 +133,9 @@ def read_rank_zero(plan: Plan) -> Iterator[str]:
             yield from rank_filter.select_in_block(name, block, b"")
 
 
-def read_records(plan: Plan) -> Iterator[LogLine]:
-    """The lines that contain a record of a rank, one node after the other."""
-    for name, path in plan.nodes.items():
+def read_records(logs: Mapping[str, str]) -> Iterator[LogLine]:
+    """The lines that contain a record of a rank, one node after the other. `logs`: the path of each node's log."""
+    for name, path in logs.items():
         for block in read_blocks(path):
             for raw in find_lines(block, RECORD_MARKER):
                 yield parse_log_line(raw.decode(errors="replace"), name)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Write, load
+from tests.doubles.leases import RUN, build_lease, build_object
+from tests.doubles.pod_sessions import PodSessions
 from tests.processes.lone_processes import build_lone_plan
 from torchyard.cli.enter import PortPair, choose_node, find_live_plan, parse_ports
 from torchyard.cli.main import build_parser, main
@@ -109,10 +111,11 @@ def test_run_that_was_given_up_can_be_entered(run: RunFolder) -> None:
 def test_node_is_chosen_by_name_or_number(run: RunFolder) -> None:
     """A node is named, or counted; a wrong name lists the nodes."""
     (plan,) = run.plans()
-    assert [choose_node(plan, name) for name in (None, "node-1", "1")] == ["node-0", "node-1", "node-1"]
+    nodes = tuple(plan.nodes)
+    assert [choose_node(nodes, name) for name in (None, "node-1", "1")] == ["node-0", "node-1", "node-1"]
     for name in ("2", "-1", "worker-0"):
         with pytest.raises(AccessError, match="there are 2: node-0, node-1"):
-            choose_node(plan, name)
+            choose_node(nodes, name)
 
 
 def test_ports_are_one_or_two() -> None:
@@ -127,3 +130,45 @@ def test_options_of_a_command_are_its_own() -> None:
     """What follows `--` belongs to the command, options and another `--` included."""
     args = build_parser().parse_args(["exec", NAME, "--node", "1", "--", "ls", "--all", "--", "-l"])
     assert (args.node, args.all, args.command) == ("1", False, ["ls", "--all", "--", "-l"])
+
+
+# --- a run that another machine started
+
+
+@pytest.fixture
+def leased_run(pod_sessions: PodSessions) -> PodSessions:
+    """A run in the cluster that this machine does not know, with two pods that run."""
+    pod_sessions.put(build_lease(ago=10))
+    for node in ("worker-1", "worker-0"):
+        pod = build_object("v1", "Pod", f"{RUN}-1-{node}")
+        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        status = {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]}
+        pod_sessions.put(pod | {"spec": {"containers": [{"name": "main"}]}, "status": status})
+    return pod_sessions
+
+
+def test_pod_of_another_machines_run_is_entered(leased_run: PodSessions) -> None:
+    """With `--cluster` a command or a shell runs in the pod of the chosen node, with the input of the verb."""
+    completed = call("exec", RUN, "--cluster", "--node", "1", "--", "sh", "-c", "cat; exit 4", text="one\n")
+    assert (completed.stdout, completed.returncode) == ("one\n", 4), completed.stderr
+    completed = call("shell", RUN, "--cluster", text="echo two; exit 5\n")
+    assert (completed.stdout, completed.returncode) == ("two\n", 5), completed.stderr
+    paths = [request.path for request in leased_run.find_requests("GET", "/exec")]
+    assert [path.split("/")[-2] for path in paths] == [f"{RUN}-1-worker-1", f"{RUN}-1-worker-0"]
+
+
+def test_all_pods_of_another_machines_run_are_entered(
+    leased_run: PodSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`exec --all --cluster` runs a command in each pod of the run."""
+    assert main(["exec", RUN, "--all", "--cluster", "--", "echo", "one"]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == ["worker-0 | one", "worker-1 | one"]
+
+
+@pytest.mark.parametrize("verb", [["shell", RUN], ["exec", RUN, "ls"], ["forward", RUN, "6006"]])
+def test_nodes_of_another_machines_run_are_those_with_pods(
+    leased_run: PodSessions, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    """A wrong node lists the nodes by their pods."""
+    assert main([*verb, "--node", "7", "--cluster"]) == 1
+    assert capsys.readouterr().err == "7: the job has no such node; there are 2: worker-0, worker-1\n"

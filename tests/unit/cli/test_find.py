@@ -22,7 +22,7 @@ def run(write: Write, tmp_path: Path) -> RunFolder:
     create_archive(tmp_path / "archive")
     remote = RunFolder(tmp_path / "other-machine" / "sample-a1b2c3d4")
     remote.path.mkdir(parents=True)
-    remote.record_event("start", run="an-id", folder=str(remote.path))
+    remote.record_event("start", run="an-id", folder=str(remote.path), host="login-1")
     plan = command_plan_of(build_lone_profile(write), remote.path)
     remote.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     archive_run(tmp_path / "archive", remote)
@@ -38,14 +38,17 @@ def start_run(name: str) -> None:
 
 def test_archived_run_is_found(run: RunFolder) -> None:
     """A run without a local folder is read from the archive."""
-    assert find_run(run.name).events() == run.events()
+    found = find_run(run.name)
+    assert found.folder.events() == run.events()
+    assert found.archive.startswith("file://")
 
 
 def test_local_run_is_preferred(run: RunFolder) -> None:
     """The archive is not queried for a run of this machine."""
     fetch_run_to_resume(run.name)
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
-    assert find_run(run.name).path == runs_folder() / run.name
+    found = find_run(run.name)
+    assert (found.folder.path, found.archive) == (runs_folder() / run.name, "")
 
 
 def test_unknown_run_is_looked_for_in_the_archive(run: RunFolder) -> None:
@@ -72,9 +75,46 @@ def test_unreadable_archive_is_an_error(run: RunFolder) -> None:
 
 
 def test_logs_that_are_not_archived_are_reported(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A log that was not archived is reported on stderr, because it would look like an empty one."""
+    """A log that was not archived is reported on stderr, once, because it would look like an empty one."""
     assert main(["logs", run.name]) == 0
-    assert "has no log of node-0" in capsys.readouterr().err
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.endswith(
+        "has no log of node-0: a log is archived once its job has ended; until then it is on login-1"
+    )
+
+
+def test_log_that_was_lost_is_reported(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is over gets no more logs: the message does not promise them."""
+    run.record_event("end", end="failed")
+    archive_run(tmp_path / "archive", run)
+    assert main(["logs", run.name]) == 0
+    message = capsys.readouterr().err
+    assert message.endswith("once its job has ended, and this one was not; login-1 may have it\n")
+
+
+def test_verb_that_reads_no_logs_does_not_report_them(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A verb that looks into a run needs its plan, which the archive has."""
+    assert main(["exec", run.name, "--all", "true"]) == 1
+    assert "has no log" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["logs"], ["why"], ["shell"], ["exec", "--all"], ["forward"]])
+def test_missing_run_names_what_else_can_find_it(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    """Without an archive, a run that is not here may be in a cluster, or in an archive that is not named."""
+    ports = ["6006"] if argv[0] in ("exec", "forward") else []
+    assert main([argv[0], "other-1", *argv[1:], *ports]) == 3
+    message = capsys.readouterr().err
+    start = f"there is no run other-1 in {runs_folder()}; `torchyard ps --all` lists the runs there; with `--cluster`"
+    assert message.startswith(start)
+    assert "TORCHYARD_ARCHIVE is not set" in message
+
+
+def test_options_that_do_not_exist_are_not_suggested(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """`attach` has no option `--cluster`, and an archive that is set need not be."""
+    assert main(["attach", "other-1"]) == 3
+    message = capsys.readouterr().err
+    assert "--cluster" not in message
+    assert "is not set" not in message
 
 
 @pytest.mark.parametrize("verb", ["logs", "why", "attach"])

@@ -170,4 +170,4 @@ def test_run_of_another_machine_cannot_be_followed_here(
     assert main(["logs", run.folder.name, "-f"]) == 1
     message = capsys.readouterr().err
     assert "has its logs on login-1" in message
-    assert "`--cluster` reads the pods" in message
+    assert "follow it there, or with `--cluster`" in message

@@ -75,15 +75,6 @@ def test_following_ends_when_the_lease_is_deleted(
     assert captured.err == f"{RUN} has ended\n"
 
 
-def test_run_without_a_lease_is_an_error(job: Job, fake_api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that has ended has no Lease, and a run of two namespaces is not guessed."""
-    assert main(["logs", "other-a1b2c3d4", "--cluster"]) == 3
-    assert "`torchyard ps --cluster` lists the runs; a run is not there any more" in capsys.readouterr().err
-    fake_api.put(build_lease(ago=10), "team-b")
-    assert main(["logs", RUN, "--cluster"]) == 1
-    assert "several namespaces have a run" in capsys.readouterr().err
-
-
 def test_node_that_the_job_does_not_have_is_an_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """The error lists the nodes by their pods."""
     assert main(["logs", RUN, "--cluster", "--node", "worker-7"]) == 1

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.builders.hang_examples import (
 )
 from tests.builders.reports import report
 from tests.conftest import Write, command_plan_of
+from tests.doubles.fake_api import FakeApi
+from tests.doubles.leases import RUN, build_lease, build_object
 from tests.processes.lone_processes import build_lone_profile
 from torchyard.cli.main import main
 from torchyard.cli.why import format_collective_counts
@@ -161,6 +164,21 @@ def test_page_of_a_hang_is_shown_without_logs(run: RunFolder, capsys: pytest.Cap
     assert explain(run, capsys)[1:3] == ["but a hang was detected:", HANG.sentence]
 
 
+def test_logs_that_an_archive_lacks_are_not_a_program_that_has_not_started(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """While the job runs, its logs are not archived: nothing is known of its ranks, in the text and in JSON."""
+    create_archive(tmp_path / "archive")
+    archive_run(tmp_path / "archive", run)
+    shutil.rmtree(run.path)
+    (line,) = explain(run, capsys)
+    assert line.startswith(
+        f"the records of ranks are in their logs, and file://{tmp_path}/archive has no log of node-0"
+    )
+    document = json.loads("\n".join(explain(run, capsys, "--json")))
+    assert (document["ranks"], document["missing_logs"]) == ([], ["node-0"])
+
+
 def test_malformed_record_is_ignored(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """A record with control codes and invalid numbers, as the job may print, is ignored."""
     malicious_frame = Frame(function="\x1b[2Jx\n0  all is well", file="a.py", line=1)
@@ -210,3 +228,60 @@ def test_folder_without_dumps_is_refused(
     (tmp_path / name).write_text("hello")
     assert main(["why", f"{tmp_path}/"]) == 1
     assert message in capsys.readouterr().err
+
+
+# --- a run that another machine started
+
+
+def put_pod(fake_api: FakeApi, records: Iterable[RankRecord], phase: str = "Running") -> None:
+    """The pod of a run's only node, whose log has the records."""
+    name = f"{RUN}-1-node-0"
+    lines = [f"2026-11-21T08:00:47Z {format_record_line(record)}\n" for record in records]
+    fake_api.logs[name] = "".join(lines).encode()
+    pod = build_object("v1", "Pod", name)
+    state = (
+        {"running": {"startedAt": "2026-01-01T00:00:00Z"}} if phase == "Running" else {"terminated": {"exitCode": 1}}
+    )
+    status = {"phase": phase, "containerStatuses": [{"name": "main", "state": state}]}
+    fake_api.put(pod | {"spec": {"containers": [{"name": "main"}]}, "status": status})
+
+
+def explain_leased(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    assert main(["why", RUN, "--cluster", *argv]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_hang_of_another_machines_run_is_explained(fake_api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--cluster` the records are read from the pods' logs, for the text and for JSON."""
+    fake_api.put(build_lease(ago=10))
+    put_pod(fake_api, RECORDS.values())
+    assert explain_leased(capsys)[0].startswith("rank 2 on node-0 hangs in read_shard (train.py:12)")
+    document = json.loads("\n".join(explain_leased(capsys, "--json")))
+    assert (document["attempt"], document["hang"]["kind"], len(document["ranks"])) == (1, "storage", 4)
+
+
+def test_ending_of_another_machines_run_is_not_judged(fake_api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """The records of dying ranks prove no hang: once a pod or the run ends, only their state is shown."""
+    fake_api.put(build_lease(ago=10))
+    put_pod(fake_api, RECORDS.values(), phase="Failed")
+    lines = explain_leased(capsys)
+    assert lines[0] == "no rank is known to hang; the last report of each:"
+    assert lines[-1] == "the job of attempt 1 ends or has ended, so it is not judged whether a rank hangs"
+    put_pod(fake_api, RECORDS.values())
+    fake_api.put(build_lease(ago=10, annotations={"torchyard/ending": "{}"}))
+    assert explain_leased(capsys)[0] == "no rank is known to hang; the last report of each:"
+
+
+def test_another_machines_run_without_records_says_why(fake_api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without a pod has no logs; a log without records has several possible reasons."""
+    fake_api.put(build_lease(ago=10))
+    assert explain_leased(capsys) == [f"{RUN} has no pod yet"]
+    put_pod(fake_api, [])
+    (line,) = explain_leased(capsys)
+    assert line.endswith("its torch is older or absent, or on_hang is off")
+
+
+def test_dumps_are_not_in_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder and `--cluster` exclude each other."""
+    assert main(["why", f"{tmp_path}/", "--cluster"]) == 2
+    assert "use it without FOLDER/" in capsys.readouterr().err
