@@ -93,7 +93,6 @@ class PodLogCopies:
         """Parameters of the copying.
 
         folder: for the copies.
-        folder: for the copies.
         is_following: False to copy only what the logs contain now.
         only_node: the node whose log is copied; None for all.
         """
