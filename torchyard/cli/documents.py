@@ -6,17 +6,19 @@ number that is nan or infinite is null. With an error, the document is an ErrorD
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from torchyard.common.escaping import single_line
 from torchyard.common.secrets import mask_text
 from torchyard.listing.listed_run import RunList
 from torchyard.model.base import FrozenModel
 from torchyard.model.benchmark import Benchmark
-from torchyard.model.errors import PreflightError, ProfileError
+from torchyard.model.errors import list_findings
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.finding import Finding, Verdict
 from torchyard.model.hang import Hang, RankRecord, Straggler
@@ -79,7 +81,16 @@ class RunDocument(RunResult):
 
     folder: str = Field(description="the run's folder, on the machine of the launcher")
     failure: Failure | None = Field(None, description="the cause of a failed run; null if the job did not fail")
-    remedy: str = Field("", description="the usual remedy of the cause; empty if only `sentence` has one")
+    findings: tuple[FindingDocument, ...] = Field(
+        (),
+        description="each failed check of preflight, or each mistake in the profile, that prevented the next attempt; "
+        "empty if an attempt ended the run",
+    )
+    remedy: str = Field(
+        "",
+        description="the remedies of `findings`, in one line; without findings the usual remedy of the cause; empty if "
+        "only `sentence` has one",
+    )
     hang: Hang | None = Field(None, description="the ranks that hung when the job ended, and why")
     bad_loss: BadLoss | None = Field(None, description="the first loss that was nan or infinite")
     leftovers: tuple[str, ...] = Field((), description="objects and processes that could not be removed")
@@ -258,17 +269,12 @@ def describe_finding(finding: Finding) -> FindingDocument:
 
 def describe_error(error: Exception, exit_code: int) -> ErrorDocument:
     """The document of a command that ends by an error. Notes of the error are remedies."""
-    findings: tuple[Finding, ...] = ()
-    if isinstance(error, ProfileError):
-        findings = error.findings
-    elif isinstance(error, PreflightError):
-        findings = tuple(check for check in error.checks if check.verdict == "failed")
     remedies = [getattr(error, "remedy", ""), *getattr(error, "__notes__", ())]
     details = ErrorDetails(
         type=type(error).__name__,
         message=str(error),
         remedy="; ".join(remedy for remedy in remedies if remedy),
-        findings=tuple(map(describe_finding, findings)),
+        findings=tuple(map(describe_finding, list_findings(error))),
     )
     return ErrorDocument(error=details, exit_code=exit_code)
 
@@ -297,13 +303,22 @@ def describe_run(run: str, profile: str, folder: str, ended: EndedRun, report: R
     fields = {
         "folder": report.folder,
         "failure": failure,
-        "remedy": failure.cause.advice if failure else "",
+        "findings": tuple(map(describe_finding, report.findings)),
+        "remedy": _describe_remedy(report.findings, failure),
         "hang": outcome.hang if outcome else None,
         "bad_loss": outcome.bad_loss if outcome else None,
         "leftovers": report.leftovers,
         "logs": {log.node: log.path for log in logs},
     }
     return RunDocument.model_validate(build_result(report).model_dump() | fields)
+
+
+def _describe_remedy(findings: Iterable[Finding], failure: Failure | None) -> str:
+    """What to do, in one line: about what prevented an attempt, else about the cause of the last one's failure."""
+    remedies = dict.fromkeys(finding.remedy for finding in findings if finding.remedy)
+    if remedies:
+        return single_line("; ".join(remedies))
+    return failure.cause.advice if failure else ""
 
 
 def find_failure(report: Report) -> Failure | None:

@@ -42,6 +42,17 @@ class TorchyardError(Exception):
     """An error whose message is written for the user; shown without a traceback."""
 
 
+def list_findings(error: Exception) -> tuple[Finding, ...]:
+    """Each mistake in a profile, or each failed check, that an error reports; empty for every other error."""
+    match error:
+        case ProfileError():
+            return error.findings
+        case PreflightError():
+            return tuple(check for check in error.checks if check.verdict == "failed")
+        case _:
+            return ()
+
+
 class ProfileError(TorchyardError):
     """All findings about one profile, or the finding about another name or option that the user gave."""
 
@@ -65,9 +76,9 @@ class PreflightError(TorchyardError):
         self.checks = checks
 
     def __str__(self) -> str:
-        failed = [check for check in self.checks if check.verdict == "failed"]
-        lines = [f"preflight: {len(failed)} of {len(self.checks)} checks failed"]
-        lines += map(str, failed)
+        failed_checks = list_findings(self)
+        lines = [f"preflight: {len(failed_checks)} of {len(self.checks)} checks failed"]
+        lines += map(str, failed_checks)
         return "\n  ".join(lines)
 
 

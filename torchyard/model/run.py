@@ -12,6 +12,7 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.causes.registry import StoredCause
 from torchyard.model.checkpoint import Checkpoint, ResumePoint, SavedWork, StopRequest
 from torchyard.model.fabric import FabricVerdict
+from torchyard.model.finding import Finding
 from torchyard.model.hang import Hang, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
@@ -259,10 +260,14 @@ End = Literal["succeeded", "failed", "cancelled", "stopped", "swept", "gave-up"]
 
 
 class RunEnd(NamedTuple):
-    """How a run ended, and the sentence that states why."""
+    """How a run ended, and the sentence that states why.
+
+    findings: what prevented the next attempt: each failed check, or each mistake in the profile; else empty.
+    """
 
     end: End
     sentence: str
+    findings: tuple[Finding, ...] = ()
 
 
 class Report(FrozenModel):
@@ -275,6 +280,9 @@ class Report(FrozenModel):
     seconds: float
     steps: tuple[Step, ...]
     attempts: tuple[Attempt, ...]
+    findings: tuple[Finding, ...] = Field(
+        (), description="each failed check, or each mistake in the profile, that prevented the next attempt"
+    )
     leftovers: tuple[str, ...] = Field((), description="objects, processes and folders that teardown could not remove")
     folder: str
     trend: TrendVerdict | None = Field(None, description="None if the profile compares no number")
@@ -315,7 +323,10 @@ class RunResult(FrozenModel):
     profile: str = Field(description="the name of the profile")
     run: str = Field(description="the name of the run's folder, objects and processes")
     end: End = Field(description="succeeded, failed, stopped (by a signal), cancelled, swept or gave-up")
-    sentence: str = Field(description="why it ended this way")
+    sentence: str = Field(
+        description="why it ended this way; of a run that preflight prevented the first line is a summary, and each "
+        "further line one of its findings"
+    )
     seconds: float = Field(description="the duration of the run, in all its processes")
     attempts: int = Field(description="the number of attempts that have ended")
     metrics: Row = Field({}, description="rank 0's last row, and its summary of the whole run")

@@ -6,7 +6,7 @@ from torchyard.backends import job_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.launchers import registry
-from torchyard.model.errors import PreflightError
+from torchyard.model.errors import PreflightError, list_findings
 from torchyard.model.event import ChecksMade, PlanMade, RunStarted
 from torchyard.model.finding import Finding
 from torchyard.model.plan import Plan
@@ -54,11 +54,11 @@ def choose_port(run: Run, check: Callable[[Run], Plan]) -> Plan:
         try:
             return check(run)
         except PreflightError as error:
-            failures = [finding for finding in error.checks if finding.verdict == "failed"]
+            failed_checks = list_findings(error)
             is_last = run.port_try + 1 >= _MAX_PORT_TRIES
-            if is_last or not all(finding.takes_other_port for finding in failures):
+            if is_last or not all(finding.takes_other_port for finding in failed_checks):
                 raise
-            for finding in failures:
+            for finding in failed_checks:
                 get_log().info("%s %s: the run takes another port", finding.where, finding.what)
             run = run.model_copy(update={"port_try": run.port_try + 1})
 

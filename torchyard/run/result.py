@@ -38,6 +38,7 @@ def build_report(
         seconds=time.time() - started_at,
         steps=tuple(steps),
         attempts=tuple(attempts),
+        findings=end.findings,
         folder=str(folder.path),
     )
     return secrets.mask_model(report)

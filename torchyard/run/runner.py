@@ -36,6 +36,7 @@ from torchyard.model.event import (
     StopAsked,
     WaitEnded,
 )
+from torchyard.model.finding import Finding
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
@@ -514,10 +515,11 @@ class Runner:
 
     # --- the end, with signals ignored
 
-    def finish(self, end: End, sentence: str) -> Report:
+    def finish(self, end: End, sentence: str, findings: tuple[Finding, ...] = ()) -> Report:
         """Record the end, tear down what is still open, write the report, and show it. The caller ignores signals.
 
         A run that succeeded ends as failed if its number became worse and its profile asks for that.
+        `findings`: what prevented the next attempt; empty if nothing did.
         RunInUseError if another process owns the run by now.
         """
         collected = self.attempts[-1].collected if self.attempts else None
@@ -532,7 +534,7 @@ class Runner:
         report = build_report(
             self.folder,
             self.profile.name,
-            RunEnd(end, sentence),
+            RunEnd(end, sentence, findings),
             started_at=self.started_at,
             steps=self.steps,
             attempts=self.attempts,
@@ -618,9 +620,9 @@ def _describe_end(attempt: Attempt) -> RunEnd:
 
 def _describe_blocked_end(attempt: Attempt, live_processes: list[str]) -> RunEnd:
     """The end of a run whose next attempt would share hosts or files with processes of this one."""
-    end, sentence = _describe_end(attempt)
+    end = _describe_end(attempt)
     blocked = "another attempt is not started, because processes of this one may still run"
-    return RunEnd(end, f"{sentence}; {blocked}: {'; '.join(live_processes)}")
+    return RunEnd(end.end, f"{end.sentence}; {blocked}: {'; '.join(live_processes)}")
 
 
 def _describe_store(url: str | None) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from torchyard.backends import owner_of
 from torchyard.common.log import get_log
-from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError
+from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError, list_findings
 from torchyard.model.plan import Plan
 from torchyard.model.run import RunEnd
 from torchyard.run.control import RunControl
@@ -99,7 +99,7 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
         except RunInUseError:
             raise
         except TorchyardError as error:
-            return _fail_or_leave(run, str(error), error)
+            return _fail_or_leave(run, RunEnd("failed", str(error), list_findings(error)), error)
         except stops as stop:
             if not run.control.is_spurious_stop(stop):
                 return _end_stopped(run, describe_stop(stop), signals)
@@ -109,7 +109,8 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
             if cause:
                 return _end_stopped(run, cause, signals)
             get_log().exception("internal error in torchyard")
-            return _fail_or_leave(run, f"internal error in torchyard: {type(error).__name__}: {error}", error)
+            sentence = f"internal error in torchyard: {type(error).__name__}: {error}"
+            return _fail_or_leave(run, RunEnd("failed", sentence), error)
 
 
 def _describe_hidden_stop(
@@ -137,10 +138,11 @@ def _end_stopped(run: _StoppableRun, cause: str, signals: SignalHold) -> RunEnd:
     return RunEnd("stopped", f"stopped by {cause}")
 
 
-def _fail_or_leave(run: _StoppableRun, sentence: str, error: Exception) -> RunEnd:
+def _fail_or_leave(run: _StoppableRun, end: RunEnd, error: Exception) -> RunEnd:
+    """The end that an error is for a run without a job. DetachedError if the job may be running."""
     if run.may_run:
-        raise DetachedError(sentence) from error
-    return RunEnd("failed", sentence)
+        raise DetachedError(end.sentence) from error
+    return end
 
 
 def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:

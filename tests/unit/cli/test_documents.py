@@ -112,6 +112,17 @@ def test_plan_and_checks(read: Read, write: Write) -> None:
     assert (checks["passed"], checks["checks"][1]["verdict"]) == (False, "failed")
 
 
+def test_run_that_preflight_prevents_has_the_failed_checks(read: Read, write: Write) -> None:
+    """`findings` has each failed check, and `remedy` their remedies in one line; `attach` prints the same document."""
+    path = write(options={"hosts": ["localhost"], "python": "/no/such/python"})
+    document = read("run", str(path), exit_code=1)
+    (finding,) = document["findings"]
+    assert (finding["verdict"], finding["where"]) == ("failed", "/no/such/python on localhost")
+    assert document["remedy"] == finding["remedy"] == "choose another interpreter with options.python"
+    assert (document["failure"], document["attempts"]) == (None, 0)
+    assert read("attach", document["run"], exit_code=1) == document
+
+
 @pytest.mark.usefixtures("ended_runs")
 def test_run_and_attach(read: Read, write: Write) -> None:
     """The document of a run has its end, the cause and the remedy; that of `attach` is the same."""

@@ -118,7 +118,7 @@ def test_lost_concurrency_slot_does_not_end_the_run(write: Write) -> None:
         return RunEnd("succeeded", "done")
 
     with SignalHold() as signals:
-        assert protect_run(runner, run_once_cancelled, signals) == ("succeeded", "done")
+        assert protect_run(runner, run_once_cancelled, signals) == RunEnd("succeeded", "done")
 
 
 class ResumingControl(LocalControl):

@@ -39,7 +39,7 @@ def test_stop_that_breaks_prefects_engine_is_a_stop(write: Write) -> None:
             raise ValueError("Task run is not set")  # noqa: B904 - as Prefect does it
 
     with SignalHold() as signals:
-        assert protect_run(runner, start_task, signals) == ("stopped", "stopped by SIGTERM")
+        assert protect_run(runner, start_task, signals) == RunEnd("stopped", "stopped by SIGTERM")
 
 
 def test_stop_that_compiled_code_reports_as_its_own_error_is_a_stop(write: Write) -> None:
@@ -54,7 +54,7 @@ def test_stop_that_compiled_code_reports_as_its_own_error_is_a_stop(write: Write
         raise ValueError("Error building `literal` serializer: Terminated")
 
     with control, SignalHold() as signals:
-        assert protect_run(runner, build_model, signals) == ("stopped", "stopped by SIGTERM")
+        assert protect_run(runner, build_model, signals) == RunEnd("stopped", "stopped by SIGTERM")
 
 
 def test_error_after_a_spurious_stop_is_an_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
