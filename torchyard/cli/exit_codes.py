@@ -27,7 +27,10 @@ class ExitCode(IntEnum):
         return member
 
     SUCCESS = (0, "the run succeeded, all checks passed, or the command printed what was requested")
-    FAILED = (1, "the run or a check failed, or the command itself did: a server, a host or a package is missing")
+    FAILED = (
+        1,
+        "the run or a check of preflight failed, or the command itself did: a server, a host or a package is missing",
+    )
     USAGE = (2, "the command line is wrong; nothing was started")
     INVALID = (3, "the profile, a setting, or a name on the command line is wrong; nothing was started")
     STILL_RUNNING = (4, "another process owns the run, or this one had to leave it: the job may be running")

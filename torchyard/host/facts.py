@@ -91,11 +91,11 @@ def probe_file(requirement: Json) -> Json:
     )
     if not requirement["is_local"]:
         remedy = "put it there, or remove options.program_there: then it is copied from this machine"
-    if os.access(requirement["path"], os.R_OK):
-        return passed(subject, "exists")
-    if os.path.exists(requirement["path"]):
+    if not os.path.exists(requirement["path"]):  # also for a name that cannot be a file's
+        return failed(subject, "there is no such file", remedy)
+    if not os.access(requirement["path"], os.R_OK):
         return failed(subject, "this user cannot read it", remedy)
-    return failed(subject, "there is no such file", remedy)
+    return passed(subject, "exists")
 
 
 def probe_package(requirement: Json) -> Json:

@@ -31,7 +31,9 @@ from torchyard.model.checkpoint import ResumePoint
 from torchyard.model.errors import ExtensionError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.hardware import Hardware
+from torchyard.model.plan import Plan
 from torchyard.model.profile import METRICS_FORMATS, NAME_PATTERN, Code, CodeFolder, Profile
+from torchyard.model.requirements import THIS_MACHINE, ProgramFile
 from torchyard.model.run import TRIAL_RUN
 from torchyard.notify.targets import describe_invalid_address
 
@@ -195,13 +197,29 @@ def _check_plan(profile: Profile, findings: Findings) -> Profile:
         plan = registry.make_plan(profile, _RESUMING_RUN)
     except ProfileError as error:
         findings.add_plan_error(error)
+        return profile
     except Exception:
         if not findings.listed:
             raise
         # The values that have a finding were left out, and a launcher may rely on the rules between keys.
-    else:
-        return profile.with_positions(findings.list_manifest_positions(plan))
-    return profile
+        return profile
+    _check_local_program(profile, plan, findings)
+    return profile.with_positions(findings.list_manifest_positions(plan))
+
+
+def _check_local_program(profile: Profile, plan: Plan, findings: Findings) -> None:
+    """Add a finding if a program that the plan reads on this machine does not exist, or cannot be read.
+
+    Preflight checks it again when the run starts, and checks a program on another host.
+    """
+    key = "program" if profile.program else "options.source"
+    for requirement in plan.requires:
+        if isinstance(requirement, ProgramFile) and requirement.host in THIS_MACHINE:
+            from torchyard.host.facts import probe_file
+
+            check = probe_file(requirement.to_probe())
+            if check["verdict"] == "failed":
+                findings.add(Finding(key, f"{requirement.path}: {check['what']}", check["remedy"]))
 
 
 def _locate_program(profile: Profile, path: Path, *, has_valid_options: bool) -> Profile:

@@ -82,9 +82,9 @@ def test_unknown_profile_is_an_error_with_a_suggestion(capsys: pytest.CaptureFix
 
 def test_check_fails_with_its_remedy(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """A failed check gives exit code 1, and every check is shown."""
-    assert main(["check", str(write()), "--set", "program=none.py"]) == 1
+    assert main(["check", str(write()), "--set", "options.python=/no/python"]) == 1
     output = capsys.readouterr().out
-    assert "FAILED  program" in output
+    assert "FAILED  /no/python on localhost" in output
     assert "4 of 5 checks passed" in output
 
 

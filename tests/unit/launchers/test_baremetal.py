@@ -184,6 +184,7 @@ def test_module_starts_in_its_source(write: Write, tmp_path: Path, host: str, th
     options = {"hosts": [host], "source": "repository", "program_there": there}
     path = write(program=None, module="my.train", options=options)
     repository = str(path.parent / "repository")
+    Path(repository, "my").mkdir(parents=True)
     plan = command_plan_of(load(path), tmp_path)
     (process,) = plan.processes
     assert process.spec

@@ -47,6 +47,30 @@ def test_program_is_looked_for_beside_the_profile(write: Write) -> None:
     assert load(path).program == str(path.parent / "mine.py")
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"program": "none.py"},
+        {"program": "none\0.py"},
+        {"program": "none.py", "nodes": 2, "options": {"hosts": ["gpu1", "gpu2"]}},
+        {"program": None, "module": "my.train", "options": {"source": "none"}},
+    ],
+)
+def test_program_that_does_not_exist_here_is_a_mistake(write: Write, keys: dict[str, Any]) -> None:
+    """A program or a module's folder that a run starts here, or copies from here, must exist."""
+    path = write(**keys)
+    with pytest.raises(ProfileError, match=r"none.*: there is no such file") as error:
+        load(path)
+    assert str(error.value).count("\n") == 0
+    assert str(error.value).startswith(f"profile sample: {path}:")
+
+
+def test_program_on_another_host_is_not_looked_for_here(write: Write) -> None:
+    """With `program_there` only preflight can find the program."""
+    options = {"hosts": ["gpu1"], "program_there": True}
+    assert load(write(program="/data/none.py", options=options)).program == "/data/none.py"
+
+
 def test_program_of_an_image_is_not_changed(write: Write) -> None:
     """In pods the program is a path in the image, not on this machine."""
     assert load(write(launcher="volcano", image="train:v1", program="train.py")).program == "train.py"
@@ -224,7 +248,7 @@ def test_keys_of_a_manifest_are_strings(tmp_path: Path) -> None:
 
 MACHINES_PROFILE = {
     "about": PROFILE["about"],
-    "program": PROFILE["program"],
+    "program": "programs/digits.py",  # a file of this machine
     "args": PROFILE["args"],
     "launcher": "baremetal",
     "nodes": 2,

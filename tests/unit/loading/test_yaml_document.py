@@ -59,6 +59,7 @@ def test_date_is_read_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["1.10", "010", "12:30:00", "1_000", "0x1F", "3.0", "-5", "1e3", ".5"])
 def test_number_keeps_its_digits_as_text(tmp_path: Path, number: str) -> None:
     """CUDA 12.10 is not 12.1: where text is expected, a YAML number is read as the text that was written."""
+    (tmp_path / "x.py").touch()
     path = tmp_path / "sample.yaml"
     path.write_text(f"about: a\nlauncher: baremetal\nprogram: x.py\nenv: {{A: {number}}}\nargs: [{number}]\n")
     profile = load_profile(str(path))

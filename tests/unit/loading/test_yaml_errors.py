@@ -68,6 +68,7 @@ def test_mistakes_are_reported_with_their_line(tmp_path: Path, text: str, expect
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     """Two mistakes are reported in one error with two findings."""
+    (tmp_path / "x.py").touch()
     path = tmp_path / "bad.yaml"
     path.write_text(VALID + "nodez: 2\nprocesses: 0\n")
     assert get_refusal(path).count(str(path)) == 2

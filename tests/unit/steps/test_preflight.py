@@ -18,7 +18,8 @@ def test_good_plan_passes(write: Write, tmp_path: Path) -> None:
 
 def test_all_failures_are_in_one_error(write: Write, tmp_path: Path) -> None:
     """A missing program and a missing interpreter are reported in one error, with remedies."""
-    profile = load(write(options={"python": "/no/python"}), program="none.py")
+    profile = load(write(options={"python": "/no/python"}))
+    Path(str(profile.program)).unlink()  # after the profile was loaded
     with pytest.raises(PreflightError) as error:
         preflight(plan_of(profile, tmp_path))
     assert "2 of 5 checks failed" in str(error.value)
