@@ -166,7 +166,11 @@ class Outcome(FrozenModel):
 
     status: Status
     cause: StoredCause | None = None
-    started_after: float | None = Field(None, description="seconds from submit until every node had joined")
+    started_after: float | None = Field(
+        None,
+        description="seconds from the submit until the program started: until the last node joined, as its agent "
+        "logged it, else until the last container or process started; None if it is not known",
+    )
     container_failures: tuple[ContainerFailure, ...] = Field(
         (), description="the failures of all tries of the job's controller, in order"
     )

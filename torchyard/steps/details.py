@@ -45,7 +45,7 @@ def describe_outcome(outcome: Outcome, handle: Handle) -> str:
     """How the job ended; for an adopted job also its total time, of which this wait saw only a part."""
     description = f"{outcome.status.state}: {outcome.status.reason}"
     if outcome.started_after is not None:
-        description += f", started after {outcome.started_after:.1f} s"
+        description += f", program started {outcome.started_after:.1f} s after the submit"
     total_s = (outcome.ended_at or handle.submitted_at) - handle.submitted_at
     if total_s > 0 and not handle.created:
         description += f", ended {format_duration(total_s)} after its submit"

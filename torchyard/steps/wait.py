@@ -241,8 +241,10 @@ class _JobPoller:
         self._wait_reporter.report(status, diagnosis)
         if status.state == "running" and not self._started_reason:
             self._started_reason = status.reason
+            joined_at = self._logs.joined_at
             started_at = _find_start_time(self._logs, self._watch)
-            delay = f" after {started_at - self._handle.submitted_at:.1f} s" if started_at else ""
+            event = "the last node joined" if joined_at else "the last process started"
+            delay = f": {event} {started_at - self._handle.submitted_at:.1f} s after the submit" if started_at else ""
             get_log().info("%s%s", self._started_reason, delay)
 
     def conclude(self) -> Outcome | None:
@@ -353,7 +355,11 @@ class _LostLineReporter:
 
 
 def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
-    """When every node had joined, as the agents logged it; else when every container was running. 0 if unknown."""
+    """When the program started on every node. 0 if it is not known.
+
+    That is when the last node joined, as the agents logged it; without such a line, when the last container or process
+    started.
+    """
     return logs.joined_at or watch.started_at()
 
 

@@ -36,7 +36,7 @@ def test_submission_names_the_job(write: Write, folder: RunFolder, created: bool
         status=Status(state="succeeded", reason="done"), started_after=1.25, exit_codes={}, ended_at=190.0
     )
     ended = ", ended 1 min 30 s after its submit" if not created else ""
-    assert describe_outcome(outcome, handle) == f"succeeded: done, started after 1.2 s{ended}"
+    assert describe_outcome(outcome, handle) == f"succeeded: done, program started 1.2 s after the submit{ended}"
 
 
 def build_attempt(**collected: object) -> Attempt:
