@@ -65,8 +65,38 @@ stopped by Ctrl-C outside of a run, prints none. [Exit codes](commands.md#exit-c
 
 `torchyard schema --of VERB` prints the JSON Schema of the document, with all nested objects. Keys may be added; the
 name and the meaning of a key do not change. A number that is nan or infinite is null.
+
+`torchyard attach RUN --json` is how a script reads the result of a run that another process has started:
+
+| the run | what `attach` does |
+| --- | --- |
+| has ended | prints the document of `run` at once, with its exit code |
+| goes on in another process | prints an error (`RunInUseError`) at once, with exit code 4; the run is not touched |
+| has lost its process | resumes the run, and prints the document at its end |
+
+To wait for the end, repeat `torchyard ps --json` until it lists neither the run nor a problem.
 {GENERATED_NOTE}
 
+"""
+METRICS_SECTION = """
+## metrics
+A program with `metrics: json-lines` prints two rows, which have an epoch, and a summary, which has none:
+
+```json
+{"epoch": 1, "loss": 0.50, "seconds": 31.2}
+{"epoch": 2, "loss": 0.25, "seconds": 30.8}
+{"accuracy": 0.98, "seconds": 62.0}
+```
+
+`metrics` of the document is the last row and the summary in one object. A key that both have gets the value of the
+summary, as `seconds` here; the rows themselves are in `report.json`:
+
+```json
+{"epoch": 2, "loss": 0.25, "seconds": 62.0, "accuracy": 0.98}
+```
+
+It holds at most 100 keys, and a text has at most 1000 characters. If the program printed more than 1000 rows, `rows` is
+their number. [Formats](tasks/formats.md) describes the other formats.
 """
 MAKE_HEADER = """
 ## make, in a checkout
@@ -266,6 +296,8 @@ def render_json_page() -> str:
         verbs_by_document.setdefault(document, []).append(verb)
     for document, verbs in verbs_by_document.items():
         parts += [render_document(", ".join(verbs), document), "\n"]
+    parts.append(METRICS_SECTION.removeprefix("\n"))
+    parts.append("\n")
     parts.append(render_document("An error", ErrorDocument))
     parts.append(f"\nThe keys of `error`:\n\n{render_document_keys(ErrorDetails)}")
     parts.append(f"\nThe keys of a finding, as in `findings` and `checks`:\n\n{render_document_keys(FindingDocument)}")

@@ -283,7 +283,7 @@ def _run_profile(args: argparse.Namespace) -> int:
 
 
 def _attach_run(args: argparse.Namespace) -> int:
-    """resume a run of `torchyard run` that has lost its process"""
+    """resume a run of `torchyard run` that has lost its process; of one that has ended, print the result again"""
     from torchyard.cli.run import attach_run
 
     return attach_run(args.run_name, is_following=args.follow, as_json=args.json)

@@ -333,7 +333,9 @@ class RunResult(FrozenModel):
     )
     seconds: float = Field(description="the duration of the run, in all its processes")
     attempts: int = Field(description="the number of attempts that have ended")
-    metrics: Row = Field({}, description="rank 0's last row, and its summary of the whole run")
+    metrics: Row = Field(
+        {}, description="rank 0's last row, and its summary of the whole run, which wins if both have a key"
+    )
     warnings: tuple[str, ...] = Field((), description="signs that the job did not do what was intended")
     checkpoints: tuple[str, ...] = Field(
         (),

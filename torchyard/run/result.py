@@ -48,7 +48,7 @@ def build_result(report: Report) -> RunResult:
     """The result that callers get, built from the report."""
     metrics = report.collected.metrics if report.collected else Metrics()
     row: Row = dict(metrics.rows[-1]) if metrics.rows else {}
-    row.update(metrics.summary)
+    row.update(metrics.summary)  # the summary of the whole run counts, as a later line of the program does
     return RunResult(
         profile=report.profile,
         run=report.run,

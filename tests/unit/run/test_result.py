@@ -21,10 +21,13 @@ def build_report(folder: Path, metrics: Metrics) -> Report:
 
 
 def test_metrics_are_the_last_row_and_the_summary(tmp_path: Path) -> None:
-    """Of the rows only the last one counts, together with the program's summary of the whole run."""
+    """Of the rows only the last one counts, together with the program's summary of the whole run, which wins."""
     metrics = Metrics(rows=({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0}), summary={"best": 1.0})
     result = build_result(build_report(tmp_path, metrics))
     assert result.metrics == {"epoch": 2, "loss": 1.0, "best": 1.0}
+
+    metrics = Metrics(rows=({"epoch": 1, "loss": 2.0},), summary={"loss": 3.0})
+    assert build_result(build_report(tmp_path, metrics)).metrics == {"epoch": 1, "loss": 3.0}
     assert result.report == f"{tmp_path}/report.json"
 
 
