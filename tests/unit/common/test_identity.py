@@ -74,7 +74,7 @@ def test_interrupted_claim_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(identity.os, "fsync", interrupt)
+        patch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             claim_id(tmp_path)
     with open(tmp_path / ".id") as file:
