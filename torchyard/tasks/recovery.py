@@ -224,7 +224,8 @@ def complete_cancel(flow_run_id: str) -> None:
     """End a flow run that was cancelled before its flow started; for its own process, after Prefect's engine has ended.
 
     The engine leaves such a run Cancelling, in which it holds its deployment's slot for minutes. A job that an earlier
-    process of the run has started is ended first. What cannot be done is logged, and Prefect sets the state later.
+    process of the run has started is ended first, and the end of a run that has ended is reported. What cannot be done
+    is logged, and Prefect sets the state later.
     """
     try:
         with open_bounded_client() as client:
@@ -232,7 +233,7 @@ def complete_cancel(flow_run_id: str) -> None:
             if run.state is None or not run.state.is_cancelling():
                 return
             for candidate in _list_local_runs([]):
-                if candidate.flow_run_id == flow_run_id and candidate.is_lost:
+                if candidate.flow_run_id == flow_run_id:
                     _recover_run(client, candidate)
                     return
         report_state(flow_run_id, build_final_state("cancelled", "cancelled through Prefect before it started"))

@@ -99,6 +99,15 @@ def test_cancel_before_the_restart_ends_the_job(fake_prefect: FakePrefect, lost:
     assert fake_prefect.requested_states == ["Cancelled"]
 
 
+def test_cancelled_run_with_an_end_has_it_reported(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """A run that has ended, and could not report that, gets its own end and sentence."""
+    lost.record_event("end", end="cancelled", by="flow", sentence="cancelled through Prefect")
+    fake_prefect.state = "CANCELLING"
+    complete_cancel(RUN_ID)
+    (state,) = [body["state"] for path, body in fake_prefect.posted if path.endswith("/set_state")]
+    assert (state["name"], state["message"]) == ("Cancelled", "cancelled through Prefect")
+
+
 def test_cancel_that_cannot_be_completed_is_logged(fake_prefect: FakePrefect, caplog: pytest.LogCaptureFixture) -> None:
     """A server that does not answer ends the process with the code that it has."""
     fake_prefect.status = 500
