@@ -34,8 +34,8 @@ def render_plan_page(profile: Profile, plan: Plan) -> str:
 
 def describe_plan(profile: Profile, plan: Plan) -> str:
     """`2 x 1 processes with baremetal: localhost`"""
-    size = f"{profile.nodes} x {profile.processes} processes with {profile.launcher}"
-    return single_line(mask_text(f"{size}: {describe_location(plan)}"), _MAX_VALUE_CHARS)
+    size = f"{len(plan.nodes)} pods" if profile.manifest else f"{profile.nodes} x {profile.processes} processes"
+    return single_line(mask_text(f"{size} with {profile.launcher}: {describe_location(plan)}"), _MAX_VALUE_CHARS)
 
 
 def render_plan_text(profile: Profile, plan: Plan) -> str:
@@ -82,11 +82,11 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
         "options": join_items(profile.options),
         "where": describe_location(plan),
         "job": plan.job,
-        "processes": f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}",
+        "processes": _describe_processes(profile, plan),
         "code": _describe_code(profile),
         "program": " ".join([_describe_program(profile), *profile.args]),
         "image": profile.image or "",
-        "rendezvous": profile.rendezvous,
+        "rendezvous": "" if profile.manifest else profile.rendezvous,
         "hardware": f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else "",
         "network": f"{profile.network.expect.transport} promised" if profile.network else "",
         "resources": join_items(profile.resources),
@@ -105,6 +105,13 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
 def join_items(mapping: Mapping[str, object]) -> str:
     """`cpu 4, memory 8Gi`"""
     return ", ".join(f"{key} {value}" for key, value in mapping.items())
+
+
+def _describe_processes(profile: Profile, plan: Plan) -> str:
+    """`2 x 4, started by torchrun`; of a manifest, whose pods start what they like, `2 pods of the manifest`."""
+    if profile.manifest:
+        return f"{len(plan.nodes)} pods of the manifest"
+    return f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}"
 
 
 def _describe_code(profile: Profile) -> str:

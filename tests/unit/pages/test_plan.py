@@ -12,7 +12,14 @@ from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.finding import Finding
 from torchyard.model.run import TRIAL_RUN, Run
-from torchyard.pages.plan import list_plan_findings, render_checks_page, render_plan_page, render_plan_text
+from torchyard.pages.plan import (
+    describe_plan,
+    list_masked_properties,
+    list_plan_findings,
+    render_checks_page,
+    render_plan_page,
+    render_plan_text,
+)
 
 OK = Finding(where="kind Job", verdict="ok", what="v1alpha1 of Volcano")
 FAILED = Finding(where="plugin", verdict="failed", what="no node has nvidia.com/sriov | <b>", remedy="install it")
@@ -62,6 +69,15 @@ def test_plan_text_has_findings_with_their_remedies(launched: Launched, tmp_path
     for finding in findings:
         label = "note" if finding.verdict == "ok" else "warning"
         assert f"  {label:<12} {finding}" in lines
+
+
+def test_plan_of_a_manifest_states_its_pods(launched: Launched, tmp_path: Path) -> None:
+    """The pods of a manifest start what they like: the plan has their number, no processes and no rendezvous."""
+    plan = launched(JOB)
+    profile = load_profile(str(tmp_path / "sample.yaml"))
+    assert describe_plan(profile, plan).startswith("4 pods with volcano: ")
+    properties = list_masked_properties(profile, plan)
+    assert (properties["processes"], "rendezvous" in properties) == ("4 pods of the manifest", False)
 
 
 def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
