@@ -158,8 +158,8 @@ def test_bad_profile_fails_with_a_sentence_and_nothing_else(
 def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """A run whose preflight fails has no attempt, and shows no traceback."""
     with caplog.at_level(logging.ERROR):
-        state, report = run_flow(write(), program="none.py")
-    assert "there is no such file" in str(state.message)
+        state, report = run_flow(write(), options={"python": "/none/python"})
+    assert "start /none/python: No such file or directory" in str(state.message)
     assert report.attempts == ()
     assert not any(record.exc_info for record in caplog.records)
 

@@ -69,7 +69,7 @@ def _list_process_steps(process_events: Sequence[JournalEvent], next_start: Jour
         yield Step(
             name=last_event["end"],
             seconds=_elapsed_seconds(last_seen_at, next_start["at"]),
-            detail=last_event["sentence"],
+            detail=last_event.get("sentence", ""),
         )
         return
     during_step = ""
