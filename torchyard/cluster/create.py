@@ -77,22 +77,23 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
 
 
 def _add_code(client: Client, plan: ManifestPlan, *, may_lack_it: bool) -> list[KubeObject]:
-    """The plan's objects, with the archive in the ConfigMap for code, or its URL; without a ConfigMap that exists.
+    """The plan's objects, with the archive in the ConfigMap for code, or its URL.
 
-    CodeError if it must be created, and neither this machine nor the store has the archive. With `may_lack_it`, for a
-    job whose pods have their code, it is then left out.
+    If neither this machine nor the store has the archive, the ConfigMap is left out if the machine that has it has
+    created it; also with `may_lack_it`, for a job whose pods have their code. Else that is a CodeError.
     """
     objects: list[KubeObject] = []
     for obj in plan.objects:
         if plan.code is None or not is_code_map(obj):
             objects.append(obj)
             continue
-        existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
-        if existing and is_own_object(plan, existing):
-            continue  # another machine may have created it, and only that one had the archive
         try:
             objects.append(_fill_code_map(plan.code, obj))
         except CodeError as error:
+            # Looked for only now: to know that an object does not exist takes seconds (torchyard/kube/absence.py).
+            existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+            if existing and is_own_object(plan, existing):
+                continue
             if not may_lack_it:
                 raise
             get_log().warning("pods that start later will fail: %s", error)

@@ -214,7 +214,7 @@ def test_store_that_has_ended_is_not_waited_for(
 def test_code_is_sent_when_its_config_map_is_created(
     planned: Planned, fake_api: FakeApi, fake_server: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The archive is added to the ConfigMap once: a process that resumes the run needs no archive.
+    """The archive is added to the ConfigMap, which is not looked for before; a process that resumes the run needs none.
 
     If another user has deleted the ConfigMap meanwhile, the run still attaches, with a warning.
     """
@@ -230,6 +230,7 @@ def test_code_is_sent_when_its_config_map_is_created(
         assert code_map
         assert base64.b64decode(code_map["binaryData"]["code.tar.gz"]) == content
         assert code_map["metadata"]["ownerReferences"][0]["kind"] == "Lease"
+        assert bool(fake_api.find_requests("GET", f"configmaps/{plan.job}-code")) is not is_new
         Path(plan.code.path).unlink(missing_ok=True)
     assert caplog.messages == []
     fake_api.objects.delete(ObjectKey("v1/configmaps", "default", f"{plan.job}-code"), {})
