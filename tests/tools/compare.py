@@ -30,6 +30,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.support.caller import restore_interrupt
 from tests.tools import comparison_page
 from torchyard.common.project_root import ROOT
 
@@ -502,6 +503,7 @@ def main() -> None:
     parser.add_argument("--only", help="measure only rows whose key matches this pattern; store nothing")
     parser.add_argument("--keep", help="a folder for the output of the terminals")
     options = parser.parse_args()
+    restore_interrupt()  # a launcher that ignores Ctrl-C, as in the background of a script, would leave its job
     os.environ["KUBECONFIG"] = options.kubeconfig
     with tempfile.TemporaryDirectory(prefix="torchyard-compare-") as name:
         folder = Path(options.keep or name)
