@@ -72,9 +72,9 @@ def find_run(name: str) -> FoundRun:
     raise build_no_run_error(name, store, _ELSEWHERE_HINT)
 
 
-def report_missing_logs(found: FoundRun) -> None:
+def report_missing_logs(found_run: FoundRun) -> None:
     """Report on stderr the logs that an archive lacks: they would look like empty ones."""
-    missing_logs = found.describe_missing_logs()
+    missing_logs = found_run.describe_missing_logs()
     if missing_logs:
         print(strip_control_codes(missing_logs), file=sys.stderr)
 

@@ -36,13 +36,13 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
     local_folder = RunFolder(runs_folder() / name)
     if is_following and is_started_here(local_folder):
         return _follow_folder(local_folder, selection)
-    found = find_run(name)
-    folder = found.folder
+    found_run = find_run(name)
+    folder = found_run.folder
     record = folder.read_record()
     if is_following and not record.is_over:
         host = record.last_start.get("host", "another machine")
         raise TorchyardError(f"run {name} has its logs on {host}: {_FOLLOW_HINT}")
-    report_missing_logs(found)
+    report_missing_logs(found_run)
     line_count = print_lines(_read_lines(folder, selection))
     report_missing_rank(name, selection, line_count)
     _report_network(folder)
@@ -51,9 +51,9 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
 
 def show_logs_as_json(name: str, selection: LogSelection) -> int:
     """Print the selected lines of a run's last attempt as one document. Errors as in `show_logs`."""
-    found = find_run(name)
-    report_missing_logs(found)
-    folder = found.folder
+    found_run = find_run(name)
+    report_missing_logs(found_run)
+    folder = found_run.folder
     attempt = folder.attempts()[-1]
     lines = tuple(_read_lines(folder, selection))
     print_document(LogsDocument(run=folder.name, attempt=attempt, lines=lines, fabric=_read_network(folder)))

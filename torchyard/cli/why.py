@@ -53,8 +53,8 @@ def explain_run(name: str, *, as_json: bool) -> int:
     The verdict of a job that ends or has ended is the last one from the time when it ran: the records of dying ranks
     prove nothing.
     """
-    found = find_run(name)
-    folder = found.folder
+    found_run = find_run(name)
+    folder = found_run.folder
     number = folder.attempts()[-1]
     ended = folder.ended(number)
     outcome = ended.outcome if ended else folder.outcome(number)
@@ -65,29 +65,24 @@ def explain_run(name: str, *, as_json: bool) -> int:
         findings = findings._replace(hang=read_hang(folder.attempt(number)))
     report = folder.report()
     if as_json:
-        report_missing_logs(found)
+        report_missing_logs(found_run)
         failure = _find_failure(report, ended)
-        document = WhyDocument(
-            run=name,
-            attempt=number,
-            end=report.end if report else None,
-            sentence=report.sentence if report else "",
-            failure=failure,
-            remedy=failure.cause.advice if failure else "",
-            bad_loss=outcome.bad_loss if outcome else None,
-            hang=findings.hang,
-            straggler=findings.straggler,
-            world=findings.world,
-            ranks=_sort_records(findings),
-            missing_logs=tuple(found.list_missing_logs()),
-        )
-        print_document(document)
+        fields = {
+            "attempt": number,
+            "end": report.end if report else None,
+            "sentence": report.sentence if report else "",
+            "failure": failure,
+            "remedy": failure.cause.advice if failure else "",
+            "bad_loss": outcome.bad_loss if outcome else None,
+            "missing_logs": tuple(found_run.list_missing_logs()),
+        }
+        print_document(_build_document(name, findings).model_copy(update=fields))
         return ExitCode.SUCCESS
     lines: list[str] = []
     failure_sentence = _describe_failure(report, ended)
     if failure_sentence:
         lines.append(f"failed: {single_line(failure_sentence)}")
-    lines += _list_run_lines(found, findings)
+    lines += _list_run_lines(found_run, findings)
     print(strip_control_codes("\n".join(lines)))
     return ExitCode.SUCCESS
 
@@ -112,16 +107,8 @@ def explain_leased_run(name: str, context: str, *, as_json: bool) -> int:
     if is_ending:
         findings = findings._replace(hang=None)
     if as_json:
-        document = WhyDocument(
-            run=name,
-            attempt=copies.attempt or None,
-            hang=findings.hang,
-            straggler=findings.straggler,
-            world=findings.world,
-            ranks=_sort_records(findings),
-            missing_logs=tuple(copies.list_losses()),
-        )
-        print_document(document)
+        fields = {"attempt": copies.attempt or None, "missing_logs": tuple(copies.list_losses())}
+        print_document(_build_document(name, findings).model_copy(update=fields))
         return ExitCode.SUCCESS
     lines = _list_lines(findings, f"{_NO_RECORDER}, or on_hang is off") if copies.paths else [f"{name} has no pod yet"]
     if is_ending:
@@ -152,8 +139,7 @@ def explain_dumps(name: str, *, as_json: bool) -> int:
             raise TorchyardError(f"{path}: {error}") from error
     findings = Findings(records, world, detect_hang(records, world))
     if as_json:
-        ranks = _sort_records(findings)
-        print_document(WhyDocument(run=name, hang=findings.hang, straggler=None, world=world, ranks=ranks))
+        print_document(_build_document(name, findings))
     else:
         print(strip_control_codes("\n".join(_list_lines(findings, _NO_RECORDER))))
     return ExitCode.SUCCESS
@@ -194,6 +180,17 @@ def _read_page(folder: RunFolder, attempt: int) -> list[str]:
     return ["but a hang was detected:", *page.rstrip().split("\n")]
 
 
+def _build_document(name: str, findings: Findings) -> WhyDocument:
+    """What the records of the ranks show, as a document. `name`: of the run, or the folder of dumps."""
+    return WhyDocument(
+        run=name,
+        hang=findings.hang,
+        straggler=findings.straggler,
+        world=findings.world,
+        ranks=_sort_records(findings),
+    )
+
+
 def _sort_records(findings: Findings) -> tuple[RankRecord, ...]:
     return tuple(record for _, record in sorted(findings.records.items()))
 
@@ -201,20 +198,20 @@ def _sort_records(findings: Findings) -> tuple[RankRecord, ...]:
 # --- as text
 
 
-def _list_run_lines(found: FoundRun, findings: Findings) -> list[str]:
+def _list_run_lines(found_run: FoundRun, findings: Findings) -> list[str]:
     """The hang, or the state of each rank, and the logs that could not be read; also the page of a hang without them.
 
     Only complete logs without a record prove that no rank has reported.
     """
     lines: list[str] = []
-    missing_logs = found.describe_missing_logs()
+    missing_logs = found_run.describe_missing_logs()
     if missing_logs:
         lines.append(f"the records of ranks are in their logs, and {missing_logs}")
     if findings.hang or findings.records or not missing_logs:
-        on_hang = found.folder.plans()[-1].on_hang
+        on_hang = found_run.folder.plans()[-1].on_hang
         lines += _list_lines(findings, "on_hang is off" if on_hang == "off" else _NO_RECORDER)
     if not findings.hang and not findings.records:
-        lines += _read_page(found.folder, found.folder.attempts()[-1])
+        lines += _read_page(found_run.folder, found_run.folder.attempts()[-1])
     return lines
 
 

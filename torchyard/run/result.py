@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from torchyard.common import secrets
 from torchyard.common.escaping import shorten_text
 from torchyard.diagnosis.checkpoints import select_resume_checkpoint
 from torchyard.model.run import MAX_CHECKPOINTS, Attempt, End, Metrics, Report, Row, RowValue, RunEnd, RunResult, Step
@@ -25,12 +24,12 @@ def build_report(
     steps: Sequence[Step],
     attempts: Sequence[Attempt],
 ) -> Report:
-    """The report of a run that ends now, whoever ends it, with secrets masked. The leftovers are not known yet.
+    """The report of a run that ends now, whoever ends it. Its secrets are not masked, its leftovers not known yet.
 
     profile: its name; "" if no journal has it.
     started_at: seconds since the epoch.
     """
-    report = Report(
+    return Report(
         profile=profile,
         run=folder.name,
         end=end.end,
@@ -41,7 +40,6 @@ def build_report(
         findings=end.findings,
         folder=str(folder.path),
     )
-    return secrets.mask_model(report)
 
 
 def build_result(report: Report) -> RunResult:

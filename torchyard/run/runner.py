@@ -510,7 +510,7 @@ class Runner:
             steps=history.list_past_steps(record),
             attempts=(),  # the one that may still run has no end
         )
-        self.sinks.end(report)
+        self.sinks.end(secrets.mask_model(report))
         return EndedRun("gave-up", sentence)
 
     # --- the end, with signals ignored

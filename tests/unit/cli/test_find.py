@@ -38,17 +38,17 @@ def start_run(name: str) -> None:
 
 def test_archived_run_is_found(run: RunFolder) -> None:
     """A run without a local folder is read from the archive."""
-    found = find_run(run.name)
-    assert found.folder.events() == run.events()
-    assert found.archive.startswith("file://")
+    found_run = find_run(run.name)
+    assert found_run.folder.events() == run.events()
+    assert found_run.archive.startswith("file://")
 
 
 def test_local_run_is_preferred(run: RunFolder) -> None:
     """The archive is not queried for a run of this machine."""
     fetch_run_to_resume(run.name)
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
-    found = find_run(run.name)
-    assert (found.folder.path, found.archive) == (runs_folder() / run.name, "")
+    found_run = find_run(run.name)
+    assert (found_run.folder.path, found_run.archive) == (runs_folder() / run.name, "")
 
 
 def test_unknown_run_is_looked_for_in_the_archive(run: RunFolder) -> None:
