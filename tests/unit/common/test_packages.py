@@ -22,6 +22,7 @@ MORE = (
     "torchyard/kube/",
     "torchyard/cluster/",
     "torchyard/exporter/",
+    "torchyard/cli/leased_run.py",
     "torchyard/cli/metrics.py",
     "torchyard/cli/pod_logs.py",
 )
