@@ -29,7 +29,6 @@ import sys
 import tarfile
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterator, NamedTuple
 
 Json = Any
@@ -111,6 +110,8 @@ def sync_files(folder: str) -> None:
         folders.append(directory)
         paths = [os.path.join(directory, name) for name in names]
         files += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]  # opening a pipe blocks
+    from concurrent.futures import ThreadPoolExecutor  # only the placing of a job needs it
+
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:
         list(pool.map(_sync, files))  # `list` raises a thread's error
     for path in folders:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from torchyard.common.extensions import find_extension, get_folder
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
-from torchyard.loading.code_folder import find_program_fault, read_code
 from torchyard.loading.findings import Findings
 from torchyard.loading.local_files import read_local_files
 from torchyard.loading.manifest_file import read_manifest
@@ -181,6 +180,8 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
     if profile.code:
+        from torchyard.loading.code_folder import find_program_fault  # a profile without code is loaded faster
+
         fault = find_program_fault(profile, findings.code_names)
         if fault:
             findings.add(fault)
@@ -359,6 +360,8 @@ def _load_code(value: object, path: Path, findings: Findings) -> Code | None:
     """The packed folder that the profile names as code; None if it names none, or one with a mistake."""
     if value is None:
         return None
+    from torchyard.loading.code_folder import read_code  # it takes a moment
+
     try:
         loaded_code = read_code(value, lambda name: _locate_folder(name, path.parent))
     except ValidationError as error:

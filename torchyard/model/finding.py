@@ -1,5 +1,6 @@
 """A finding: what was examined, the result, and what to do. Profiles, manifests and preflight report in this form."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
@@ -60,3 +61,11 @@ def warning_check(subject: str, detail: str, remedy: str = "") -> Finding:
 
 def failed_check(subject: str, detail: str, remedy: str) -> Finding:
     return Finding(subject, detail, remedy)
+
+
+def describe_checks(checks: Sequence[Finding]) -> str:
+    """`12 of 12 checks, 1 with a warning`: how many have not failed, and how many of these are warnings."""
+    passed_count = sum(check.verdict != "failed" for check in checks)
+    warning_count = sum(check.verdict == "warning" for check in checks)
+    suffix = f", {warning_count} with a warning" if warning_count else ""
+    return f"{passed_count} of {len(checks)} checks{suffix}"

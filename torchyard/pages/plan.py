@@ -9,13 +9,12 @@ from torchyard.common import page
 from torchyard.common.escaping import shorten_text, single_line
 from torchyard.common.page import Block, Entries, Folded, Page, Paragraph, Table
 from torchyard.common.secrets import check_exposed_secrets, mask_document, mask_text
-from torchyard.model.finding import Finding, Verdict
+from torchyard.model.finding import Finding, Verdict, describe_checks
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.pod import Mount
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice
 from torchyard.pods.files import summarize_files
-from torchyard.steps.details import describe_checks
 
 _MAX_VALUE_CHARS = 500
 _MAX_DETAIL_CHARS = 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.agents.job_code import MAX_PACKED_BYTES, get_pod_folder
-from torchyard.host.code import unpack
+from torchyard.host import code as host_code
 from torchyard.model.finding import Finding
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import ResolvedProfile
@@ -115,7 +115,7 @@ def build_code_map(profile: ResolvedProfile, name: str, labels: dict[str, str]) 
     if profile.code is None:
         return []
     metadata = {"name": name, "labels": labels, "annotations": {_DIGEST_ANNOTATION: str(profile.code.archive)}}
-    program = Path(unpack.__file__).read_text("utf-8")
+    program = Path(host_code.__file__).with_name(_PROGRAM_KEY).read_text("utf-8")
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_PROGRAM_KEY: program}}]
 
 

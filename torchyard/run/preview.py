@@ -8,7 +8,7 @@ from torchyard.common.log import get_log
 from torchyard.launchers import registry
 from torchyard.model.errors import PreflightError, list_findings
 from torchyard.model.event import ChecksMade, PlanMade, RunStarted
-from torchyard.model.finding import Finding
+from torchyard.model.finding import Finding, describe_checks
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
@@ -16,7 +16,6 @@ from torchyard.run.control import RunControl
 from torchyard.run.folder import RunFolder
 from torchyard.run.next_attempt import find_resume_point
 from torchyard.run.services import Sink, Sinks
-from torchyard.steps.details import describe_checks
 from torchyard.steps.preflight import report_warnings
 from torchyard.steps.step_functions import StepFunctions
 

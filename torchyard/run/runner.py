@@ -36,7 +36,7 @@ from torchyard.model.event import (
     StopAsked,
     WaitEnded,
 )
-from torchyard.model.finding import Finding
+from torchyard.model.finding import Finding, describe_checks
 from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
@@ -63,7 +63,6 @@ from torchyard.run.services import Archive, NoArchive, RunServices, Sinks
 from torchyard.run.signals import SignalHold, protect_run
 from torchyard.run.stop import StopCountdown, record_stop, stop_job
 from torchyard.steps.details import (
-    describe_checks,
     describe_leftovers,
     describe_logs,
     describe_outcome,

@@ -6,17 +6,8 @@ from pathlib import Path
 from torchyard.common.escaping import shorten_text
 from torchyard.common.text import MAX_SENTENCE_CHARS, format_duration
 from torchyard.metrics.registry import describe_row
-from torchyard.model.finding import Finding
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import Attempt, Handle, Outcome
-
-
-def describe_checks(checks: Sequence[Finding]) -> str:
-    """`12 of 12 checks, 1 with a warning`: how many have not failed, and how many of these are warnings."""
-    passed_count = sum(check.verdict != "failed" for check in checks)
-    warning_count = sum(check.verdict == "warning" for check in checks)
-    suffix = f", {warning_count} with a warning" if warning_count else ""
-    return f"{passed_count} of {len(checks)} checks{suffix}"
 
 
 def describe_logs(attempt: Attempt) -> str:

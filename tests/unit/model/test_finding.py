@@ -2,7 +2,14 @@
 
 import pytest
 
-from torchyard.model.finding import FilePosition, Finding, failed_check, passed_check, warning_check
+from torchyard.model.finding import (
+    FilePosition,
+    Finding,
+    describe_checks,
+    failed_check,
+    passed_check,
+    warning_check,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +39,10 @@ def test_check_has_its_verdict() -> None:
     """Only a failed check prevents a run."""
     checks = (passed_check("a", "b"), warning_check("a", "b"), failed_check("a", "b", "c"))
     assert [check.verdict for check in checks] == ["ok", "warning", "failed"]
+
+
+def test_checks_are_counted_with_their_warnings() -> None:
+    """Preflight's line counts the checks, and those with a warning if there are any."""
+    checks = [passed_check("a", "is there"), warning_check("b", "is old", "renew it")]
+    assert describe_checks(checks) == "2 of 2 checks, 1 with a warning"
+    assert describe_checks(checks[:1]) == "1 of 1 checks"

@@ -5,25 +5,16 @@ import pytest
 from tests.builders.reports import short_report
 from tests.conftest import Write, command_plan_of
 from tests.processes.lone_processes import build_lone_profile
-from torchyard.model.finding import passed_check, warning_check
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Attempt, Handle, LogFile, Metrics, Outcome, Status
 from torchyard.run.folder import RunFolder
 from torchyard.steps.details import (
-    describe_checks,
     describe_leftovers,
     describe_logs,
     describe_outcome,
     describe_submission,
     describe_success,
 )
-
-
-def test_checks_are_counted_with_their_warnings() -> None:
-    """Preflight's line counts the checks, and those with a warning if there are any."""
-    checks = [passed_check("a", "is there"), warning_check("b", "is old", "renew it")]
-    assert describe_checks(checks) == "2 of 2 checks, 1 with a warning"
-    assert describe_checks(checks[:1]) == "1 of 1 checks"
 
 
 @pytest.mark.parametrize(("created", "suffix"), [(True, ""), (False, ", adopted")])

@@ -14,8 +14,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from typing import IO
 
 _READ_BYTES = 1 << 20
@@ -68,6 +66,9 @@ def read_digest(archive: IO[bytes]) -> str:
 
 def _download(url: str, download: IO[bytes]) -> None:
     """Write what a URL serves to a file. OSError after several tries, or at once if the server refuses the request."""
+    import urllib.error  # most code comes without a download, and these take a moment
+    import urllib.request
+
     for tries_left in reversed(range(_DOWNLOAD_TRIES)):
         download.seek(0)
         download.truncate()
