@@ -10,7 +10,12 @@ from uuid import UUID, uuid4
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
 from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
@@ -60,3 +65,14 @@ class PrefectContract:
         )
         assert artifact.key == "contract"
         client.update_artifact(artifact.id, ArtifactUpdate(data="second"))
+
+    def test_artifacts_of_a_run_are_listed(self, client: SyncPrefectClient, run_id: UUID) -> None:
+        """The artifacts of a flow run are returned with the key, the type and the data that they were created with."""
+        page = ArtifactCreate(type="result", data={"end": "succeeded", "steps": [1, 2]}, flow_run_id=run_id)
+        client.create_artifact(page)
+        artifacts = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+        )
+        assert (None, "result", page.data) in [(item.key, item.type, item.data) for item in artifacts]
+        other_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[uuid4()]))
+        assert client.read_artifacts(artifact_filter=other_run) == []

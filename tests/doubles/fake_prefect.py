@@ -21,7 +21,8 @@ class FakePrefect:
     tests/contracts/prefect_server.py checks that it behaves like a real one. It accepts every request but those that
     read another flow run (404), and responds once `answering` is set. `run_fields` are further fields of the flow run.
     `responses` are bodies by the end of a path; None is a 404. The next `refusals` PATCH requests get 503, as from a
-    server whose SQLite is locked. It serves in daemon threads from its creation until `close`; they append each
+    server whose SQLite is locked; the next `lost_responses` artifacts are recorded, and their connections end without a
+    response. It serves in daemon threads from its creation until `close`; they append each
     successful change to the lists below.
     """
 
@@ -37,7 +38,7 @@ class FakePrefect:
         self.posted: list[tuple[str, Any]] = []
         self.requested_states: list[str] = []
         self.artifacts: list[Any] = []
-        self.request_count = self.refusals = 0
+        self.request_count = self.refusals = self.lost_responses = 0
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
@@ -64,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     server_of: FakePrefect
 
     def do_GET(self) -> None:
-        if "csrf-token" in self.path:
+        if "csrf-token" in self.path or "/events/" in self.path:  # events: Prefect's own thread, at any time
             return self.send_error(404)
         run_id = self.path.rpartition("/flow_runs/")[2]
         is_other_run = "/flow_runs/" in self.path and "/" not in run_id and run_id != RUN_ID
@@ -76,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server_of.posted.append((self.path, body))
         accepted = {"state": None, "status": "ACCEPT", "details": {"type": "accept_details"}}
         default: Any = [] if self.path.endswith("/filter") else accepted
+        if self.path.endswith("/artifacts/filter"):
+            default = self._select_artifacts(body["artifacts"])
         if self.path.endswith("/artifacts/"):
             return self._answer(body | {"id": RUN_ID}, lambda: self.server_of.artifacts.append(body))
         requested_states = self.server_of.requested_states
@@ -92,6 +95,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self._answer({}, lambda: self.server_of.deleted.append(self.path.rpartition("/")[2]))
+
+    def _select_artifacts(self, artifact_filter: dict[str, Any]) -> list[dict[str, Any]]:
+        """The artifacts of the flow runs that the filter names."""
+        flow_runs = artifact_filter["flow_run_id"]["any_"]
+        return [item | {"id": RUN_ID} for item in self.server_of.artifacts if item["flow_run_id"] in flow_runs]
 
     def _find(self, default: Any) -> Any:
         """The body that the test has set for this path, or the default."""
@@ -112,6 +120,10 @@ class Handler(BaseHTTPRequestHandler):
             status = 503
         if status == 200 and record is not None:
             record()
+        if self.path.endswith("/artifacts/") and status == 200 and self.server_of.lost_responses:
+            self.server_of.lost_responses -= 1
+            self.close_connection = True
+            return
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

@@ -2,6 +2,7 @@
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from pydantic import TypeAdapter
 
 from torchyard.common.log import get_log
@@ -36,11 +37,20 @@ def publish_late_pages() -> None:
 
 
 def _publish_page(client: SyncPrefectClient, page: ArtifactCreate) -> bool:
-    """Publish a page; False if it must be tried again."""
+    """Publish a page that Prefect does not have yet; False if it must be tried again."""
     try:
-        client.create_artifact(page)
+        if not _is_published(client, page):
+            client.create_artifact(page)
     except Exception as error:
         if is_transient_error(error):
             return False
         get_log().warning("Prefect refuses the page %s of flow run %s: %s", page.key, page.flow_run_id, error)
     return True
+
+
+def _is_published(client: SyncPrefectClient, page: ArtifactCreate) -> bool:
+    """Whether Prefect has taken this page before: an earlier request arrived, and only its response was lost."""
+    assert page.flow_run_id
+    of_flow_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[page.flow_run_id]))
+    artifacts = client.read_artifacts(artifact_filter=of_flow_run)
+    return any((item.key, item.type, item.data) == (page.key, page.type, page.data) for item in artifacts)

@@ -61,6 +61,17 @@ def test_report_arrives_once_prefect_answers(late: RunFolder, server: FakePrefec
     assert list_files(late) == []
 
 
+def test_page_whose_response_was_lost_arrives_once(late: RunFolder, server: FakePrefect) -> None:
+    """A page that Prefect took without a response that arrived is not published again by the next sweep."""
+    server.status = 200
+    server.lost_responses = 1
+    publish_late_pages()
+    assert (len(server.artifacts), list_files(late)) == (1, ["late-pages.json"])
+    publish_late_pages()
+    assert [page.get("key") for page in server.artifacts] == ["report-x", None]
+    assert list_files(late) == []
+
+
 def test_broken_prefect_is_asked_once(late: RunFolder, server: FakePrefect) -> None:
     """The first page without a response ends a sweep's attempt: a server that hangs costs one timeout."""
     before = server.request_count
