@@ -4,6 +4,9 @@ Ownership. Right before each deletion the API server proves that no other proces
 (`lease.confirm_ownership`), and the deletion names the uid of the object that was read. Only the deletion of all pods
 of a job by one request cannot name uids: it is sent once their owner is being deleted, so they are lost already.
 
+Orphans. Another user may delete the job and leave its pods, as the API does by default with a Job of batch/v1. Then no
+object owns them and no controller ends them, so they are deleted one by one.
+
 Proof. "Nothing remains" needs every kind of the plan: the plan's own objects are read by name, and all kinds are listed
 twice, while their removal is awaited and after that, because one list proves nothing. What cannot be read is an error
 or a leftover.
@@ -36,19 +39,52 @@ _MIN_COLLECTION = 8  # pods that are deleted by one request; fewer are left to t
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
 
 
-def delete_object(plan: ManifestPlan, obj: KubeObject) -> None:
-    """Request the deletion of an object of the plan. An object of that name that is not the run's is not deleted.
+def delete_object(plan: ManifestPlan, obj: KubeObject) -> bool:
+    """Request the deletion of an object of the plan; return False if the API server reports that it does not exist.
 
-    Raises RunInUseError if another process owns the run.
+    An object of that name that is not the run's is not deleted. Raises RunInUseError if another process owns the run.
     """
     client = get_cluster_client(plan.cluster)
     identity = (obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
     try:
         existing = client.request("GET", client.path(*identity))
     except NotFoundError:  # one reading: the proof comes at the end
-        return
+        return False
     if is_own_object(plan, existing) and not has_protected_data(obj | existing):
         client.delete(existing, confirm_ownership=partial(lease.confirm_ownership, plan))
+    return True
+
+
+def stop_job(plan: ManifestPlan) -> None:
+    """Request the deletion of the job and, where another user has deleted it and left them, of its pods.
+
+    Raises RunInUseError if another process owns the run.
+    """
+    if not delete_object(plan, plan.main):
+        client = get_cluster_client(plan.cluster)
+        kinds = (*_list_watched_kinds(plan), *_list_made_kinds(plan))
+        _delete_orphans(plan, list_labelled_objects(client, kinds, plan.labels).objects)
+
+
+def _delete_orphans(plan: ManifestPlan, objects: Iterable[KubeObject]) -> None:
+    """Delete the orphans among the listed objects, and report each."""
+    client = get_cluster_client(plan.cluster)
+    for obj in objects:
+        if _is_orphan(plan, obj):
+            get_log().warning("%s %s has lost its owner: it is deleted", obj["kind"], obj["metadata"]["name"])
+            client.delete(obj, confirm_ownership=partial(lease.confirm_ownership, plan))
+
+
+def _is_orphan(plan: ManifestPlan, obj: KubeObject) -> bool:
+    """Whether controllers made an object with the run's labels for the job, and no object owns it any more.
+
+    A copy that a user has made of a pod, to debug it, has a name of its own.
+    """
+    metadata = obj["metadata"]
+    if metadata.get("ownerReferences") or metadata.get("deletionTimestamp") or not _is_part_of_job(obj):
+        return False
+    own_names = {(own["kind"], own["metadata"]["name"]) for own in (*plan.objects, *plan.store)}
+    return metadata["name"].startswith(f"{plan.job}-") and (obj["kind"], metadata["name"]) not in own_names
 
 
 def read_grace_period(plan: ManifestPlan) -> float:
@@ -155,9 +191,9 @@ def _await_removal(
 ) -> list[GroupVersionKind]:
     """Wait while objects of the plan are terminating, at most as long as their removal may take.
 
-    Objects of `kinds` are waited for if `is_awaited` returns True; all by default. After that time, pods on dead nodes
-    are force-deleted if the plan allows it, and other objects are left for the caller to report. Returns the kinds
-    whose last list was not empty, or was refused.
+    Objects of `kinds` are waited for if `is_awaited` returns True; all by default. Orphans are deleted. After that
+    time, pods on dead nodes are force-deleted if the plan allows it, and other objects are left for the caller to
+    report. Returns the kinds whose last list was not empty, or was refused.
     """
     client = get_cluster_client(plan.cluster)
     deadline = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
@@ -166,10 +202,11 @@ def _await_removal(
     while True:
         listing = list_labelled_objects(client, kinds, plan.labels)
         refused_kinds += listing.refusals
+        _delete_orphans(plan, listing.objects)
         kinds = list(dict.fromkeys((obj["apiVersion"], obj["kind"]) for obj in listing.objects))
         terminating = []
         for obj in listing.objects:
-            if _is_terminating(obj) and (is_awaited is None or is_awaited(obj)):
+            if (_is_terminating(obj) or _is_orphan(plan, obj)) and (is_awaited is None or is_awaited(obj)):
                 terminating.append(obj)
         if not terminating:
             return refused_kinds + kinds

@@ -79,7 +79,7 @@ class ClusterJob:
         return ClusterWatch(self._plan, on_poll)
 
     def stop(self) -> None:
-        delete.delete_object(self._plan, self._plan.main)
+        delete.stop_job(self._plan)
 
     def kill(self) -> None:
         delete.end_pods(self._plan)

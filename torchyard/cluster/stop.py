@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from torchyard.cluster.delete import delete_object, delete_owned_pods, read_grace_period
+from torchyard.cluster.delete import delete_owned_pods, read_grace_period, stop_job
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease import confirm_ownership
 from torchyard.cluster.listing import list_labelled_objects
@@ -45,7 +45,7 @@ def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
     watch = ClusterWatch(plan.model_copy(update={"watch": needed_kinds}), check_outage)
     with watch:
         watch.drain_ended_logs(check_outage, idle_timeout_s=LOG_IDLE_TIMEOUT_S)
-        delete_object(plan, plan.main)
+        stop_job(plan)
         deadline = time.monotonic() + read_grace_period(plan) + END_MARGIN_S
         while watch.has_pods() and time.monotonic() < deadline:
             if watch.poll(timeout_s=_POLL_INTERVAL_S):

@@ -1,5 +1,6 @@
 """Deleting the objects of a job: what is deleted, what stays, and the proof that no object remains."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,6 +123,38 @@ def test_object_that_the_first_list_lacks_is_a_leftover(plan: ManifestPlan, fake
     empty_list = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
     fake_api.answer("GET", "/pods[?]", 200, empty_list, times=1)
     assert delete.delete_all_objects(plan) == ["Pod default/unknown"]
+
+
+# --- a job that another user has deleted
+
+
+def put_orphan(fake_api: FakeApi, plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
+    """A pod with the labels of the run that no object owns."""
+    return fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": plan.labels | labels}})
+
+
+def delete_without_pods(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """Delete the job as another user, and leave what its controllers have made."""
+    group_version, _, version = plan.main["apiVersion"].partition("/")
+    key = ObjectKey(f"{group_version}/{version}/jobs", "default", plan.job)
+    fake_api.objects.delete(key, {"propagationPolicy": "Orphan"})
+
+
+@pytest.mark.parametrize("end", [delete.stop_job, delete.delete_all_objects])
+def test_pods_that_a_deletion_left_are_deleted(plan: ManifestPlan, fake_api: FakeApi, end: Callable[..., Any]) -> None:
+    """Pods of a job that another user deleted without them are deleted; a user's copy of one is a leftover."""
+    delete_without_pods(plan, fake_api)
+    orphans = [put_orphan(fake_api, plan, f"{plan.job}-{index}-x7k2p") for index in range(2)]
+    copied = put_orphan(fake_api, plan, "debug")
+    end(plan)
+    assert [exists(fake_api, pod) for pod in (*orphans, copied)] == [False, False, True]
+
+
+def test_pods_of_a_job_that_exists_are_no_orphans(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A stop deletes the job alone while it exists: its controller ends the pods, with their grace."""
+    orphan = put_orphan(fake_api, plan, f"{plan.job}-0-x7k2p")
+    delete.stop_job(plan)
+    assert exists(fake_api, orphan)
 
 
 # --- the proof of ownership
