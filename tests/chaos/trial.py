@@ -157,8 +157,16 @@ class Trial(ABC):
 
     def is_in_step(self, step: str) -> bool:
         """Whether the run's journal shows that this step has begun, and not ended."""
-        steps = [event for event in self.folder.events() if event["event"] in ("step", "step-end")]
-        return bool(steps) and (steps[-1]["event"], steps[-1].get("name")) == ("step", step)
+        return self.is_last_step(step) and self.list_step_events()[-1]["event"] == "step"
+
+    def is_last_step(self, step: str) -> bool:
+        """Whether no step after this one has begun."""
+        events = self.list_step_events()
+        return bool(events) and events[-1].get("name") == step
+
+    def list_step_events(self) -> list[dict[str, Any]]:
+        """The begins and the ends of the run's steps, from its journal."""
+        return [event for event in self.folder.events() if event["event"] in ("step", "step-end")]
 
     # --- collect sends no request that can be held: a pipe blocks its last action, the record of the attempt's end
 
@@ -169,7 +177,7 @@ class Trial(ABC):
     def block_collect(self) -> None:
         self.wait_for("a plan", self.folder.attempts)
         os.mkfifo(self.pipe)
-        self.wait_for("collect", lambda: self.is_in_step("collect"))
+        self.wait_for("collect", lambda: self.is_last_step("collect"))  # it may end before it is seen
         time.sleep(0.3)
 
     def unblock_collect(self) -> None:
