@@ -94,7 +94,7 @@ class ChaosMatrix(Matrix[Cell, Result]):
             case "world" if fault.startswith("machine lost"):
                 world.lose_machine()
                 for trial in trials:
-                    trial.move_to_other_machine()
+                    self.run_guarded(trial.cell, trial.move_to_other_machine)
             case "world" if fault == "power cut":
                 world.cut_power()
             case _:

@@ -4,7 +4,7 @@
 Each component (one folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the
 table: a changed pin is built again, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a
 cluster needs neither Go nor Go's caches. Two components are controllers of AppWrappers; as both define the same CRD, a
-cluster has one of them, and the other is not built.
+cluster has one of them, and the other is not built. Kueue is an addition: only the tests that need it build it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,11 @@ VOLCANO = "volcano.sh/volcano"
 TRAINING_OPERATOR = "github.com/kubeflow/training-operator"
 APPWRAPPER = "github.com/project-codeflare/appwrapper"
 JOBSET = "sigs.k8s.io/jobset"
+KUEUE = "sigs.k8s.io/kueue"
 MCAD = "github.com/project-codeflare/multi-cluster-app-dispatcher"
 CRD_FILES = "config/crd/bases/*.yaml"
 DISPATCHERS = ("appwrapper", "mcad")
+ADDITIONS = ("kueue",)  # not part of every cluster, because their builds take minutes
 
 COMPONENTS = (
     Component("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
@@ -108,6 +110,7 @@ COMPONENTS = (
     Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=(CRD_FILES,)),
     Component("mcad", {"mcad": f"{MCAD}/cmd/kar-controllers"}, module=MCAD, crds=(CRD_FILES,)),
     Component("jobset", {"jobset": JOBSET}, module=JOBSET, crds=("config/components/crd/bases/*.yaml",)),
+    Component("kueue", {"kueue": f"{KUEUE}/cmd/kueue"}, module=KUEUE, crds=("config/components/crd/bases/*.yaml",)),
     Component("coredns", {"coredns": "github.com/coredns/coredns"}),
     Component("etcd-v2", {"etcd-v2": "go.etcd.io/etcd/server/v3"}),  # the runs' own store: 3.6 serves no v2 API
 )
@@ -131,9 +134,15 @@ def select_components(dispatcher: str) -> dict[str, Component]:
     """The components of a cluster with this controller of AppWrappers, by name."""
     selected = {}
     for component in COMPONENTS:
-        if component.pin not in DISPATCHERS or component.pin == dispatcher:
+        if component.pin not in (*DISPATCHERS, *ADDITIONS) or component.pin == dispatcher:
             selected[component.pin] = component
     return selected
+
+
+def get_addition(name: str) -> Component:
+    """One of ADDITIONS, by its name."""
+    assert name in ADDITIONS
+    return next(component for component in COMPONENTS if component.pin == name)
 
 
 def list_crd_files(dispatcher: str) -> list[Path]:
@@ -153,8 +162,14 @@ def read_module_version(component: Component) -> str:
 
 
 def build_missing(print_line: PrintLine = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]:
-    """Build what is missing and return every program's path; raises BuildError. `print_line` gets the progress."""
-    missing = [component for component in select_components(dispatcher).values() if not component.cache_folder.is_dir()]
+    """Build what a cluster lacks and return every program's path; raises BuildError. `print_line` gets the progress."""
+    build_components(select_components(dispatcher).values(), print_line)
+    return get_program_paths()
+
+
+def build_components(components: Iterable[Component], print_line: PrintLine = print) -> None:
+    """Build those that have not been built; raises BuildError. `print_line` gets the progress."""
+    missing = [component for component in components if not component.cache_folder.is_dir()]
     if missing:
         remove_partial_builds()
         go = find_go(print_line)
@@ -163,7 +178,6 @@ def build_missing(print_line: PrintLine = print, dispatcher: str = DISPATCHERS[0
         print_line(f"building {total} programs into {get_cache_folder()} (the first time about 15 minutes on 2 cores)")
         for component in missing:
             build_component(component, go, BuildProgress(print_line, counter, total))
-    return get_program_paths()
 
 
 def remove_partial_builds() -> None:

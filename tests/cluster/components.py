@@ -77,6 +77,13 @@ def allocate_ports() -> dict[str, int]:
     return ports
 
 
+def allocate_port() -> int:
+    """A free port for a process that joins a running cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port: int = holder.getsockname()[1]
+        return port
+
+
 # --- certificates --------------------------------------------------------------------------------------------------
 
 

@@ -18,9 +18,11 @@ from typing import Any
 from tests.chaos.world import World
 from tests.cluster import nodes
 from tests.cluster.e2e import cluster
+from tests.cluster.kueue import ensure_kueue
+from tests.cluster.plane import Plane
 from tests.processes import sshd
 from tests.processes.sshd import Hosts
-from tests.stop.cells import CLUSTER_LOCATIONS, EXCLUSIVE_WAYS, Cell, Location, Result, list_cells
+from tests.stop.cells import EXCLUSIVE_WAYS, POD_LOCATIONS, Cell, Location, Result, list_cells
 from tests.stop.pods import PodTrial, StopNamespace
 from tests.stop.prefect_flow import PrefectTrial
 from tests.stop.trial import StopTrial
@@ -39,6 +41,7 @@ class StopMatrix(Matrix[Cell, Result]):
         super().__init__(len(cells))
         self.folder = folder
         self.locations = {cell.location for cell in cells}
+        self._needs_kueue = any(cell.way == "kueue" for cell in cells)
         self._stack = ExitStack()
         self._hosts: Hosts | None = None
         self._world: World | None = None
@@ -52,8 +55,10 @@ class StopMatrix(Matrix[Cell, Result]):
                 self._hosts = Hosts(self.folder / "hosts")
                 stack.callback(self._hosts.stop)
                 self._hosts.start()
-            if self.locations.intersection(CLUSTER_LOCATIONS):
+            if self.locations.intersection(POD_LOCATIONS):
                 stack.enter_context(cluster())
+                if self._needs_kueue:
+                    ensure_kueue(Plane.current())
                 self._namespace = stack.enter_context(StopNamespace().open())
             stack.callback(self._close_trials)  # after the worker, which starts their processes, and before their hosts
             if "prefect" in self.locations:
@@ -101,7 +106,7 @@ class StopMatrix(Matrix[Cell, Result]):
             case "prefect":
                 assert self._world
                 return PrefectTrial(cell, folder, self._world)
-            case "volcano" | "pytorchjob":
+            case _:
                 assert self._namespace
                 return PodTrial(cell, folder, self._namespace)
 
@@ -118,7 +123,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def list_playable_cells() -> list[Cell]:
     """The cells without those that this machine cannot play."""
     obstacles: dict[Location, str | None] = {"ssh": sshd.find_obstacle()}
-    for location in CLUSTER_LOCATIONS:
+    for location in POD_LOCATIONS:
         obstacles[location] = nodes.describe_obstacle()
     for location, obstacle in obstacles.items():
         if obstacle:

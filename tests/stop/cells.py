@@ -2,15 +2,27 @@
 
 from typing import Literal, NamedTuple
 
-Location = Literal["local", "ssh", "prefect", "volcano", "pytorchjob"]
+Location = Literal["local", "ssh", "prefect", "volcano", "pytorchjob", "jobset", "job", "appwrapper"]
 Way = Literal[
-    "interrupt", "terminate", "cancel", "deadline", "lost-launcher", "twice", "hang", "evict", "drain", "preempt"
+    "interrupt",
+    "terminate",
+    "cancel",
+    "deadline",
+    "lost-launcher",
+    "twice",
+    "hang",
+    "evict",
+    "drain",
+    "preempt",
+    "kueue",
 ]
 Save = Literal["quick", "slow", "long", "no-handler", "too-long", "torn", "overwrite", "none", "exit-0"]
 
 CLUSTER_LOCATIONS: tuple[Location, ...] = ("volcano", "pytorchjob")
+KUEUE_LOCATIONS: tuple[Location, ...] = ("pytorchjob", "jobset", "job", "appwrapper")
+POD_LOCATIONS: tuple[Location, ...] = tuple(dict.fromkeys((*CLUSTER_LOCATIONS, *KUEUE_LOCATIONS)))
 CLI_LOCATIONS: tuple[Location, ...] = ("local", "ssh", *CLUSTER_LOCATIONS)
-LOCATIONS: tuple[Location, ...] = ("local", "ssh", "prefect", *CLUSTER_LOCATIONS)
+LOCATIONS: tuple[Location, ...] = ("local", "ssh", "prefect", *POD_LOCATIONS)
 
 
 class WayFacts(NamedTuple):
@@ -35,6 +47,7 @@ WAYS: dict[Way, WayFacts] = {
     "evict": WayFacts("rank 0's pod is evicted by the Eviction API", CLUSTER_LOCATIONS, has_next_attempt=True),
     "drain": WayFacts("the node of rank 0 is drained", CLUSTER_LOCATIONS, has_next_attempt=True),
     "preempt": WayFacts("a pod of a higher priority preempts rank 0's", CLUSTER_LOCATIONS, has_next_attempt=True),
+    "kueue": WayFacts("a job of a higher priority preempts it in Kueue", KUEUE_LOCATIONS, has_next_attempt=True),
 }
 # A drain closes a node for the pods of other cells, and Volcano's preemption takes pods of any lower priority.
 EXCLUSIVE_WAYS: tuple[Way, ...] = ("drain", "preempt")
@@ -64,7 +77,7 @@ class Cell(NamedTuple):
 
     @property
     def is_in_cluster(self) -> bool:
-        return self.location in CLUSTER_LOCATIONS
+        return self.location in POD_LOCATIONS
 
     @property
     def has_next_attempt(self) -> bool:
@@ -122,7 +135,7 @@ def list_saves(location: Location, way: Way) -> tuple[Save, ...]:
         return _BASIC_SAVES
     if location in ("local", "prefect") or way == "interrupt":
         return tuple(SAVES)
-    if way in EXCLUSIVE_WAYS:
+    if way in (*EXCLUSIVE_WAYS, "kueue"):
         return ("quick", "torn", "exit-0")
     if WAYS[way].has_next_attempt:
         return (*_BASIC_SAVES, "exit-0")

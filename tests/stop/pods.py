@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.cluster import kueue
 from tests.cluster.jobs import as_user
+from tests.cluster.plane import Plane
 from tests.stop.cells import Cell
 from tests.stop.trial import PROGRAM, StopTrial, read_truth
 from torchyard.common.project_root import ROOT
@@ -20,7 +22,7 @@ Object = dict[str, Any]
 SMALL: Object = json.loads((ROOT / "docs" / "small.json").read_text())
 _PROGRAM_PATH = "/opt/stopped/program.py"  # in the pods
 _DRAINED_S = 8.0  # how long a drained node stays closed
-_PREEMPTOR_S = 8.0  # how long the pod with the higher priority runs
+_PREEMPTOR_S = 8.0  # how long the pod or the job with the higher priority runs
 _PRIORITIES = {"low": 1_000, "high": 100_000}
 _PRIORITY_PATH = "/apis/scheduling.k8s.io/v1/priorityclasses"
 _SLOT = "stop.torchyard.test/slot-{}"  # a resource of which each node has one, for one cell
@@ -34,11 +36,13 @@ class StopNamespace:
         self.name = f"torchyard-stop-{uuid.uuid4().hex[:6]}"
         self._client = Client(Cluster(context=get_cluster_client(Cluster()).context, namespace=self.name))
         self._slot_numbers = itertools.count(1)
+        self._queues: list[str] = []
 
     @contextmanager
     def open(self) -> Iterator["StopNamespace"]:
         """Create the namespace and its priority classes; remove them at the end."""
-        self._client.request("POST", "/api/v1/namespaces", body={"metadata": {"name": self.name}})
+        metadata = {"name": self.name, "labels": kueue.NAMESPACE_LABELS}  # jobs without a queue are not affected
+        self._client.request("POST", "/api/v1/namespaces", body={"metadata": metadata})
         try:
             for level, value in _PRIORITIES.items():
                 body = {"metadata": {"name": self.name_priority(level)}, "value": value}
@@ -50,6 +54,8 @@ class StopNamespace:
             self._client.request("DELETE", f"/api/v1/namespaces/{self.name}")
             for level in _PRIORITIES:
                 self._client.request("DELETE", f"{_PRIORITY_PATH}/{self.name_priority(level)}")
+            for queue in self._queues:
+                self._client.request("DELETE", f"/apis/{kueue.API_VERSION}/clusterqueues/{queue}")
 
     def name_priority(self, level: str) -> str:
         """The PriorityClass of a level, `low` or `high`."""
@@ -65,6 +71,32 @@ class StopNamespace:
             change = {"status": {"capacity": amounts, "allocatable": amounts}}
             self._client.request("PATCH", path, body=change)
         return slot
+
+    def add_queue(self, slot: str) -> str:
+        """Create a queue of Kueue with room for one job of two pods that need a slot each; return its name."""
+        name = f"{self.name}-{slot.rpartition('-')[2]}"
+        self._queues.append(name)
+        quotas = {slot: 2, "cpu": "1k", "memory": "1Ti", "ephemeral-storage": "1Ti"}
+        Plane.current().api().create_all(kueue.build_queue(name, self.name, quotas))
+        return name
+
+    def take_queue(self, queue: str, slot: str) -> None:
+        """Create a job of the high priority that needs a slot of a queue."""
+        container = {
+            "name": "main",
+            "image": SMALL["image"],
+            "command": ["sleep", f"{_PREEMPTOR_S:g}"],
+            "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}, "limits": {slot: "1"}},
+        }
+        pod_spec = {
+            "priorityClassName": self.name_priority("high"),
+            "nodeSelector": {"torchyard/node": "real"},
+            "restartPolicy": "Never",
+            "containers": [container],
+        }
+        metadata = {"name": f"preemptor-{queue}", "labels": {"kueue.x-k8s.io/queue-name": queue}}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": {"spec": pod_spec}}}
+        self._client.create(job)
 
     def get_pod(self, name: str) -> Object:
         pod = self._client.get("v1", "Pod", name)
@@ -119,7 +151,8 @@ class PodTrial(StopTrial):
 
     def __init__(self, cell: Cell, folder: Path, namespace: StopNamespace) -> None:
         self.namespace = namespace
-        self.slot = namespace.add_slot() if cell.way == "preempt" else None
+        self.slot = namespace.add_slot() if cell.way in ("preempt", "kueue") else None
+        self.queue = namespace.add_queue(self.slot) if self.slot and cell.way == "kueue" else None
         super().__init__(cell, folder, {}, {})
         (folder / "checkpoints").mkdir()
 
@@ -138,10 +171,12 @@ class PodTrial(StopTrial):
         if self.slot:
             profile["resources"] = SMALL["resources"] | {self.slot: 1}
             profile["pod"] = SMALL["pod"] | {"priority_class": self.namespace.name_priority("low")}
+        if self.queue:
+            profile["options"] = {"local_queue": self.queue}
         return profile
 
     def disrupt(self) -> None:
-        """Take rank 0's pod away."""
+        """Take rank 0's pod away, or the machines of all pods."""
         pod = read_truth(self.truth_path).host
         match self.cell.way:
             case "evict":
@@ -152,5 +187,9 @@ class PodTrial(StopTrial):
                 assert self.slot
                 scheduler = str(self.namespace.get_pod(pod)["spec"]["schedulerName"])
                 self.namespace.preempt(pod, self.slot, scheduler)
+            case "kueue":
+                assert self.queue
+                assert self.slot
+                self.namespace.take_queue(self.queue, self.slot)
             case _:
                 super().disrupt()

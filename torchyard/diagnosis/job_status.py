@@ -14,6 +14,7 @@ from torchyard.diagnosis.pod_facts import (
     find_condition,
     find_own_failure,
     get_container_end,
+    get_container_start,
     get_deletion_time,
     get_mapping,
     get_pod_exit_code,
@@ -31,6 +32,7 @@ from torchyard.diagnosis.pod_reasons import (
     get_pod_reasons,
     get_reasons_by_pod,
 )
+from torchyard.diagnosis.queues import kueue
 from torchyard.model.causes.pods import PodCause
 from torchyard.model.run import Failure, Observation, State, Status
 
@@ -103,7 +105,7 @@ def build_succeeded_status(observed: Observation, job: Mapping[str, Any], gang: 
     if unfinished_count:
         return Status(state="running", reason=f"{len(pods) - unfinished_count} of {len(pods)} pods are done")
 
-    disruption = _find_disruption(pods, gang)
+    disruption = _find_disruption(pods, gang) or _find_lasting_eviction(observed, job)
     if disruption:
         return Status(state="failed", reason=disruption.sentence, failure=disruption)
     succeeded = max(_count_observed_successes(observed, pods), _count_reported_successes(job))
@@ -128,6 +130,15 @@ def _find_disruption(pods: Pods, gang: Gang) -> Failure | None:
         if problem.rule.requeue and problem.reason.started_at < get_container_end(pods[problem.node]):
             problems.append(problem)
     return _find_fatal_failure(pods, problems, gang if gang.pod_count else Gang(len(pods), 1))
+
+
+def _find_lasting_eviction(observed: Observation, job: Mapping[str, Any]) -> Failure | None:
+    """The eviction of a job that Kueue has not admitted again, so that its pods were asked to end; None without one.
+
+    The condition of the Workload is True from the eviction until the next admission.
+    """
+    workload = kueue.find_workload(observed.states)
+    return kueue.find_eviction(job, workload, has_run=True) if workload else None
 
 
 def _is_unfinished(pod: Mapping[str, Any]) -> bool:
@@ -165,8 +176,28 @@ def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: G
     if is_being_deleted(job):
         return build_deleted_status(job_kind.kind)
     if find_condition(job, "Suspended"):
-        return Status(state="pending", reason=f"the {job_kind.kind} is suspended ({job_kind.suspend_key})")
+        return build_suspended_status(observed, job, f"the {job_kind.kind} is suspended ({job_kind.suspend_key})")
     return None
+
+
+def build_suspended_status(observed: Observation, job: Mapping[str, Any], reason: str) -> Status:
+    """The status of a suspended job: it waits in its queue, or its queue has taken its machines away.
+
+    Then the attempt is over, although Kueue would start the same job again: its pods would begin where this attempt
+    began, and not at the checkpoint that they have saved since. `reason`: of one that waits.
+    """
+    workload = kueue.find_workload(observed.states)
+    eviction = kueue.find_eviction(job, workload, has_run=_has_run(observed))
+    if eviction:
+        return Status(state="failed", reason=eviction.sentence, failure=eviction)
+    deactivation = kueue.describe_deactivation(workload)
+    return Status(state="pending", reason=f"{reason}: {deactivation}" if deactivation else reason)
+
+
+def _has_run(observed: Observation) -> bool:
+    """Whether a pod of the job has started, also one that was removed since."""
+    removed_pods = [pod for _, pod in _iter_removed_pods(observed)]
+    return any(get_container_start(pod) for pod in (*select_job_pods(observed).values(), *removed_pods))
 
 
 def build_condition_status(observed: Observation, job_kind: JobKindTerms, gang: Gang) -> Status:

@@ -31,7 +31,7 @@ from torchyard.diagnosis.pod_facts import (
     to_text,
 )
 from torchyard.diagnosis.pod_reasons import find_pod_failure, quote_reason
-from torchyard.diagnosis.queues.kueue import read_suspended_job
+from torchyard.diagnosis.queues.kueue import find_workload, read_suspended_job
 from torchyard.diagnosis.queues.podgroup import read_pod_group
 from torchyard.diagnosis.queues.queue import Queue, describe_queue
 from torchyard.model.causes.cause import PodRule
@@ -255,7 +255,8 @@ def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
 def _read_queue(plan: ManifestPlan, observed: Observation, cluster: ClusterContext) -> Queue | None:
     """The queue that a job without pods waits in; None if no object or event shows one."""
     job = observed.states.get(f"{plan.main['kind']}/{plan.job}", {})
-    return read_pod_group(observed.states, cluster.events, plan.job) or read_suspended_job(job)
+    group_queue = read_pod_group(observed.states, cluster.events, plan.job)
+    return group_queue or read_suspended_job(job, find_workload(observed.states))
 
 
 def _explain_by_closed_queue(context: _Context) -> Diagnosis | None:

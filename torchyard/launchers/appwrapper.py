@@ -367,7 +367,7 @@ def read_status(observed: Observation) -> Status:
     phase = _read_wrapper_phase(wrapper)
     description = _PENDING_PHASES.get(phase, "").format(kind=inner_job.kind)
     if description:
-        return Status(state="pending", reason=f"the AppWrapper {description}{_quote_failed_try(wrapper)}")
+        return _read_pending_status(observed, wrapper, f"the AppWrapper {description}{_quote_failed_try(wrapper)}")
     if phase in ("Failed", "Deleted"):
         return _read_failed_status(observed, wrapper, inner_job)
     is_created = inner_job is _PODS or job_status.find_job_object(observed, inner_job.kind)
@@ -377,6 +377,13 @@ def read_status(observed: Observation) -> Status:
     if inner_status.state == "failed" and _has_tries_left(wrapper):
         return Status(state="pending", reason=f"{inner_status.reason}; the AppWrapper will start again")
     return inner_status
+
+
+def _read_pending_status(observed: Observation, wrapper: Mapping[str, Any], reason: str) -> Status:
+    """The status of an AppWrapper that waits, unless its queue has taken its machines away."""
+    if _read_wrapper_phase(wrapper) in ("Suspending", "Suspended"):
+        return job_status.build_suspended_status(observed, wrapper, reason)
+    return Status(state="pending", reason=reason)
 
 
 def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any], inner_job: _InnerJob) -> Status:

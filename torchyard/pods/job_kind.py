@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 from torchyard.agents import command
 from torchyard.agents.job_code import plan_code
 from torchyard.diagnosis import pod_facts
+from torchyard.diagnosis.queues import kueue
 from torchyard.model.finding import Finding, warning_check
 from torchyard.model.plan import ManifestPlan, ObjectKind, Ranks, WatchedKind
 from torchyard.model.profile import Profile
@@ -18,7 +19,11 @@ from torchyard.pods.patch import patch_job
 from torchyard.pods.template import attempt_labels
 from torchyard.pods.volumes import Manifest
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL = kueue.QUEUE_LABEL
+# v1beta1, because also the newest Kueue serves it.
+_WATCHED_WORKLOAD = WatchedKind(
+    api="kueue.x-k8s.io/v1beta1", kind=kueue.WORKLOAD_KIND, owner_label="kueue.x-k8s.io/job-uid"
+)
 
 
 def get_name(document: Manifest) -> str:
@@ -136,13 +141,18 @@ def list_queue_requirements(job_kind: JobKind, main: Manifest, location: str) ->
     A kind of job that Kueue does not manage gets advice instead: the label would not hold it back. `location`: of the
     labels, in the profile or the manifest.
     """
-    local_queue = pod_facts.to_text(pod_facts.get_mapping(main, "metadata", "labels").get(QUEUE_LABEL))
+    local_queue = _get_local_queue(main)
     if not local_queue:
         return ()
     if job_kind.kueue_alternative:
         problem = f"{QUEUE_LABEL} has no effect: Kueue does not manage a {job_kind.kind} of {job_kind.api}"
         return (Advice(finding=warning_check(location, problem, job_kind.kueue_alternative)),)
     return (ReferencedObject(object_kind="LocalQueue", name=local_queue),)
+
+
+def _get_local_queue(main: Manifest) -> str:
+    """The queue of Kueue that a label of the job's main object names; "" without the label."""
+    return pod_facts.to_text(pod_facts.get_mapping(main, "metadata", "labels").get(QUEUE_LABEL))
 
 
 def plan_job(
@@ -178,12 +188,19 @@ def plan_job(
         pods=pods,
         pod=_build_first_pod(next(iter(pods.values())), _find_first_template(pod_sets), job_kind),
         has_random_suffix=job_kind.has_random_suffix,
-        watch=job_kind.watch,
+        watch=_list_watched_kinds(job_kind, main),
         made=tuple(dict.fromkeys(made)),
         ranks=ranks,
         requires=tuple(requires),
         **lease_record.build_plan_fields(profile, run),
     )
+
+
+def _list_watched_kinds(job_kind: JobKind, main: Manifest) -> tuple[WatchedKind, ...]:
+    """The kinds of objects that a run of this job watches; a job in a queue of Kueue has a Workload."""
+    if _get_local_queue(main) and not job_kind.kueue_alternative:
+        return (*job_kind.watch, _WATCHED_WORKLOAD)
+    return job_kind.watch
 
 
 def plan_own_job(

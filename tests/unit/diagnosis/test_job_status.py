@@ -6,11 +6,12 @@ import pytest
 
 from tests.conftest import Planned
 from tests.inputs.ended_pods import build_ended_pod
+from tests.inputs.kueue import PREEMPTED, WAITING, build_workload
 from tests.inputs.recording import EPOCH
 from tests.inputs.stuck_pods import KINDS, NOW, PODS, READS, build_pod, build_stalled_job, format_time
 from torchyard.diagnosis import job_status
 from torchyard.launchers import registry
-from torchyard.model.run import Observation
+from torchyard.model.run import Observation, Status
 
 
 def test_pod_that_was_killed_with_the_job_is_not_its_cause() -> None:
@@ -242,3 +243,56 @@ def test_job_that_its_ttl_deletes_has_ended(kind: str) -> None:
     status = job_status.find_condition_status(Observation(states, frozenset()), job_kind, job_status.Gang(1, 1))
     assert status
     assert status.state == "gone"
+
+
+# --- a queue of Kueue
+
+TERMS = job_status.JobKindTerms("Job", "Complete", "spec.suspend")
+
+
+def build_queued_job(*true: str) -> dict[str, Any]:
+    """A job in a queue of Kueue, with these true conditions."""
+    labels = {"kueue.x-k8s.io/queue-name": "q"}
+    conditions = [{"type": condition, "status": "True"} for condition in true]
+    return {"metadata": {"name": "train", "labels": labels}, "status": {"conditions": conditions}}
+
+
+def read_queued_job(job: dict[str, Any], workload: dict[str, Any] | None, *pods: dict[str, Any]) -> Status:
+    """The status of a job with this Workload, and with pods that were removed."""
+    states: dict[str, Any] = {"Job/train": job}
+    states |= {f"Removed/worker-{index}": pod for index, pod in enumerate(pods)}
+    if workload:
+        states["Workload/job-train-1"] = workload
+    status = job_status.find_condition_status(Observation(states, frozenset()), TERMS, job_status.Gang(2, 2))
+    assert status
+    return status
+
+
+def test_evicted_job_has_failed() -> None:
+    """A job that its queue has suspended again has failed, to be requeued; before, it only waits."""
+    job = build_queued_job("Suspended")
+    evicted = read_queued_job(job, build_workload(WAITING, PREEMPTED))
+    assert evicted.failure
+    assert (evicted.state, evicted.failure.requeue) == ("failed", True)
+    assert read_queued_job(job, build_workload(WAITING)).state == "pending"
+
+
+def test_started_job_that_is_suspended_was_evicted() -> None:
+    """Without the right to read Workloads, a removed pod that had started shows that the job had been admitted."""
+    started = {"status": {"containerStatuses": [{"state": {"running": {"startedAt": "2023-11-14T22:13:20Z"}}}]}}
+    job = build_queued_job("Suspended")
+    assert (read_queued_job(job, None, started).state, read_queued_job(job, None).state) == ("failed", "pending")
+
+
+def test_deactivated_job_waits_and_says_why() -> None:
+    """A job whose Workload an administrator has deactivated waits, and its reason names that."""
+    status = read_queued_job(build_queued_job("Suspended"), build_workload(PREEMPTED, active=False))
+    expected = "the Job is suspended (spec.suspend): its Workload is deactivated: preempted to accommodate a workload"
+    assert (status.state, status.reason.startswith(expected)) == ("pending", True)
+
+
+def test_job_that_ended_with_0_after_its_eviction_has_failed() -> None:
+    """Pods that save their work on SIGTERM and end with 0 make their job Complete, although it was not finished."""
+    job = build_queued_job("Complete")
+    assert read_queued_job(job, build_workload(PREEMPTED)).state == "failed"
+    assert read_queued_job(job, build_workload()).state == "succeeded"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
+from tests.inputs.kueue import PREEMPTED, build_workload
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -143,6 +144,18 @@ def test_dispatcher_needs_no_permission_to_create_a_pytorchjob(plan_wrapped: Pla
 def test_wrapper_without_a_job_waits(phase: str) -> None:
     """Before there is a PyTorchJob the wrapper is pending, whatever its phase."""
     assert appwrapper.read_status(observe(phase=phase)).state == "pending"
+
+
+@pytest.mark.parametrize("phase", ["Suspending", "Suspended"])
+def test_wrapper_that_kueue_evicts_has_failed(phase: str) -> None:
+    """A wrapper whose Workload is evicted is suspended, and its attempt is over."""
+    observed = observe(phase=phase)
+    states = {key: dict(obj) for key, obj in observed.states.items()}
+    for wrapper in states.values():
+        wrapper["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    states["Workload/appwrapper-train-1"] = build_workload(PREEMPTED)
+    status = appwrapper.read_status(observed._replace(states=states))
+    assert (status.state, status.failure is not None) == ("failed", True)
 
 
 def test_failed_try_is_quoted() -> None:

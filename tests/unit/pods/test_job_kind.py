@@ -29,6 +29,16 @@ def test_queue_of_kueue_is_on_the_main_object_alone(planned: Planned, launcher: 
     assert ReferencedObject(object_kind="LocalQueue", name="team-a") in plan.requires
 
 
+@pytest.mark.parametrize("launcher", KUEUE_LAUNCHERS)
+def test_workload_of_a_queued_job_is_watched(planned: Planned, launcher: str) -> None:
+    """The Workload that Kueue makes of a job is found by the job's uid, and watched only if the job is in a queue."""
+    queued: ManifestPlan = planned(launcher=launcher, options={"local_queue": "team-a"})
+    watched = [(kind.kind, kind.owner_label) for kind in queued.watch]
+    assert ("Workload", "kueue.x-k8s.io/job-uid") in watched
+    unqueued: ManifestPlan = planned(launcher=launcher)
+    assert "Workload" not in [kind.kind for kind in unqueued.watch]
+
+
 QUEUED_MANIFESTS = {
     "pytorchjob": (PYTORCHJOB, True),
     "volcano": (JOB, False),

@@ -1,23 +1,40 @@
-"""Kueue's queues: from the job itself, which Kueue suspends until its queue has room for it."""
+"""Kueue's queues: a job waits suspended until its queue has room for it, and is suspended again if it must give it up.
 
+Kueue has a Workload for each job that it manages, with the reason why the job waits and why it was evicted. A user who
+may not read Workloads sees only that the job is suspended.
+"""
+
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torchyard.diagnosis.event_rules import shorten_message
 from torchyard.diagnosis.pod_facts import find_condition, get_mapping, parse_timestamp, to_text
 from torchyard.diagnosis.queues.queue import Queue
+from torchyard.model.causes.platform import PlatformCause
+from torchyard.model.run import Failure
 
-_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+WORKLOAD_KIND = "Workload"
+_UIDS = re.compile(r" \(UID: [^)]*\)")  # of the job that took the room
 
 
-def read_suspended_job(job: Mapping[str, Any]) -> Queue | None:
+def find_workload(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The job's Workload among the observed objects; None if it is not known."""
+    for key, obj in states.items():
+        if key.startswith(f"{WORKLOAD_KIND}/"):
+            return obj
+    return None
+
+
+def read_suspended_job(job: Mapping[str, Any], workload: Mapping[str, Any] | None = None) -> Queue | None:
     """The queue of a suspended job; None if the job is not suspended, or shows no queue.
 
-    An AppWrapper has Kueue's own condition with the reason. Other kinds show only that they are suspended, which a user
-    may have done, so that without the label of a queue they are not in one.
+    The reason is a condition of the Workload, and of an AppWrapper itself. Without one a job shows only that it is
+    suspended, which a user may have done, so that without the label of a queue it is not in one.
     """
-    name = to_text(get_mapping(job, "metadata", "labels").get(_QUEUE_LABEL)) or None
-    quota = find_condition(job, "QuotaReserved", "False")
+    name = _get_queue_name(job) or None
+    quota = find_condition(job, "QuotaReserved", "False") or find_condition(workload, "QuotaReserved", "False")
     message = to_text(quota.get("message")) if quota else ""
     if quota and message:
         since = parse_timestamp(quota.get("lastTransitionTime")) or None
@@ -26,3 +43,43 @@ def read_suspended_job(job: Mapping[str, Any]) -> Queue | None:
     if is_suspended or (name and find_condition(job, "Suspended")):
         return Queue(name=name)
     return None
+
+
+def find_eviction(job: Mapping[str, Any], workload: Mapping[str, Any] | None, *, has_run: bool) -> Failure | None:
+    """Why a suspended job lost its place, which a new attempt asks for again; None if it has not.
+
+    A job keeps its place if it has not been admitted yet, if a user has suspended it, or if an administrator has
+    deactivated its Workload. `has_run`: whether a pod of the job has started.
+    """
+    name = _get_queue_name(job)
+    eviction = find_condition(workload, "Evicted")
+    if not name or describe_deactivation(workload):
+        return None
+    if workload is None and has_run:
+        eviction = find_condition(job, "Suspended") or {}
+        sentence = f"Kueue suspended the job in queue {name}"
+    elif eviction and (has_run or eviction.get("reason") == "Preempted"):
+        sentence = f"Kueue evicted the job from queue {name}: {_read_reason(eviction)}"
+    else:
+        return None
+    stopped_at = parse_timestamp(eviction.get("lastTransitionTime")) or None
+    return Failure(cause=PlatformCause.PREEMPTED, sentence=sentence, stopped_at=stopped_at)
+
+
+def describe_deactivation(workload: Mapping[str, Any] | None) -> str:
+    """Why Kueue does not admit a job again by itself; "" if it does."""
+    if get_mapping(workload, "spec").get("active") is not False:
+        return ""
+    reason = _read_reason(find_condition(workload, "Evicted") or {})
+    return f"its Workload is deactivated{f': {reason}' if reason else ''}"
+
+
+def _get_queue_name(job: Mapping[str, Any]) -> str:
+    return to_text(get_mapping(job, "metadata", "labels").get(QUEUE_LABEL))
+
+
+def _read_reason(condition: Mapping[str, Any]) -> str:
+    """Kueue's words, without the ids and the paths of queues that follow them."""
+    message = shorten_message(to_text(condition.get("message"))).partition(";")[0]
+    reason = _UIDS.sub("", message)
+    return reason[:1].lower() + reason[1:]
