@@ -8,7 +8,8 @@ Orphans. Another user may delete the job and leave its pods, as the API does by 
 object owns them and no controller ends them, so they are deleted one by one.
 
 Proof. "Nothing remains" needs every kind of the plan: the plan's own objects are read by name, and all kinds are listed
-twice, while their removal is awaited and after that, because one list proves nothing. What cannot be read is an error
+twice, while their removal is awaited and after that, because one list proves nothing. An object whose deletion was
+accepted is gone once one reading lacks it; any other absence takes two, seconds apart. What cannot be read is an error
 or a leftover.
 """
 
@@ -40,9 +41,10 @@ _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage
 
 
 def delete_object(plan: ManifestPlan, obj: KubeObject) -> bool:
-    """Request the deletion of an object of the plan; return False if the API server reports that it does not exist.
+    """Request the deletion of an object of the plan; return whether the API server has accepted it.
 
-    An object of that name that is not the run's is not deleted. Raises RunInUseError if another process owns the run.
+    It has not if there is no such object, or if the one of that name is not the run's. Raises RunInUseError if another
+    process owns the run.
     """
     client = get_cluster_client(plan.cluster)
     identity = (obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
@@ -50,9 +52,9 @@ def delete_object(plan: ManifestPlan, obj: KubeObject) -> bool:
         existing = client.request("GET", client.path(*identity))
     except NotFoundError:  # one reading: the proof comes at the end
         return False
-    if is_own_object(plan, existing) and not has_protected_data(obj | existing):
-        client.delete(existing, confirm_ownership=partial(lease.confirm_ownership, plan))
-    return True
+    if not is_own_object(plan, existing) or has_protected_data(obj | existing):
+        return False
+    return client.delete(existing, confirm_ownership=partial(lease.confirm_ownership, plan))
 
 
 def stop_job(plan: ManifestPlan) -> None:
@@ -100,11 +102,10 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     the run has created or watched and that may not be listed. Raises ClusterError if a request is refused for any other
     reason.
     """
-    delete_object(plan, plan.main)
+    deleted = [obj for obj in (plan.main,) if delete_object(plan, obj)]
     all_kinds = dict.fromkeys((*_list_created_kinds(plan), *_list_made_kinds(plan)))
     occupied_kinds = _await_removal(plan, all_kinds, _is_part_of_job)
-    for obj in plan.dependencies:
-        delete_object(plan, obj)
+    deleted += [obj for obj in plan.dependencies if delete_object(plan, obj)]
     if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
         dependency_kinds = [(obj["apiVersion"], obj["kind"]) for obj in plan.dependencies]
         occupied_kinds = _await_removal(plan, dict.fromkeys((*occupied_kinds, *dependency_kinds)))
@@ -112,7 +113,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         leftovers = _list_leftovers(plan)
         if leftovers:
             return leftovers
-    remaining = _await_own_objects(plan)
+    remaining = _await_own_objects(plan, deleted)
     return [describe_leftover(obj) for obj in remaining] or _list_leftovers(plan)
 
 
@@ -128,32 +129,43 @@ def _list_leftovers(plan: ManifestPlan) -> list[str]:
     return leftovers
 
 
-def _await_own_objects(plan: ManifestPlan) -> list[KubeObject]:
+def _await_own_objects(plan: ManifestPlan, deleted: Iterable[KubeObject]) -> list[KubeObject]:
     """The plan's own objects that exist, once none of them is being deleted, or their removal has taken too long.
 
-    A list that lacked one of them may have been wrong, so that nothing has waited for it yet.
+    A list that lacked one of them may have been wrong, so that nothing has waited for it yet. `deleted`: those whose
+    deletion the API server has accepted.
     """
     deadline = time.monotonic() + REMOVAL_TIMEOUT_S
     while True:
-        objects = _read_own_objects(plan)
+        objects = _read_own_objects(plan, deleted)
         is_any_terminating = any(obj["metadata"].get("deletionTimestamp") for obj in objects)
         if not is_any_terminating or time.monotonic() > deadline:
             return objects
         time.sleep(_REMOVAL_POLL_INTERVAL_S)
 
 
-def _read_own_objects(plan: ManifestPlan) -> list[KubeObject]:
+def _read_own_objects(plan: ManifestPlan, deleted: Iterable[KubeObject]) -> list[KubeObject]:
     """The plan's own objects that exist, read by name: the job and all that its pods use."""
     client = get_cluster_client(plan.cluster)
-    names: dict[GroupVersionKind, list[str]] = {}
-    for obj in (*plan.objects, *plan.store):
-        names.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj["metadata"]["name"])
+    names = _group_names((*plan.objects, *plan.store))
+    deleted_names = _group_names(deleted)
     own_objects: list[KubeObject] = []
+
+    def read_kind(kind: GroupVersionKind) -> Iterable[KubeObject]:
+        return client.get_all(*kind, names[kind], deleted_names.get(kind, ())).values()
+
     with ThreadPoolExecutor(len(names)) as pool:
-        objects_by_kind = pool.map(lambda kind: client.get_all(kind[0], kind[1], names[kind]), names)
-        for objects in objects_by_kind:
-            own_objects += [obj for obj in objects.values() if is_own_object(plan, obj)]
+        for objects in pool.map(read_kind, names):
+            own_objects += [obj for obj in objects if is_own_object(plan, obj)]
     return own_objects
+
+
+def _group_names(objects: Iterable[KubeObject]) -> dict[GroupVersionKind, list[str]]:
+    """The names of objects, by their kind."""
+    names: dict[GroupVersionKind, list[str]] = {}
+    for obj in objects:
+        names.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj["metadata"]["name"])
+    return names
 
 
 def _is_part_of_job(obj: KubeObject) -> bool:

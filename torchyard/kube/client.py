@@ -9,7 +9,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from http import HTTPStatus
@@ -108,8 +108,13 @@ class Client:
         except NotFoundError:
             return None
 
-    def get_all(self, api_version: str, kind: str, names: Iterable[str]) -> dict[str, KubeObject]:
-        """The objects of these names, by name; it is proven that the others do not exist."""
+    def get_all(
+        self, api_version: str, kind: str, names: Iterable[str], deleted: Container[str] = ()
+    ) -> dict[str, KubeObject]:
+        """The objects of these names, by name; it is proven that the others do not exist.
+
+        `deleted`: the names whose deletion the server has accepted. Their absence is expected: one reading proves it.
+        """
         objects: dict[str, KubeObject] = {}
         missing = sorted(names)
         for is_confirmation in (False, True):
@@ -118,7 +123,7 @@ class Client:
             with ThreadPoolExecutor(_MAX_PARALLEL_READS) as pool:
                 responses = pool.map(lambda name: self._find_once(self.path(api_version, kind, name)), missing)
                 objects |= {obj["metadata"]["name"]: obj for obj in responses if obj}
-            missing = [name for name in missing if name not in objects]
+            missing = [name for name in missing if name not in objects and name not in deleted]
         return objects
 
     def _find_once(self, path: str) -> KubeObject | None:

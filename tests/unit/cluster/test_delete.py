@@ -74,8 +74,15 @@ def test_removal_reads_only_what_the_run_can_have_made(plan: ManifestPlan, fake_
     assert delete.delete_all_objects(plan) == []
     lists = [request.path.rpartition("/")[2] for request in fake_api.received[first:] if request.method == "GET"]
     kinds = {"jobs", "pods", "podgroups", "services", "configmaps", "networkpolicies"}
-    expected = kinds | {plan.job, f"{plan.job}-files", "readyz"}
-    assert set(lists) == expected
+    assert set(lists) == kinds | {plan.job, f"{plan.job}-files"}
+
+
+def test_removal_that_was_accepted_is_proven_by_one_reading(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """What this teardown deleted is gone once it is not found; a job that was gone before is read again, by name."""
+    assert delete.delete_all_objects(plan) == []
+    assert fake_api.find_requests("GET", "readyz") == []
+    assert delete.delete_all_objects(plan) == []
+    assert fake_api.find_requests("GET", "readyz")
 
 
 HIDDEN = [
