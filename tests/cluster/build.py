@@ -4,7 +4,7 @@
 Each component (one folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the
 table: a changed pin is built again, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a
 cluster needs neither Go nor Go's caches. Two components are controllers of AppWrappers; as both define the same CRD, a
-cluster has one of them, and the other is not built. Kueue is an addition: only the tests that need it build it.
+cluster has one of them, and the other is not built. Kueue is an addition, which `make stop` builds.
 """
 
 import hashlib

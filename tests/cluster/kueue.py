@@ -1,6 +1,6 @@
 """Kueue, added to a running test cluster: it admits the jobs of the namespaces that have its label.
 
-It is not part of every cluster, because its build takes minutes; `make stop` and tests/cluster/test_kueue.py add it.
+It is not part of every cluster, because its build takes minutes: `make stop` adds it.
 `Plane.down` stops it with the rest of the cluster.
 """
 
