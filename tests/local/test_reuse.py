@@ -59,6 +59,20 @@ def are_waiting(count: int) -> bool:
     return len(waiting) == count
 
 
+def send_until_ended(process: "subprocess.Popen[str]", signal_number: signal.Signals) -> str:
+    """Send a signal, again every ten seconds, until a process has ended; return its stdout.
+
+    The trainings start threads and processes at this time. One of these threads may handle the signal, which does not
+    wake Python's main thread.
+    """
+    for _ in range(9):
+        process.send_signal(signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=10)[0]
+    process.kill()
+    raise AssertionError(f"{signal_number.name} did not end the process")
+
+
 def has_processes() -> bool:
     return any(find_labelled(f"{folder.name}/") for folder in list_run_folders())
 
@@ -162,8 +176,7 @@ def test_stop_of_the_flow_ends_its_trainings(write: Write, tmp_path: Path, signa
     command = [sys.executable, str(script), str(write(code=SLEEP))]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         wait_until(lambda: are_waiting(2))
-        process.send_signal(signal_number)
-        stdout, _ = process.communicate(timeout=90)
+        stdout = send_until_ended(process, signal_number)
     assert process.returncode == -signal_number
     assert "CONTINUED" not in stdout
     assert (read_ends(), has_processes()) == ({"stopped"}, False)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from torchyard.exporter.endpoint import render_metrics, serve_metrics
 
+# If a thread that has just started for a request handles a signal, only a wait that ends lets this one run its handler.
+_SIGNAL_CHECK_INTERVAL_S = 0.5
+
 
 def print_metrics() -> int:
     """Print the response to one scrape."""
@@ -26,7 +29,8 @@ def serve_until_stopped(host: str, port: int) -> int:
     with _handle_stop_signals(stop_event):
         server, _ = serve_metrics(host, port)
         print(f"http://{host}:{server.server_port}/metrics", flush=True)
-        stop_event.wait()
+        while not stop_event.wait(_SIGNAL_CHECK_INTERVAL_S):
+            pass
         server.shutdown()
     return 0
 

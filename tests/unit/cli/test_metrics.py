@@ -57,6 +57,31 @@ def test_process_that_ignores_ctrl_c_is_ended_by_sigterm() -> None:
         assert process.wait() == 0
 
 
+def test_signal_that_another_thread_handles_ends_the_process() -> None:
+    """SIGTERM ends the process even if Linux lets a thread handle it that is not Python's main thread."""
+    code = f"""
+import signal, sys, threading
+
+def send_to_this_thread():
+    sys.stdin.readline()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=send_to_this_thread).start()
+{CODE}
+"""
+    argv = [sys.executable, "-c", code, "metrics", "--port", "0"]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.stdin.write("now\n")
+        process.stdin.flush()
+        try:
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+
+
 def test_port_in_use_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A port in use is one line with a remedy on stderr, and exit code 1."""
     server, _ = serve_metrics("127.0.0.1", 0)
