@@ -83,6 +83,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are UsageErrors."""
 
     def error(self, message: str) -> NoReturn:
+        if "are required" in message and "--cluster" in self._option_string_actions:
+            message += " (a word after --cluster is its CONTEXT: write --cluster last)"
         raise UsageError(f"{self.format_usage()}{self.prog}: ", message)
 
 

@@ -74,7 +74,7 @@ def _read_state(
     loss = _describe_loss(lease, now, holder_dead_after_s=holder_dead_after_s)
     if loss:
         return LeasedState("lost", loss)
-    if lease_record.read_ending(lease, lease_record.get_lease_key(lease)):
+    if lease_record.is_marked_as_ending(lease):
         return LeasedState("ending", "")
     if not lease_record.is_submitted(lease):
         return LeasedState("preparing", "")

@@ -127,7 +127,7 @@ class Failure(FrozenModel):
     stopped_at: float | None = Field(
         None, description="when the platform asked the job to stop, by the API server's clock; None if it is not known"
     )
-    line: str | None = Field(None, description="the log line that proves it")
+    line: str | None = Field(None, description="the log line that proves it, as it stands in the log")
     tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
 

@@ -109,7 +109,8 @@ def join_items(mapping: Mapping[str, object]) -> str:
 def _describe_processes(profile: Profile, plan: Plan) -> str:
     """`2 x 4, started by torchrun`; of a manifest, whose pods start what they like, `2 pods of the manifest`."""
     if profile.manifest:
-        return f"{len(plan.nodes)} pods of the manifest"
+        noun = "pod" if len(plan.nodes) == 1 else "pods"
+        return f"{len(plan.nodes)} {noun} of the manifest"
     return f"{profile.nodes} x {profile.processes}, started by {profile.resolved_agent}"
 
 

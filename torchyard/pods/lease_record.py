@@ -217,6 +217,13 @@ def read_ending(lease: LeaseObject, secret: str) -> RecordedEnding | None:
     return _read_sealed(lease, ENDING_ANNOTATION, RecordedEnding, secret)
 
 
+def is_marked_as_ending(lease: LeaseObject) -> bool:
+    """Whether the Lease has a record that its attempt or its run ends. Anyone may have written it: only for display."""
+    attempt = str(read_attempt(lease))
+    records = [_parse_json(read_annotation(lease, key)) for key in (OUTCOME_ANNOTATION, ENDING_ANNOTATION)]
+    return any(record.get("attempt") == attempt for record in records)
+
+
 def _build_sealed_text(run: str, attempt: str, field: str, body: Any, secret: str) -> str:
     """The body as JSON under the key `field`, with the attempt and a seal of all of it and of the run's name."""
     sealed = {"attempt": attempt, field: body, "seal": seal.make_seal(secret, run, attempt, field, body)}

@@ -165,6 +165,12 @@ def test_all_pods_of_another_machines_run_are_entered(
     assert sorted(capsys.readouterr().out.splitlines()) == ["worker-0 | one", "worker-1 | one"]
 
 
+def test_port_after_cluster_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--cluster 6006` takes the port as its context, which the error about the missing port states."""
+    assert main(["forward", RUN, "--cluster", "6006"]) == 2
+    assert "write --cluster last" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", [["shell", RUN], ["exec", RUN, "ls"], ["forward", RUN, "6006"]])
 def test_nodes_of_another_machines_run_are_those_with_pods(
     leased_run: PodSessions, capsys: pytest.CaptureFixture[str], verb: list[str]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.leases import build_lease
+from tests.doubles.lost_machines import seal_ending, seal_outcome
 from torchyard.listing.lease_rows import build_lease_row
 
 SUBMITTED = {"torchyard/submitted": "1", "torchyard/user": "alice", "torchyard/launcher": "volcano"}
@@ -33,6 +34,10 @@ def build_pod(phase: str, attempt: str = "1", role: str = "") -> dict[str, Any]:
         ({}, ["Running", "Pending"], "running", "1 of 2 pods run"),
         ({}, ["Running", "Running"], "running", ""),
         ({}, ["Succeeded", "Succeeded"], "running", "0 of 2 pods run"),
+        ({"annotations": SUBMITTED | {"torchyard/outcome": seal_outcome("", "1")}}, [], "ending", ""),
+        ({"annotations": SUBMITTED | {"torchyard/ending": seal_ending("", "1")}}, ["Running"], "ending", ""),
+        ({"annotations": SUBMITTED | {"torchyard/outcome": seal_outcome("", "0")}}, ["Running"], "running", ""),
+        ({"annotations": SUBMITTED | {"torchyard/outcome": "[" * 9000}}, ["Running"], "running", ""),
         ({}, None, "running", "submitted; its pods may not be listed"),
         ({"ago": 200}, ["Running"], "lost", "no launcher renews its Lease, which has not expired yet"),
         ({"ago": 4000}, ["Running"], "lost", "no launcher renews its Lease, which has expired"),

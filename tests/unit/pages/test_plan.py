@@ -80,6 +80,15 @@ def test_plan_of_a_manifest_states_its_pods(launched: Launched, tmp_path: Path) 
     assert (properties["processes"], "rendezvous" in properties) == ("4 pods of the manifest", False)
 
 
+def test_plan_of_a_manifest_counts_one_pod(launched: Launched, tmp_path: Path) -> None:
+    """One pod is `1 pod`."""
+    job: dict[str, Any] = copy.deepcopy(JOB)
+    job["spec"]["tasks"] = [job["spec"]["tasks"][0] | {"replicas": 1}]
+    plan = launched(job | {"spec": job["spec"] | {"minAvailable": 1}})
+    profile = load_profile(str(tmp_path / "sample.yaml"))
+    assert list_masked_properties(profile, plan)["processes"] == "1 pod of the manifest"
+
+
 def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
     """Local files are shown by size and digest."""
     profile = load_profile("allreduce-volcano")
