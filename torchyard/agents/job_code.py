@@ -2,11 +2,12 @@
 
 from typing import TypeVar
 
-from torchyard.model.plan import StagedCode
+from torchyard.model.plan import CodeClaim, StagedCode
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
 MAX_PACKED_BYTES = 900 << 10  # a ConfigMap holds 1 MiB, of which the program that unpacks needs a few KiB
+CLAIM_ROOT = "torchyard-code"  # in the volume of a claim
 _POD_FOLDER = "/code"
 P = TypeVar("P", bound=Profile)
 
@@ -16,10 +17,19 @@ def plan_code(profile: Profile, run: Run) -> StagedCode | None:
     if profile.code is None:
         return None
     archive = profile.code.archive
+    path = f"{run.folder}/code-{archive.short_digest}.tar.gz"
     url = None
     if profile.code.store and archive.packed_bytes > MAX_PACKED_BYTES:
         url = f"{profile.code.store.rstrip('/')}/{archive.digest}.tar.gz"
-    return StagedCode(archive=archive, path=f"{run.folder}/code-{archive.short_digest}.tar.gz", url=url)
+    return StagedCode(archive=archive, path=path, url=url, claim=find_claim(profile))
+
+
+def find_claim(profile: Profile) -> CodeClaim | None:
+    """The claim from which the pods get the code; None if they get it from somewhere else."""
+    code = profile.code
+    if code is None or code.claim is None or code.archive.packed_bytes <= MAX_PACKED_BYTES:
+        return None
+    return CodeClaim(name=code.claim, folder=f"{CLAIM_ROOT}/{code.archive.digest}")
 
 
 def get_pod_folder(profile: Profile) -> str | None:

@@ -1,9 +1,11 @@
 """Creates a plan's objects in a cluster, or adopts existing ones by name."""
 
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
-from torchyard.cluster import lease
+from torchyard.cluster import code_upload, lease
 from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
@@ -16,7 +18,8 @@ from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, CodeError, RendezvousError
 from torchyard.model.plan import ManifestPlan, StagedCode
 from torchyard.pods import etcd, lease_record
-from torchyard.pods.code import add_archive, add_url, is_code_map
+from torchyard.pods.code.unpacking import add_archive, add_url, is_code_map
+from torchyard.pods.code.upload import is_code_upload
 from torchyard.pods.optional_objects import find_optional_object
 from torchyard.pods.template import RUN_LABEL
 
@@ -77,14 +80,14 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
 
 
 def _add_code(client: Client, plan: ManifestPlan, *, may_lack_it: bool) -> list[KubeObject]:
-    """The plan's objects, with the archive in the ConfigMap for code, or its URL.
+    """The plan's objects, with the archive in the ConfigMap for code, or its URL; unchanged if it is on a volume.
 
     If neither this machine nor the store has the archive, the ConfigMap is left out if the machine that has it has
     created it; also with `may_lack_it`, for a job whose pods have their code. Else that is a CodeError.
     """
     objects: list[KubeObject] = []
     for obj in plan.objects:
-        if plan.code is None or not is_code_map(obj):
+        if plan.code is None or plan.code.claim or not is_code_map(obj):
             objects.append(obj)
             continue
         try:
@@ -155,9 +158,11 @@ def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> No
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def create_store(plan: ManifestPlan) -> None:
-    """Create the rendezvous store, or the companions of a manifest, and wait until their pods are ready.
+    """Create what the job needs before it, wait until its pods are ready, and send the code to the one for it.
 
-    Raises RendezvousError if it is not ready within `_STORE_READY_TIMEOUT_S`, has ended, or cannot start.
+    That is the rendezvous store, the companions of a manifest, and the pod that brings the code to a claim. Raises
+    RendezvousError, or CodeError of that pod, if a pod is not ready within `_STORE_READY_TIMEOUT_S`, has ended, or
+    cannot start.
     """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
@@ -165,35 +170,56 @@ def create_store(plan: ManifestPlan) -> None:
         _, created = adopt_or_create(client, plan, add_owner(obj, run_lease))
         if not created:
             get_log().info("using existing %s %s", obj["kind"], obj["metadata"]["name"])
-    pod_names = {obj["metadata"]["name"] for obj in plan.store if obj["kind"] == "Pod"}
-    if not pod_names:
+    pods = [obj for obj in plan.store if obj["kind"] == "Pod"]
+    if not pods:
         return
     deadline = time.monotonic() + _STORE_READY_TIMEOUT_S
     with ClusterWatch(plan) as watch:
         while True:
-            waiting = [name for name in pod_names if not _is_pod_ready(plan, watch, name)]
+            waiting = [pod["metadata"]["name"] for pod in pods if not _is_pod_ready(plan, watch, pod)]
             if not waiting:
-                return
+                break
             if time.monotonic() > deadline:
                 message = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
                 raise RendezvousError(
                     plan.probe or waiting[0], message, f"kubectl describe pod {waiting[0]}", retry=True
                 )
             watch.poll(timeout_s=_STORE_POLL_INTERVAL_S)
+        for pod in filter(is_code_upload, pods):
+            if plan.code and not _has_ended_well(watch.states[_get_key(plan, pod)]):
+                code_upload.send_code(client, plan.code, pod["metadata"]["name"])
 
 
-def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
-    """Whether a pod of the store is ready. Raises RendezvousError if it has ended or cannot start."""
+def _get_key(plan: ManifestPlan, pod: KubeObject) -> str:
+    """The key of a pod of the store among the states of a watch."""
+    return f"Pod/{plan.node(pod['metadata']['name'])}"
+
+
+def _has_ended_well(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has ended with 0, as the one for code does once it has received it."""
+    return pod_facts.get_pod_exit_code(pod) == 0
+
+
+def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, store_pod: KubeObject) -> bool:
+    """Whether a pod of the store is ready, or is for code and has received it.
+
+    Raises RendezvousError, or CodeError of the pod for code, if it has ended otherwise or cannot start.
+    """
+    name = store_pod["metadata"]["name"]
     node = plan.node(name)
-    pod = watch.states.get(f"Pod/{node}")
+    pod = watch.states.get(_get_key(plan, store_pod))
     if pod is None:
         return False
+    if is_code_upload(store_pod) and _has_ended_well(pod):
+        return True
     failure = pod_reasons.find_pod_failure({node: pod}, watch.now())
     exit_code = pod_facts.get_pod_exit_code(pod)
     if failure or exit_code is not None:
         sentence = failure.sentence if failure else f"{node} {pod_facts.describe_exit(exit_code)}"
         last_line = _read_last_line(watch, node)
         log_text = f"last line of its log: {last_line}" if last_line else "its log is empty"
+        if is_code_upload(store_pod):
+            raise CodeError(f"in pod {name}", f"{sentence}; {log_text}", code_upload.UPLOAD_REMEDY)
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
         is_retryable = failure.retry if failure else (exit_code or 0) > 128  # a signal ended it
         raise RendezvousError(plan.probe or name, f"{sentence}; {log_text}", remedy, retry=is_retryable)

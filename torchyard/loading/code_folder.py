@@ -49,7 +49,7 @@ def read_code(value: object, locate: Callable[[str], Path]) -> LoadedCode:
     except OSError as error:
         message = f"its archive cannot be written to {runs_folder()}: {error.strerror}; use another TORCHYARD_RUNS"
         raise ProfileKeyError("code", message) from error
-    code = Code(path=str(folder), exclude=setting.exclude, store=setting.store, archive=packed.archive)
+    code = Code(archive=packed.archive, **setting.model_dump() | {"path": str(folder)})
     return LoadedCode(code, frozenset(listing.names))
 
 

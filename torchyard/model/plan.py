@@ -16,6 +16,13 @@ from torchyard.model.requirements import ClusterRequirement, CommandRequirement
 Ranks = Literal["teed", "logged", "placed"]
 
 
+class CodeClaim(FrozenModel):
+    """A volume claim from which pods get the archive of their code."""
+
+    name: str
+    folder: str = Field(description="in the volume, relative: the archive is code.tar.gz in it; named by its digest")
+
+
 class StagedCode(FrozenModel):
     """The code of a job for one run. Its archive is linked to `path` before an attempt's plan is saved."""
 
@@ -24,7 +31,10 @@ class StagedCode(FrozenModel):
         pattern=r"\.tar\.gz$", description="the archive's path in the run's folder, on the launcher's machine"
     )
 
-    url: str | None = Field(None, description="where pods get the archive from; None: from a ConfigMap of the attempt")
+    url: str | None = Field(None, description="where pods get the archive from, if that is an object store")
+    claim: CodeClaim | None = Field(
+        None, description="where pods get the archive from, if that is a volume; else from a ConfigMap of the attempt"
+    )
 
     @property
     def folder(self) -> str:

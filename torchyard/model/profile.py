@@ -154,6 +154,11 @@ class CodeFolder(FrozenModel):
         pattern=r"^[a-z0-9]+://[^\s]*[^\s/]/*$",
         description="an object store, from which pods get what is too large for a ConfigMap: s3://BUCKET/PREFIX",
     )
+    claim: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$",
+        description="in place of `store`, a PersistentVolumeClaim that all pods can mount (ReadWriteMany)",
+    )
 
 
 class CodeArchive(FrozenModel):
@@ -189,6 +194,7 @@ _CODE_SCHEMA = {
                 "path": {"type": "string"},
                 "exclude": {"type": "array", "items": {"type": "string"}},
                 "store": {"type": "string"},
+                "claim": {"type": "string"},
             },
             "required": ["path"],
             "additionalProperties": False,
@@ -215,8 +221,8 @@ class Profile(FrozenModel):
     image: str | None = Field(None, description="the pods' image, with a tag; it contains torch and the program")
     code: Annotated[Code | None, WithJsonSchema(_CODE_SCHEMA)] = Field(
         None,
-        description="a folder of this machine to bring into the job: `.`, or {path: ., exclude: [...], store: URL}. "
-        "The job gets its files as they are now, without those that git ignores, and starts in it",
+        description="a folder of this machine to bring into the job: `.`, or {path: ., exclude: [...], store: URL, "
+        "claim: NAME}. The job gets its files as they are now, without those that git ignores, and starts in it",
     )
     program: str | None = Field(
         None,

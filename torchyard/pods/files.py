@@ -7,7 +7,7 @@ from torchyard.agents.job_files import list_job_files, needs_config_map
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import template
-from torchyard.pods.code import CODE_ROLE, build_code_map
+from torchyard.pods.code.unpacking import CODE_ROLE, build_code_map
 from torchyard.pods.optional_objects import OWN_FILES_ROLE
 from torchyard.pods.volumes import Manifest, drop_empty, name_files, name_job_file
 

@@ -14,6 +14,7 @@ from torchyard.model.requirements import Advice, ClusterRequirement, ReferencedO
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
 from torchyard.pods import etcd, lease_record, requirements
+from torchyard.pods.code.upload import build_code_upload, list_upload_requirements
 from torchyard.pods.files import build_files
 from torchyard.pods.patch import patch_job
 from torchyard.pods.template import attempt_labels
@@ -218,9 +219,11 @@ def plan_own_job(
     main = patch_job(profile, main)
     pod_sets = list(job_kind.list_pod_sets(job_kind.find_job(main)))
     store = etcd.build_etcd(profile, run, etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    store += build_code_upload(profile, run, pod_sets[0].template)
     all_requirements = [
         *job_requirements,
         *etcd.list_etcd_requirements(profile),
+        *list_upload_requirements(profile),
         *requirements.list_pod_requirements(profile, run, pod_sets[0].template, has_ports=job_kind.has_ports),
     ]
     all_requirements += list_queue_requirements(job_kind, main, "job.labels")

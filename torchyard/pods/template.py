@@ -22,7 +22,7 @@ from torchyard.model.pod import (
 from torchyard.model.profile import Profile
 from torchyard.model.resolved import GPU_RESOURCE, ResolvedProfile
 from torchyard.model.run import Run
-from torchyard.pods.code import (
+from torchyard.pods.code.unpacking import (
     CONTAINER_NAME,
     PROXY_VARIABLES,
     SOURCE_FOLDER,

@@ -15,7 +15,10 @@ _JOB_FILES_VOLUME = "torchyard"
 _RECORDS_VOLUME = "torchyard-records"
 CODE_VOLUME = "torchyard-code"
 CODE_SOURCE_VOLUME = "torchyard-code-source"
-OWN_VOLUMES = frozenset({_FILES_VOLUME, _JOB_FILES_VOLUME, _RECORDS_VOLUME, CODE_VOLUME, CODE_SOURCE_VOLUME})
+CODE_CLAIM_VOLUME = "torchyard-code-claim"
+OWN_VOLUMES = frozenset(
+    {_FILES_VOLUME, _JOB_FILES_VOLUME, _RECORDS_VOLUME, CODE_VOLUME, CODE_SOURCE_VOLUME, CODE_CLAIM_VOLUME}
+)
 _MAX_RECORDS_SIZE = "16Mi"  # of memory: a rank writes 16 KiB
 _MAX_KEY_CHARS = 253  # of a ConfigMap
 

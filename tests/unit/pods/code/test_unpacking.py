@@ -19,7 +19,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Permission, ReferencedObject
-from torchyard.pods.code import SOURCE_FOLDER, add_archive, add_url, is_code_map
+from torchyard.pods.code.unpacking import SOURCE_FOLDER, add_archive, add_url, is_code_map
 from torchyard.pods.files import summarize_files
 
 
@@ -91,7 +91,7 @@ def test_init_container_unpacks(planned: Planned, source_folder: str, tmp_path: 
         (tmp_path / "bin" / tool).symlink_to(sys.executable if tool == "python3" else str(shutil.which(tool)))
     shell, option, script, *args = get_pod_spec(plan)["initContainers"][0]["command"]
     script = expand_variables(script, {}).replace(SOURCE_FOLDER, str(source))
-    args = [arg.replace("/code", str(target)) for arg in args]
+    args = [{"/code": str(target), SOURCE_FOLDER: str(source)}.get(arg, arg) for arg in args]
     subprocess.run([shell, option, script, *args], check=True, env={"PATH": str(tmp_path / "bin")})
     assert sorted(os.listdir(target)) == ["a.py", "pkg"]
 
