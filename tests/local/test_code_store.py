@@ -17,7 +17,7 @@ from tests.processes.s3_server import ACCESS_KEY, REGION, SECRET_KEY, SignedS3
 from torchyard.code.object_store import check_store, publish_archive
 from torchyard.common.secrets import forget_values
 from torchyard.model.plan import StagedCode
-from torchyard.pods.code import SOURCE_FOLDER, add_url, is_code_map
+from torchyard.pods.code.unpacking import SOURCE_FOLDER, add_url, is_code_map
 
 _WEEK_S = 7 * 86400.0
 

@@ -10,7 +10,13 @@ from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.cause import Cause, LogRule, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.pods import POD_RULES
-from torchyard.model.causes.program import PROGRAM_ERROR, PROGRAM_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
+from torchyard.model.causes.program import (
+    PROGRAM_ERROR,
+    PROGRAM_EXIT,
+    PROGRAM_SILENT_EXIT,
+    RANKS_ENDED_EARLY,
+    UNKNOWN_CAUSE,
+)
 from torchyard.model.causes.registry import CAUSES, LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
 
@@ -86,7 +92,15 @@ def render() -> str:
     ]
     logs = [
         (format_code(rule.cause), rule.description, format_code(find_example(rule)), format_flag(rule.retry))
-        for rule in (*LOG_RULES, PROGRAM_ERROR, PROGRAM_EXIT, RANKS_ENDED_EARLY, STORE_ENDED, UNKNOWN_CAUSE)
+        for rule in (
+            *LOG_RULES,
+            PROGRAM_ERROR,
+            PROGRAM_EXIT,
+            PROGRAM_SILENT_EXIT,
+            RANKS_ENDED_EARLY,
+            STORE_ENDED,
+            UNKNOWN_CAUSE,
+        )
     ]
     pods = []
     for rule, entries in groupby(sorted(POD_RULES.items(), key=lambda item: item[1].cause), lambda item: item[1]):

@@ -11,12 +11,18 @@ from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
 from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
-from torchyard.diagnosis.symptoms import RULES_BY_DISTANCE, ProcessSymptoms, Symptom, find_last_progress
+from torchyard.diagnosis.symptoms import (
+    RULES_BY_DISTANCE,
+    ProcessSymptoms,
+    ProcessTimes,
+    Symptom,
+    find_last_progress,
+)
 from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import PROGRAM_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
+from torchyard.model.causes.program import PROGRAM_EXIT, PROGRAM_SILENT_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
 from torchyard.model.run import Failure, LogLine
@@ -51,8 +57,6 @@ class _Suspect(NamedTuple):
     has_own_lines: `lines` are of this process alone, not of all of its node.
     has_workers: an agent whose workers failed.
     is_shared: several processes have printed `lines`.
-    started_at: lines before this moment are of an earlier start; in seconds since the epoch.
-    others_progress_at: of an agent: when its workers last made progress, as far as their lines are known apart.
     """
 
     node: str
@@ -65,8 +69,7 @@ class _Suspect(NamedTuple):
     has_own_lines: bool = False
     has_workers: bool = False
     is_shared: bool = False
-    started_at: float = 0.0
-    others_progress_at: float = 0.0
+    times: ProcessTimes = ProcessTimes()
 
 
 class _Finding(NamedTuple):
@@ -91,6 +94,7 @@ def diagnose_failure(
     logs: Mapping[str, Sequence[LogLine]],
     exit_codes: Mapping[str, int | None],
     longer_logs: Mapping[str, Sequence[LogLine]] | None = None,
+    last_collectives: Mapping[int, float] | None = None,
 ) -> Failure | None:
     """Return the first failure of a job; None if every agent exited with 0.
 
@@ -98,6 +102,8 @@ def diagnose_failure(
     torchrun's `--tee`; without it a node's lines are read as one stream, and the rank may stay unknown.
     `longer_logs`: the same logs with earlier lines, read only if `logs` show no more than that a process lost a peer,
     waited or was stopped.
+    `last_collectives`: when a rank last called or completed a collective, in seconds since the epoch by its node's
+    clock; without the ranks of which that is not known.
     """
     agents = {node: exit_codes.get(node) for node in (*exit_codes, *logs) if node != _STORE_NAME}
     # A store that has ended is suspected whatever its exit code is: it did so before the agents.
@@ -114,13 +120,15 @@ def diagnose_failure(
             suspects += _list_suspects(
                 node, exit_code, parts_by_node[node], reports[node], is_single_node=len(agents) == 1
             )
+    if last_collectives:
+        suspects = [_add_last_collective(suspect, last_collectives) for suspect in suspects]
     store_finding = None
     if has_store_ended:
         store_finding = _diagnose_store(parts_by_node[_STORE_NAME], exit_codes[_STORE_NAME])
     finding = _find_root_cause(suspects, store_finding)
     finding = _find_early_end(finding, agents, parts_by_node, reports) or finding
     if longer_logs is not None and finding.distance >= Distance.PEER:
-        return diagnose_failure(longer_logs, exit_codes)
+        return diagnose_failure(longer_logs, exit_codes, last_collectives=last_collectives)
     return _build_failure(finding, parts_by_node)
 
 
@@ -176,7 +184,7 @@ def diagnose_process(
         report=report,
         has_own_lines=not is_shared,
         is_shared=is_shared,
-        started_at=started_at,
+        times=ProcessTimes(started=started_at),
     )
     finding = _diagnose_suspect(suspect)
     return ProcessCause(finding.distance, finding.evidence) if finding else None
@@ -200,10 +208,12 @@ def _list_suspects(
         streams[line.local_rank, None if has_tee else line.rank].append(line)
     agent_lines = streams.pop((None, None), [])
     is_shared = not streams and (len(global_ranks) > 1 or len(workers) > 1)
+    progress_times = {key: find_last_progress(stream) for key, stream in streams.items()}
 
     for (local_rank, rank), stream in streams.items():
         worker = _find_worker(workers, local_rank, rank, is_single_stream=len(streams) == 1)
         workers = [other for other in workers if other is not worker]
+        peers_progress = [time for key, time in progress_times.items() if key != (local_rank, rank)]
         global_rank = _find_global_rank(stream)
         if global_rank is None:
             global_rank = worker.rank if worker else global_ranks.get(local_rank)
@@ -216,7 +226,7 @@ def _list_suspects(
             report=worker,
             is_stopped=worker is not None and report.is_stopped(worker),
             has_own_lines=True,
-            started_at=report.started_at,
+            times=_build_worker_times(report, worker, peers_progress),
         )
     for worker in workers:  # without a line of their own
         yield _Suspect(
@@ -227,8 +237,9 @@ def _list_suspects(
             lines=[] if streams else lines,
             report=worker,
             is_stopped=report.is_stopped(worker),
+            has_own_lines=bool(streams),
             is_shared=is_shared,
-            started_at=report.started_at,
+            times=_build_worker_times(report, worker, progress_times.values()),
         )
     yield _Suspect(
         node=node,
@@ -238,9 +249,27 @@ def _list_suspects(
         lines=agent_lines,
         has_workers=bool(report.workers),
         is_shared=is_shared,
-        started_at=report.started_at,
-        others_progress_at=max(map(find_last_progress, streams.values()), default=0.0),
+        times=ProcessTimes(started=report.started_at, others_progress=max(progress_times.values(), default=0.0)),
     )
+
+
+def _build_worker_times(
+    report: AgentReport, worker: WorkerReport | None, peers_progress: Iterable[float]
+) -> ProcessTimes:
+    """What is known of a worker's times. `worker`: torchrun's report on it; `peers_progress`: of the others."""
+    return ProcessTimes(
+        started=report.started_at,
+        ended=worker.get_failure_time() if worker else 0.0,
+        peers_progress=max(peers_progress, default=0.0),
+    )
+
+
+def _add_last_collective(suspect: _Suspect, last_collectives: Mapping[int, float]) -> _Suspect:
+    """The suspect with the time of its last collective, if it is a rank of which that is known."""
+    if suspect.rank is None:
+        return suspect
+    times = suspect.times._replace(last_collective=last_collectives.get(suspect.rank, 0.0))
+    return suspect._replace(times=times)
 
 
 def _find_worker(
@@ -276,25 +305,8 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     """
     report = suspect.report
     lines = [*report.traceback, *suspect.lines] if report else list(suspect.lines)
-    symptoms = ProcessSymptoms(
-        lines,
-        started_at=suspect.started_at,
-        is_shared=suspect.is_shared,
-        others_progress_at=suspect.others_progress_at,
-    )
+    symptoms = ProcessSymptoms(lines, suspect.times, is_shared=suspect.is_shared)
     exit_code = normalize_exit_code(suspect.exit_code)
-    exit_rule = _find_exit_rule(exit_code, is_worker=report is not None)
-    exit_finding = None
-    if exit_rule:
-        exit_line = _find_exit_evidence(exit_rule, suspect, lines)
-        is_own_end = exit_code in _STOP_CODES and report is not None and not suspect.is_stopped
-        distance = Distance.EXIT if is_own_end else exit_rule.distance
-        exit_finding = _Finding(exit_rule, suspect, suspect.last_line_at, exit_line, distance)
-    elif report and (exit_code or 0) > 0 and not suspect.is_stopped:
-        exit_finding = _Finding(PROGRAM_EXIT, suspect, suspect.last_line_at, report.exit_line, Distance.EXIT)
-    elif report:
-        exit_finding = _Finding(PROGRAM_EXIT, suspect, suspect.last_line_at, report.exit_line, Distance.STOPPED)
-
     exceptions = symptoms.exceptions
     bare_lines = symptoms.lines
     was_stopped = exit_code in _STOP_CODES or symptoms.was_stopped()
@@ -309,10 +321,29 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
         exceptions = [symptom for symptom in exceptions if symptom.has_traceback]
     if was_stopped:
         exceptions = [symptom for symptom in exceptions if symptoms.is_last_word(symptom)]
-    finding = _choose_symptom(suspect, exceptions, bare_lines, symptoms.warnings) or exit_finding
+    finding = _choose_symptom(suspect, exceptions, bare_lines, symptoms.warnings) or _diagnose_exit(suspect, lines)
     if finding is None:
         return None
     return finding._replace(earlier=_find_earlier_line(finding, symptoms))
+
+
+def _diagnose_exit(suspect: _Suspect, lines: Sequence[LogLinePart]) -> _Finding | None:
+    """What the exit code of a process shows; None if it shows nothing. `lines`: its own, with torchrun's traceback."""
+    report = suspect.report
+    exit_code = normalize_exit_code(suspect.exit_code)
+    exit_rule = _find_exit_rule(exit_code, is_worker=report is not None)
+    if exit_rule:
+        exit_line = _find_exit_evidence(exit_rule, suspect, lines)
+        is_own_end = exit_code in _STOP_CODES and report is not None and not suspect.is_stopped
+        distance = Distance.EXIT if is_own_end else exit_rule.distance
+        return _Finding(exit_rule, suspect, suspect.last_line_at, exit_line, distance)
+    if report is None:
+        return None
+    is_own_end = (exit_code or 0) > 0 and not suspect.is_stopped
+    is_silent = suspect.has_own_lines and not any(line.text.strip() for line in suspect.lines)
+    rule = PROGRAM_SILENT_EXIT if is_silent else PROGRAM_EXIT
+    distance = Distance.EXIT if is_own_end else Distance.STOPPED
+    return _Finding(rule, suspect, suspect.last_line_at, report.exit_line, distance)
 
 
 def _choose_symptom(
@@ -415,7 +446,7 @@ def _find_exit_evidence(rule: LogRule, suspect: _Suspect, lines: Sequence[LogLin
 def _diagnose_store(lines: Sequence[LogLinePart], exit_code: int | None) -> _Finding:
     """Why the rendezvous store ended before the job: its own reason, or only that it did."""
     suspect = _Suspect(_STORE_NAME, None, exit_code, lines[-1].timestamp if lines else 0.0, lines)
-    symptoms = ProcessSymptoms(lines, started_at=0.0, is_shared=False)
+    symptoms = ProcessSymptoms(lines, ProcessTimes(), is_shared=False)
     own = [symptom for symptom in symptoms.lines if symptom.rule.distance == Distance.OWN]
     if own:
         return _build_finding(suspect, min(own, key=_symptom_priority))

@@ -1,7 +1,7 @@
 """What the log of a process shows about its failure: exceptions and lines after which the process did not go on.
 
 A line proves a cause only if something failed there. A process that makes progress after it has survived it, and so has
-one that goes on to print other things, or that ends much later.
+one that goes on to print other things, that takes part in collectives, or that ends much later.
 """
 
 import re
@@ -38,6 +38,10 @@ _MAX_LAST_WORDS_S = 300.0  # between the last words of a process and its end
 _MAX_WORDS_BEFORE_WAIT_S = 30.0  # the same for a process that then waited until it timed out
 _SHARED_PROGRESS_LINES = 3  # of other processes, before they notice that one failed
 _OTHERS_PROGRESS_S = 20.0  # for which other processes of a node may go on: torchrun looks after them every 5 s
+# For which the collectives of a process may go on after a line that shows its end, and after an exception: one that was
+# called before may be completed while the process ends.
+_COLLECTIVES_AFTER_LINE_S = 1.0
+_COLLECTIVES_AFTER_EXCEPTION_S = 5.0
 
 
 class Symptom(NamedTuple):
@@ -55,6 +59,23 @@ class Symptom(NamedTuple):
     has_traceback: bool = False
 
 
+class ProcessTimes(NamedTuple):
+    """When something happened to a process, in seconds since the epoch by its node's clock; 0.0 if that is not known.
+
+    started: of its last start; lines before are of an earlier one.
+    ended: its end.
+    last_collective: when it last called or completed a collective.
+    others_progress: of an agent: when the workers that it supervises last made progress.
+    peers_progress: of a worker: when the other workers of its node last made progress.
+    """
+
+    started: float = 0.0
+    ended: float = 0.0
+    last_collective: float = 0.0
+    others_progress: float = 0.0
+    peers_progress: float = 0.0
+
+
 class ProcessSymptoms:
     """The symptoms in the lines of one process, or of several that share a log.
 
@@ -62,17 +83,15 @@ class ProcessSymptoms:
 
     `warnings` are those below the level of an error: they prove nothing, and may explain an error.
 
-    started_at: symptoms before this moment are of an earlier start of the process, in seconds since the epoch.
     is_shared: other processes have printed some of the lines.
-    others_progress_at: when the processes that this one supervises last made progress; 0.0 if it has none.
     """
 
-    def __init__(
-        self, lines: Sequence[LogLinePart], *, started_at: float, is_shared: bool, others_progress_at: float = 0.0
-    ) -> None:
+    def __init__(self, lines: Sequence[LogLinePart], times: ProcessTimes, *, is_shared: bool) -> None:
         self._lines = lines
         self._is_shared = is_shared
-        self._early_until = max(started_at, others_progress_at - _OTHERS_PROGRESS_S)
+        self._times = times
+        self._early_until = max(times.started, times.others_progress - _OTHERS_PROGRESS_S)
+        self._ended_at = max(times.ended, lines[-1].timestamp if lines else 0.0)
         self._has_times = bool(lines) and lines[0].timestamp != lines[-1].timestamp
         self._progress: list[int] = []
         self._ordinary: list[int] = []
@@ -137,19 +156,34 @@ class ProcessSymptoms:
 
     def _has_survived(self, symptom: Symptom) -> bool:
         """Whether the process went on after a symptom."""
+        is_line = symptom.rule.distance == Distance.OWN and not symptom.has_traceback
+        if is_line:
+            return self._has_survived_line(symptom)
+        if self._times.last_collective > symptom.evidence.timestamp + _COLLECTIVES_AFTER_EXCEPTION_S:
+            return True
         if symptom.has_traceback:
             return self._has_progress_after(symptom, _SHARED_PROGRESS_LINES if self._is_shared else 1)
-        if symptom.rule.distance != Distance.OWN:
-            return self._has_progress_after(symptom, 2)  # what was computed before may still be printed
+        return self._has_progress_after(symptom, 2)  # what was computed before may still be printed
+
+    def _has_survived_line(self, symptom: Symptom) -> bool:
+        """Whether the process went on after a line that shows an error of its own, without a traceback."""
         if self._has_progress_after(symptom, 1):
             return True
         later_lines = len(self._ordinary) - bisect_right(self._ordinary, symptom.end)
         if not self._is_shared and later_lines > _MAX_OTHER_LINES:
             return True
-        shown_at = symptom.evidence.timestamp
-        if self._waited_until is not None and shown_at + _MAX_WORDS_BEFORE_WAIT_S < self._waited_until:
-            return True
-        return self._lines[-1].timestamp - shown_at > _MAX_LAST_WORDS_S
+        return self._get_last_words_start() > symptom.evidence.timestamp
+
+    def _get_last_words_start(self) -> float:
+        """When the last words of the process can have begun, by what is known of its last activity and its end."""
+        bounds = [
+            self._times.last_collective - _COLLECTIVES_AFTER_LINE_S,
+            self._times.peers_progress - _OTHERS_PROGRESS_S,
+            self._ended_at - _MAX_LAST_WORDS_S,
+        ]
+        if self._waited_until is not None:
+            bounds.append(self._waited_until - _MAX_WORDS_BEFORE_WAIT_S)
+        return max(bounds)
 
     def _has_progress_after(self, symptom: Symptom, minimum: int) -> bool:
         """Whether at least `minimum` lines of progress follow, or progress for a minute.

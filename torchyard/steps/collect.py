@@ -169,7 +169,8 @@ def find_failure(plan: Plan, outcome: Outcome, scan: LogScan) -> Failure:
     if not _is_diagnosed_by_logs(outcome):
         return _build_deadline_failure(logs, outcome)
     was_retried = _was_retried(outcome)
-    diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, scan.failure_lines))
+    longer_logs = LogTails(plan.logs, scan.failure_lines)
+    diagnosed = diagnose_failure(logs, outcome.exit_codes, longer_logs, scan.records.get_last_collectives())
     is_known = diagnosed is not None and diagnosed.cause is not ProgramCause.UNKNOWN
     if was_retried and not is_known:
         return _build_deadline_failure(logs, outcome)

@@ -193,6 +193,29 @@ def test_tail_is_of_the_failing_rank() -> None:
     assert (len(failure.tail), failure.tail[-1]) == (50, "[default1]:step 99")
 
 
+SURVIVED = "[default1]:rank 1: no GPU (RuntimeError: Found no NVIDIA driver on your system), training on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("last_collectives", "cause"), [({1: 9.0}, "program-error"), ({1: 0.5}, "gpu-missing"), ({}, "gpu-missing")]
+)
+def test_line_before_the_last_collective_is_not_the_cause(last_collectives: dict[int, float], cause: str) -> None:
+    """A rank that took part in collectives after a line did not exit because of it; the line is mentioned."""
+    lines = [SURVIVED, "[default0]:step 1 loss 0.5", *build_summary_entry(1, 1, 3, 10)]
+    logs = {"node-0": [LogLine(float(number), "node-0", text) for number, text in enumerate(lines)]}
+    failure = diagnose_failure(logs, {"node-0": 1}, last_collectives=last_collectives)
+    assert failure
+    assert (failure.cause, failure.rank, failure.exit_code) == (cause, 1, 3)
+    assert "no GPU" in failure.sentence
+
+
+def test_silent_rank_has_no_lines_of_others() -> None:
+    """A rank that exits and has printed nothing has an empty tail, and the sentence states that."""
+    failure = diagnose_lines({"node_0": 1}, node_0=["[default0]:Connection closed", *build_summary_entry(1, 1, 3, 10)])
+    assert (failure.cause, failure.rank, failure.tail) == ("program-error", 1, ())
+    assert "exited with code 3 and has printed nothing: look for what calls exit" in failure.sentence
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_any_text_can_be_read(data: st.DataObject) -> None:

@@ -2,7 +2,7 @@
 
 from tests.inputs.failure_logs import build_traceback
 from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
-from torchyard.diagnosis.symptoms import ProcessSymptoms
+from torchyard.diagnosis.symptoms import ProcessSymptoms, ProcessTimes
 from torchyard.model.run import LogLine
 
 NO_MODULE = "No module named 'apex'"
@@ -10,14 +10,12 @@ RETRY_EXCEEDED = "n1:42:43 [1] NCCL WARN NET/IB : Got completion from peer 10.0.
 OUT_OF_MEMORY = [line.partition(":")[2] for line in build_traceback(0, "torch.OutOfMemoryError: CUDA out of memory.")]
 
 
-def read(
-    *texts: str, interval_s: float = 1.0, started_at: float = 0.0, is_shared: bool = False
-) -> tuple[list[str], list[str]]:
-    """The slugs of what may be the cause, and of what was survived; a line each `interval_s` seconds."""
+def read(*texts: str, interval_s: float = 1.0, is_shared: bool = False, **times: float) -> tuple[list[str], list[str]]:
+    """The slugs of what may be the cause, and of what was survived; a line each `interval_s` seconds, from 100 on."""
     parts: list[LogLinePart] = []
     for index, text in enumerate(texts):
         parts += parse_line(LogLine(100.0 + index * interval_s, "node-0", text))
-    symptoms = ProcessSymptoms(parts, started_at=started_at, is_shared=is_shared)
+    symptoms = ProcessSymptoms(parts, ProcessTimes(**times), is_shared=is_shared)
     standing = [*symptoms.exceptions, *symptoms.lines]
     return [symptom.rule.cause.value for symptom in standing], [
         str(symptom.rule.cause) for symptom in symptoms.survived
@@ -55,6 +53,27 @@ def test_line_long_before_a_wait_is_survived() -> None:
     assert read(NO_MODULE, "waiting", timeout, interval_s=60.0) == (["peer-timeout"] * 2, ["module-missing"])
 
 
+def test_collectives_acquit() -> None:
+    """A process that takes part in collectives after a line has survived it, also if it prints nothing more."""
+    assert read(NO_MODULE, last_collective=109.0) == ([], ["module-missing"])
+    assert read(NO_MODULE, last_collective=100.5) == (["module-missing"], [])
+    raised_at = 100.0 + len(OUT_OF_MEMORY)
+    assert read(*OUT_OF_MEMORY, last_collective=raised_at + 9.0) == ([], ["oom-gpu"])
+    assert read(*OUT_OF_MEMORY, last_collective=raised_at + 3.0) == (["oom-gpu"], [])
+
+
+def test_progress_of_peers_acquits_a_line() -> None:
+    """Ranks that make progress long after a line of another one show that it went on; an exception is not acquitted."""
+    assert read(NO_MODULE, peers_progress=130.0) == ([], ["module-missing"])
+    assert read(NO_MODULE, peers_progress=110.0) == (["module-missing"], [])
+    assert read(*OUT_OF_MEMORY, peers_progress=900.0) == (["oom-gpu"], [])
+
+
+def test_end_long_after_a_line_acquits_it() -> None:
+    """A process that torchrun saw end ten minutes after its last line did not end because of it."""
+    assert read(NO_MODULE, ended=700.0) == ([], ["module-missing"])
+
+
 def test_one_more_step_does_not_acquit_the_network() -> None:
     """A line of NCCL stands although the step before it is printed after it."""
     assert read("start", RETRY_EXCEEDED, "step 5 loss 0.1") == (["rdma-retry-exceeded"], [])
@@ -75,5 +94,5 @@ def test_output_that_was_buffered_does_not_acquit() -> None:
 
 def test_earlier_start_does_not_count() -> None:
     """What a process printed before its agent started it again is not why it ended."""
-    assert read(*OUT_OF_MEMORY, "start", started_at=200.0) == ([], ["oom-gpu"])
-    assert read(*OUT_OF_MEMORY, "start", started_at=50.0) == (["oom-gpu"], [])
+    assert read(*OUT_OF_MEMORY, "start", started=200.0) == ([], ["oom-gpu"])
+    assert read(*OUT_OF_MEMORY, "start", started=50.0) == (["oom-gpu"], [])

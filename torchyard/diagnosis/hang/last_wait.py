@@ -36,13 +36,15 @@ def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str | No
 def describe_last_collective(rank: int, records: Mapping[int, RankRecord]) -> str | None:
     """Describe in which collective a rank took part last, if others began more; None if its record does not show it.
 
-    `its last collective was number 22 of the default group, of which others began 23`. `records`: the latest of each
-    rank.
+    `rank 3 took part last in collective number 22 of the default group, of which others began 23`. `records`: the
+    latest of each rank; one whose program has destroyed its process groups before it ended does not show it.
     """
-    if rank not in records:
+    if rank not in records or not records[rank].groups:
         return None
     last = count_enqueued(records[rank], DEFAULT_GROUP)
     most = max(count_enqueued(record, DEFAULT_GROUP) for record in records.values())
     if last >= most:
         return None
-    return f"its last collective was number {last:,} of the default group, of which others began {most:,}"
+    return (
+        f"rank {rank} took part last in collective number {last:,} of the default group, of which others began {most:,}"
+    )

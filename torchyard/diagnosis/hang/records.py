@@ -95,6 +95,18 @@ class BlackBox:
             return None
         return sum(progress.completed for progress in record.groups.values())
 
+    def get_last_collectives(self) -> dict[int, float]:
+        """When each rank last called or completed a collective, in seconds since the epoch by its node's clock.
+
+        Without the ranks whose latest record shows no collective.
+        """
+        times: dict[int, float] = {}
+        for rank, record in self.latest.items():
+            count = record.collectives or sum(progress.enqueued for progress in record.groups.values())
+            if count:
+                times[rank] = record.timestamp - record.stalled_s
+        return times
+
     def get_record_ages(self) -> dict[int, float]:
         """How many seconds ago each rank's latest record was made, at least."""
         now = self._clock()

@@ -37,7 +37,9 @@ class FabricCause(Cause):
         "nvls-exhausted", advice="set NCCL_NVLS_ENABLE=0, or check the fabric manager and what else uses NVLS"
     )
     NCCL_NO_INTERFACE = CauseFacts("nccl-no-interface", advice="correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME")
-    COLLECTIVE_MISMATCH = CauseFacts("collective-mismatch", advice="make every rank take the same steps")
+    COLLECTIVE_MISMATCH = CauseFacts(
+        "collective-mismatch", advice="make every rank take the same steps, with data of the same size"
+    )
     GPU_SHARED = CauseFacts("gpu-shared", advice="start at most one process per GPU and let each use its local rank")
     NCCL_CUDA_ERROR = CauseFacts("nccl-cuda-error", advice="check this GPU and its driver")
     NCCL_CONNECT = CauseFacts("nccl-connect", advice="check NCCL_SOCKET_IFNAME, the firewall and that peer", retry=True)
@@ -194,7 +196,7 @@ FABRIC_RULES = (
     ),
     LogRule(
         cause=FabricCause.COLLECTIVE_MISMATCH,
-        symptom="called other collectives than its peers",
+        symptom="called other collectives than its peers, or the same one with tensors of another size",
         patterns=(
             "mismatch between collective",
             "collective mismatch in your code",

@@ -14,7 +14,9 @@ class ProgramCause(Cause):
     AGENT_KILLED = CauseFacts("agent-killed", retry=True)
     SEGFAULT = CauseFacts("segfault", advice="check the extensions, and whether torch and CUDA match")
     ILLEGAL_INSTRUCTION = CauseFacts("illegal-instruction", advice="use an image built for it")
-    DATA_WORKER_LOST = CauseFacts("data-worker-lost", advice="its own error is above, or num_workers is too high")
+    DATA_WORKER_LOST = CauseFacts(
+        "data-worker-lost", advice="look for its own error above, or run with num_workers=0 to see it"
+    )
     ABORT = CauseFacts("abort", advice="read the lines before")
     PROGRAM_ERROR = CauseFacts("program-error")
     ENDED_EARLY = CauseFacts("ended-early", advice="give every rank the same number of steps", points_at_node=False)
@@ -43,7 +45,7 @@ PROGRAM_RULES = (
     ),
     LogRule(
         cause=ProgramCause.DATA_WORKER_LOST,
-        symptom="lost a DataLoader worker",
+        symptom="lost a DataLoader worker ({evidence})",
         patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)",),
     ),
     LogRule(
@@ -129,6 +131,12 @@ PROGRAM_EXIT = LogRule(
     cause=ProgramCause.PROGRAM_ERROR,
     symptom="exited with code {code} and without a traceback",
     own_advice="read its last lines",
+    distance=Distance.EXIT,
+)
+PROGRAM_SILENT_EXIT = LogRule(
+    cause=ProgramCause.PROGRAM_ERROR,
+    symptom="exited with code {code} and has printed nothing",
+    own_advice="look for what calls exit or os._exit in the program and its libraries",
     distance=Distance.EXIT,
 )
 RANKS_ENDED_EARLY = LogRule(

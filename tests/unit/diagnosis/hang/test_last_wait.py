@@ -41,7 +41,13 @@ def test_rank_that_left_early_has_a_last_collective() -> None:
     """A rank that ended after fewer collectives than others is described by both numbers; one that did all is not."""
     early = build_record(3, kind="end", groups={"0": GroupProgress(enqueued=4, completed=4)})
     records = index_by_rank(died(0), early)
-    sentence = "its last collective was number 4 of the default group, of which others began 6"
+    sentence = "rank 3 took part last in collective number 4 of the default group, of which others began 6"
     assert describe_last_collective(3, records) == sentence
     assert describe_last_collective(0, records) is None
     assert describe_last_collective(7, records) is None
+
+
+def test_rank_that_has_destroyed_its_groups_has_no_number() -> None:
+    """After `destroy_process_group` the last record of a rank does not show in which collective it took part."""
+    ended = build_record(3, kind="end", groups={}, collectives=250)
+    assert describe_last_collective(3, index_by_rank(died(0), ended)) is None

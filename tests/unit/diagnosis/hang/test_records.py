@@ -132,6 +132,14 @@ def test_collectives_of_a_rank_are_those_of_all_its_groups() -> None:
     assert [box.count_collectives(rank) for rank in (0, 1, 2)] == [11, None, None]
 
 
+def test_last_collective_is_as_long_ago_as_the_rank_has_stalled() -> None:
+    """Its time is that of the record without the stall; a rank whose record shows no collective has none."""
+    box = BlackBox(Clock())
+    box.process_text("n", line(1, kind="end", timestamp=50.0, stalled_s=2.0, groups={}, collectives=7) + "\n")
+    box.process_text("n", line(2, timestamp=50.0, stalled_s=2.0, groups={}) + "\n")
+    assert box.get_last_collectives() == {1: 48.0}
+
+
 def test_healthy_pulses_are_no_news() -> None:
     """A pulse after a pulse is no news; a stall is, and so is the pulse after it."""
     box = BlackBox(Clock())
