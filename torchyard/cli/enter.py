@@ -13,7 +13,7 @@ from torchyard.backends import access_to
 from torchyard.cli.find import find_run
 from torchyard.common.escaping import strip_control_codes
 from torchyard.interfaces import RunNodes
-from torchyard.model.errors import AccessError, TorchyardError
+from torchyard.model.errors import AccessError, SelectionError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
 
@@ -118,7 +118,7 @@ def _describe_end(folder: RunFolder, number: int) -> str:
 def choose_node(nodes: Sequence[str], name: str | None) -> str:
     """The node of this name, or with this number in the order of `nodes`; None: the first one.
 
-    AccessError if there is no such node.
+    SelectionError if there is no such node.
     """
     if name is None:
         return nodes[0]
@@ -127,7 +127,7 @@ def choose_node(nodes: Sequence[str], name: str | None) -> str:
     if name.isascii() and name.isdigit() and int(name) < len(nodes):
         return nodes[int(name)]
     choices = ", ".join(nodes[:8]) + (", ..." if len(nodes) > 8 else "")
-    raise AccessError(name, f"the job has no such node; there are {len(nodes)}: {choices}")
+    raise SelectionError(f"{name}: the job has no such node; there are {len(nodes)}: {choices}")
 
 
 class _NodePrinter:

@@ -9,6 +9,7 @@ from torchyard.model.errors import (
     NoRunError,
     ProfileError,
     RunInUseError,
+    SelectionError,
     SettingError,
     TorchyardError,
 )
@@ -54,7 +55,7 @@ def get_error_code(error: Exception) -> ExitCode:
     match error:
         case UsageError():
             return ExitCode.USAGE
-        case ProfileError() | SettingError() | ExtensionError() | NoRunError():
+        case ProfileError() | SettingError() | ExtensionError() | NoRunError() | SelectionError():
             return ExitCode.INVALID
         case DetachedError() | RunInUseError() | HolderGoneError():
             return ExitCode.STILL_RUNNING

@@ -31,7 +31,7 @@ def show_logs(name: str, selection: LogSelection, *, is_following: bool) -> int:
         KeyboardInterrupt.
 
     Returns 0; 1 if the run has no launcher and no lease any more, so that nobody will end it. Errors as in `find_run`;
-    TorchyardError if the job has no such node.
+    SelectionError if the job has no such node or rank.
     """
     local_folder = RunFolder(runs_folder() / name)
     if is_following and is_started_here(local_folder):
@@ -61,9 +61,9 @@ def show_logs_as_json(name: str, selection: LogSelection) -> int:
 
 
 def _read_lines(folder: RunFolder, selection: LogSelection) -> Iterable[str]:
-    """The selected lines of the last attempt. TorchyardError if the job has no such node."""
+    """The selected lines of the last attempt. SelectionError if the job has no such node or rank."""
     plan = folder.plans()[-1]
-    check_selection(plan.nodes, selection)
+    check_selection(plan.nodes, selection, _get_layout(folder))
     if selection == LogSelection():
         return read_rank_zero(plan)
     return read_output(plan.nodes, _get_layout(folder), selection)
@@ -167,7 +167,7 @@ class _FolderRun:
         self._next_update_at = 0.0  # monotonic seconds
 
     def update(self) -> None:
-        """Errors: FolderError, and TorchyardError if the last attempt has no such node."""
+        """Errors: FolderError, and SelectionError if the last attempt has no such node or rank."""
         if time.monotonic() < self._next_update_at:
             return
         self._next_update_at = time.monotonic() + _STATE_INTERVAL_S
@@ -176,7 +176,7 @@ class _FolderRun:
         attempts = self._folder.attempts()
         if attempts and attempts[-1] != self.attempt:
             nodes = self._folder.plans()[-1].nodes
-            check_selection(nodes, self._selection)
+            check_selection(nodes, self._selection, _get_layout(self._folder))
             self.layout = _get_layout(self._folder)
             self.paths = nodes
             self.attempt = attempts[-1]

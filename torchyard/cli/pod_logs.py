@@ -20,7 +20,7 @@ def show_pod_logs(name: str, selection: LogSelection, *, context: str, is_follow
     is_following: until the run is over, also the lines of later attempts; or until Ctrl-C, which is raised as
         KeyboardInterrupt.
 
-    Errors as in `find_leased_run`; TorchyardError if the job has no such node.
+    Errors as in `find_leased_run`; SelectionError if the job has no such node or rank.
     """
     leased = find_leased_run(name, context)
     with copy_logs(leased, is_following=is_following, only_node=selection.node) as copies:
@@ -38,7 +38,7 @@ def _print_current_output(name: str, copies: PodLogCopies, selection: LogSelecti
     if not copies.paths:
         print(f"{name} has no pod yet", file=sys.stderr)
         return
-    check_selection(copies.paths, selection)
+    check_selection(copies.paths, selection, find_rank_layout(copies.first_pod))
     wait_for_copies(copies)
     line_count = print_lines(read_output(copies.paths, find_rank_layout(copies.first_pod), selection))
     report_missing_rank(name, selection, line_count)

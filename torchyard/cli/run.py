@@ -15,11 +15,13 @@ from torchyard.assembly import create_runner
 from torchyard.cli.documents import BenchmarkDocument, describe_run, print_document
 from torchyard.cli.exit_codes import ExitCode, get_run_code
 from torchyard.cli.find import build_no_run_error, fetch_run_to_resume, is_run_name
+from torchyard.common.escaping import strip_control_codes
 from torchyard.common.log import LOGGER_NAME, SafeText, get_log
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.model.errors import DetachedError, FolderError, NoReportError, TorchyardError
 from torchyard.model.profile import Profile
 from torchyard.model.run import EndedRun, Report
+from torchyard.pages.report import render_text
 from torchyard.run.control import LocalControl
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.next_attempt import check_resume
@@ -93,6 +95,8 @@ def attach_run(name: str, *, is_following: bool, as_json: bool) -> int:
 
     `is_following`: each line that rank 0 prints is shown too, from the first one of the attempt on.
 
+    A run of Prefect is not resumed here, but its end is reported as well.
+
     NoRunError if there is no such run here, TorchyardError if Prefect owns it, FolderError if its profile cannot be
     read.
     """
@@ -104,6 +108,8 @@ def attach_run(name: str, *, is_following: bool, as_json: bool) -> int:
     try:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
+        if record.end:
+            return _report_end_of_prefect(folder, record, as_json=as_json)
         command = f"prefect flow-run retry {record.run_id}"
         raise TorchyardError(f"run {name} was started by Prefect, which resumes it: use `{command}`") from error
     except ValidationError as error:
@@ -135,6 +141,19 @@ def _report_end(runner: Runner, ended: EndedRun, *, as_json: bool) -> int:
         report = ended.report or folder.report()
         print_document(describe_run(folder.name, runner.profile.name, str(folder.path), ended, report))
     return get_run_code(ended.end)
+
+
+def _report_end_of_prefect(folder: RunFolder, record: RunRecord, *, as_json: bool) -> int:
+    """Print the end of a run that Prefect has started, and that is over; return the exit code."""
+    end = record.find_last("end")
+    report = folder.report()
+    if as_json:
+        profile_name = record.last_start.get("profile") or folder.name.rpartition("-")[0]
+        ended = EndedRun(end["end"], end["sentence"], report)
+        print_document(describe_run(folder.name, profile_name, str(folder.path), ended, report))
+    else:
+        print(strip_control_codes(render_text(report) if report else end["sentence"]))
+    return get_run_code(end["end"])
 
 
 class _TerminalFormatter(logging.Formatter):

@@ -146,7 +146,7 @@ def summarize_run(
         user=_make_encodable(start.get("user") or ""),
         processes=None if processes is None else int(processes),
         started_at=find_start_time(record, now),
-        ended_at=_parse_number(end, "at"),
+        ended_at=_parse_number(end, "ended_at" if "ended_at" in end else "at"),  # the former if it was reported again
         sentence=_make_encodable(end.get("sentence") or ""),
         start_delay_s=_parse_number(record.find_last("running"), "waited_s"),
         is_open=not record.is_over,

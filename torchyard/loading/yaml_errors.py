@@ -55,6 +55,15 @@ def shorten_message(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
 
 
+# Of pydantic's errors whose own message names types of Python.
+_TYPE_MESSAGES = {
+    "tuple_type": "must be a list, such as [A, B]",
+    "dict_type": "must be a mapping, such as {KEY: VALUE}",
+    "model_type": "must be a mapping, such as {KEY: VALUE}",
+    "string_type": "must be a text",
+}
+
+
 class LocatedFinding(NamedTuple):
     """A mistake, and its location in the document, which may have segments that no key path can express."""
 
@@ -72,7 +81,7 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
         return LocatedFinding(loc, Finding("", f"unknown key {key_path}: {suggestion}"))
     if error["type"] == "missing":
         return LocatedFinding(loc[:-1], Finding("", f"the key {key_path} is missing"))
-    pydantic_message = error["msg"].removeprefix("Value error, ")
+    pydantic_message = _TYPE_MESSAGES.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     message = pydantic_message[:1].lower() + pydantic_message[1:]
     message = shorten_message(message)
     if loc:

@@ -111,6 +111,10 @@ class AccessError(TorchyardError):
         return f"{self.node}: {self.reason}"
 
 
+class SelectionError(TorchyardError):
+    """A node or a rank on the command line that the job does not have."""
+
+
 class ClusterError(TorchyardError):
     """The API server refused a request or was not reached.
 

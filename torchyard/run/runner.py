@@ -487,7 +487,8 @@ class Runner:
     def _repeat_end(self) -> EndedRun:
         """Report the recorded end again: sinks send the messages about it that could not be sent before."""
         end = self.folder.read_record().find_last("end")
-        self.folder.record_event("end", end=end["end"], by="flow", sentence=end["sentence"])
+        ended_at = end.get("ended_at", end["at"])
+        self.folder.record_event("end", end=end["end"], by="flow", sentence=end["sentence"], ended_at=ended_at)
         get_log().info("this run has ended already: %s", end["sentence"])
         with contextlib.suppress(FolderError):  # without its report, nothing can be sent about it
             report = self.folder.report()

@@ -15,7 +15,8 @@ def describe_logs(attempt: Attempt) -> str:
     logs = attempt.collected.logs
     completeness = "incomplete" if any(log.lost for log in logs) else "complete"
     line_count = sum(log.lines for log in logs)
-    return f"{len(logs)} logs, {line_count:,} lines, {completeness} ({Path(logs[0].path).parent.parent})"
+    noun = "log" if len(logs) == 1 else "logs"
+    return f"{len(logs)} {noun}, {line_count:,} lines, {completeness} ({Path(logs[0].path).parent.parent})"
 
 
 def describe_success(attempt: Attempt) -> str:

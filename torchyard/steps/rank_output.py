@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import parse_log_line, parse_log_line_text, strip_record
-from torchyard.model.errors import TorchyardError
+from torchyard.model.errors import SelectionError
 from torchyard.model.plan import Ranks
 from torchyard.model.run import LogLine
 from torchyard.steps.log_reader import MAX_READ_BYTES, GrowingLog, read_blocks
@@ -97,10 +97,14 @@ class RankFilter:
         return None
 
 
-def check_selection(nodes: Collection[str], selection: LogSelection) -> None:
-    """Raise TorchyardError if the node of the selection is not one of the job's."""
-    if selection.node is not None and selection.node not in nodes:
-        raise TorchyardError(f"--node {selection.node}: the job has no such node; its nodes are {', '.join(nodes)}")
+def check_selection(nodes: Collection[str], selection: LogSelection, layout: RankLayout) -> None:
+    """Raise SelectionError if the job has no such node, or no such rank, as far as its number of ranks is known."""
+    if selection.node is not None:
+        if selection.node not in nodes:
+            raise SelectionError(f"--node {selection.node}: the job has no such node; its nodes are {', '.join(nodes)}")
+    elif layout.processes is not None and selection.rank >= len(nodes) * layout.processes:
+        last_rank = len(nodes) * layout.processes - 1
+        raise SelectionError(f"--rank {selection.rank}: the job has no such rank; its ranks are 0 to {last_rank}")
 
 
 def create_filter(selection: LogSelection, layout: RankLayout, node: str, node_index: int) -> LineFilter | None:

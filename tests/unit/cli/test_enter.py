@@ -16,7 +16,7 @@ from torchyard.cli.enter import PortPair, choose_node, find_live_plan, parse_por
 from torchyard.cli.main import build_parser, main
 from torchyard.common.project_root import ROOT
 from torchyard.machines.job import MachinesJob
-from torchyard.model.errors import AccessError, TorchyardError
+from torchyard.model.errors import SelectionError, TorchyardError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Outcome, Status
@@ -114,7 +114,7 @@ def test_node_is_chosen_by_name_or_number(run: RunFolder) -> None:
     nodes = tuple(plan.nodes)
     assert [choose_node(nodes, name) for name in (None, "node-1", "1")] == ["node-0", "node-1", "node-1"]
     for name in ("2", "-1", "worker-0"):
-        with pytest.raises(AccessError, match="there are 2: node-0, node-1"):
+        with pytest.raises(SelectionError, match="there are 2: node-0, node-1"):
             choose_node(nodes, name)
 
 
@@ -176,5 +176,5 @@ def test_nodes_of_another_machines_run_are_those_with_pods(
     leased_run: PodSessions, capsys: pytest.CaptureFixture[str], verb: list[str]
 ) -> None:
     """A wrong node lists the nodes by their pods."""
-    assert main([*verb, "--node", "7", "--cluster"]) == 1
+    assert main([*verb, "--node", "7", "--cluster"]) == 3
     assert capsys.readouterr().err == "7: the job has no such node; there are 2: worker-0, worker-1\n"

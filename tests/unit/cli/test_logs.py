@@ -67,15 +67,18 @@ def in_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_rank_and_node_are_selected(run: LiveRun, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank has the lines that it printed, a node all but the records; a rank without a line is reported."""
+    """A rank has the lines that it printed, a node all but the records; one that the job does not have is refused."""
     run.print("node-1", "[default0]:mine", f"{RECORD_PREFIX}{{}}")
     assert main(["logs", run.folder.name, "--rank", "1"]) == 0
     assert capsys.readouterr().out == "mine\n"
     assert main(["logs", run.folder.name, "--node", "node-1"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == ["[default0]:mine"]
-    assert main(["logs", run.folder.name, "--rank", "7"]) == 0
+    assert main(["logs", run.folder.name, "--rank", "7"]) == 0  # the number of ranks is not known
     assert "no line of rank 7" in capsys.readouterr().err
-    assert main(["logs", run.folder.name, "--node", "node-7"]) == 1
+    run.folder.record_event("start", run="an-id", processes=1)
+    assert main(["logs", run.folder.name, "--rank", "7"]) == 3
+    assert "its ranks are 0 to 1" in capsys.readouterr().err
+    assert main(["logs", run.folder.name, "--node", "node-7"]) == 3
     assert "its nodes are node-0, node-1" in capsys.readouterr().err
 
 

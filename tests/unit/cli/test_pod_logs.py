@@ -77,7 +77,7 @@ def test_following_ends_when_the_lease_is_deleted(
 
 def test_node_that_the_job_does_not_have_is_an_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """The error lists the nodes by their pods."""
-    assert main(["logs", RUN, "--cluster", "--node", "worker-7"]) == 1
+    assert main(["logs", RUN, "--cluster", "--node", "worker-7"]) == 3
     assert "its nodes are worker-0, worker-1" in capsys.readouterr().err
 
 

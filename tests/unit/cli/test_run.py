@@ -1,5 +1,6 @@
 """`torchyard run` and `attach`: the run that is resumed, and its profile."""
 
+import json
 import logging
 import os
 import pty
@@ -53,6 +54,23 @@ def test_run_of_prefect_is_not_attached_to(capsys: pytest.CaptureFixture[str]) -
         folder.record_event("start", run="an-id")
     assert main(["attach", "sample-1"]) == 1
     assert "prefect flow-run retry an-id" in capsys.readouterr().err
+
+
+def test_attach_reports_the_end_of_a_run_of_prefect(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that a flow has started, and that has ended, is reported like any other."""
+    folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
+    with folder.owned():
+        folder.record_event("start", run="an-id", profile="sample")
+        folder.record_event("end", end="failed", by="flow", sentence="Rank 1 raised ValueError")
+    assert main(["attach", "sample-1"]) == 1
+    assert "Rank 1 raised ValueError" in capsys.readouterr().out
+    assert main(["attach", "sample-1", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["end"], document["sentence"], document["profile"]) == (
+        "failed",
+        "Rank 1 raised ValueError",
+        "sample",
+    )
 
 
 @pytest.mark.parametrize("name", list_profiles())

@@ -42,6 +42,12 @@ def test_journal_contains_the_state_and_the_held_gpus(
     assert (summary.state, summary.gpus, summary.profile, summary.launcher) == (state, gpus, "mine", "volcano")
 
 
+def test_end_that_is_reported_again_keeps_its_time() -> None:
+    """`attach` of a run that has ended records its end again, with the time of the first."""
+    events = (*FAILED, ("start", START), ("end", {"end": "failed", "ended_at": 1000.0}))
+    assert read_run(build_folder(*events), time.time()).ended_at == 1000.0
+
+
 def test_run_without_a_process_is_lost_and_may_hold_gpus() -> None:
     """The job of a lost run may keep training under its lease."""
     summary = read_run(build_folder(*RUNNING), time.time())

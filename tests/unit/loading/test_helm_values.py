@@ -28,7 +28,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"numPods": "4"}, "numPods: input should be a valid integer, not '4'"),
     ({"numPods": True}, "numPods: input should be a valid integer"),
     ({"numPods": 0}, "numPods: input should be greater than or equal to 1"),
-    ({"totalMemoryPerPod": 1}, "totalMemoryPerPod: input should be a valid string"),
+    ({"totalMemoryPerPod": 1}, "totalMemoryPerPod: must be a text"),
     ({"totalMemoryPerPod": "1 GB"}, "totalMemoryPerPod: string should match pattern"),
     ({"jobName": "My_Job"}, "jobName: string should match pattern"),
     ({"jobName": "a" * 51}, "jobName: string should have at most 50 characters"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.model.errors import TorchyardError
+from torchyard.model.errors import SelectionError
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Ranks
 from torchyard.steps.rank_output import LogSelection, OutputFollower, RankLayout, check_selection, read_output
@@ -75,11 +75,15 @@ def test_node_has_all_its_lines_but_records(logs: dict[str, str]) -> None:
     assert len(lines) == 5
 
 
-def test_unknown_node_is_an_error() -> None:
-    """The error lists the nodes of the job."""
-    check_selection(["node-0"], LogSelection(rank=9))
-    with pytest.raises(TorchyardError, match="its nodes are node-0, node-1"):
-        check_selection(["node-0", "node-1"], LogSelection(node="node-2"))
+def test_unknown_node_or_rank_is_an_error() -> None:
+    """The error lists what the job has; without the number of processes any rank may exist."""
+    nodes = ["node-0", "node-1"]
+    check_selection(nodes, LogSelection(rank=9), RankLayout("teed"))
+    check_selection(nodes, LogSelection(rank=3), RankLayout("teed", 2))
+    with pytest.raises(SelectionError, match="its nodes are node-0, node-1"):
+        check_selection(nodes, LogSelection(node="node-2"), RankLayout("teed"))
+    with pytest.raises(SelectionError, match="--rank 4: the job has no such rank; its ranks are 0 to 3"):
+        check_selection(nodes, LogSelection(rank=4), RankLayout("teed", 2))
 
 
 def test_follower_returns_each_line_once(logs: dict[str, str], tmp_path: Path) -> None:
