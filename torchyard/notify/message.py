@@ -1,8 +1,11 @@
 """The text of a message about a run: what happened, and where to look."""
 
+import platform
+import shlex
 from collections.abc import Sequence
 
 from torchyard.common.escaping import shorten_text, single_line, strip_control_codes
+from torchyard.common.project_root import runs_folder
 from torchyard.common.text import format_duration
 from torchyard.model.hang import Hang
 from torchyard.model.observe import RunEvent
@@ -95,8 +98,8 @@ def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str | Non
 
 
 def _list_links(run: str, link: str) -> list[str]:
-    """The run's page, if it has one, and the command that prints its log."""
-    command = f"torchyard logs {run}"
+    """The run's page, if it has one, and the command that prints its log in any folder of the launcher's machine."""
+    command = f"on {platform.node()}: TORCHYARD_RUNS={shlex.quote(str(runs_folder()))} torchyard logs {run}"
     return [link, command] if link else [command]
 
 

@@ -1,9 +1,12 @@
 """The messages about a run: which events its end gives, and the text of each."""
 
+import platform
+
 import pytest
 
 from tests.builders.hang_examples import HANG
 from tests.builders.reports import attempt, report_of, short_report
+from torchyard.common.project_root import runs_folder
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import Report, Step
 from torchyard.model.trend import TrendVerdict
@@ -51,7 +54,7 @@ def test_failure_is_reported_with_its_cause_and_where_to_look() -> None:
         "",
         "x-1: failed after 12 min 41 s",
         "http://prefect/runs/1",
-        "torchyard logs x-1",
+        f"on {platform.node()}: TORCHYARD_RUNS={runs_folder()} torchyard logs x-1",
     ]
 
 
