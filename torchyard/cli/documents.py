@@ -213,6 +213,7 @@ DOCUMENTS: dict[str, type[FrozenModel]] = {
     "run": RunDocument,
     "benchmark": BenchmarkDocument,
     "attach": RunDocument,
+    "stop": RunDocument,
     "profiles": ProfilesDocument,
     "ps": RunList,
     "logs": LogsDocument,

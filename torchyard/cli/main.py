@@ -36,6 +36,7 @@ JSON_VERBS = (
     "run",
     "benchmark",
     "attach",
+    "stop",
     "profiles",
     "ps",
     "logs",
@@ -159,7 +160,7 @@ def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> N
     runs.add_argument("--all", action="store_true", help="also the runs that are over")
     runs.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
     _add_cluster_option(runs, "also the runs of a cluster, whichever machine started them")
-    for name in ("logs", "attach"):
+    for name in ("logs", "attach", "stop"):
         verb_parsers[name].add_argument("run_name", metavar="RUN", help=_RUN_HELP)
     for name in ("run", "attach"):
         verb_parsers[name].add_argument(
@@ -289,6 +290,13 @@ def _attach_run(args: argparse.Namespace) -> int:
     from torchyard.cli.run import attach_run
 
     return attach_run(args.run_name, is_following=args.follow, as_json=args.json)
+
+
+def _stop_run(args: argparse.Namespace) -> int:
+    """end a run that a process of this machine owns, as Ctrl-C there does, and print how it has ended"""
+    from torchyard.cli.run import stop_run
+
+    return stop_run(args.run_name, as_json=args.json)
 
 
 def _run_benchmark(args: argparse.Namespace) -> int:
@@ -450,6 +458,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run_profile,
     "benchmark": _run_benchmark,
     "attach": _attach_run,
+    "stop": _stop_run,
     "profiles": _show_profiles,
     "schema": _show_schema,
     "ps": _show_runs,

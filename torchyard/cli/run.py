@@ -3,7 +3,9 @@
 import gc
 import logging
 import os
+import signal
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -30,6 +32,7 @@ from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
 
 _PROFILE_FILE = "profile.json"  # what `attach` resumes with
+_END_POLL_INTERVAL_S = 0.2
 _LEVEL_COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}  # yellow, red
 _END_OF_COLOUR = "\x1b[0m"
 
@@ -109,7 +112,7 @@ def attach_run(name: str, *, is_following: bool, as_json: bool) -> int:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
         if record.end:
-            return _report_end_of_prefect(folder, record, as_json=as_json)
+            return _report_recorded_end(folder, record, as_json=as_json)
         command = f"prefect flow-run retry {record.run_id}"
         raise TorchyardError(f"run {name} was started by Prefect, which resumes it: use `{command}`") from error
     except ValidationError as error:
@@ -143,8 +146,42 @@ def _report_end(runner: Runner, ended: EndedRun, *, as_json: bool) -> int:
     return get_run_code(ended.end)
 
 
-def _report_end_of_prefect(folder: RunFolder, record: RunRecord, *, as_json: bool) -> int:
-    """Print the end of a run that Prefect has started, and that is over; return the exit code."""
+def stop_run(name: str, *, as_json: bool) -> int:
+    """End a run that a process of this machine owns, as Ctrl-C in its terminal does; return 0 once it has ended.
+
+    NoRunError if there is no such run here, TorchyardError if Prefect owns it, or no process is found that does.
+    """
+    folder = RunFolder(runs_folder() / name)
+    record = folder.read_record() if is_run_name(name) and folder.path.is_dir() else RunRecord(())
+    if not record.last_start:
+        raise build_no_run_error(name, open_store())
+    if folder.is_owned():
+        flow_run = record.last_start.get("flow_run")
+        if flow_run:
+            raise TorchyardError(f"run {name} belongs to Prefect: use `prefect flow-run cancel {flow_run}`")
+        _signal_owner(folder)
+        while folder.is_owned():
+            time.sleep(_END_POLL_INTERVAL_S)
+        record = folder.read_record()
+    if not record.end:
+        raise TorchyardError(f"no process owns run {name}: `torchyard attach {name}` continues it; then stop that one")
+    _report_recorded_end(folder, record, as_json=as_json)
+    return ExitCode.SUCCESS
+
+
+def _signal_owner(folder: RunFolder) -> None:
+    """Send SIGTERM to the process that owns a run. TorchyardError if it cannot get it."""
+    try:
+        is_sent = folder.signal_owner(signal.SIGTERM)
+    except PermissionError as error:
+        raise TorchyardError(f"the process that owns run {folder.name} is another user's") from error
+    if not is_sent and folder.is_owned():
+        reason = "another machine or container may own it: stop it there, with Ctrl-C or SIGTERM"
+        raise TorchyardError(f"the process that owns run {folder.name} is not found here: {reason}")
+
+
+def _report_recorded_end(folder: RunFolder, record: RunRecord, *, as_json: bool) -> int:
+    """Print how a run has ended, by its folder; return the exit code of a command that has taken it to this end."""
     end = record.find_last("end")
     report = folder.report()
     if as_json:

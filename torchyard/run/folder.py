@@ -21,6 +21,8 @@ import errno
 import fcntl
 import logging
 import os
+import re
+import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -49,6 +51,7 @@ from torchyard.run.record import RunRecord
 __all__ = ["AttemptPlan", "RunFolder", "list_run_folders", "list_similar_runs", "runs_folder"]
 N = TypeVar("N", bound=BaseModel)
 _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
+_OWNER = re.compile(r"process (\d{1,9})")  # in the lock
 _LEASE_FIELDS = 3  # of its file: its seconds, the boot id and the seconds since boot
 _LEASE_BYTES = 128  # always, so that it can be renewed on a full disk
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
@@ -118,6 +121,29 @@ class RunFolder:
         if lock is not None:
             os.close(lock)
         return lock is None
+
+    def signal_owner(self, number: signal.Signals) -> bool:
+        """Send a signal to the process that owns the run; False if it is not found on this machine.
+
+        The lock has its process id, which another process may have by now, or on another host: only a process that has
+        the lock open gets the signal. PermissionError if it is another user's.
+        """
+        match = _OWNER.fullmatch(self._owner())
+        if match is None:
+            return False
+        try:
+            process = os.pidfd_open(int(match[1]))
+        except OSError:
+            return False
+        try:
+            if not _has_open(int(match[1]), self.path / "lock"):
+                return False
+            signal.pidfd_send_signal(process, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(process)
+        return True
 
     def _lock(self, timeout_s: float) -> int | None:
         """The lock's file descriptor; None if another process holds it."""
@@ -328,6 +354,23 @@ def list_similar_runs(name: str, other_names: Iterable[str] = ()) -> tuple[str, 
     names += other_names
     similar_names = difflib.get_close_matches(name, dict.fromkeys(names), n=_MAX_SIMILAR_NAMES, cutoff=_MIN_SIMILARITY)
     return tuple(similar_names)
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open.
+
+    PermissionError if it is another user's, ProcessLookupError if it has ended.
+    """
+    descriptors = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(descriptors)
+    except FileNotFoundError as error:
+        raise ProcessLookupError from error
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if os.path.samefile(f"{descriptors}/{name}", path):
+                return True
+    return False
 
 
 def _try_lock(lock: int) -> bool:

@@ -1,10 +1,13 @@
 """`torchyard run` and `attach`: the run that is resumed, and its profile."""
 
+import contextlib
 import json
 import logging
 import os
 import pty
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.conftest import Write
 from torchyard.cli import run as run_verb
 from torchyard.cli.main import main
 from torchyard.common.log import LOGGER_NAME
+from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.errors import TorchyardError
 from torchyard.model.profile import Profile
@@ -71,6 +75,74 @@ def test_attach_reports_the_end_of_a_run_of_prefect(capsys: pytest.CaptureFixtur
         "Rank 1 raised ValueError",
         "sample",
     )
+
+
+OWN_RUN = """
+import signal, sys
+from pathlib import Path
+from torchyard.run.folder import RunFolder
+
+folder = RunFolder(Path(sys.argv[1]))
+signal.signal(signal.SIGTERM, lambda *_: folder.record_event("end", end="stopped", by="flow", sentence="stopped"))
+with folder.owned():
+    folder.record_event("start", run="an-id", profile="sample", flow_run=sys.argv[2])
+    print("owned", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def folder() -> RunFolder:
+    return RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
+
+
+@contextlib.contextmanager
+def owning_process(folder: RunFolder, flow_run: str = "") -> Iterator["subprocess.Popen[str]"]:
+    """A process that owns a run, and ends it at SIGTERM."""
+    argv = [sys.executable, "-c", OWN_RUN, str(folder.path), flow_run]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "owned\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_stop_ends_the_process_that_owns_the_run(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The owner gets SIGTERM; once it has ended, the end that it has recorded is printed."""
+    with owning_process(folder) as process:
+        assert main(["stop", "sample-1"]) == 0
+        assert process.wait(timeout=20) == 0
+    assert capsys.readouterr().out == "stopped\n"
+
+
+def test_stop_sends_no_signal_to_a_process_that_does_not_own_the_run(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lock with the id of another process, as one on a shared disk has, ends nothing."""
+    with owning_process(folder) as process, subprocess.Popen(["sleep", "60"]) as stranger:
+        (folder.path / "lock").write_text(f"process {stranger.pid}\n")
+        assert main(["stop", "sample-1"]) == 1
+        assert (process.poll(), stranger.poll()) == (None, None)
+        stranger.kill()
+    assert "is not found here: another machine or container may own it" in capsys.readouterr().err
+
+
+def test_run_of_prefect_is_not_stopped(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flow run is cancelled in Prefect, which would start it again after a signal."""
+    with owning_process(folder, "a-flow-run") as process:
+        assert main(["stop", "sample-1"]) == 1
+        assert process.poll() is None
+    assert "`prefect flow-run cancel a-flow-run`" in capsys.readouterr().err
+
+
+def test_run_that_no_process_owns_is_not_stopped(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job of a lost run may still run: the error has the command that continues it."""
+    with folder.owned():
+        folder.record_event("start", run="an-id", profile="sample")
+    assert main(["stop", "sample-1"]) == 1
+    assert "no process owns run sample-1: `torchyard attach sample-1`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list_profiles())
