@@ -102,7 +102,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     the run has created or watched and that may not be listed. Raises ClusterError if a request is refused for any other
     reason.
     """
-    deleted = [obj for obj in (plan.main,) if delete_object(plan, obj)]
+    deleted = [plan.main] if delete_object(plan, plan.main) else []
     all_kinds = dict.fromkeys((*_list_created_kinds(plan), *_list_made_kinds(plan)))
     occupied_kinds = _await_removal(plan, all_kinds, _is_part_of_job)
     deleted += [obj for obj in plan.dependencies if delete_object(plan, obj)]

@@ -12,6 +12,7 @@ from torchyard.diagnosis.pod_facts import (
     count_restarts,
     describe_exit,
     find_condition,
+    find_object,
     find_own_failure,
     get_container_end,
     get_container_start,
@@ -65,10 +66,7 @@ class _FailedPod(NamedTuple):
 
 def find_job_object(observed: Observation, kind: str) -> Mapping[str, Any] | None:
     """The job's object of this kind, as last seen; None if it does not exist."""
-    for key, obj in observed.states.items():
-        if key.startswith(f"{kind}/"):
-            return obj
-    return None
+    return find_object(observed.states, kind)
 
 
 def select_job_pods(observed: Observation) -> Pods:

@@ -200,6 +200,14 @@ def find_own_failure(pod: Mapping[str, Any]) -> PodFailure | None:
     return None
 
 
+def find_object(states: Mapping[str, Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
+    """The first object of a kind among the observed ones; None if there is none. `states`: by `KIND/NAME`."""
+    for key, obj in states.items():
+        if key.startswith(f"{kind}/"):
+            return obj
+    return None
+
+
 def count_restarts(pod: Mapping[str, Any]) -> int:
     """How often the kubelet has restarted a pod's main container."""
     return to_number(_get_container_status(pod).get("restartCount"))

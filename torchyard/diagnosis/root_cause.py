@@ -5,11 +5,13 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
+from torchyard.diagnosis.hang.stack_locations import find_user_frame
 from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
 from torchyard.diagnosis.symptoms import (
     RULES_BY_DISTANCE,
@@ -18,6 +20,7 @@ from torchyard.diagnosis.symptoms import (
     Symptom,
     find_last_progress,
 )
+from torchyard.diagnosis.tracebacks import TRACEBACK_HEADER
 from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
@@ -25,6 +28,7 @@ from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import PROGRAM_EXIT, PROGRAM_SILENT_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
+from torchyard.model.hang import Frame
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
@@ -39,6 +43,8 @@ _MAX_NAMED_RANKS = 8
 
 _RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
+_FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
+_MAX_TRACEBACK_LINES = 500
 _NCCL_LINE = re.compile("NCCL WARN")
 _NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError")
 # An exception that only reports the failure of something else, which has logged its own before.
@@ -631,6 +637,31 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
     )
 
 
+def _list_printed_lines(suspect: _Suspect) -> Sequence[LogLinePart]:
+    """The lines of a process, after the traceback that torchrun reports for it."""
+    return [*suspect.report.traceback, *suspect.lines] if suspect.report else suspect.lines
+
+
+def _find_line(lines: Sequence[LogLinePart], evidence: LogLinePart) -> int | None:
+    """The last index of the line that is the evidence, whose text may be without a logger's prefix; None without it."""
+    for index in reversed(range(len(lines))):
+        if lines[index].line == evidence.line and lines[index].timestamp == evidence.timestamp:
+            return index
+    return None
+
+
+def _find_user_frame(lines: Sequence[LogLinePart], index: int) -> Frame | None:
+    """The innermost frame of the program in the traceback that ends at an index; None if it has none."""
+    frames: list[Frame] = []
+    for line in reversed(lines[max(index - _MAX_TRACEBACK_LINES, 0) : index]):
+        if TRACEBACK_HEADER in line.text:
+            return find_user_frame(frames)
+        match = _FRAME.search(line.text)
+        if match:
+            frames.append(Frame(file=match["file"], line=int(match["line"]), function=match["function"]))
+    return None
+
+
 def _describe_cause(finding: _Finding) -> str:
     """The cause's description, with its evidence and with the peer, adapter and sizes that the evidence names."""
     rule = finding.rule
@@ -641,8 +672,17 @@ def _describe_cause(finding: _Finding) -> str:
         text = finding.evidence.text
         match = rule.pattern.search(text) if rule.pattern else None
         quote = quote_match(text, match.span() if match else (0, 0))
+        lines = _list_printed_lines(finding.suspect)
+        index = _find_line(lines, finding.evidence)
+        if quote.endswith(":") and index is not None and index + 1 < len(lines):
+            # Such as torch's list of all keys that a checkpoint lacks.
+            quote = f"{quote} {quote_match(lines[index + 1].text, (0, 0)).rstrip('.')}".strip()
         fields |= match.groupdict() if match else {}
         details = extract_details(text) if rule.pattern else ""
+        frame = _find_user_frame(lines, index) if finding.has_traceback and index is not None else None
+        if frame:
+            location = f"at {PurePath(frame.file).name}:{frame.line}"
+            details = f"{location}, {details}" if details else location
     fields["code"] = finding.suspect.exit_code
     fields["evidence"] = quote
     fields["signal"] = _SIGNAL_NAMES.get(normalize_exit_code(finding.suspect.exit_code), "a signal")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
 
-_HEADER = "Traceback (most recent call last)"
+TRACEBACK_HEADER = "Traceback (most recent call last)"
 _INDENT_CHARS = ("", " ", "\t", "|", "+", "\u2502", "\u2570")  # of the lines of a traceback, also of one in a box
 _MAX_FOREIGN_LINES = 50
 _MAX_PREFIX_CHARS = 300  # of a logger
@@ -112,7 +112,7 @@ class _TracebackReader:
         text = self._strip_prefix(line.text)
         if self._in_logging_error or _LOGGING_ERROR in text:
             self._in_logging_error = not text.startswith(_LOGGING_ERROR_END)
-        elif _HEADER in text or _FRAME.match(text):
+        elif TRACEBACK_HEADER in text or _FRAME.match(text):
             self._process_frame(index, line)
         elif text.startswith(_CHAIN_SENTENCES):
             self._is_chained = True
@@ -124,7 +124,7 @@ class _TracebackReader:
 
     def _strip_prefix(self, text: str) -> str:
         """The line without the prefix of a logger: what precedes the traceback's header, with other digits."""
-        header = text.find(_HEADER)
+        header = text.find(TRACEBACK_HEADER)
         if 0 <= header <= _MAX_PREFIX_CHARS:
             prefix = text[:header]
             escaped = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
@@ -135,7 +135,7 @@ class _TracebackReader:
 
     def _process_frame(self, index: int, line: LogLinePart) -> None:
         """Read a traceback's header, or one of its frames."""
-        prefix, header, _ = line.text.partition(_HEADER)
+        prefix, header, _ = line.text.partition(TRACEBACK_HEADER)
         if self._chain is None or not (self._in_traceback or self._is_chained):
             is_logged_below_error = bool(header) and is_harmless(prefix)
             self._chain = _Chain(index, is_harmless=is_logged_below_error, is_ignored=self._is_ignored)

@@ -113,7 +113,7 @@ def test_plan_and_checks(read: Read, write: Write) -> None:
 
 
 def test_run_that_preflight_prevents_has_the_failed_checks(read: Read, write: Write) -> None:
-    """`findings` has each failed check, and `remedy` their remedies in one line; `attach` and `stop` print the same document."""
+    """`findings` has each failed check, `remedy` their remedies in one line; `attach` and `stop` print the same."""
     path = write(options={"hosts": ["localhost"], "python": "/no/such/python"})
     document = read("run", str(path), exit_code=1)
     (finding,) = document["findings"]

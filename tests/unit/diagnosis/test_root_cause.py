@@ -209,6 +209,37 @@ def test_line_before_the_last_collective_is_not_the_cause(last_collectives: dict
     assert "no GPU" in failure.sentence
 
 
+def test_list_of_errors_is_quoted_with_its_first() -> None:
+    """An exception whose first line only announces a list is quoted with the first item of it."""
+    error = "RuntimeError: Error(s) in loading state_dict for Net:"
+    lines = [*build_traceback(0, error), '[default0]:\tMissing key(s) in state_dict: "b".']
+    failure = diagnose_lines({"node_0": 1}, node_0=[*lines, *build_summary_entry(0, 0, 1, 10)])
+    assert 'loading state_dict for Net: Missing key(s) in state_dict: "b"; read' in failure.sentence
+
+
+@pytest.mark.parametrize(
+    ("frames", "location"),
+    [
+        (['File "/w/train.py", line 9, in main', 'File "/w/data.py", line 40, in read'], "(at data.py:40)"),
+        (
+            [
+                'File "/w/train.py", line 9, in main',
+                'File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 5, in forward',
+            ],
+            "(at train.py:9)",
+        ),
+        (['File "/usr/lib/python3.11/runpy.py", line 5, in run'], "correct the program."),
+    ],
+    ids=["program", "library", "no program"],
+)
+def test_exception_has_the_line_of_the_program(frames: list[str], location: str) -> None:
+    """The sentence names the innermost frame of the traceback that is not a library's."""
+    traceback = ["Traceback (most recent call last):", *(f"  {frame}" for frame in frames), "ValueError: no data"]
+    lines = [f"[default0]:[rank0]: {text}" for text in traceback]
+    failure = diagnose_lines({"node_0": 1}, node_0=[*lines, *build_summary_entry(0, 0, 1, 10)])
+    assert failure.sentence.endswith(location if location.endswith(".") else f"correct the program {location}.")
+
+
 def test_silent_rank_has_no_lines_of_others() -> None:
     """A rank that exits and has printed nothing has an empty tail, and the sentence states that."""
     failure = diagnose_lines({"node_0": 1}, node_0=["[default0]:Connection closed", *build_summary_entry(1, 1, 3, 10)])

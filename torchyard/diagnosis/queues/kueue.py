@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchyard.diagnosis.event_rules import shorten_message
-from torchyard.diagnosis.pod_facts import find_condition, get_mapping, parse_timestamp, to_text
+from torchyard.diagnosis.pod_facts import find_condition, find_object, get_mapping, parse_timestamp, to_text
 from torchyard.diagnosis.queues.queue import Queue
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.run import Failure
@@ -21,10 +21,7 @@ _UIDS = re.compile(r" \(UID: [^)]*\)")  # of the job that took the room
 
 def find_workload(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The job's Workload among the observed objects; None if it is not known."""
-    for key, obj in states.items():
-        if key.startswith(f"{WORKLOAD_KIND}/"):
-            return obj
-    return None
+    return find_object(states, WORKLOAD_KIND)
 
 
 def read_suspended_job(job: Mapping[str, Any], workload: Mapping[str, Any] | None = None) -> Queue | None:

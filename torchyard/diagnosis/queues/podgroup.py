@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchyard.diagnosis.event_rules import shorten_message
-from torchyard.diagnosis.pod_facts import get_mapping, get_mappings, parse_timestamp, to_text
+from torchyard.diagnosis.pod_facts import find_object, get_mapping, get_mappings, parse_timestamp, to_text
 from torchyard.diagnosis.queues.queue import Queue
 
 # Volcano reports other Unschedulable events at every healthy start.
@@ -18,7 +18,7 @@ def read_pod_group(states: Mapping[str, Mapping[str, Any]], events: Sequence[Any
     While a PodGroup is Pending, only the events contain the reason. `events`: of the namespace; `job`: the job's name.
     """
     quota_message = _find_quota_message(events, job)
-    group = _find_pod_group(states)
+    group = find_object(states, "PodGroup")
     if group is None:
         return Queue(missing=shorten_message(quota_message)) if quota_message else None
     phase = to_text(get_mapping(group, "status").get("phase"))
@@ -32,14 +32,6 @@ def read_pod_group(states: Mapping[str, Mapping[str, Any]], events: Sequence[Any
         state=f"its PodGroup is {phase or 'new'}{hint}",
         is_admitted=not is_pending,
     )
-
-
-def _find_pod_group(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The first PodGroup of the job; None if there is none."""
-    for key, obj in states.items():
-        if key.startswith("PodGroup/"):
-            return obj
-    return None
 
 
 def _find_quota_message(events: Iterable[Any], job: str) -> str | None:
