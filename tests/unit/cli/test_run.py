@@ -78,7 +78,7 @@ def test_attach_reports_the_end_of_a_run_of_prefect(capsys: pytest.CaptureFixtur
 
 
 OWN_RUN = """
-import signal, sys
+import signal, sys, time
 from pathlib import Path
 from torchyard.run.folder import RunFolder
 
@@ -87,7 +87,8 @@ signal.signal(signal.SIGTERM, lambda *_: folder.record_event("end", end="stopped
 with folder.owned():
     folder.record_event("start", run="an-id", profile="sample", flow_run=sys.argv[2])
     print("owned", flush=True)
-    signal.pause()
+    while not folder.read_record().end:
+        time.sleep(0.02)
 """
 
 
