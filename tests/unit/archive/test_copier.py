@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -164,6 +165,8 @@ def test_lost_process_keeps_the_lines_of_the_run(folder: RunFolder, store: Store
             assert archive.fetch()
             archive.start()
             other.record_event("end", end="succeeded")
+        ended_at = other.events()[-1]["at"]
+        wait_until(lambda: time.time() > ended_at + 0.002)  # events are in the order of their times, in milliseconds
         folder.record_event("step", name="wait")
     events = read_archived_events(store, folder, tmp_path)
     assert [event["event"] for event in events] == ["start", "end", "step"]
