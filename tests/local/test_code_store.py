@@ -95,7 +95,12 @@ def pod(request: pytest.FixtureRequest, s3: SignedS3, planned: Planned, tmp_path
     _, option, script, *args = get_pod_spec(plan)["initContainers"][0]["command"]
     script = expand_variables(script, {}).replace(SOURCE_FOLDER, str(source))
     shell_argv = [shell, "sh"] if request.param == "busybox" else [shell]
-    argv = [*shell_argv, option, script, *(arg.replace("/code", str(target)) for arg in args)]
+    argv = [
+        *shell_argv,
+        option,
+        script,
+        *({"/code": str(target), SOURCE_FOLDER: str(source)}.get(arg, arg) for arg in args),
+    ]
     return CodePod(plan.code, argv, source, target)
 
 

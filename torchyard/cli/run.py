@@ -160,6 +160,7 @@ def stop_run(name: str, *, as_json: bool) -> int:
         if flow_run:
             raise TorchyardError(f"run {name} belongs to Prefect: use `prefect flow-run cancel {flow_run}`")
         _signal_owner(folder)
+        print(f"{name} is asked to stop, and may save its work; waiting for its end", file=sys.stderr, flush=True)
         while folder.is_owned():
             time.sleep(_END_POLL_INTERVAL_S)
         record = folder.read_record()
