@@ -5,6 +5,7 @@ same ones. programs/digits.py has a data set and its order to continue, and save
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -12,15 +13,24 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed.nn  # noqa: F401 (before the process group, which the defaults of its functions would hold)
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 
 def main() -> None:
-    """Train, and save every 20 steps and at a stop; rank 0 prints each loss and each checkpoint."""
+    """Train as one of torchrun's processes."""
     options = read_options()
     distributed.init_process_group("gloo")
+    train(options)
+    # The model, which refers to the group, is gone now: else gloo's threads outlive it and sometimes abort the exit.
+    gc.collect()
+    distributed.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train, and save every 20 steps and at a stop; rank 0 prints each loss and each checkpoint."""
     rank = distributed.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
@@ -47,7 +57,6 @@ def main() -> None:
         if stop_count:
             distributed.barrier()  # a rank that ends earlier can make torchrun end rank 0 in the middle of its save
             raise SystemExit(f"stopped after step {step}")
-    distributed.destroy_process_group()
 
 
 def read_options() -> argparse.Namespace:

@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from pydantic import ValidationError
 
@@ -104,14 +104,11 @@ def attach_run(name: str, *, is_following: bool, as_json: bool) -> int:
     read.
     """
     fetch_run_to_resume(name)
-    folder = RunFolder(runs_folder() / name)
-    record = folder.read_record() if is_run_name(name) and folder.path.is_dir() else RunRecord(())
-    if not record.last_start:
-        raise build_no_run_error(name, open_store())
+    folder, record = _open_run(name)
     try:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
-        if record.end:
+        if _is_over_here(record):
             return _report_recorded_end(folder, record, as_json=as_json)
         command = f"prefect flow-run retry {record.run_id}"
         raise TorchyardError(f"run {name} was started by Prefect, which resumes it: use `{command}`") from error
@@ -123,6 +120,27 @@ def attach_run(name: str, *, is_following: bool, as_json: bool) -> int:
     control = LocalControl(count, is_retry_requested=False)
     runner = create_runner(profile, record.run_id, control, rank_zero_output=output if is_following else None)
     return _report_end(runner, _execute(runner), as_json=as_json)
+
+
+class _OpenedRun(NamedTuple):
+    """A run of this machine, and its journal."""
+
+    folder: RunFolder
+    record: RunRecord
+
+
+def _open_run(name: str) -> _OpenedRun:
+    """The run of this name; NoRunError if there is no such run here."""
+    folder = RunFolder(runs_folder() / name)
+    record = folder.read_record() if is_run_name(name) and folder.path.is_dir() else RunRecord(())
+    if not record.last_start:
+        raise build_no_run_error(name, open_store())
+    return _OpenedRun(folder, record)
+
+
+def _is_over_here(record: RunRecord) -> bool:
+    """Whether a run has ended, and nothing of it goes on, here or on another machine."""
+    return record.is_over and record.end != "moved"
 
 
 def _execute(runner: Runner) -> EndedRun:
@@ -151,10 +169,7 @@ def stop_run(name: str, *, as_json: bool) -> int:
 
     NoRunError if there is no such run here, TorchyardError if Prefect owns it, or no process is found that does.
     """
-    folder = RunFolder(runs_folder() / name)
-    record = folder.read_record() if is_run_name(name) and folder.path.is_dir() else RunRecord(())
-    if not record.last_start:
-        raise build_no_run_error(name, open_store())
+    folder, record = _open_run(name)
     if folder.is_owned():
         flow_run = record.last_start.get("flow_run")
         if flow_run:
@@ -164,7 +179,9 @@ def stop_run(name: str, *, as_json: bool) -> int:
         while folder.is_owned():
             time.sleep(_END_POLL_INTERVAL_S)
         record = folder.read_record()
-    if not record.end:
+    if record.end == "moved":
+        raise TorchyardError(f"run {name} goes on on another machine, which has taken it over: stop it there")
+    if not _is_over_here(record):
         raise TorchyardError(f"no process owns run {name}: `torchyard attach {name}` continues it; then stop that one")
     _report_recorded_end(folder, record, as_json=as_json)
     return ExitCode.SUCCESS

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
-from torchyard.diagnosis.hang.stack_locations import find_user_frame
 from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
 from torchyard.diagnosis.symptoms import (
     RULES_BY_DISTANCE,
@@ -20,7 +19,7 @@ from torchyard.diagnosis.symptoms import (
     Symptom,
     find_last_progress,
 )
-from torchyard.diagnosis.tracebacks import TRACEBACK_HEADER
+from torchyard.diagnosis.tracebacks import find_raising_frame
 from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
@@ -28,7 +27,6 @@ from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import PROGRAM_EXIT, PROGRAM_SILENT_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
-from torchyard.model.hang import Frame
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
@@ -43,8 +41,6 @@ _MAX_NAMED_RANKS = 8
 
 _RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
-_FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
-_MAX_TRACEBACK_LINES = 500
 _NCCL_LINE = re.compile("NCCL WARN")
 _NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError")
 # An exception that only reports the failure of something else, which has logged its own before.
@@ -309,8 +305,7 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
 
     In this order: a signal, its last exception, a line that shows a cause, its exit code.
     """
-    report = suspect.report
-    lines = [*report.traceback, *suspect.lines] if report else list(suspect.lines)
+    lines = _list_printed_lines(suspect)
     symptoms = ProcessSymptoms(lines, suspect.times, is_shared=suspect.is_shared)
     exit_code = normalize_exit_code(suspect.exit_code)
     exceptions = symptoms.exceptions
@@ -650,18 +645,6 @@ def _find_line(lines: Sequence[LogLinePart], evidence: LogLinePart) -> int | Non
     return None
 
 
-def _find_user_frame(lines: Sequence[LogLinePart], index: int) -> Frame | None:
-    """The innermost frame of the program in the traceback that ends at an index; None if it has none."""
-    frames: list[Frame] = []
-    for line in reversed(lines[max(index - _MAX_TRACEBACK_LINES, 0) : index]):
-        if TRACEBACK_HEADER in line.text:
-            return find_user_frame(frames)
-        match = _FRAME.search(line.text)
-        if match:
-            frames.append(Frame(file=match["file"], line=int(match["line"]), function=match["function"]))
-    return None
-
-
 def _describe_cause(finding: _Finding) -> str:
     """The cause's description, with its evidence and with the peer, adapter and sizes that the evidence names."""
     rule = finding.rule
@@ -679,7 +662,7 @@ def _describe_cause(finding: _Finding) -> str:
             quote = f"{quote} {quote_match(lines[index + 1].text, (0, 0)).rstrip('.')}".strip()
         fields |= match.groupdict() if match else {}
         details = extract_details(text) if rule.pattern else ""
-        frame = _find_user_frame(lines, index) if finding.has_traceback and index is not None else None
+        frame = find_raising_frame(lines, index) if finding.has_traceback and index is not None else None
         if frame:
             location = f"at {PurePath(frame.file).name}:{frame.line}"
             details = f"{location}, {details}" if details else location

@@ -4,13 +4,17 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torchyard.diagnosis.hang.stack_locations import find_user_frame
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
+from torchyard.model.hang import Frame
 
-TRACEBACK_HEADER = "Traceback (most recent call last)"
+_HEADER = "Traceback (most recent call last)"
 _INDENT_CHARS = ("", " ", "\t", "|", "+", "\u2502", "\u2570")  # of the lines of a traceback, also of one in a box
 _MAX_FOREIGN_LINES = 50
 _MAX_PREFIX_CHARS = 300  # of a logger
 _FRAME = re.compile(r'[\s|]{1,200}File "')
+_FRAME_LOCATION = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
+_MAX_TRACEBACK_LINES = 500
 _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]{0,200}"
@@ -57,6 +61,21 @@ class ProcessLines(NamedTuple):
 
     exceptions: list[RaisedException]
     other: list[int]
+
+
+def find_raising_frame(lines: Sequence[LogLinePart], end: int) -> Frame | None:
+    """The innermost frame of the program in a traceback; None if all are those of libraries, or there is no traceback.
+
+    `end`: the index of its last line, with the exception.
+    """
+    frames: list[Frame] = []
+    for line in reversed(lines[max(end - _MAX_TRACEBACK_LINES, 0) : end]):
+        if _HEADER in line.text:
+            return find_user_frame(frames)
+        match = _FRAME_LOCATION.search(line.text)
+        if match:
+            frames.append(Frame(file=match["file"], line=int(match["line"]), function=match["function"]))
+    return None
 
 
 class _Chain:
@@ -112,7 +131,7 @@ class _TracebackReader:
         text = self._strip_prefix(line.text)
         if self._in_logging_error or _LOGGING_ERROR in text:
             self._in_logging_error = not text.startswith(_LOGGING_ERROR_END)
-        elif TRACEBACK_HEADER in text or _FRAME.match(text):
+        elif _HEADER in text or _FRAME.match(text):
             self._process_frame(index, line)
         elif text.startswith(_CHAIN_SENTENCES):
             self._is_chained = True
@@ -124,7 +143,7 @@ class _TracebackReader:
 
     def _strip_prefix(self, text: str) -> str:
         """The line without the prefix of a logger: what precedes the traceback's header, with other digits."""
-        header = text.find(TRACEBACK_HEADER)
+        header = text.find(_HEADER)
         if 0 <= header <= _MAX_PREFIX_CHARS:
             prefix = text[:header]
             escaped = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
@@ -135,7 +154,7 @@ class _TracebackReader:
 
     def _process_frame(self, index: int, line: LogLinePart) -> None:
         """Read a traceback's header, or one of its frames."""
-        prefix, header, _ = line.text.partition(TRACEBACK_HEADER)
+        prefix, header, _ = line.text.partition(_HEADER)
         if self._chain is None or not (self._in_traceback or self._is_chained):
             is_logged_below_error = bool(header) and is_harmless(prefix)
             self._chain = _Chain(index, is_harmless=is_logged_below_error, is_ignored=self._is_ignored)

@@ -138,6 +138,29 @@ def test_run_of_prefect_is_not_stopped(folder: RunFolder, capsys: pytest.Capture
     assert "`prefect flow-run cancel a-flow-run`" in capsys.readouterr().err
 
 
+def test_run_of_another_machine_is_neither_stopped_nor_reported(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that another machine has taken over has not ended."""
+    with folder.owned():
+        folder.record_event("start", run="an-id", profile="sample")
+        folder.record_event("end", end="moved", by="flow", sentence="another process owns it")
+    assert main(["stop", "sample-1"]) == 1
+    assert "run sample-1 goes on on another machine" in capsys.readouterr().err
+    assert main(["attach", "sample-1"]) == 1
+    assert "prefect flow-run retry an-id" in capsys.readouterr().err
+
+
+def test_run_whose_launcher_gave_up_may_still_have_a_job(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher that gives up leaves the job: that is not the end of the run."""
+    with folder.owned():
+        folder.record_event("start", run="an-id", profile="sample")
+        folder.record_event("step", name="submit")
+        folder.record_event("end", end="gave-up", by="flow", sentence="its processes are lost repeatedly")
+    assert main(["stop", "sample-1"]) == 1
+    assert "no process owns run sample-1" in capsys.readouterr().err
+
+
 def test_run_that_no_process_owns_is_not_stopped(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """The job of a lost run may still run: the error has the command that continues it."""
     with folder.owned():
