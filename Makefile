@@ -12,8 +12,10 @@ MUTATE ?=
 STOP ?=
 SUITE ?= unit
 SOAK ?=
-# Processes that run tests. Tests wait more than they compute: three keep two cores busy.
-WORKERS ?= 3
+# Processes that run tests. Tests wait more than they compute: five keep two cores busy.
+WORKERS ?= 5
+# Tests start thousands of processes: none must compile this program again.
+unexport PYTHONDONTWRITEBYTECODE
 CASES ?=
 CHANGED ?=
 KUBE ?=

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -17,8 +18,11 @@ from torchyard.steps.teardown import teardown
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """The folder of a run, which has no files yet."""
-    path = tmp_path / "runs" / "sample-a1b2c3d4"
+    """The folder of a run, which has no files yet.
+
+    Its name is its own: a sweep finds supervisors on the whole machine by the name of their run's folder.
+    """
+    path = tmp_path / "runs" / f"sample-{uuid4().hex[:8]}"
     path.mkdir(parents=True)
     return RunFolder(path)
 

@@ -1,9 +1,12 @@
 """The code of a job: where each attempt finds the folder that the profile names as `code`."""
 
+import platform
 from typing import TypeVar
 
+from torchyard.model.finding import warning_check
 from torchyard.model.plan import CodeClaim, StagedCode
 from torchyard.model.profile import Profile
+from torchyard.model.requirements import Advice
 from torchyard.model.run import Run
 
 MAX_PACKED_BYTES = 900 << 10  # a ConfigMap holds 1 MiB, of which the program that unpacks needs a few KiB
@@ -42,3 +45,11 @@ def locate_program(profile: P, folder: str | None) -> P:
     if folder is None or not profile.program or profile.has_image_entrypoint:
         return profile
     return profile.model_copy(update={"program": f"{folder}/{profile.program}"})
+
+
+def list_code_advice(profile: Profile) -> list[Advice]:
+    """A warning if the launcher's Python cannot parse the program of the job's code."""
+    if profile.code is None or profile.code.syntax_error is None:
+        return []
+    problem = f"{profile.program}, {profile.code.syntax_error} (Python {platform.python_version()})"
+    return [Advice(finding=warning_check("program", problem, "correct it, unless the job's Python is newer"))]

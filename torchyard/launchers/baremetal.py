@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchyard.agents import black_box, command, fabric_check, placement, process_env, torchrun
-from torchyard.agents.job_code import plan_code
+from torchyard.agents.job_code import list_code_advice, plan_code
 from torchyard.agents.placement import Options, Placement
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
@@ -115,7 +115,7 @@ def plan(profile: ResolvedProfile, run: Run) -> CommandPlan:
         expect=profile.expect,
         on_fabric=profile.on_fabric,
         on_hang=profile.on_hang,
-        requires=_list_host_requirements(job),
+        requires=(*_list_host_requirements(job), *list_code_advice(profile)),
     )
 
 

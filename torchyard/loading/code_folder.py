@@ -1,6 +1,7 @@
 """Read the folder that a profile names as `code`, when it is loaded: a run gets the files that it had then."""
 
 import os.path
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -68,4 +69,26 @@ def find_program_fault(profile: Profile, names: frozenset[str]) -> Finding | Non
     is_executed = profile.resolved_agent == "none" and not program.endswith(".py")
     if is_executed and not path.stat().st_mode & 0o100:
         return Finding("program", f"{path} is not executable", f"chmod +x {path}")
+    return None
+
+
+def find_syntax_error(profile: Profile) -> str | None:
+    """The place and the reason why this Python cannot parse the program of the code, as `line 3: invalid syntax`.
+
+    None if it can, and if there is no such program. The job may have another Python, whose syntax is newer.
+    """
+    program = profile.program or ""
+    if profile.code is None or not program.endswith(".py"):
+        return None
+    source = Path(profile.code.path, program).read_bytes()
+    try:
+        with warnings.catch_warnings():  # such as an invalid escape sequence
+            warnings.simplefilter("ignore")
+            compile(source, program, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"line {error.lineno or 1}: {error.msg}"
+    except (RecursionError, MemoryError):  # nested too deeply for this parser
+        return None
+    except ValueError as error:  # null bytes, in older versions
+        return str(error)
     return None

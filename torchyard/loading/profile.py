@@ -180,11 +180,15 @@ def _check_launcher(profile: Profile, path: Path, findings: Findings) -> Profile
         return profile
     profile, has_valid_options = _check_options(profile, launcher.Options, findings)
     if profile.code:
-        from torchyard.loading.code_folder import find_program_fault  # a profile without code is loaded faster
+        # A profile without code is loaded faster.
+        from torchyard.loading.code_folder import find_program_fault, find_syntax_error
 
         fault = find_program_fault(profile, findings.code_names)
         if fault:
             findings.add(fault)
+        else:
+            code = profile.code.model_copy(update={"syntax_error": find_syntax_error(profile)})
+            profile = profile.model_copy(update={"code": code})
     elif launcher.PROGRAM_IS_A_FILE:
         profile = _locate_program(profile, path, has_valid_options=has_valid_options)
     if not has_valid_options or findings.wrong_keys & _FILE_KEYS:  # the plan depends on the content of these files

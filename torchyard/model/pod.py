@@ -271,14 +271,18 @@ class Pod(FrozenModel):
         return {"/dev/shm": self.shm} if self.shm else {}
 
     def merge_over(self, base: "Pod") -> "Pod":
-        """Merge these settings over those of `base`: mappings and lists are joined; any other value of `self` wins."""
+        """Merge these settings over those of `base`.
+
+        Mappings and lists are joined, but an empty list of `self` removes that of `base`; any other value of `self`
+        wins.
+        """
         merged: dict[str, Any] = {}
         for name in self.model_fields_set:
             value = getattr(self, name)
             base_value = getattr(base, name)
             if isinstance(value, dict):
                 merged[name] = base_value | value
-            elif isinstance(value, tuple):
+            elif isinstance(value, tuple) and value:
                 merged[name] = _join_unique(base_value, value)
             else:
                 merged[name] = value

@@ -183,6 +183,9 @@ class Code(CodeFolder):
     """The folder, whose `path` is absolute now, with the files that it had when the profile was loaded."""
 
     archive: CodeArchive
+    syntax_error: str | None = Field(
+        None, description="`line 3: invalid syntax`, of the program, if the launcher's Python cannot parse it"
+    )
 
 
 _CODE_SCHEMA = {

@@ -11,9 +11,10 @@ from torchyard.common.page import Block, Entries, Folded, Page, Paragraph, Table
 from torchyard.common.secrets import check_exposed_secrets, mask_document, mask_text
 from torchyard.model.finding import Finding, Verdict, describe_checks
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
-from torchyard.model.pod import Mount
+from torchyard.model.pod import EnvValue, FieldReference, KeyReference, Mount
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Advice
+from torchyard.model.resolved import resolve
 from torchyard.pods.files import summarize_files
 
 _MAX_VALUE_CHARS = 500
@@ -63,9 +64,24 @@ def build_plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def format_plan(plan: Plan) -> str:
-    """The complete plan as YAML to show: secrets are masked, and each file is its size and digest."""
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(build_plan_document(plan), Dumper=dumper, sort_keys=False, width=120))
+    """The complete plan as YAML to show: secrets are masked, and each file is its size and digest.
+
+    A script is a block of its lines, as people write it.
+    """
+    return str(yaml.dump(build_plan_document(plan), Dumper=_PlanDumper, sort_keys=False, width=120))
+
+
+class _PlanDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # the faster one, if there is one
+    pass
+
+
+def _represent_text(dumper: _PlanDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return node
+
+
+_PlanDumper.add_representer(str, _represent_text)
 
 
 def list_plan_findings(plan: Plan) -> tuple[Finding, ...]:
@@ -75,7 +91,11 @@ def list_plan_findings(plan: Plan) -> tuple[Finding, ...]:
 
 
 def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
-    """The rows of the table: names and values, without empty ones. Secrets are masked."""
+    """The rows of the table: names and values, without empty ones. Secrets are masked.
+
+    Resources, networks, environment and volumes include those that the fabric of the hardware file adds.
+    """
+    resolved = resolve(profile)
     properties = {
         "launcher": profile.launcher,
         "options": join_items(profile.options),
@@ -88,9 +108,10 @@ def list_masked_properties(profile: Profile, plan: Plan) -> dict[str, str]:
         "rendezvous": "" if profile.manifest else profile.rendezvous,
         "hardware": f"{profile.hardware.name}, fabric {profile.fabric}" if profile.hardware else "",
         "network": f"{profile.network.expect.transport} promised" if profile.network else "",
-        "resources": join_items(profile.resources),
-        "environment": ", ".join(profile.env),
-        "volumes": ", ".join(f"{path} {_describe_mount(mount)}" for path, mount in profile.mounts.items()),
+        "networks": join_items(resolved.pod.networks),
+        "resources": join_items(resolved.resources),
+        "environment": _describe_env(mask_document(resolved.env)),
+        "volumes": ", ".join(f"{path} {_describe_mount(mount)}" for path, mount in resolved.mounts.items()),
         "files": ", ".join(f"{path} ({len(file.content):,} bytes)" for path, file in profile.files.items()),
         "metrics": "" if profile.metrics == "none" else str(profile.metrics),
         "deadlines": ", ".join(f"{key} {value:g} s" for key, value in profile.deadlines.model_dump().items()),
@@ -139,6 +160,20 @@ def describe_location(plan: Plan) -> str:
             if plan.launcher == "runai":
                 return "Run:ai, by its command line on this machine"
             return ", ".join(dict.fromkeys(process.host for process in plan.processes))
+
+
+def _describe_env(env: Mapping[str, EnvValue]) -> str:
+    """`NCCL_DEBUG=INFO, HF_TOKEN from secret hf`: a value that the pods read from elsewhere is named by its source."""
+    items: list[str] = []
+    for name, value in env.items():
+        if isinstance(value, KeyReference):
+            source = f"secret {value.secret}" if value.secret else f"ConfigMap {value.config_map}"
+            items.append(f"{name} from {source}")
+        elif isinstance(value, FieldReference):
+            items.append(f"{name} from the pod")
+        else:
+            items.append(f"{name}={value}")
+    return ", ".join(items)
 
 
 def _describe_mount(mount: Mount) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from torchyard.agents.job_code import list_code_advice
 from torchyard.agents.job_files import needs_config_map
 from torchyard.diagnosis.pod_facts import find_main_container, get_mapping, get_mappings
 from torchyard.lint.rdma import HCA_VARIABLE, ExpectedHcas, count_listed_hcas, list_hca_shortages
@@ -82,7 +83,7 @@ def list_pod_advice(profile: ResolvedProfile, template: Manifest) -> list[Advice
     if _has_floating_tag(profile.image or ""):
         problem = "has no fixed tag: the next run may get another program"
         findings.append(warning_check(f"image {profile.image}", problem, "name a version or a digest"))
-    return [Advice(finding=finding) for finding in findings]
+    return [*list_code_advice(profile), *(Advice(finding=finding) for finding in findings)]
 
 
 def _list_hca_shortages(profile: ResolvedProfile, template: Manifest) -> list[Finding]:

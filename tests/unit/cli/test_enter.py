@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 
@@ -22,7 +23,7 @@ from torchyard.model.profile import Deadlines
 from torchyard.model.run import Outcome, Status
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 
-NAME = "sample-a1b2c3d4"
+NAME = f"sample-{uuid4().hex[:8]}"  # supervisors are found by the name of their run's folder, on the whole machine
 
 
 @pytest.fixture

@@ -8,7 +8,11 @@ import pytest
 
 from tests.conftest import Write, load
 from torchyard.code.archive import code_folder
+from torchyard.launchers import registry
 from torchyard.model.errors import ProfileError
+from torchyard.model.finding import Finding
+from torchyard.model.requirements import Advice
+from torchyard.model.run import TRIAL_RUN
 
 
 @pytest.fixture
@@ -105,3 +109,21 @@ def test_folder_that_cannot_be_read_is_refused(write: Write, folder: Path, monke
     assert f"code: {folder}/.gitignore cannot be read: Permission denied" in refuse(
         write(program="a.py", code_folder="mine")
     )
+
+
+@pytest.mark.parametrize("launcher", ["volcano", "baremetal"])
+def test_program_with_a_syntax_error_gets_a_warning(write: Write, folder: Path, launcher: str) -> None:
+    """A program that this Python cannot parse is a warning with its line: the job's Python may be a newer one."""
+    image = None if launcher == "baremetal" else "pytorch:2.8"
+    path = write(program="a.py", code_folder="mine", launcher=launcher, image=image)
+    assert find_program_advice(path) == []
+    (folder / "a.py").write_text("import os\nif os:\nprint(1)\n")
+    (finding,) = find_program_advice(path)
+    assert finding.verdict == "warning"
+    assert finding.what.startswith("a.py, line 3: expected an indented block after 'if' statement on line 2 (Python 3.")
+
+
+def find_program_advice(path: Path) -> list[Finding]:
+    plan = registry.make_plan(load(path), TRIAL_RUN)
+    advice = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    return [finding for finding in advice if finding.where == "program"]

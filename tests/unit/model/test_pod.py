@@ -22,6 +22,12 @@ def test_lists_of_two_pods_are_merged() -> None:
     )
 
 
+def test_empty_list_removes_that_of_the_fabric() -> None:
+    """`capabilities: []` in a profile is a pod without capabilities."""
+    assert Pod(capabilities=()).merge_over(Pod(capabilities=("IPC_LOCK",))).capabilities == ()
+    assert Pod().merge_over(Pod(capabilities=("IPC_LOCK",))).capabilities == ("IPC_LOCK",)
+
+
 @pytest.mark.parametrize("keys", [{}, {"claim": "data", "host": "/data"}], ids=["none", "two"])
 def test_mount_has_exactly_one_kind(keys: dict[str, str]) -> None:
     """A mount without a volume, or with two, is refused."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.inputs.user_manifests import JOB, Launched
 from tests.support.markdown import render_html
@@ -13,7 +14,9 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.finding import Finding
 from torchyard.model.run import TRIAL_RUN, Run
 from torchyard.pages.plan import (
+    build_plan_document,
     describe_plan,
+    format_plan,
     list_masked_properties,
     list_plan_findings,
     render_checks_page,
@@ -47,13 +50,43 @@ def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
         ("pi-runai", "volumes      /mloscratch claim mlo-scratch"),
         ("yolov5-pytorchjob-etcd", "Service yolov5-pytorchjob-etcd-00000000-1-etcd"),
         ("allreduce-volcano", "files        /torchyard/allreduce.py ("),
+        ("fms-vela-gdr", "networks     multi-nic-network 1"),
+        ("fms-vela-gdr", "resources    nvidia.com/roce_gdr 2, cpu 64, memory 1Ti, gpus 8"),
+        ("yolov5-volcano", "environment  NCCL_IB_SPLIT_DATA_ON_QPS=0, NCCL_IB_QPS_PER_CONNECTION=4, "),
         ("mnist-2x4", "where        the kubeconfig's current context, its namespace"),
     ],
 )
 def test_plan_text_has_what_will_be_created_and_used(name: str, part: str) -> None:
-    """The summary has the processes or objects in their order, the volumes and files, and where they run."""
+    """The summary has the processes or objects, the volumes, files, networks and variables, and where they run.
+
+    Those of the hardware file are included.
+    """
     profile = load_profile(name)
     assert part in render_plan_text(profile, registry.make_plan(profile, TRIAL_RUN))
+
+
+def test_environment_shows_sources_and_no_secrets() -> None:
+    """A variable that pods read from elsewhere is shown with its source, and a secret value is masked."""
+    env = {
+        "A": "1",
+        "API_TOKEN": "hunter2hunter2",
+        "B": {"secret": "hf", "key": "token"},
+        "C": {"config_map": "site", "key": "c"},
+        "D": {"field": "status.podIP"},
+    }
+    profile = load_profile("mnist-pytorchjob", {"env": env})
+    text = list_masked_properties(profile, registry.make_plan(profile, TRIAL_RUN))["environment"]
+    assert text.endswith("A=1, API_TOKEN=****, B from secret hf, C from ConfigMap site, D from the pod")
+
+
+def test_scripts_of_a_plan_are_blocks_of_lines() -> None:
+    """The complete plan has a script as its lines, not as one quoted string, and is the same document."""
+    profile = load_profile("yolov5-volcano")
+    plan = registry.make_plan(profile, TRIAL_RUN)
+    text = format_plan(plan)
+    assert "- |\n" in text
+    assert "\\n" not in text
+    assert yaml.safe_load(text) == build_plan_document(plan)
 
 
 def test_plan_text_has_findings_with_their_remedies(launched: Launched, tmp_path: Path) -> None:
