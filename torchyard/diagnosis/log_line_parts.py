@@ -12,7 +12,7 @@ _MAX_LINE_PARTS = 20  # kept of a line with carriage returns: a progress bar may
 _COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
 # Prefixes of a process's lines: kubectl, srun -l, mpirun, Ray and vLLM, docker compose, the journal, torch's hook,
-# torchrun's tee.
+# torchrun's tee. Open MPI's own messages begin with `[host:pid] `.
 _LINE_PREFIX = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?| {0,4}(?P<task>\d{1,5}): (?=\S)"
     r"|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
@@ -21,7 +21,7 @@ _LINE_PREFIX = re.compile(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]: ?"
     r"|\[[Rr]ank:? ?(?P<rank>\d{1,6})\]:? ?"
     r"|\[(?![^\s\]]{0,80}\.(?:py|cc|cpp|cu|h):)(?:(?:[\w.-]{1,80}:|[A-Za-z_][\w.-]{0,80}?)(?P<local>\d{1,3})\]:"
-    r"|[A-Za-z][\w.-]{0,80}:(?P<bare>\d{1,3})\])"
+    r"|[A-Za-z][\w.-]{0,80}:(?P<bare>\d{1,3})\](?! \S))"
 )
 # Information, warnings, what a program tries again, and what it does without. Kubernetes prints `Warning` before events
 # and NCCL before errors.

@@ -5,13 +5,14 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
 from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
-from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
+from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line
 from torchyard.diagnosis.symptoms import (
     RULES_BY_DISTANCE,
     ProcessSymptoms,
@@ -23,6 +24,7 @@ from torchyard.diagnosis.tracebacks import find_raising_frame
 from torchyard.diagnosis.worker_reports import AgentReport, WorkerReport, read_agent_report
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
+from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import PROGRAM_EXIT, PROGRAM_SILENT_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
 from torchyard.model.causes.registry import LOG_RULES
@@ -38,10 +40,15 @@ _SIGTERM_CODE = -15
 _STOP_CODES = frozenset({_SIGTERM_CODE, -2, -1, -3})  # the process was stopped: what it logged before was not its end
 _SIGNAL_NAMES: dict[int | None, str] = {-number: number.name for number in signal.Signals}
 _MAX_NAMED_RANKS = 8
+_GPU_FAULTS = frozenset({GpuCause.GPU_FAULT, GpuCause.NVLINK_FAULT, GpuCause.GPU_XID})  # they cause errors of CUDA
+_GENERAL_NCCL_CAUSES = frozenset({FabricCause.NCCL_ERROR, FabricCause.NCCL_SYSTEM_ERROR, FabricCause.NCCL_CUDA_ERROR})
+_NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
+_NCCL_MESSAGE_LINES = 6  # after its first line
 
 _RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
 _NCCL_LINE = re.compile("NCCL WARN")
+_NCCL_WARNING = re.compile(r"NCCL WARN (.{3,1000})")
 _NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError")
 # An exception that only reports the failure of something else, which has logged its own before.
 _REPORTING_EXCEPTION = re.compile(
@@ -352,20 +359,24 @@ def _choose_symptom(
 ) -> _Finding | None:
     """The finding of the last exception of a process, or the nearest one of a whole node's; None if there is neither.
 
-    A line that is nearer to the origin precedes it. So does NCCL's own line an exception that reports NCCL's error, and
-    a warning about the endpoint to which a connection failed.
+    A line that is nearer to the origin precedes it. So does NCCL's own line an exception that reports NCCL's error, a
+    warning about the endpoint to which a connection failed, a line about a fault of the GPU an error of CUDA, and a
+    line about a kill an exception that only reports the end of another process.
     """
     exception: Symptom | None = None
+    candidates: list[Symptom] = []
     if exceptions:
         exception = exceptions[-1] if suspect.has_own_lines else min(exceptions, key=_symptom_distance)
         if _REPORTING_EXCEPTION.search(exception.evidence.text):
             exception = min(exceptions, key=_symptom_priority)
+            candidates += [line for line in bare_lines if line.rule.explains_signal]
     if exception is None:
         best_line = min(bare_lines, key=_symptom_priority, default=None)
         return _build_finding(suspect, best_line) if best_line else None
-    candidates = []
+    if exception.rule.cause is GpuCause.CUDA_ERROR:
+        candidates += [line for line in bare_lines if line.rule.cause in _GPU_FAULTS]
     if exception.rule.distance > Distance.OWN:
-        candidates = [line for line in bare_lines if line.rule.distance <= exception.rule.distance]
+        candidates += [line for line in bare_lines if line.rule.distance <= exception.rule.distance]
         endpoint = _ENDPOINT.search(exception.evidence.text)
         if endpoint:
             candidates += [line for line in warnings if _is_about(line, endpoint[0], exception)]
@@ -632,6 +643,23 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
     )
 
 
+def _find_nccl_warning(lines: Sequence[LogLinePart], end: int) -> str | None:
+    """What NCCL says of the error that the exception at the index `end` reports; None if it says nothing.
+
+    It is the first warning before the exception, from which later ones follow, or else the last one, which torch adds
+    to the exception.
+    """
+    for line in lines[max(end - _NCCL_WARNING_LINES, 0) : end]:
+        match = _NCCL_WARNING.search(line.text)
+        if match and not is_harmless(line.text):
+            return match[1]
+    message = lines[end + 1 : end + 1 + _NCCL_MESSAGE_LINES]
+    for line, next_line in pairwise(message):
+        if line.text.startswith("Last error:"):
+            return next_line.text.strip() or None
+    return None
+
+
 def _list_printed_lines(suspect: _Suspect) -> Sequence[LogLinePart]:
     """The lines of a process, after the traceback that torchrun reports for it."""
     return [*suspect.report.traceback, *suspect.lines] if suspect.report else suspect.lines
@@ -657,7 +685,12 @@ def _describe_cause(finding: _Finding) -> str:
         quote = quote_match(text, match.span() if match else (0, 0))
         lines = _list_printed_lines(finding.suspect)
         index = _find_line(lines, finding.evidence)
-        if quote.endswith(":") and index is not None and index + 1 < len(lines):
+        nccl_warning = None
+        if rule.cause in _GENERAL_NCCL_CAUSES and index is not None:
+            nccl_warning = _find_nccl_warning(lines, index)
+        if nccl_warning:
+            quote = quote_match(nccl_warning, (0, 0))
+        elif quote.endswith(":") and index is not None and index + 1 < len(lines):
             # Such as torch's list of all keys that a checkpoint lacks.
             quote = f"{quote} {quote_match(lines[index + 1].text, (0, 0)).rstrip('.')}".strip()
         fields |= match.groupdict() if match else {}

@@ -15,7 +15,7 @@ from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
 from torchyard.diagnosis.tracebacks import RaisedException, split_lines
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import PROGRAM_ERROR
+from torchyard.model.causes.program import PROGRAM_ERROR, ProgramCause
 from torchyard.model.causes.registry import LOG_RULES
 
 # Metrics and progress bars: a number after the name of one.
@@ -29,6 +29,9 @@ _DIAGNOSTIC = re.compile(
     r"|(?i:error|exception|fail|fatal|abort|traceback|terminat|kill|signal|cancel|warn|core dumped|backtrace|died|crash"
     r"|\bsrun\b|slurm|raylet|\bUCX\b|NET/OFI|mpirun|\bexit)"
 )
+# srun reports the end of a task, and cancels the step itself if that was a failure.
+_TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
+_SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
 RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
 _RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
 _MIN_DELAY_S = 0.5  # torchrun tees a process's two streams independently: what was printed first may be logged later
@@ -96,7 +99,6 @@ class ProcessSymptoms:
         self._progress: list[int] = []
         self._ordinary: list[int] = []
         self.exceptions: list[Symptom] = []
-        self.lines: list[Symptom] = []
         self.survived: list[Symptom] = []
         self.warnings: list[Symptom] = []
 
@@ -108,9 +110,11 @@ class ProcessSymptoms:
             symptom = self._match_exception(exception)
             is_over = exception.is_harmless or self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else self.exceptions).append(symptom)
+        current_symptoms = []
         for symptom in line_symptoms:
             is_over = self._is_early(symptom) or self._has_survived(symptom)
-            (self.survived if is_over else self.lines).append(symptom)
+            (self.survived if is_over else current_symptoms).append(symptom)
+        self.lines = self._drop_acts_of_scheduler(current_symptoms)
 
     def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
         """The symptoms in the lines outside of tracebacks; warnings, progress and other output are set apart."""
@@ -153,6 +157,27 @@ class ProcessSymptoms:
     def _is_early(self, symptom: Symptom) -> bool:
         """Whether a symptom is of an earlier start, or those that the process supervises went on for long after it."""
         return symptom.evidence.timestamp < self._early_until
+
+    def _drop_acts_of_scheduler(self, symptoms: Sequence[Symptom]) -> list[Symptom]:
+        """The symptoms without those that only follow from an earlier line.
+
+        A scheduler kills the tasks of a job that it ends, and srun cancels the step of a task that has failed.
+        """
+        kept = []
+        ended_by_scheduler = False
+        for symptom in symptoms:
+            cause = symptom.rule.cause
+            if cause is ProgramCause.KILLED and ended_by_scheduler:
+                continue
+            ended_by_scheduler = ended_by_scheduler or cause in _SCHEDULER_CAUSES
+            if cause is PlatformCause.CANCELLED and self._has_task_ended_before(symptom):
+                continue
+            kept.append(symptom)
+        return kept
+
+    def _has_task_ended_before(self, symptom: Symptom) -> bool:
+        """Whether srun has reported the end of a task before a symptom."""
+        return any(_TASK_ENDED.search(line.text) for line in self._lines[: symptom.end])
 
     def _has_survived(self, symptom: Symptom) -> bool:
         """Whether the process went on after a symptom."""

@@ -56,7 +56,7 @@ class ProcessLines(NamedTuple):
     """The lines of a process, apart.
 
     exceptions: those with a traceback or, if there are none, the lines that look like an exception.
-    other: the index of each line that is not part of a traceback.
+    other: the index of each line that is not part of a traceback, or that only reports there how a child ended.
     """
 
     exceptions: list[RaisedException]
@@ -171,6 +171,8 @@ class _TracebackReader:
         """Read a line after a frame: its source, the exception itself, or a line of another process."""
         if _EXCEPTION.match(text):
             assert self._chain
+            if _WRAPPER_EXCEPTION.match(text):
+                self.other.append(index)  # it may name the signal that ended the child
             self._chain.lines.append(line._replace(text=text))
             self._chain.message = []
             self._chain.end = index

@@ -98,6 +98,13 @@ def test_source_file_of_a_message_is_not_a_prefix(text: str) -> None:
     assert (line.text, line.local_rank, line.rank) == (text, None, None)
 
 
+def test_process_id_of_open_mpi_is_not_a_rank() -> None:
+    """Open MPI begins its own messages with host and process id; a prefix with a local rank has no space after it."""
+    message, prefixed = parse("[n1:42] Local abort before MPI_INIT", "[n1:3]  File 'train.py'")
+    assert (message.local_rank, message.rank) == (None, None)
+    assert (prefixed.local_rank, prefixed.text) == (3, "  File 'train.py'")
+
+
 def test_progress_bar_keeps_its_last_states() -> None:
     """Of a line that was redrawn thousands of times, the first and the last twenty states are read."""
     parts = parse("\r".join(f"step {step}" for step in range(5000)))

@@ -289,3 +289,101 @@ def test_peer_that_was_lost_by_an_exit_is_not_its_cause() -> None:
     failure = diagnose_failure(lines, {"node-0": 1, "node-1": None})
     assert failure
     assert (failure.node, failure.rank, failure.exit_code, failure.retry) == ("node-0", 1, 7, False)
+
+
+CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T08:22:10 ***"
+TIME_LIMIT = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T08:22:10 DUE TO TIME LIMIT ***"
+TASK_KILLED = "srun: error: n1: task 0: Killed"
+TASK_EXITED = "srun: error: n2: tasks 4-7: Exited with exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        pytest.param([TIME_LIMIT, TASK_KILLED], "time-limit", id="killed at the time limit"),
+        pytest.param([CANCELLED, TASK_KILLED], "cancelled", id="killed by a cancel"),
+        pytest.param([CANCELLED, TASK_EXITED], "cancelled", id="exited by a cancel"),
+        pytest.param([TASK_KILLED, CANCELLED], "killed", id="cancelled after a kill"),
+        pytest.param([TASK_EXITED, CANCELLED, TASK_KILLED], "program-error", id="cancelled after an exit"),
+        pytest.param([TASK_EXITED, TIME_LIMIT], "time-limit", id="exited long before the time limit"),
+    ],
+)
+def test_kill_and_cancel_by_the_scheduler_follow_from_what_came_before(rows: list[str], cause: str) -> None:
+    """A scheduler kills what it ends, and srun cancels the step of a task that failed: the first line is the cause."""
+    assert diagnose_lines({"node_0": 1}, node_0=["step 4, loss 2.1", *rows]).cause == cause
+
+
+def test_exit_of_a_task_is_reported_with_its_code() -> None:
+    """The sentence about a task of srun names the exit code that srun reports."""
+    failure = diagnose_lines({"node_0": 1}, node_0=[TASK_EXITED])
+    assert failure.sentence == (
+        "node-0 had a task of srun exit with code 3 and without a traceback: read its last lines."
+    )
+
+
+def test_refused_download_may_be_tried_again() -> None:
+    """A server that refuses too many requests may accept a later one, but a missing right stays missing."""
+    error = "requests.exceptions.HTTPError: {} for url: https://huggingface.co/x"
+    assert diagnose_lines({"node_0": 1}, node_0=[error.format("429 Client Error: Too Many Requests")]).retry
+    assert not diagnose_lines({"node_0": 1}, node_0=[error.format("401 Client Error: Unauthorized")]).retry
+
+
+def test_fault_of_the_gpu_explains_an_error_of_cuda() -> None:
+    """The kernel's line about a broken GPU is the cause of the exception, wherever it is logged; others are not."""
+    traceback = build_traceback(0, "RuntimeError: CUDA error: unspecified launch failure")
+    fault = (
+        "[default0]:NVRM: Xid (PCI:0000:3b:00): 119, pid=42, Timeout after 45s of waiting for RPC response from GPU0"
+    )
+    failure = diagnose_lines({"node_0": 1}, node_0=[*traceback, fault])
+    assert (failure.cause, failure.retry) == ("gpu-fault", True)
+    other = build_traceback(0, "KeyError: 'x'")
+    assert diagnose_lines({"node_0": 1}, node_0=[*other, fault]).cause == "program-error"
+
+
+def test_kill_explains_the_exception_about_a_lost_actor() -> None:
+    """If an exception only reports that an actor died, the line about its kill for memory is the cause."""
+    kill = (
+        "(raylet) node_manager.cc:30: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed"
+    )
+    traceback = build_traceback(0, "ray.exceptions.ActorDiedError: The actor died unexpectedly.")
+    rows = [row.removeprefix("[default0]:") for row in traceback]
+    assert diagnose_lines({"node_0": 1}, node_0=[kill, *rows]).cause == "oom-host"
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"
+
+
+@pytest.mark.parametrize(
+    ("signal", "cause"),
+    [("SIGKILL", "killed"), ("SIGSEGV", "segfault"), ("SIGABRT", "abort"), ("SIGTERM", "terminated")],
+)
+def test_signal_that_an_exception_about_a_child_names_is_the_cause(signal: str, cause: str) -> None:
+    """The exception of a launcher is not the program's, but it names the signal that ended the child."""
+    error = f"torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal {signal}"
+    rows = [row.removeprefix("[default0]:") for row in build_traceback(0, error)]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == cause
+
+
+WRAPPED_ERROR = (
+    "torch.distributed.DistBackendError: NCCL error in: x.cpp:20, unhandled system error, NCCL version 2.21.5"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            ["n1:4:5 [0] transport/p2p.cc:238 NCCL WARN failed to open the file", "n1:4:5 [0] x.cc:1 NCCL WARN Later"],
+            [],
+            id="warning",
+        ),
+        pytest.param(
+            [], ["ncclSystemError: System call failed.", "Last error:", "failed to open the file"], id="message"
+        ),
+    ],
+)
+def test_general_error_of_nccl_quotes_its_own_words(before: list[str], after: list[str]) -> None:
+    """The first warning of NCCL, or else its last error, is quoted in place of the exception that reports it."""
+    rows = [*before, *build_traceback(0, WRAPPED_ERROR), *after]
+    rows = [row if row.startswith("[") else f"[default0]:{row}" for row in rows]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert failure.cause == "nccl-system-error"
+    assert "in a system call (failed to open the file): " in failure.sentence

@@ -45,7 +45,12 @@ RETRIED = {
     "pod-network",
     "device-lost",
 }
-PARTLY_RETRIED = {"rdma-connect", "image-pull", "pod-refused"}  # their lines show more than the cause
+PARTLY_RETRIED = {
+    "rdma-connect",
+    "image-pull",
+    "pod-refused",
+    "download-failed",
+}  # their lines show more than the cause
 
 
 @pytest.mark.parametrize("name", NAMES)

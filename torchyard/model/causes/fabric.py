@@ -199,7 +199,9 @@ FABRIC_RULES = (
         symptom="called other collectives than its peers, or the same one with tensors of another size",
         patterns=(
             "mismatch between collective",
-            "collective mismatch in your code",
+            "collective mismatch (?:in your code|error)",
+            "Mismatched collective detected",
+            r"NET/.{1,200}message truncated : receiving \d",
             r"enforce fail at .{0,200}gloo.{0,80}op\.preamble\.length <= op\.nbytes",
         ),
     ),
@@ -213,6 +215,14 @@ FABRIC_RULES = (
         symptom="had NCCL fail in CUDA ({evidence})",
         patterns=("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"),
         distance=Distance.FABRIC,
+    ),
+    # One host's peers are rightly at this address, so that it proves nothing about another attempt.
+    LogRule(
+        cause=FabricCause.NCCL_CONNECT,
+        symptom="could not connect to a peer at 127.0.0.1 ({evidence})",
+        patterns=(r"connectFullMesh failed .{0,300}127\.0\.0\.1\b",),
+        own_advice="set GLOO_SOCKET_IFNAME if its peers are on other hosts, else look for their first error",
+        distance=Distance.PEER,
     ),
     LogRule(
         cause=FabricCause.NCCL_CONNECT,
@@ -238,6 +248,7 @@ FABRIC_RULES = (
             "[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer",
             "[Bb]roken [Pp]ipe",
             "Connection was likely closed",
+            "lost communication with a remote daemon",
             r"communicator was aborted(?!.{0,200}timeout)",
             "ConnectionResetError",
             r"got error: Connection",

@@ -23,7 +23,11 @@ GPU_RULES = (
     LogRule(
         cause=GpuCause.CUDA_NO_KERNEL,
         symptom="runs a CUDA build without code for this GPU",
-        patterns=("no kernel image is available", "CUDA error: invalid device function"),
+        patterns=(
+            "no kernel image is available",
+            "(?:CUDA|HIP) error: invalid device function",
+            "hipErrorNoBinaryForGpu",
+        ),
     ),
     # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74), what the GPU did; 45 only follows.
     LogRule(
@@ -46,7 +50,14 @@ GPU_RULES = (
             "fallen off the bus",
             "GPU is lost",
             "GPU requires reset",
+            "Unable to determine the device handle for GPU",
         ),
+    ),
+    LogRule(
+        cause=GpuCause.GPU_FAULT,
+        symptom="had its GPU hang ({evidence})",
+        patterns=("HW Exception by GPU node",),
+        own_advice="look for amdgpu in dmesg, and drain the node if it happens again",
     ),
     LogRule(
         cause=GpuCause.GPU_XID,
@@ -68,12 +79,18 @@ GPU_RULES = (
     LogRule(
         cause=GpuCause.DRIVER_BROKEN,
         symptom="has a broken GPU driver ({evidence})",
-        patterns=("Driver/library version mismatch", "system not yet initialized", "cudaErrorSystem[DN]"),
+        patterns=(
+            "Driver/library version mismatch",
+            "system not yet initialized",
+            "cudaErrorSystem[DN]",
+            "unsupported display driver",
+            "OS call failed or operation not supported",
+        ),
     ),
     LogRule(
         cause=GpuCause.GPU_BUSY,
         symptom="found its GPU in use by another process ({evidence})",
-        patterns=("devices are busy or unavailable", "cudaErrorDevicesUnavailable"),
+        patterns=(r"device(?:s are|\(s\) is/are) busy or unavailable", "cudaErrorDevicesUnavailable"),
     ),
     LogRule(
         cause=GpuCause.GPU_MISSING,

@@ -21,7 +21,23 @@ MEMORY_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
         symptom="was ended by Ray because host memory ran low",
-        patterns=(r"ray\.exceptions\.OutOfMemoryError", "node running low on memory"),
+        patterns=(
+            r"ray\.exceptions\.OutOfMemoryError",
+            "node running low on memory",
+            r"\b[1-9]\d{0,5} Workers .{0,40}killed due to memory pressure",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_GPU,
+        symptom="has too little free GPU memory for its KV cache ({evidence})",
+        patterns=(
+            "Free memory on device.{0,200}desired GPU memory utilization",
+            "No available memory for the cache blocks",
+            "larger than the available KV cache memory",
+            "maximum number of tokens that can be stored in (?:the )?KV cache",
+        ),
+        own_advice="check nvidia-smi for what else uses the GPU, or change gpu_memory_utilization or max_model_len",
     ),
     LogRule(
         cause=MemoryCause.OOM_GPU,
@@ -46,6 +62,7 @@ MEMORY_RULES = (
             "SIGBUS",
             _SHM + ".{0,200}No space left",
             "return code = -7",
+            "terminated with code -7",
             "No space left.{0,100}/dev/shm",
             "while creating shared memory segment",
             "posix_fallocate failed",

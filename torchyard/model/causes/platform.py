@@ -151,6 +151,7 @@ PLATFORM_RULES = (
             r"got signal: \d",
             "received SIGTERM",
             "SIGTERM received",
+            "terminated with signal SIGTERM",
             "KeyboardInterrupt",
         ),
         distance=Distance.STOPPED,

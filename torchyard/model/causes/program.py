@@ -59,6 +59,7 @@ PROGRAM_RULES = (
             r"Signals\.SIGKILL",
             r"[Ss]ignal 9\b",
             "return code = -9",
+            "terminated with code -9",
             "^Killed$",
             r"\d Killed\b",
             r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b",
@@ -84,7 +85,7 @@ PROGRAM_RULES = (
     LogRule(
         cause=ProgramCause.SEGFAULT,
         symptom="crashed in native code (SIGSEGV)",
-        patterns=("[Ss]egmentation fault", "SIGSEGV", "return code = -11"),
+        patterns=("[Ss]egmentation fault", "SIGSEGV", "return code = -11", "terminated with code -11"),
         worker_codes=(-11,),
         agent_codes=(-11,),
     ),
@@ -113,11 +114,19 @@ PROGRAM_RULES = (
             "SIGABRT",
             "Signal 6",
             "return code = -6",
+            "terminated with code -6",
             r"\(core dumped\)",
         ),
         distance=Distance.STOPPED,
         worker_codes=(-6,),
         agent_codes=(-6,),
+    ),
+    LogRule(
+        cause=ProgramCause.PROGRAM_ERROR,
+        symptom="had a task of srun exit with code {status} and without a traceback",
+        patterns=(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: Exited with exit code (?P<status>\d{1,3})",),
+        own_advice="read its last lines",
+        distance=Distance.STOPPED,
     ),
 )
 

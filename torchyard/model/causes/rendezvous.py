@@ -68,6 +68,7 @@ RENDEZVOUS_RULES = (
             "client socket has timed out",
             "DistNetworkError",
             "failed to connect to any network address",
+            r"connect\(\) timed out",
         ),
         distance=Distance.WAIT,
     ),

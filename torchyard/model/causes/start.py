@@ -88,12 +88,29 @@ START_RULES = (
             "Repo id must (?:be in the form|use alphanumeric)",
             "no file named .{1,200} found in directory",
             "does not appear to have a file named",
+            "Can't load .{1,60} (?:for|of) '",
         ),
+    ),
+    LogRule(
+        cause=StartCause.PERMISSION_DENIED,
+        symptom="was refused a login by ssh ({evidence})",
+        patterns=(
+            r"Permission denied \((?:publickey|password|keyboard|gssapi|hostbased)",
+            "Host key verification failed",
+        ),
+        own_advice="give it a key that the other host accepts, and that host's entry in known_hosts",
     ),
     LogRule(
         cause=StartCause.PERMISSION_DENIED,
         symptom="was denied access ({evidence})",
         patterns=("PermissionError", "Read-only file system", "(?<!rc)(?<!profile): Permission denied$"),
+    ),
+    LogRule(
+        cause=StartCause.DOWNLOAD_FAILED,
+        symptom="was refused a download for now ({evidence})",
+        patterns=(r"\b429\b.{0,40}Too Many Requests", r"\b50[0234] Server Error"),
+        own_advice="try again later, or download the data once for all ranks",
+        own_retry=True,
     ),
     LogRule(
         cause=StartCause.DOWNLOAD_FAILED,
@@ -103,6 +120,8 @@ START_RULES = (
             "LocalEntryNotFoundError",
             "OfflineModeIsEnabled",
             "GatedRepoError",
+            "access a gated repo",
+            r"\b4\d\d Client Error",
             "HfHubHTTPError",
             r"^botocore\.exceptions\.",
             r"^google\.(?:api_core|auth|cloud)\b",
@@ -118,7 +137,7 @@ START_RULES = (
         cause=StartCause.USAGE,
         symptom="was started with arguments that it does not accept ({evidence})",
         patterns=(
-            "error: (?:unrecognized|the following|argument|ambiguous|invalid)",
+            r"error: (?:unrecognized arg|the following arg|argument [^ :]{1,200}: |ambiguous option|invalid choice)",
             "nproc_per_node value",
             "No such option",
             "invalid choice",
