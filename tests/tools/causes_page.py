@@ -32,6 +32,10 @@ A cause is named only if a line, a status or an event proves it; without a proof
 cause only if something failed there. Warnings are not proofs, nor are lines and exceptions after which the process made
 progress. A signal or a timeout is its own cause: the report quotes another error of that process as `seen before it`.
 
+A line that only follows from another one is not the cause: a kill after the scheduler's time limit or cancel, the
+cancel of a step after a task failed, an exception about the end of another process whose kill is logged, and an error
+of CUDA where the kernel reports a fault of the GPU. Of a general error of NCCL, the warning of NCCL is quoted.
+
 If several processes failed, the first one counts, unless it only lost a peer or waited for one: then the failure of the
 peer counts, also if the peer left without a traceback, or ended with 0 before the others.
 

@@ -43,6 +43,7 @@ _MAX_NAMED_RANKS = 8
 _GPU_FAULTS = frozenset({GpuCause.GPU_FAULT, GpuCause.NVLINK_FAULT, GpuCause.GPU_XID})  # they cause errors of CUDA
 _GENERAL_NCCL_CAUSES = frozenset({FabricCause.NCCL_ERROR, FabricCause.NCCL_SYSTEM_ERROR, FabricCause.NCCL_CUDA_ERROR})
 _NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
+_LAST_NCCL_ERROR = "Last error:"
 _NCCL_MESSAGE_LINES = 6  # after its first line
 
 _RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
@@ -369,7 +370,7 @@ def _choose_symptom(
         exception = exceptions[-1] if suspect.has_own_lines else min(exceptions, key=_symptom_distance)
         if _REPORTING_EXCEPTION.search(exception.evidence.text):
             exception = min(exceptions, key=_symptom_priority)
-            candidates += [line for line in bare_lines if line.rule.explains_signal]
+            candidates += [line for line in bare_lines if _explains_end(line.rule)]
     if exception is None:
         best_line = min(bare_lines, key=_symptom_priority, default=None)
         return _build_finding(suspect, best_line) if best_line else None
@@ -383,6 +384,11 @@ def _choose_symptom(
     if _NCCL_EXCEPTION.search(exception.evidence.text):
         candidates += [line for line in bare_lines if _NCCL_LINE.search(line.evidence.text)]
     return _build_finding(suspect, min([exception, *candidates], key=_symptom_priority))
+
+
+def _explains_end(rule: LogRule) -> bool:
+    """Whether a rule is about a signal that ends a process, or its sender."""
+    return rule.explains_signal or any(code < 0 for code in rule.worker_codes)
 
 
 def _is_about(warning: Symptom, endpoint: str, exception: Symptom) -> bool:
@@ -423,6 +429,9 @@ def _find_earlier_line(finding: _Finding, symptoms: ProcessSymptoms) -> LogLineP
         return None
     candidates = [*symptoms.exceptions, *symptoms.lines, *symptoms.survived]
     own = [symptom for symptom in candidates if symptom.rule.distance == Distance.OWN]
+    shown = next((symptom for symptom in candidates if symptom.evidence is finding.evidence), None)
+    if shown:
+        own = [symptom for symptom in own if symptom.end <= shown.end]
     last = max(own, key=lambda symptom: symptom.end, default=None)
     if last is None or last.evidence is finding.evidence or last.rule.cause is finding.rule.cause:
         return None
@@ -491,9 +500,9 @@ def _find_root_cause(suspects: Sequence[_Suspect], store_finding: _Finding | Non
     return min(candidates, key=_finding_priority, default=finding)
 
 
-def _finding_priority(finding: _Finding) -> tuple[Distance, float]:
-    """The nearest cause first, then the earliest."""
-    return finding.distance, finding.timestamp
+def _finding_priority(finding: _Finding) -> tuple[Distance, float, bool]:
+    """The nearest cause first, then the earliest; in a log without times, one that says more than that NCCL failed."""
+    return finding.distance, finding.timestamp, finding.rule.cause in _GENERAL_NCCL_CAUSES
 
 
 def _can_explain(other: _Finding, finding: _Finding) -> bool:
@@ -655,8 +664,9 @@ def _find_nccl_warning(lines: Sequence[LogLinePart], end: int) -> str | None:
             return match[1]
     message = lines[end + 1 : end + 1 + _NCCL_MESSAGE_LINES]
     for line, next_line in pairwise(message):
-        if line.text.startswith("Last error:"):
-            return next_line.text.strip() or None
+        logger_prefix, marker, rest = line.text.partition(_LAST_NCCL_ERROR)
+        if marker and not rest.strip():
+            return next_line.text.removeprefix(logger_prefix).strip() or None
     return None
 
 

@@ -351,6 +351,34 @@ def test_kill_explains_the_exception_about_a_lost_actor() -> None:
     assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"
 
 
+def test_end_of_a_data_worker_explains_the_exception_about_it() -> None:
+    """A data worker reports its bus error as a line, and the rank only that a worker exited."""
+    bus_error = "[default0]:ERROR: Unexpected bus error encountered in worker. Is there enough shared memory?"
+    traceback = build_traceback(0, "RuntimeError: DataLoader worker (pid(s) 42) exited unexpectedly")
+    failure = diagnose_lines({"node_0": 1}, node_0=[bus_error, *traceback])
+    assert failure.cause == "shm-exhausted"
+    assert "seen before it" not in failure.sentence  # the exception came after it
+
+
+def test_lines_of_srun_are_no_part_of_an_exception() -> None:
+    """What srun reports after a traceback is not the rest of the exception's message."""
+    rows = [row.removeprefix("[default0]:") for row in build_traceback(0, "AssertionError: too slow")]
+    rows += [TASK_EXITED, CANCELLED, TASK_KILLED]
+    failure = diagnose_failure({"node-0": [LogLine(0.0, "node-0", row) for row in rows]}, {"node-0": 1})
+    assert failure
+    assert failure.sentence.startswith("node-0 raised AssertionError: too slow")
+
+
+def test_line_of_nccl_precedes_a_general_error_of_another_rank_at_the_same_time() -> None:
+    """In a log without times, NCCL's line without a rank says why the rank's exception reports an error of NCCL."""
+    rows = ["n1:4:5 [2] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer n2<44>"]
+    error = "torch.distributed.DistBackendError: NCCL error in: x.hpp:20, internal error, NCCL version 2.19.3"
+    rows += [row.replace("[default0]:", "[rank2]: ") for row in build_traceback(0, error)]
+    failure = diagnose_failure({"node-0": [LogLine(0.0, "node-0", row) for row in rows]}, {"node-0": 1})
+    assert failure
+    assert failure.cause == "peer-lost"
+
+
 @pytest.mark.parametrize(
     ("signal", "cause"),
     [("SIGKILL", "killed"), ("SIGSEGV", "segfault"), ("SIGABRT", "abort"), ("SIGTERM", "terminated")],
@@ -378,12 +406,13 @@ WRAPPED_ERROR = (
         pytest.param(
             [], ["ncclSystemError: System call failed.", "Last error:", "failed to open the file"], id="message"
         ),
+        pytest.param([], ["[x.py:45] Last error:", "[x.py:45] failed to open the file"], id="message of a logger"),
     ],
 )
 def test_general_error_of_nccl_quotes_its_own_words(before: list[str], after: list[str]) -> None:
     """The first warning of NCCL, or else its last error, is quoted in place of the exception that reports it."""
     rows = [*before, *build_traceback(0, WRAPPED_ERROR), *after]
-    rows = [row if row.startswith("[") else f"[default0]:{row}" for row in rows]
+    rows = [row if row.startswith("[default0]:") else f"[default0]:{row}" for row in rows]
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert failure.cause == "nccl-system-error"
     assert "in a system call (failed to open the file): " in failure.sentence

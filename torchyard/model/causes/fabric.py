@@ -187,6 +187,12 @@ FABRIC_RULES = (
     ),
     LogRule(
         cause=FabricCause.NCCL_NO_INTERFACE,
+        symptom="did not find the network that NCCL_NET names ({evidence})",
+        patterns=(r"\bError: network .{1,80} not found",),
+        own_advice="correct NCCL_NET, or install its plugin in the image",
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_NO_INTERFACE,
         symptom="found no network interface for its collectives",
         patterns=(
             "[Nn]o (?:usable )?(?:socket )?interface found",
@@ -249,6 +255,7 @@ FABRIC_RULES = (
             "[Bb]roken [Pp]ipe",
             "Connection was likely closed",
             "lost communication with a remote daemon",
+            "failed to recv, got 0 bytes",
             r"communicator was aborted(?!.{0,200}timeout)",
             "ConnectionResetError",
             r"got error: Connection",

@@ -80,7 +80,8 @@ GPU_RULES = (
         cause=GpuCause.DRIVER_BROKEN,
         symptom="has a broken GPU driver ({evidence})",
         patterns=(
-            "Driver/library version mismatch",
+            "[Dd]river/library version mismatch",
+            "nvml error: driver not loaded",
             "system not yet initialized",
             "cudaErrorSystem[DN]",
             "unsupported display driver",

@@ -90,6 +90,8 @@ MEMORY_RULES = (
             "Stale (?:NFS )?file handle",
             "OSError.{0,20}Input/output error",
             "Remote I/O error",
+            "file write failed: Input/output error",
+            "Cannot send after transport endpoint shutdown",
             "Transport endpoint is not connected: '",
         ),
     ),

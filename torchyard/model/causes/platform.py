@@ -53,13 +53,14 @@ PLATFORM_RULES = (
         patterns=(
             _PULL_FAILED + r".{0,400}(?:denied|[Uu]nauthorized|authentication required|no basic auth|\b40[134]\b)",
             _PULL_FAILED + ".{0,400}(?:not found|manifest unknown)",
+            r"/manifests/\S{1,200} returned error code: 40[134]\b",
         ),
         failure_words=("ErrImagePull", "ImagePullBackOff", "ailed to pull", "pulling image"),
     ),
     LogRule(
         cause=PlatformCause.IMAGE_PULL,
         symptom="could not pull its image ({evidence})",
-        patterns=("ErrImagePull", "ImagePullBackOff", "[Ff]ailed to pull image"),
+        patterns=("ErrImagePull", "ImagePullBackOff", "[Ff]ailed to pull image", "failed to import docker image"),
         own_retry=True,
     ),
     LogRule(
@@ -152,6 +153,7 @@ PLATFORM_RULES = (
             "received SIGTERM",
             "SIGTERM received",
             "terminated with signal SIGTERM",
+            r"return code = -(?:15|2)\b",
             "KeyboardInterrupt",
         ),
         distance=Distance.STOPPED,

@@ -40,6 +40,16 @@ PROGRAM_RULES = (
     ),
     LogRule(
         cause=MemoryCause.OOM_HOST,
+        symptom="was killed by its scheduler at its limit of memory ({evidence})",
+        patterns=(
+            "exceeded memory limit .{0,80}being killed",
+            "TERM_MEMLIMIT",
+            r"PBS: job killed: [pv]?mem \d",
+        ),
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
         symptom="could not allocate host memory ({evidence})",
         patterns=("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"),
     ),

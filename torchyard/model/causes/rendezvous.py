@@ -42,7 +42,12 @@ RENDEZVOUS_RULES = (
     LogRule(
         cause=RendezvousCause.PORT_TAKEN,
         symptom="found its port taken",
-        patterns=("EADDRINUSE", "[Aa]ddress already in use", "failed to listen on any local"),
+        patterns=(
+            "EADDRINUSE",
+            "[Aa]ddress already in use",
+            "failed to listen on any local",
+            "another process is utilizing it",
+        ),
     ),
     LogRule(
         cause=RendezvousCause.ETCD_GONE,
