@@ -110,7 +110,7 @@ class ProcessSymptoms:
             symptom = self._match_exception(exception)
             is_over = exception.is_harmless or self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else self.exceptions).append(symptom)
-        current_symptoms = []
+        current_symptoms: list[Symptom] = []
         for symptom in line_symptoms:
             is_over = self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else current_symptoms).append(symptom)

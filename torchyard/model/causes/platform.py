@@ -102,6 +102,7 @@ PLATFORM_RULES = (
         symptom="was on a node that failed",
         patterns=(
             "DUE TO NODE FAILURE",
+            "srun: error: Node failure on ",
             "NODE_FAIL",
             "NodeLost",
             "DeletionByTaintManager",
