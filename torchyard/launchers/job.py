@@ -130,6 +130,9 @@ def _list_faults(job: Manifest) -> list[Finding]:
     spec = pod_facts.get_mapping(job, "spec")
     completions = spec.get("completions")
     pod_count = spec.get("parallelism") if completions is None else completions
+    if spec.get("completionMode") == "Indexed" and completions is None:
+        problem = "the API server rejects an Indexed Job without it"
+        return [Finding(f"{describe_object(job)}, spec.completions", problem, f"write {pod_count or 1}")]
     if spec.get("completionMode") == "Indexed" or pod_count in (None, 1):
         return []
     problem = "without Indexed the pods of a Job have random names, and a run could not tell its nodes apart"

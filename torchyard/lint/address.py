@@ -188,7 +188,10 @@ def _find_missing_service(job: Workload, services: Set[str]) -> Iterator[Finding
             service = _find_pod_service(job)
             if service and not subdomain:
                 problem = f"without it the names of the pods, such as {job.name}-0.{service}, do not resolve"
-                yield Finding(f"{group.pod_path}.subdomain", problem, f"write {service}")
+                fix = f"write {service}"
+                if service not in services:
+                    fix += ", and add a Service with this name and clusterIP None to the manifest"
+                yield Finding(f"{group.pod_path}.subdomain", problem, fix)
     for key_path, host, _ in _list_addresses(job):
         service = host.partition(".")[0]
         if _SERVICE_PATTERN.fullmatch(host) and service not in services and not _is_own_name(job, host):

@@ -14,6 +14,7 @@ from torchyard.lint.appwrapper import lint_appwrappers
 from torchyard.lint.fields import find_refused_fields, find_refused_metadata, find_refused_numbers
 from torchyard.lint.pod import POD_RULES
 from torchyard.lint.rdma import find_missing_hcas
+from torchyard.lint.rejected import REJECTION_RULES
 from torchyard.lint.torchrun import TORCHRUN_RULES, find_etcd_without_v2, find_shared_rendezvous_ids
 from torchyard.lint.workload import (
     ManifestContainer,
@@ -88,7 +89,7 @@ def _find_duplicate_pods(jobs: Sequence[Workload]) -> Iterator[tuple[str, Findin
     locations_by_pod: dict[tuple[str, str], list[str]] = defaultdict(list)
     for job in jobs:
         if job.name:
-            for pod_name in job.pod_names:
+            for pod_name in dict.fromkeys(job.pod_names):  # two parts of one name are another trap
                 locations_by_pod[job.namespace, pod_name].append(job.location)
     pods_by_locations = {}
     for (_, pod_name), locations in reversed(locations_by_pod.items()):  # so that the first shared pod is reported
@@ -241,13 +242,6 @@ def _has_default_port(container: YamlNode) -> bool:
     return True
 
 
-def _find_unwritten_master(job: Workload) -> Iterator[Finding]:
-    master = yaml_value(job.spec, "pytorchReplicaSpecs", "Master")
-    if job.kind == "pytorchjob" and isinstance(master, Mapping) and yaml_number(master.get("replicas")) != 1:
-        problem = "the webhook rejects a Master without replicas: 1"
-        yield Finding("spec.pytorchReplicaSpecs.Master.replicas", problem, "write 1")
-
-
 def _find_operator_restarts(job: Workload) -> Iterator[Finding]:
     if job.kind != "pytorchjob":
         return
@@ -325,19 +319,6 @@ def _find_standalone(job: Workload) -> Iterator[Finding]:
         yield Finding("spec.elasticPolicy.standalone", problem, "remove the key")
 
 
-def _find_rejected_roles(job: Workload) -> Iterator[Finding]:
-    if job.kind != "pytorchjob":
-        return
-    for group in job.groups:
-        names = [container.spec.get("name") for container in group.containers]
-        if names and "pytorch" not in names:
-            problem = "the webhook rejects a role without a container named pytorch"
-            yield Finding(f"{group.pod_path}.containers", problem, "give this name to the container that trains")
-    if job.elastic_policy is not None and job.groups and _find_worker_group(job) is None:
-        problem = "the webhook rejects an elasticPolicy without a Worker"
-        yield Finding("spec.elasticPolicy", problem, "remove it, or write a Worker")
-
-
 # --- JobSet and Job ------------------------------------------------------------------------------------------------
 
 
@@ -365,18 +346,6 @@ def _find_job_restarts(job: Workload) -> Iterator[Finding]:
             policy_text = "OnFailure" if restart_policy else "OnFailure, the default of a JobSet,"
             problem = f"{policy_text} restarts a failed container in its pod {effect}"
             yield Finding(f"{group.pod_path}.restartPolicy", problem, f"write Never, and {fix}")
-
-
-def _find_rejected_job(job: Workload) -> Iterator[Finding]:
-    for group in job.groups if job.kind in ("job", "jobset") else ():
-        policy = group.pod.get("restartPolicy")
-        key_path = f"{group.pod_path}.restartPolicy"
-        if job.kind == "job" and group.pod and policy not in ("Never", "OnFailure"):
-            problem = "the API server rejects a Job without restartPolicy Never or OnFailure"
-            yield Finding(key_path, problem, "write Never")
-        elif group.spec.get("podFailurePolicy") and policy != "Never":
-            problem = "the API server rejects a Job with a podFailurePolicy unless its restartPolicy is Never"
-            yield Finding(key_path, problem, "write Never")
 
 
 def _find_missing_completion_index(job: Workload) -> Iterator[Finding]:
@@ -407,14 +376,12 @@ _RULES: tuple[_LintRule, ...] = (
     _find_missing_index,
     _find_unknown_variables,
     _find_common_port,
-    _find_unwritten_master,
     _find_operator_restarts,
     _find_elastic_start,
     _find_early_success,
     _find_many_restarts,
     _find_standalone,
-    _find_rejected_roles,
     _find_job_restarts,
-    _find_rejected_job,
     _find_missing_completion_index,
+    *REJECTION_RULES,
 )

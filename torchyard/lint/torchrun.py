@@ -29,6 +29,7 @@ _NEW_ID_FIXES = {
 }
 _RANK_FIX = "--node-rank with the pod's index"
 _ADDRESS_FIX = "--rdzv-backend=c10d with the first pod's address as --rdzv-endpoint"
+_INDEX_PATTERN = re.compile(r"\$[{(]?(?:V[CK]_TASK_INDEX|JOB_COMPLETION_INDEX)[})]?")
 # Parts of the names of fields in a Volcano Job's pods whose values do not change at a restart.
 _LASTING_FIELD_PARTS = ("group-name", "job-name")
 
@@ -73,6 +74,30 @@ def _find_same_node_rank(job: Workload) -> Iterator[Finding]:
         if rank and agent.nodes is not None and agent.has_address and agent.group.replicas > 1:
             problem = f"each of the {agent.group.replicas} pods has the node rank {rank}: they do not find each other"
             yield Finding(agent.container.script_path, problem, f"write {_RANK_FIX}, or {_ADDRESS_FIX}")
+
+
+def _find_repeated_ranks(job: Workload) -> Iterator[Finding]:
+    """Yield a node rank that is the pod's number in its task or Job, if pods of several of them train together."""
+    agents = [agent for agent in _list_agents(job) if _is_rank_an_index(job, agent)]
+    set_sizes: list[int] = []
+    for agent in agents:
+        job_size = yaml_number(agent.group.spec.get("parallelism")) or 1
+        is_one_set = job.kind != "jobset"
+        set_sizes += [agent.group.replicas] if is_one_set else [job_size] * (agent.group.replicas // max(job_size, 1))
+    nodes = {_read_max_nodes(agent.nodes) for agent in agents}
+    if len(set_sizes) > 1 and len(nodes) == 1 and (nodes.pop() or 0) > max(set_sizes):
+        agent = agents[-1]
+        rank = agent.container.find_option("node-rank")
+        set_name = "Job" if job.kind == "jobset" else "task"
+        problem = f"{rank} counts the pods of each {set_name} from 0: the first pods of all have the same node rank"
+        yield Finding(agent.container.script_path, problem, f"write {_ADDRESS_FIX}")
+
+
+def _is_rank_an_index(job: Workload, agent: "_Agent") -> bool:
+    """Whether an agent's node rank in a static rendezvous is the number of its pod in its task or Job."""
+    rank = agent.container.find_option("node-rank") or ""
+    backend = agent.container.find_option("rdzv-backend")
+    return job.kind in ("volcano", "jobset") and backend in (None, "static") and bool(_INDEX_PATTERN.fullmatch(rank))
 
 
 class _Agent(NamedTuple):
@@ -318,6 +343,7 @@ TORCHRUN_RULES = (
     _find_repeated_options,
     _find_missing_rendezvous,
     _find_same_node_rank,
+    _find_repeated_ranks,
     _find_too_few_pods,
     _find_too_many_pods,
     _find_missing_python_etcd,

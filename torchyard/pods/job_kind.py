@@ -151,6 +151,25 @@ def list_queue_requirements(job_kind: JobKind, main: Manifest, location: str) ->
     return (ReferencedObject(object_kind="LocalQueue", name=local_queue),)
 
 
+def list_queue_traps(job_kind: JobKind, main: Manifest) -> list[Finding]:
+    """What makes a manifest's job without a queue of Kueue start too early, or never."""
+    if _get_local_queue(main) or job_kind.kueue_alternative:
+        return []
+    location = describe_object(main)
+    traps: list[Finding] = []
+    if pod_facts.get_mapping(main, "metadata", "annotations").get(QUEUE_LABEL):
+        problem = f"Kueue reads {QUEUE_LABEL} from the labels: as an annotation it does not hold the job back"
+        traps.append(warning_check(f"{location}, metadata.annotations", problem, "write it in metadata.labels"))
+    for keys in (("spec",), ("spec", "runPolicy")):
+        if pod_facts.get_mapping(main, *keys).get("suspend") is True:
+            problem = (
+                "the job is suspended, and Kueue resumes only a job in a queue: it waits until somebody resumes it"
+            )
+            fix = f"remove it, or name a LocalQueue in metadata.labels, {QUEUE_LABEL}"
+            traps.append(warning_check(f"{location}, {'.'.join(keys)}.suspend", problem, fix))
+    return traps
+
+
 def _get_local_queue(main: Manifest) -> str:
     """The queue of Kueue that a label of the job's main object names; "" without the label."""
     return pod_facts.to_text(pod_facts.get_mapping(main, "metadata", "labels").get(QUEUE_LABEL))

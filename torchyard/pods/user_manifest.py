@@ -36,6 +36,7 @@ from torchyard.pods.job_kind import (
     describe_object,
     get_name,
     list_queue_requirements,
+    list_queue_traps,
     plan_job,
 )
 from torchyard.pods.manifest_names import JobReference, Renaming, rename_references
@@ -86,7 +87,7 @@ def plan_manifest(
     companions = [document for document in documents if document is not main]
     is_renamed = profile.manifest_name == "run"
     # Before the job gets another name: findings are in the manifest's own words.
-    traps = lint_manifest(documents)
+    traps = (*lint_manifest(documents), *list_queue_traps(job_kind, main))
     queue_requirements = list_queue_requirements(job_kind, main, f"{describe_object(main)}, metadata.labels")
     located_pods = locate_pods(main, job_kind)
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED

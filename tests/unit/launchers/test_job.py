@@ -160,6 +160,13 @@ def test_job_whose_pods_have_random_names_is_refused(launched: Launched, spec: d
         launched(document, launcher="job")
 
 
+def test_indexed_job_without_completions_is_refused(launched: Launched) -> None:
+    """The API server requires the number of pods of an Indexed Job, and the refusal says which to write."""
+    spec = {"template": MANIFEST["spec"]["template"], "completionMode": "Indexed", "parallelism": 2}  # type: ignore[index]
+    with pytest.raises(ProfileError, match=r"Job train, spec.completions: the API server rejects .*; write 2$"):
+        launched(MANIFEST | {"spec": spec}, launcher="job")
+
+
 @pytest.mark.parametrize("spec", [{}, {"completions": 1, "parallelism": 4}, {"parallelism": 1}])
 def test_job_of_one_pod_needs_no_index(launched: Launched, spec: dict[str, Any]) -> None:
     """The only pod of a Job is its node, although its name has no number."""

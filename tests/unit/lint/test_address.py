@@ -155,3 +155,15 @@ def test_large_pods_may_have_a_node_each() -> None:
     manifest = LAUNCH_MANIFEST.replace("{<<: *replica}", "{<<: *replica, replicas: 3}").replace("gpu: 4", "gpu: 8")
     manifest = manifest.replace("--nnodes=2", "--nnodes=4")
     assert lint_manifest(parse(manifest)) == ()
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("peers", "write peers"), ("others", "write peers, and add a Service")])
+def test_missing_subdomain_names_the_missing_service_too(name: str, remedy: str) -> None:
+    """Who writes the subdomain needs the Service as well, if the manifest does not have it."""
+    manifest = INDEXED_JOB.replace("$JOB-0.peers", "train-0.peers").replace(
+        "subdomain: peers\n", "dnsPolicy: Default\n"
+    )
+    findings = lint_manifest(parse(manifest.replace("metadata: {name: peers}", f"metadata: {{name: {name}}}")))
+    (fix,) = [finding.remedy for finding in findings if "do not resolve" in finding.what and "subdomain" in finding.where]
+    assert fix is not None
+    assert fix.partition(" with")[0] == remedy

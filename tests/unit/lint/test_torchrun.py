@@ -20,6 +20,7 @@ C10D_MANIFEST = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
 STATIC_MANIFEST = C10D_MANIFEST.replace("--rdzv-backend=c10d", "").replace(
     '--rdzv-endpoint="$first:2379"', "--master-addr=$first"
 )
+SECOND_TASK_COMMAND = "spec.tasks[1].template.spec.containers[0].command"
 VOLCANO_COMMAND_PATH = f"{POD}.containers[0].command"
 TRAPS: list[Trap] = [
     (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),
@@ -77,6 +78,42 @@ def test_more_pods_than_nodes_are_reported(jobs: int, pods: int, is_reported: bo
     problems = [finding.what for finding in lint_manifest(parse(manifest)) if "find no place" in finding.what]
     expected = f"the rendezvous takes 2 nodes, and {jobs * pods} pods start torchrun: the others find no place"
     assert problems == ([expected] if is_reported else [])
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text", "is_reported"),
+    [
+        ("", "", True),
+        ("=$VC_TASK_INDEX", "=$(VC_TASK_INDEX)", False),  # in a script it is a substitution, whose value is not known
+        ("=$VC_TASK_INDEX", "=$RANK", False),
+        ("--nnodes=4", "--nnodes=2", False),
+        ("--nnodes=4", "--nnodes=$NODES", False),
+        ("--master-addr", "--rdzv-backend=c10d --master-addr", False),
+    ],
+)
+def test_index_in_a_task_is_no_rank_of_several_tasks(old_text: str, new_text: str, is_reported: bool) -> None:
+    """The pods of two tasks have the same node ranks if each takes its number in its own task."""
+    manifest = STATIC_MANIFEST.replace("--nnodes=$VC_WORKER_NUM", "--nnodes=4").replace(old_text, new_text)
+    manifest = manifest.replace("  - name: worker\n    replicas", "  - &task\n    name: worker\n    replicas", 1)
+    manifest += "  - {<<: *task, name: server}\n"
+    warnings = [finding for finding in lint_manifest(parse(manifest)) if "the same node rank" in finding.what]
+    assert [finding.where for finding in warnings] == [f"Job train, {SECOND_TASK_COMMAND}"] * is_reported
+
+
+@pytest.mark.parametrize(("nodes", "is_reported"), [(4, True), (2, False)])
+def test_completion_index_is_no_rank_of_several_jobs(nodes: int, is_reported: bool) -> None:
+    """The pods of two Jobs of a JobSet count from 0 each, which is their rank only if each Job trains alone."""
+    address = (
+        f"--nnodes={nodes}\n              - --node-rank=$(JOB_COMPLETION_INDEX)\n              - --master-addr=$(HEAD)"
+    )
+    manifest = JOBSET.replace("--nnodes=2", address).replace("- name: worker\n", "- name: worker\n    replicas: 2\n", 1)
+    manifest = manifest.replace("              - --rdzv-backend=c10d\n", "")
+    manifest = manifest.replace("              - --rdzv-endpoint=$(HEAD)-worker-0-0.$(HEAD):29417\n", "")
+    problems = [finding.what for finding in lint_manifest(parse(manifest)) if "the same node rank" in finding.what]
+    expected = (
+        "$(JOB_COMPLETION_INDEX) counts the pods of each Job from 0: the first pods of all have the same node rank"
+    )
+    assert problems == [expected] * is_reported
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders.plan_parts import list_requirements
 from tests.conftest import Planned
-from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched
+from tests.inputs.user_manifests import JOB, PYTORCHJOB, Launched, change_spec
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Advice, ReferencedObject
 from torchyard.pods.job_kind import QUEUE_LABEL, PodSet
@@ -66,6 +66,33 @@ def test_queue_of_kueue_in_a_manifest(launched: Launched, name: str) -> None:
     problems = [advice.finding for advice in list_requirements(plan, Advice) if "Kueue" in advice.finding.what]
     assert queues == ["team-a"] * is_kueue_managed
     assert [problem.where for problem in problems] == [f"{obj['kind']} train, metadata.labels"] * (not is_kueue_managed)
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "volcano"])
+def test_queue_in_an_annotation_is_reported(launched: Launched, name: str) -> None:
+    """Kueue reads its queue from a label alone, so the same key as an annotation holds no job back."""
+    document, is_kueue_managed = QUEUED_MANIFESTS[name]
+    plan = launched(document | {"metadata": {"name": "train", "annotations": {QUEUE_LABEL: "team-a"}}}, launcher=name)
+    places = [
+        advice.finding.where
+        for advice in list_requirements(plan, Advice)
+        if "does not hold the job back" in advice.finding.what
+    ]
+    assert places == [f"{document['kind']} train, metadata.annotations"] * is_kueue_managed
+    assert not list_requirements(plan, ReferencedObject)
+
+
+@pytest.mark.parametrize("queue", ["team-a", None])
+def test_suspended_job_without_a_queue_is_reported(launched: Launched, queue: str | None) -> None:
+    """A suspended job waits for Kueue, which resumes only a job that is in a queue."""
+    job = change_spec(PYTORCHJOB, runPolicy={"suspend": True})
+    plan = launched(job | {"metadata": {"name": "train", "labels": {QUEUE_LABEL: queue}}}, launcher="pytorchjob")
+    places = [
+        advice.finding.where
+        for advice in list_requirements(plan, Advice)
+        if "until somebody resumes it" in advice.finding.what
+    ]
+    assert places == ["PyTorchJob train, spec.runPolicy.suspend"] * (queue is None)
 
 
 def test_first_pod_is_a_value_of_the_plan(planned: Planned) -> None:
