@@ -136,6 +136,7 @@ _JOB_KIND = JobKind(
         ObjectKind(api="networking.k8s.io/v1", kind="NetworkPolicy"),
     ),
     has_service=True,
+    config_map_suffix="-svc",  # of the plugin svc, with the names of the hosts
     kueue_alternative="use a queue of Volcano (options.queue, in a manifest spec.queue), or another launcher",
 )
 

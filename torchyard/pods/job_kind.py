@@ -96,6 +96,8 @@ class JobKind(NamedTuple):
     has_ports: the controller gives each pod a port, which is the node's under its network.
     has_random_suffix: the pods' names end in a random word.
     has_service: the controller creates a headless Service of the job's name, through which the pods find each other.
+    config_map_suffix: what follows the job's name in that of the ConfigMap that the controller creates for it; empty if
+        it creates none.
     kueue_alternative: what to do instead of naming a queue of Kueue, which does not manage jobs of this kind; empty if
         it does.
     """
@@ -112,6 +114,7 @@ class JobKind(NamedTuple):
     has_ports: bool = False
     has_random_suffix: bool = False
     has_service: bool = False
+    config_map_suffix: str = ""
     kueue_alternative: str = ""
 
 

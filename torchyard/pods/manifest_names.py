@@ -74,6 +74,7 @@ _VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w+|\$\(\w[^()\n]*\))"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
 _HOST_OPTION = r"(?:addr|address|endpoint|host|hostname|(?<![a-z])ip|url|server|service|svc)"
 _FILE_NAME_END = r"(?!\.(?:py|sh|ya?ml|json|log|txt|pth?|tar|gz)\b)"
+_SED_PATTERN = r"\bs/[^/\n]*/"  # of a sed expression, before its replacement
 _KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
 _HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
 # A part of a pod's name, by its number from the start. `rev` before it makes that the number from the end.
@@ -97,12 +98,14 @@ class JobReference(NamedTuple):
     name: in the manifest.
     roles: the names of its sets of pods, which are called <name>-<role>-<i>; "" if they are called <name>-<i>.
     has_service: its controller creates a headless Service of the job's name.
+    config_map: the name of the ConfigMap that its controller creates for it; empty if it creates none.
     """
 
     kind: str
     name: str
     roles: tuple[str, ...]
     has_service: bool
+    config_map: str = ""
 
 
 class Renaming(NamedTuple):
@@ -208,6 +211,8 @@ class _Marker:
             self._objects[job.kind, job.name] = mark
             if job.has_service:
                 self._objects["Service", job.name] = mark
+            if job.config_map:
+                self._objects["ConfigMap", job.config_map] = job.config_map.replace(job.name, mark, 1)
         for text in texts:
             self._add_companion(text)
         self._variables = {name for text in texts for name in self._list_name_variables(text.value)}
@@ -259,6 +264,7 @@ class _Marker:
             roles = _alternate(role for role in job.roles if role)
             if roles:
                 yield re.compile(rf"{_START}{name}(?=-(?:{roles})-)"), mark
+                yield re.compile(rf"({_SED_PATTERN}){name}(?=-(?:{roles})-)"), rf"\1{mark}"
                 yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles})[\"']?(?:[\s;&]|$))"), rf"\1{mark}"
             if "" in job.roles:
                 yield re.compile(rf"{_START}{name}(?=-(?:\d{{1,4}}|{_VARIABLE})\.)"), mark

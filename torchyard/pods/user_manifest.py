@@ -147,7 +147,8 @@ def _rename_job(main: Manifest, documents: Sequence[Manifest], new_name: str, jo
     for obj in (main,) if job is main else (main, job):
         name = (obj.get("metadata") or {}).get("name")
         if isinstance(name, str) and name not in [reference.name for reference in jobs]:
-            jobs.append(JobReference(obj["kind"], name, tuple(dict.fromkeys(roles)), job_kind.has_service))
+            config_map = f"{name}{job_kind.config_map_suffix}" if job_kind.config_map_suffix else ""
+            jobs.append(JobReference(obj["kind"], name, tuple(dict.fromkeys(roles)), job_kind.has_service, config_map))
     renaming = rename_references(documents, jobs, new_name)
     for obj in (main, job):
         obj["metadata"] = (obj.get("metadata") or {}) | {"name": new_name}

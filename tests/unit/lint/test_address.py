@@ -164,6 +164,8 @@ def test_missing_subdomain_names_the_missing_service_too(name: str, remedy: str)
         "subdomain: peers\n", "dnsPolicy: Default\n"
     )
     findings = lint_manifest(parse(manifest.replace("metadata: {name: peers}", f"metadata: {{name: {name}}}")))
-    (fix,) = [finding.remedy for finding in findings if "do not resolve" in finding.what and "subdomain" in finding.where]
+    (fix,) = [
+        finding.remedy for finding in findings if "do not resolve" in finding.what and "subdomain" in finding.where
+    ]
     assert fix is not None
     assert fix.partition(" with")[0] == remedy

@@ -7,7 +7,7 @@ import pytest
 
 from torchyard.pods.manifest_names import JobReference, rename_references
 
-VOLCANO = JobReference("Job", "train", ("master", "worker"), has_service=True)
+VOLCANO = JobReference("Job", "train", ("master", "worker"), has_service=True, config_map="train-svc")
 PYTORCHJOB = JobReference("PyTorchJob", "train", ("master", "worker"), has_service=False)
 JOBSET = JobReference("JobSet", "train", ("node-0", "node"), has_service=True)
 INDEXED = JobReference("Job", "train", ("",), has_service=False)
@@ -55,6 +55,7 @@ REFERENCES = [
     (VOLCANO, "torchrun --rdzv_endpoint=train:29500", f"torchrun --rdzv_endpoint={NEW}:29500"),
     (VOLCANO, "i=${HOSTNAME#train-worker-}", f"i=${{HOSTNAME#{NEW}-worker-}}"),
     (VOLCANO, "hostname | sed s/train-worker-//", f"hostname | sed s/{NEW}-worker-//"),
+    (VOLCANO, "sed -i s/HEAD/train-master-0.train/ hosts", f"sed -i s/HEAD/{NEW}-master-0.{NEW}/ hosts"),
     (VOLCANO, "JOB=train; ping $JOB-worker-0", f"JOB={NEW}; ping $JOB-worker-0"),
     (VOLCANO, "P=train-worker; ping $P-0", f"P={NEW}-worker; ping $P-0"),
     (VOLCANO, "kubectl get pods -l volcano.sh/job-name=train", f"kubectl get pods -l volcano.sh/job-name={NEW}"),
@@ -138,6 +139,14 @@ def test_config_map_that_a_controller_may_create_is_a_doubt() -> None:
     assert replaced == []
     assert "volumes[0].configMap.name" in doubt
     assert "the ConfigMap rings-config-train stays as it is" in doubt
+
+
+def test_config_map_that_the_controller_creates_follows() -> None:
+    """Volcano's plugin svc creates a ConfigMap <job>-svc, which the pods may mount themselves."""
+    volumes = [{"configMap": {"name": "train-svc"}}, {"configMap": {"name": "train-data"}}]
+    (job,), _, doubts = rename(VOLCANO, build_job(VOLCANO, volumes=volumes))
+    names = [volume["configMap"]["name"] for volume in job["spec"]["template"]["spec"]["volumes"]]
+    assert (names, doubts) == ([f"{NEW}-svc", "train-data"], [])
 
 
 def test_claim_with_the_jobs_name_stays() -> None:

@@ -397,3 +397,12 @@ def test_trap_in_a_manifest_has_its_line(write: Write, tmp_path: Path) -> None:
     for key, line in lines_by_key.items():
         finding = findings[f"Job train, {key}"]
         assert (finding.file, finding.line) == (str(tmp_path / "job.yaml"), line)
+
+
+def test_hosts_of_a_volcano_job_follow_its_name(launched: Launched) -> None:
+    """The ConfigMap of the plugin svc is called after the job, so pods that mount it follow the run's name."""
+    pod: dict[str, Any] = {"containers": POD["spec"]["containers"], "volumes": [{"configMap": {"name": "train-svc"}}]}
+    tasks = [{"name": "worker", "replicas": 1, "template": {"spec": pod}}]
+    plan = launched(change_spec(JOB, tasks=tasks, minAvailable=1), launcher="volcano")
+    (volume,) = plan.objects[-1]["spec"]["tasks"][0]["template"]["spec"]["volumes"]
+    assert volume["configMap"]["name"] == f"{plan.job}-svc"
