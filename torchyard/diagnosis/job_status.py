@@ -24,6 +24,7 @@ from torchyard.diagnosis.pod_facts import (
     is_being_deleted,
     is_container_down,
     to_number,
+    to_text,
 )
 from torchyard.diagnosis.pod_reasons import (
     PodProblem,
@@ -36,6 +37,11 @@ from torchyard.diagnosis.pod_reasons import (
 from torchyard.diagnosis.queues import kueue
 from torchyard.model.causes.pods import PodCause
 from torchyard.model.run import Failure, Observation, State, Status
+
+_DEADLINE_REASON = "DeadlineExceeded"  # of a Job's condition
+_OPERATOR_DEADLINE = (
+    "longer than specified deadline"  # in the message of the Training Operator, whose reason is general
+)
 
 
 class Gang(NamedTuple):
@@ -94,11 +100,13 @@ def build_succeeded_status(observed: Observation, job: Mapping[str, Any], gang: 
     Controllers report an elastic job as done as soon as one worker is, and may then remove the others: of those that
     are removed, the last state that was seen counts, or the controller's own number. They also report a job as done
     whose pods were asked to end, by a drain for example, and have saved their work and ended with 0: that one failed.
+    If the job itself says how many or which pods have to succeed, the others may fail.
     """
     pods = select_job_pods(observed)
-    for name, exit_code in get_pod_exit_codes(pods).items():
-        if exit_code and not is_being_deleted(pods[name]):
-            return build_failed_status(observed, "the job is reported as complete")
+    exit_codes = get_pod_exit_codes(pods)
+    failed_pods = [name for name, exit_code in exit_codes.items() if exit_code and not is_being_deleted(pods[name])]
+    if failed_pods and not _has_own_success_rule(job):
+        return build_failed_status(observed, "the job is reported as complete")
     unfinished_count = sum(_is_unfinished(pod) for pod in pods.values())
     if unfinished_count:
         return Status(state="running", reason=f"{len(pods) - unfinished_count} of {len(pods)} pods are done")
@@ -110,12 +118,25 @@ def build_succeeded_status(observed: Observation, job: Mapping[str, Any], gang: 
     planned_pods = max(gang.pod_count, succeeded, len(pods))
     if not planned_pods:
         return Status(state="succeeded", reason="its controller says so; its pods are gone")
-    if succeeded >= planned_pods:
+    if failed_pods:
+        reason = f"{succeeded} of {planned_pods} pods succeeded, as many as the job requires"
+    elif succeeded >= planned_pods:
         reason = f"{planned_pods} of {planned_pods} pods succeeded"
     else:
         count = f"{succeeded} of {planned_pods}"
         reason = f"its controller reports success; {count} pods were seen to succeed, the others are gone"
     return Status(state="succeeded", reason=reason + _describe_survived_kills(pods))
+
+
+def _has_own_success_rule(job: Mapping[str, Any]) -> bool:
+    """Whether a job itself says which or how many of its pods have to succeed, so that the others may fail.
+
+    By the successPolicy of a Job or of a JobSet, for which `All` of its Jobs is the default, or Volcano's minSuccess.
+    """
+    spec = get_mapping(job, "spec")
+    policy = get_mapping(spec, "successPolicy")
+    has_policy = policy.get("rules") or policy.get("targetReplicatedJobs") or policy.get("operator") == "Any"
+    return bool(has_policy) or to_number(spec.get("minSuccess")) > 0
 
 
 def _find_disruption(pods: Pods, gang: Gang) -> Failure | None:
@@ -227,6 +248,8 @@ def build_failed_status(observed: Observation, fallback: str) -> Status:
     first_failed = _find_first_failed_pod(observed, pods)
     retries = count_retries(observed)
     failure = find_pod_failure(pods, math.inf)
+    if failure is None and first_failed is None:
+        failure = _find_job_deadline(observed)
     if failure is None:
         failure = _find_pod_deletion(observed, first_failed.failed_at if first_failed else math.inf)
     if failure:
@@ -239,6 +262,20 @@ def build_failed_status(observed: Observation, fallback: str) -> Status:
     being_removed = ", ".join(name for name, pod in pods.items() if is_being_deleted(pod))
     reason = f"{fallback}; being removed: {being_removed}" if being_removed else fallback
     return Status(state="failed", reason=reason, retries=retries)
+
+
+def _find_job_deadline(observed: Observation) -> Failure | None:
+    """The failure of a job that its controller ended after its activeDeadlineSeconds; None if it did not.
+
+    The controller has deleted the pods then, which nobody else did.
+    """
+    for key, obj in observed.states.items():
+        condition = None if _is_pod_key(key) else find_condition(obj, "Failed")
+        message = to_text((condition or {}).get("message"))
+        if condition and (condition.get("reason") == _DEADLINE_REASON or _OPERATOR_DEADLINE in message):
+            sentence = f"the {key.partition('/')[0]} ended by its own activeDeadlineSeconds: {message}"
+            return Failure(cause=PodCause.POD_DEADLINE, sentence=sentence)
+    return None
 
 
 def _find_first_failed_pod(observed: Observation, pods: Pods) -> _FailedPod | None:

@@ -30,6 +30,7 @@ _INSTALL_COMMAND = (
 _INDEX_FIELD = "metadata.annotations['volcano.sh/task-index']"
 # Phases that cannot become a success. An Aborted Job could be resumed by hand, which does not happen to a run's Job.
 _ENDED_PHASES = {"Terminating": "is being terminated", "Terminated": "was terminated", "Failed": "failed"}
+_TTL_PHASES = ("Failed", "Terminated")  # in which the TTL deletes a job that has failed
 _ABORTED_PHASES = {"Aborting": "is being aborted", "Aborted": "was aborted"}
 _FINAL_PHASES = _ENDED_PHASES | _ABORTED_PHASES
 
@@ -166,7 +167,7 @@ def read_status(observed: Observation) -> Status:
     gang = _read_gang(job)
     if phase == "Completed":  # also while it is being deleted, as it is after its TTL
         return job_status.build_succeeded_status(observed, job, gang)
-    if pod_facts.is_being_deleted(job) and phase != "Failed":
+    if pod_facts.is_being_deleted(job) and phase not in _TTL_PHASES:
         return job_status.build_deleted_status(_KIND)
     if phase in _FINAL_PHASES:
         return job_status.build_failed_status(observed, f"the Job {_FINAL_PHASES[phase]} by Volcano")
@@ -193,4 +194,5 @@ def _is_doomed(job: Mapping[str, Any], pods: pod_facts.Pods, gang: job_status.Ga
     failed = [
         pod for pod in pods.values() if pod_facts.get_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
     ]
-    return bool(failed) and gang.pod_count - len(failed) < gang.min_pods
+    needed_pods = pod_facts.to_number(pod_facts.get_mapping(job, "spec").get("minSuccess")) or gang.min_pods
+    return bool(failed) and gang.pod_count - len(failed) < needed_pods

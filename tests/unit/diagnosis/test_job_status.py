@@ -40,6 +40,58 @@ def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
     )
 
 
+JOB_DEADLINE = {"reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
+OPERATOR_DEADLINE = {
+    "reason": "PyTorchJobFailed",
+    "message": "PyTorchJob x has failed because it was active longer than specified deadline",
+}
+
+
+@pytest.mark.parametrize(("kind", "condition"), [("Job", JOB_DEADLINE), ("PyTorchJob", OPERATOR_DEADLINE)])
+def test_pods_that_a_deadline_has_deleted_are_not_the_cause(kind: str, condition: dict[str, str]) -> None:
+    """A job that its own time limit has ended is not tried again, although its pods were deleted while they ran."""
+    removed = build_ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z")
+    job = {"status": {"conditions": [{"type": "Failed", "status": "True"} | condition]}}
+    states = {f"{kind}/x": job, "Removed/worker-0": removed}
+    failure = job_status.build_failed_status(Observation(states, frozenset()), "").failure
+    assert failure
+    assert (failure.cause, failure.retry) == ("pod-deadline", False)
+    assert failure.sentence == f"the {kind} ended by its own activeDeadlineSeconds: {condition['message']}"
+    states["Pod/worker-1"] = build_ended_pod("Failed", 7, 20)
+    status = job_status.build_failed_status(Observation(states, frozenset()), "")
+    assert status.reason == "worker-1 ended with exit code 7"
+
+
+SUCCESS_RULES: dict[str, dict[str, Any]] = {
+    "Job": {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}},
+    "JobSet, some Jobs": {"successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]}},
+    "JobSet, any Job": {"successPolicy": {"operator": "Any"}},
+    "Volcano Job": {"minSuccess": 1},
+}
+NO_RULES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "JobSet, default": {"successPolicy": {"operator": "All"}},
+    "JobSet, all Jobs": {"successPolicy": {"operator": "All", "targetReplicatedJobs": []}},
+    "Volcano Job": {"minSuccess": None, "minAvailable": 1},
+}
+
+
+@pytest.mark.parametrize("spec", SUCCESS_RULES.values(), ids=SUCCESS_RULES)
+def test_job_with_a_success_rule_may_have_failed_pods(spec: dict[str, Any]) -> None:
+    """A job that says which or how many pods must succeed has succeeded when its controller says so."""
+    states = {"Pod/worker-0": DONE, "Pod/worker-1": build_ended_pod("Failed", 1, 20)}
+    status = job_status.build_succeeded_status(Observation(states, frozenset()), {"spec": spec}, job_status.Gang(2, 2))
+    assert (status.state, status.reason) == ("succeeded", "1 of 2 pods succeeded, as many as the job requires")
+
+
+@pytest.mark.parametrize("spec", NO_RULES.values(), ids=NO_RULES)
+def test_job_without_a_success_rule_fails_with_a_pod(spec: dict[str, Any]) -> None:
+    """A job that its controller reports as done has failed with a pod, unless the job itself says otherwise."""
+    states = {"Pod/worker-0": DONE, "Pod/worker-1": build_ended_pod("Failed", 1, 20)}
+    status = job_status.build_succeeded_status(Observation(states, frozenset()), {"spec": spec}, job_status.Gang(2, 1))
+    assert (status.state, status.reason) == ("failed", "worker-1 ended with exit code 1")
+
+
 @pytest.mark.parametrize(("min_pods", "is_failed"), [(1, False), (2, True)])
 def test_elastic_job_continues_without_a_pod_that_cannot_start(min_pods: int, is_failed: bool) -> None:
     """A pod that cannot start ends only a job that needs it."""

@@ -2,13 +2,18 @@
 
 from typing import Any
 
+import pytest
+
 from tests.builders.plan_parts import get_local_address, list_requirements
 from tests.conftest import Planned
+from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.observed_moments import explain_wait, find_moments, get_job, get_phase, get_pods
 from tests.inputs.user_manifests import JOB, Launched, change_spec
 from torchyard.diagnosis.pod_facts import find_main_container
+from torchyard.launchers import volcano as volcano_launcher
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Advice, OpenQueue
+from torchyard.model.run import Observation, Status
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 ELASTIC = {"nodes": {"min": 2, "max": 8}}
@@ -117,3 +122,32 @@ def test_closed_queue_is_the_reason_before_there_are_pods(planned: Planned) -> N
     explanation = explain_wait(planned(nodes=2), find_moments("volcano-queue", "pending")[-1])
     assert "waits in queue space-volcano-queue since" in explanation
     assert "(its PodGroup is Pending: the queue is full or closed" in explanation
+
+
+# --- statuses that the recordings do not have
+
+
+def read_job(phase: str, spec: dict[str, Any], metadata: dict[str, Any], **pods: dict[str, Any]) -> Status:
+    """The status of a Job of two workers in a phase."""
+    tasks = [{"name": "worker", "replicas": 2}]
+    job = {"metadata": metadata, "spec": {"tasks": tasks} | spec, "status": {"state": {"phase": phase}}}
+    states = {"Job/train": job} | {f"Pod/{node.replace('_', '-')}": pod for node, pod in pods.items()}
+    return volcano_launcher.read_status(Observation(states, frozenset()))
+
+
+@pytest.mark.parametrize(("min_success", "state"), [(1, "running"), (2, "failed"), (None, "failed")])
+def test_job_continues_while_enough_pods_can_succeed(min_success: int | None, state: str) -> None:
+    """A pod that fails ends a Job only if the others are too few for its minSuccess, or without one for its gang."""
+    failed = build_ended_pod("Failed", 7, 20)
+    running = {"status": {"phase": "Running"}}
+    status = read_job("Running", {"minSuccess": min_success}, {}, worker_0=running, worker_1=failed)
+    assert status.state == state
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"), [("Failed", "failed"), ("Terminated", "failed"), ("Terminating", "gone"), ("Running", "gone")]
+)
+def test_failed_job_that_its_ttl_deletes_has_ended(phase: str, state: str) -> None:
+    """Volcano's TTL deletes a Job that has ended; any other Job was deleted by somebody else."""
+    metadata = {"deletionTimestamp": "2023-11-14T22:13:40Z"}
+    assert read_job(phase, {}, metadata, worker_0=build_ended_pod("Failed", 7, 20)).state == state
