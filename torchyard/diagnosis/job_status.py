@@ -238,11 +238,12 @@ def _describe_survived_kills(pods: Pods) -> str:
     return f"; but {', '.join(survivors)} ran out of memory on the way" if survivors else ""
 
 
-def build_failed_status(observed: Observation, fallback: str) -> Status:
+def build_failed_status(observed: Observation, fallback: str, *, given_up_at: float = math.inf) -> Status:
     """The status of a failed job, from the pod that failed first; a deleted pod is killed, which proves nothing.
 
     Pods that were removed count as well: a controller that restarts a job, or gives it up, removes those that failed.
-    `fallback`: the reason if no pod shows one.
+    `fallback`: the reason if no pod shows one. `given_up_at`: when the controller decided to give up a job of which no
+    pod had failed, in seconds since the epoch; the pods that were deleted from then on, it has deleted.
     """
     pods = select_job_pods(observed)
     first_failed = _find_first_failed_pod(observed, pods)
@@ -251,7 +252,8 @@ def build_failed_status(observed: Observation, fallback: str) -> Status:
     if failure is None and first_failed is None:
         failure = _find_job_deadline(observed)
     if failure is None:
-        failure = _find_pod_deletion(observed, first_failed.failed_at if first_failed else math.inf)
+        failed_at = first_failed.failed_at if first_failed else math.inf
+        failure = _find_pod_deletion(observed, min(failed_at, given_up_at))
     if failure:
         return Status(state="failed", reason=failure.sentence, failure=failure, retries=retries)
     if first_failed:

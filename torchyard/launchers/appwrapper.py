@@ -353,6 +353,8 @@ _RETRY_PHASES = {
     "Resetting": "removes a failed try, to start again",
     "Suspending": "is being preempted by its queue",
 }
+# Of the controller, to end a try in which nothing has failed: too few pods ran in time, or a node is not healthy.
+_OWN_REASONS = ("InsufficientPodsReady", "AutopilotNoExecute")
 # Plain Pods have no status of their own that reports their end together.
 _ENDED_PHASES_OF_PODS = {"Pod": ("Succeeded", *_ENDED_PHASES)}
 _PENDING_PHASES = _WAITING_PHASES | _RETRY_PHASES
@@ -390,7 +392,15 @@ def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any], inner
     """The status of an AppWrapper that has given up. A missing component was deleted by another user."""
     if _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent":
         return job_status.build_deleted_status(f"{inner_job.kind} in the AppWrapper")
-    return job_status.build_failed_status(observed, f"the AppWrapper failed{_quote_failed_try(wrapper)}")
+    reason = f"the AppWrapper failed{_quote_failed_try(wrapper)}"
+    return job_status.build_failed_status(observed, reason, given_up_at=_read_time_of_giving_up(wrapper))
+
+
+def _read_time_of_giving_up(wrapper: Mapping[str, Any]) -> float:
+    """When the controller ended a try for a reason of its own; infinity if a pod or the job in it failed."""
+    condition = _find_unhealthy_condition(wrapper)
+    has_own_reason = condition.get("reason") in _OWN_REASONS
+    return pod_facts.parse_timestamp(condition.get("lastTransitionTime")) if has_own_reason else math.inf
 
 
 def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
+from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.kueue import PREEMPTED, build_workload
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
@@ -163,6 +164,27 @@ def test_failed_try_is_quoted() -> None:
     unhealthy = {"type": "Unhealthy", "status": "True", "message": "Found 1 failed components"}
     status = appwrapper.read_status(observe(phase="Resetting", conditions=[unhealthy]))
     assert status.reason == "the AppWrapper removes a failed try, to start again: Found 1 failed components"
+
+
+@pytest.mark.parametrize(
+    ("reason", "deleted_at", "cause"),
+    [
+        ("InsufficientPodsReady", "2023-11-14T22:13:35Z", None),
+        ("AutopilotNoExecute", "2023-11-14T22:13:36Z", None),
+        ("InsufficientPodsReady", "2023-11-14T22:13:34Z", "pod-deleted"),
+        ("FailedComponent", "2023-11-14T22:13:35Z", "pod-deleted"),
+    ],
+)
+def test_pods_that_the_controller_has_deleted_are_not_the_cause(
+    reason: str, deleted_at: str, cause: str | None
+) -> None:
+    """If the controller ends a try in which nothing failed, its own words are the reason, and not the pods it deletes."""
+    unhealthy = {"type": "Unhealthy", "status": "True", "reason": reason, "message": "1 pods running"}
+    observed = observe(phase="Failed", conditions=[unhealthy | {"lastTransitionTime": "2023-11-14T22:13:35Z"}])
+    removed = build_ended_pod("Running", 0, 0, deletionTimestamp=deleted_at)
+    status = appwrapper.read_status(observed._replace(states={**observed.states, "Removed/worker-0": removed}))
+    assert (status.state, status.failure.cause if status.failure else None) == ("failed", cause)
+    assert cause or status.reason == "the AppWrapper failed: 1 pods running"
 
 
 def test_job_whose_component_was_deleted_is_gone() -> None:
