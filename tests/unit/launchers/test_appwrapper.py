@@ -178,11 +178,11 @@ def test_failed_try_is_quoted() -> None:
 def test_pods_that_the_controller_has_deleted_are_not_the_cause(
     reason: str, deleted_at: str, cause: str | None
 ) -> None:
-    """If the controller ends a try in which nothing failed, its own words are the reason, and not the pods it deletes."""
+    """If the controller ends a try in which nothing failed, its own words are the reason, not the deleted pods."""
     unhealthy = {"type": "Unhealthy", "status": "True", "reason": reason, "message": "1 pods running"}
     observed = observe(phase="Failed", conditions=[unhealthy | {"lastTransitionTime": "2023-11-14T22:13:35Z"}])
     removed = build_ended_pod("Running", 0, 0, deletionTimestamp=deleted_at)
-    status = appwrapper.read_status(observed._replace(states={**observed.states, "Removed/worker-0": removed}))
+    status = appwrapper.read_status(observed._replace(states=dict(observed.states) | {"Removed/worker-0": removed}))
     assert (status.state, status.failure.cause if status.failure else None) == ("failed", cause)
     assert cause or status.reason == "the AppWrapper failed: 1 pods running"
 

@@ -127,11 +127,11 @@ def test_closed_queue_is_the_reason_before_there_are_pods(planned: Planned) -> N
 # --- statuses that the recordings do not have
 
 
-def read_job(phase: str, spec: dict[str, Any], metadata: dict[str, Any], **pods: dict[str, Any]) -> Status:
+def read_job(phase: str, spec: dict[str, Any], metadata: dict[str, Any], *pods: dict[str, Any]) -> Status:
     """The status of a Job of two workers in a phase."""
     tasks = [{"name": "worker", "replicas": 2}]
     job = {"metadata": metadata, "spec": {"tasks": tasks} | spec, "status": {"state": {"phase": phase}}}
-    states = {"Job/train": job} | {f"Pod/{node.replace('_', '-')}": pod for node, pod in pods.items()}
+    states = {"Job/train": job} | {f"Pod/worker-{index}": pod for index, pod in enumerate(pods)}
     return volcano_launcher.read_status(Observation(states, frozenset()))
 
 
@@ -140,7 +140,7 @@ def test_job_continues_while_enough_pods_can_succeed(min_success: int | None, st
     """A pod that fails ends a Job only if the others are too few for its minSuccess, or without one for its gang."""
     failed = build_ended_pod("Failed", 7, 20)
     running = {"status": {"phase": "Running"}}
-    status = read_job("Running", {"minSuccess": min_success}, {}, worker_0=running, worker_1=failed)
+    status = read_job("Running", {"minSuccess": min_success}, {}, running, failed)
     assert status.state == state
 
 
@@ -150,4 +150,4 @@ def test_job_continues_while_enough_pods_can_succeed(min_success: int | None, st
 def test_failed_job_that_its_ttl_deletes_has_ended(phase: str, state: str) -> None:
     """Volcano's TTL deletes a Job that has ended; any other Job was deleted by somebody else."""
     metadata = {"deletionTimestamp": "2023-11-14T22:13:40Z"}
-    assert read_job(phase, {}, metadata, worker_0=build_ended_pod("Failed", 7, 20)).state == state
+    assert read_job(phase, {}, metadata, build_ended_pod("Failed", 7, 20)).state == state
