@@ -43,6 +43,7 @@ _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
 _COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 _DEFAULT_BACKOFF_LIMIT = 6  # of a Job
 _MAX_RESTARTS = 10
+_IN_PLACE_RESTART = "InPlaceRestart"  # of a JobSet, which requires the largest backoffLimit
 _MAX_KEY_PATHS = 3  # of one finding, so that it stays short
 
 
@@ -326,6 +327,8 @@ def _find_job_restarts(job: Workload) -> Iterator[Finding]:
     """Yield restarts of a failed pod alone, before its Job fails."""
     if job.kind not in ("jobset", "job") or job.pod_count < 2:
         return
+    if yaml_value(job.spec, "failurePolicy", "restartStrategy") == _IN_PLACE_RESTART:
+        return  # the containers restart in their pods, all together
     for group in job.groups:
         limit = yaml_number(group.spec.get("backoffLimit"))
         has_own_policy = group.spec.get("podFailurePolicy") or group.spec.get("backoffLimitPerIndex") is not None

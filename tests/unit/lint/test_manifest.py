@@ -220,6 +220,16 @@ def test_restart_without_peers_gets_no_warning(old_text: str, new_text: str) -> 
     assert lint_manifest(parse(manifest)) == ()
 
 
+@pytest.mark.parametrize(("strategy", "is_reported"), [("InPlaceRestart", False), ("Recreate", True)])
+def test_restart_of_all_containers_in_place_gets_no_warning(strategy: str, is_reported: bool) -> None:
+    """A JobSet that restarts its containers in their pods, all together, needs the backoffLimit that allows it."""
+    manifest = RESTARTED_JOBSET.replace("backoffLimit: 3", "backoffLimit: 2147483647")
+    manifest = manifest.replace("Policy: Never", "Policy: OnFailure")
+    manifest = manifest.replace("{maxRestarts: 2}", f"{{maxRestarts: 2, restartStrategy: {strategy}}}")
+    problems = [finding.what for finding in lint_manifest(parse(manifest))]
+    assert any("its peers hang" in problem for problem in problems) is is_reported
+
+
 @pytest.mark.parametrize(
     ("old_text", "new_text"),
     [
