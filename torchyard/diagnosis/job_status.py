@@ -189,7 +189,8 @@ def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: G
         return build_deleted_status(job_kind.kind)
     failed_condition = find_condition(job, "Failed")
     if failed_condition:
-        return build_failed_status(observed, f"the {job_kind.kind} failed: {failed_condition.get('message', '')}")
+        words = to_text(failed_condition.get("message")) or to_text(failed_condition.get("reason"))
+        return build_failed_status(observed, f"the {job_kind.kind} failed{f': {words}' if words else ''}")
     if find_condition(job, job_kind.success_condition):
         return build_succeeded_status(observed, job, gang)
     if is_being_deleted(job):

@@ -62,6 +62,23 @@ def test_pods_that_a_deadline_has_deleted_are_not_the_cause(kind: str, condition
     assert status.reason == "worker-1 ended with exit code 7"
 
 
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ({"message": "out of retries", "reason": "BackoffLimitExceeded"}, "the Job failed: out of retries"),
+        ({"message": None, "reason": "BackoffLimitExceeded"}, "the Job failed: BackoffLimitExceeded"),
+        ({"message": None}, "the Job failed"),
+    ],
+)
+def test_failed_job_is_quoted_as_far_as_it_says_why(condition: dict[str, Any], reason: str) -> None:
+    """The reason of a failed job is its controller's message, or else its word for it."""
+    job = {"status": {"conditions": [{"type": "Failed", "status": "True"} | condition]}}
+    terms = job_status.JobKindTerms("Job", "Complete", "spec.suspend")
+    status = job_status.find_condition_status(Observation({"Job/x": job}, frozenset()), terms, job_status.Gang(1, 1))
+    assert status
+    assert (status.state, status.reason) == ("failed", reason)
+
+
 SUCCESS_RULES: dict[str, dict[str, Any]] = {
     "Job": {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}},
     "JobSet, some Jobs": {"successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]}},
