@@ -16,8 +16,10 @@ from torchyard.diagnosis.pod_facts import (
     find_own_failure,
     get_container_end,
     get_container_start,
+    get_creation_time,
     get_deletion_time,
     get_mapping,
+    get_mappings,
     get_pod_exit_code,
     get_pod_exit_codes,
     get_pod_phase,
@@ -39,6 +41,7 @@ from torchyard.model.causes.pods import PodCause
 from torchyard.model.run import Failure, Observation, State, Status
 
 _DEADLINE_REASON = "DeadlineExceeded"  # of a Job's condition
+_CREATION_DELAY_S = 5  # of a pod, after its Job has started
 _OPERATOR_DEADLINE = (
     "longer than specified deadline"  # in the message of the Training Operator, whose reason is general
 )
@@ -278,7 +281,22 @@ def _find_job_deadline(observed: Observation) -> Failure | None:
         if condition and (condition.get("reason") == _DEADLINE_REASON or _OPERATOR_DEADLINE in message):
             sentence = f"the {key.partition('/')[0]} ended by its own activeDeadlineSeconds: {message}"
             return Failure(cause=PodCause.POD_DEADLINE, sentence=sentence)
+        if condition and _has_reached_a_limit(observed, obj):
+            sentence = "a Job of the JobSet ended by its own activeDeadlineSeconds: its pods were deleted at that age"
+            return Failure(cause=PodCause.POD_DEADLINE, sentence=sentence)
     return None
+
+
+def _has_reached_a_limit(observed: Observation, jobset: Mapping[str, Any]) -> bool:
+    """Whether a removed pod had the age at which the Job that a JobSet made for it ends; the JobSet does not say so."""
+    for replicated_job in get_mappings(jobset, "spec", "replicatedJobs"):
+        limit_s = to_number(get_mapping(replicated_job, "template", "spec").get("activeDeadlineSeconds"))
+        prefix = f"{to_text(replicated_job.get('name'))}-"
+        for key, pod in _iter_removed_pods(observed):
+            age_s = get_deletion_time(pod) - get_creation_time(pod)
+            if limit_s and _get_node(key).startswith(prefix) and abs(age_s - limit_s) <= _CREATION_DELAY_S:
+                return True
+    return False
 
 
 def _find_first_failed_pod(observed: Observation, pods: Pods) -> _FailedPod | None:

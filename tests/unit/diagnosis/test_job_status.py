@@ -63,6 +63,29 @@ def test_pods_that_a_deadline_has_deleted_are_not_the_cause(kind: str, condition
 
 
 @pytest.mark.parametrize(
+    ("limit_s", "node", "cause"),
+    [
+        (60, "worker-0-0", "pod-deadline"),
+        (600, "worker-0-0", "pod-deleted"),
+        (None, "worker-0-0", "pod-deleted"),
+        (60, "head-0-0", "pod-deleted"),
+    ],
+)
+def test_jobset_whose_pods_have_reached_the_age_limit_of_their_job(limit_s: int | None, node: str, cause: str) -> None:
+    """A JobSet does not say that a Job of it ran too long, but the pods were deleted at exactly that age."""
+    times = {"creationTimestamp": "2023-11-14T22:12:36Z", "deletionTimestamp": "2023-11-14T22:13:35Z"}
+    removed = build_ended_pod("Running", 0, 0)
+    removed["metadata"] = times
+    worker = {"name": "worker", "template": {"spec": {"activeDeadlineSeconds": limit_s}}}
+    conditions = [{"type": "Failed", "status": "True", "message": "one or more job failures"}]
+    jobset = {"spec": {"replicatedJobs": [worker]}, "status": {"conditions": conditions}}
+    states: dict[str, Any] = {"JobSet/x": jobset, f"Removed/{node}": removed}
+    failure = job_status.build_failed_status(Observation(states, frozenset()), "").failure
+    assert failure
+    assert failure.cause == cause
+
+
+@pytest.mark.parametrize(
     ("condition", "reason"),
     [
         ({"message": "out of retries", "reason": "BackoffLimitExceeded"}, "the Job failed: out of retries"),
