@@ -39,7 +39,8 @@ PLAIN_NODES = 2
 DEFAULT_GPUS = 8  # of a node whose hardware file does not have a number
 FAKE_LABEL = {"type": "kwok"}
 PLUGIN_NAMESPACE = "nvidia-network-operator"  # the namespace of device plugins
-NODE_SIZE = {"cpu": "128", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+# Large: tests that run at the same time must not wait for each other's nodes.
+NODE_SIZE = {"cpu": "512", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
 
 
 def build_nodes() -> list[Object]:

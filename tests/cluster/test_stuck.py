@@ -191,7 +191,7 @@ def test_gang_that_never_fits(job_factory: JobFactory) -> None:
     """The failure of a start deadline explains what the gang needs and what the nodes have."""
     failure = job_factory.run_to_failure(job_factory.plan({"resources.cpu": 1000}), start_deadline_s=8.0)
     assert failure.sentence.startswith("not started within 8 s (deadlines.start): waits for the gang: it needs 2 pods")
-    assert check_sentence(failure, "4 nodes: cpu 128 < 1000") == ("unschedulable", False)
+    assert check_sentence(failure, "4 nodes: cpu 512 < 1000") == ("unschedulable", False)
 
 
 def test_taint(job_factory: JobFactory, own_node: str) -> None:

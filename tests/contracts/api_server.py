@@ -247,3 +247,10 @@ class ApiContract:
         (item,) = client.list("v1", "ConfigMap", query)
         assert "kind" not in raw
         assert (item["apiVersion"], item["kind"]) == ("v1", "ConfigMap")
+
+    def test_list_of_metadata_lacks_the_rest(self, client: Client, name: str) -> None:
+        """A list whose reader needs only the metadata has no more, and the kind of the objects; our client adds it."""
+        client.create(build_config_map(name, labels={LABEL: name}) | {"data": {"a": "b"}})
+        (item,) = client.list("v1", "ConfigMap", {"labelSelector": f"{LABEL}={name}"}, is_metadata_enough=True)
+        assert sorted(item) == ["apiVersion", "kind", "metadata"]
+        assert (item["apiVersion"], item["kind"], item["metadata"]["name"]) == ("v1", "ConfigMap", name)

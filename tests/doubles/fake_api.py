@@ -24,6 +24,7 @@ OBJECT_PATH = re.compile(
     r"(?:/namespaces/(?P<space>[^/]+)(?=/))?/(?P<rest>.+)"
 )
 POLL_INTERVAL_S = 0.05
+METADATA_LIST = "PartialObjectMetadataList"
 
 
 class ReceivedRequest(NamedTuple):
@@ -169,7 +170,8 @@ class FakeApi:
             return response
         path = self.parse_path(request.path)
         if not path.name and request.method == "GET":
-            return self.list(path.kind, path.namespace, request.query)
+            response = self.list(path.kind, path.namespace, request.query)
+            return build_metadata_list(response) if METADATA_LIST in request.accept else response
         if not path.name and request.method == "DELETE":
             return self.delete_collection(path, request.query)
         key = ObjectKey(path.kind, path.namespace or "", path.name)
@@ -329,6 +331,13 @@ class FakeApi:
                 version = change.version
                 if path.namespace in (None, change.key.namespace) and matches_selectors(change.obj, request.query):
                     yield {"type": change.event, "object": change.obj}
+
+
+def build_metadata_list(full_list: Object) -> Object:
+    """A list of the metadata of objects, whose items name their kind."""
+    type_fields = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    items = [type_fields | {"metadata": obj["metadata"]} for obj in full_list["items"]]
+    return full_list | {"kind": METADATA_LIST, "apiVersion": "meta.k8s.io/v1", "items": items}
 
 
 def get_kind_key(obj: Object) -> str:

@@ -43,7 +43,7 @@ def test_second_process_leaves_the_run_to_its_owner(
 
 def test_run_lost_three_times_is_given_up(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """Three losses in a row at the same step end as GaveUp, of type Crashed, with the reason as the message."""
-    run = create_run(ticks=600)
+    run = create_run(ticks=6000)
     for losses in (1, 2, 3):
         run.kill_when(lambda: have_ranks_ticked(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
     run.start_process().communicate()
@@ -67,7 +67,7 @@ def test_on_launcher_lost_stop_ends_the_job(create_run: Callable[..., FlowRunPro
 
 def test_run_can_be_cancelled_without_a_signal(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A run without a worker can be cancelled, because it polls Prefect for its state."""
-    run = create_run(ticks=600)
+    run = create_run(ticks=6000)
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     run.cancel()
@@ -77,7 +77,7 @@ def test_run_can_be_cancelled_without_a_signal(create_run: Callable[..., FlowRun
 
 def test_cancelled_run_is_not_resumed(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """If a launcher is killed while its run is being cancelled, its watchdog completes the cancel."""
-    run = create_run(ticks=600)
+    run = create_run(ticks=6000)
 
     def cancel_once_ticking() -> bool:
         return have_ranks_ticked(tmp_path) and run.cancel()
@@ -89,7 +89,7 @@ def test_cancelled_run_is_not_resumed(create_run: Callable[..., FlowRunProcesses
 
 def test_sweep_removes_only_abandoned_jobs(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A sweep removes a job once its launcher is dead and its lease has expired, and not before."""
-    run = create_run(ticks=300, deadlines={"lease": "8s"})
+    run = create_run(ticks=6000, deadlines={"lease": "8s"})
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     time.sleep(8.5)

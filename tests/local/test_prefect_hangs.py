@@ -78,7 +78,7 @@ def test_cancel_does_not_wait_for_a_response(
     tmp_path: Path,
 ) -> None:
     """A SIGTERM while the server hangs tears the run down within the 30 s that Prefect allows."""
-    run = create_run(ticks=600)
+    run = create_run(ticks=6000)
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     server.hang()

@@ -212,7 +212,7 @@ def _await_removal(
     delay_s = _REMOVAL_POLL_INTERVAL_S
     refused_kinds: list[GroupVersionKind] = []
     while True:
-        listing = list_labelled_objects(client, kinds, plan.labels)
+        listing = list_labelled_objects(client, kinds, plan.labels, is_metadata_enough=True)
         refused_kinds += listing.refusals
         _delete_orphans(plan, listing.objects)
         kinds = list(dict.fromkeys((obj["apiVersion"], obj["kind"]) for obj in listing.objects))
@@ -224,7 +224,10 @@ def _await_removal(
             return refused_kinds + kinds
         if time.monotonic() > deadline:
             if plan.force_delete:
-                force_delete_pods(client, terminating, partial(lease.confirm_ownership, plan))
+                terminating_uids = {obj["metadata"]["uid"] for obj in terminating}
+                pods = list_labelled_objects(client, [("v1", "Pod")], plan.labels).objects
+                stuck_pods = [pod for pod in pods if pod["metadata"]["uid"] in terminating_uids]
+                force_delete_pods(client, stuck_pods, partial(lease.confirm_ownership, plan))
             return refused_kinds + kinds
         delete_owned_pods(client, plan.labels, listing.objects, partial(lease.confirm_ownership, plan))
         time.sleep(delay_s)

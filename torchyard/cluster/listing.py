@@ -26,19 +26,26 @@ class ListedObjects(NamedTuple):
 
 
 def list_labelled_objects(
-    client: Client, kinds: Iterable[GroupVersionKind], labels: Mapping[str, str], *, everywhere: bool = False
+    client: Client,
+    kinds: Iterable[GroupVersionKind],
+    labels: Mapping[str, str],
+    *,
+    everywhere: bool = False,
+    is_metadata_enough: bool = False,
 ) -> ListedObjects:
     """List the objects of some kinds that have `labels`; an empty value matches any.
 
-    `everywhere`: in all namespaces, not only in the client's. A refusal with 403 or 405 is returned in `refusals`;
-    ClusterError is raised for any other.
+    A refusal with 403 or 405 is returned in `refusals`; ClusterError is raised for any other.
+
+    everywhere: in all namespaces, not only in the client's.
+    is_metadata_enough: see `Client.list`.
     """
     selector = ",".join(f"{key}={value}" if value else key for key, value in labels.items())
     params = {"labelSelector": selector}
 
     def list_kind(kind: GroupVersionKind) -> list[KubeObject] | ClusterError:
         try:
-            return client.list(*kind, params, everywhere=everywhere)
+            return client.list(*kind, params, everywhere=everywhere, is_metadata_enough=is_metadata_enough)
         except ClusterError as error:
             if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
                 raise

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_MAX_POLL_SHARE = 0.05  # of a processor, for polls while changes come without a pause
+_MAX_POLL_SHARE = 0.02  # of a processor, for polls while changes come without a pause
 MAX_SLEEP_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 
 

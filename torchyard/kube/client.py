@@ -24,6 +24,7 @@ from torchyard.kube.http import (
     Response,
     ServerClock,
     build_path,
+    discard_json,
     read_json,
     split_lines,
 )
@@ -36,6 +37,7 @@ from torchyard.model.requirements import plural_kind
 
 KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
+_METADATA_TYPES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _FOREGROUND_DELETION: KubeObject = {"propagationPolicy": "Foreground"}
 _FORCED_DELETION: KubeObject = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
 _PING_MAX_AGE_S = 1.0
@@ -134,19 +136,29 @@ class Client:
             return None
 
     def list(
-        self, api_version: str, kind: str, query: Mapping[str, str] | None = None, *, everywhere: bool = False
+        self,
+        api_version: str,
+        kind: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        everywhere: bool = False,
+        is_metadata_enough: bool = False,
     ) -> KubeObjects:
         """All objects of a kind in the namespace, or everywhere; empty if it is proven that the kind is not served.
 
         An object that the list lacks may exist nevertheless: only `get` proves an absence. Raises ClusterError if the
         list is refused or incomplete.
+
+        is_metadata_enough: the objects may have only their metadata, a third of a pod's size.
         """
+        accept = _METADATA_TYPES if is_metadata_enough else "application/json"
         path = self.path(api_version, kind, namespace=None if everywhere else "")
         params = dict(query or {})
         items: KubeObjects = []
         while True:
             try:
-                page = self._send_confirmed(lambda: self.request("GET", path, params))
+                request = Request("GET", build_path(path, params), accept=accept)
+                page = self._send_confirmed(functools.partial(self._send, request))
             except NotFoundError:
                 if "continue" in params:
                     raise
@@ -156,8 +168,9 @@ class Client:
             items += page["items"] or []
             next_page = (page.get("metadata") or {}).get("continue")
             if not next_page:
-                type_fields = {"apiVersion": api_version, "kind": kind}  # a list leaves them out of its items
-                return [type_fields | item for item in items]
+                # A list leaves them out of its items; one of metadata has its own there.
+                type_fields = {"apiVersion": api_version, "kind": kind}
+                return [item | type_fields for item in items]
             params["continue"] = next_page
 
     def create(self, obj: KubeObject, *, dry_run: bool = False) -> KubeObject:
@@ -240,7 +253,7 @@ class Client:
             if confirm_ownership:
                 confirm_ownership()
             try:
-                self._exchange(request, retry_unauthorized=True)
+                self._exchange(request, discard_json, retry_unauthorized=True)
             except NotFoundError:
                 return False
             except ClusterError as error:
@@ -292,7 +305,8 @@ class Client:
 
     def get_once(self, path: str, query: Mapping[str, Any] | None = None) -> KubeObject:
         """One GET, not repeated. TransientError while the server is away or busy, ClusterError if it refuses."""
-        return self._exchange(Request("GET", build_path(path, query)))
+        response: KubeObject = self._exchange(Request("GET", build_path(path, query)))
+        return response
 
     def request(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> KubeObject:
         """One request, repeated while the server is away or busy. ClusterError with the server's own message."""
@@ -319,13 +333,14 @@ class Client:
 
     # --- one exchange
 
-    def _exchange(self, request: Request, *, retry_unauthorized: bool = False) -> KubeObject:
-        """Send a request once and read its response. `retry_unauthorized`: a 401 is a TransientError."""
+    def _exchange(
+        self, request: Request, read: Callable[[Response], Any] = read_json, *, retry_unauthorized: bool = False
+    ) -> Any:
+        """What `read` returns of the response to a request, sent once. `retry_unauthorized`: 401 is transient."""
         try:
             with self._open(request) as response:
                 self._clock.update(response.headers.get("Date"))
-                data: KubeObject = read_json(response)
-                return data
+                return read(response)
         except ClusterError as error:
             if error.status == HTTPStatus.UNAUTHORIZED and retry_unauthorized:
                 # A server that restarts refuses its users for a moment.

@@ -192,6 +192,18 @@ def read_json(response: Response) -> Any:
         raise TransientError(f"the response broke off: {error}") from error
 
 
+def discard_json(response: Response) -> None:
+    """Read a response to its end and keep nothing: the one to a deletion has all objects that are deleted.
+
+    TransientError if it breaks off or is not a JSON object. An empty response is one.
+    """
+    start = b""
+    for chunk in split_chunks(response):
+        start = start or chunk.lstrip()[:1]
+    if start not in (b"", b"{"):
+        raise TransientError("the response is not that of an API server")
+
+
 def read_body(response: Response) -> bytes:
     """Read a response to its end. TransientError if it breaks off."""
     try:

@@ -89,6 +89,15 @@ def test_refused_deletion_is_an_error(fake_api: FakeApi, fake_server: Client) ->
     assert (caught.value.status, exists(fake_api, config_map)) == (403, True)
 
 
+def test_page_of_a_proxy_is_not_the_response_to_a_deletion(fake_api: FakeApi, fake_server: Client) -> None:
+    """A deletion that a proxy answers with its own page, status 200, is sent again."""
+    config_map = fake_api.put(CONFIG)
+    fake_api.answer("DELETE", "/configmaps/one", 200, b"<html>back soon</html>", times=1)
+    assert fake_server.delete(config_map)
+    assert len(fake_api.find_requests("DELETE", "/configmaps/one")) == 2
+    assert not exists(fake_api, config_map)
+
+
 def test_ownership_is_confirmed_before_each_try(fake_api: FakeApi, fake_server: Client) -> None:
     """A deletion that an outage delays is sent again only if the run still has its owner."""
     config_map = fake_api.put(CONFIG)
