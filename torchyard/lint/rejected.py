@@ -21,7 +21,7 @@ _PYTORCHJOB_ROLES = ("Master", "Worker")
 _ANY_EVENT = "*"
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
+# --- names
 
 
 def _list_named_parts(job: Workload) -> list[tuple[str, YamlNode]]:
@@ -84,7 +84,7 @@ def _build_unknown_name(key_path: str, name: str, known_names: list[str]) -> Fin
     return Finding(key_path, f"there is no {name}: the webhook rejects the job", fix)
 
 
-# --- Volcano -------------------------------------------------------------------------------------------------------
+# --- Volcano
 
 
 def _find_too_large_minimum(job: Workload) -> Iterator[Finding]:
@@ -119,7 +119,7 @@ def _find_repeated_events(job: Workload) -> Iterator[Finding]:
             yield Finding(list_path, problem, f"remove the others, or `{_ANY_EVENT}`")
 
 
-# --- PyTorchJob ----------------------------------------------------------------------------------------------------
+# --- PyTorchJob
 
 
 def _find_unwritten_master(job: Workload) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ def _find_rejected_roles(job: Workload) -> Iterator[Finding]:
         yield Finding("spec.elasticPolicy", problem, "remove it, or write a Worker")
 
 
-# --- Job -----------------------------------------------------------------------------------------------------------
+# --- Job
 
 
 def _find_rejected_job(job: Workload) -> Iterator[Finding]:
