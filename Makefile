@@ -12,8 +12,8 @@ MUTATE ?=
 STOP ?=
 SUITE ?= unit
 SOAK ?=
-# Processes that run tests. Tests wait more than they compute: five keep two cores busy.
-WORKERS ?= 5
+# Processes that run tests. Tests wait more than they compute: four keep two cores busy.
+WORKERS ?= 4
 # Tests start thousands of processes: none must compile this program again.
 unexport PYTHONDONTWRITEBYTECODE
 CASES ?=

@@ -24,9 +24,9 @@ from tests.tools.skips import MAY_SKIP, NEVER_INSTALLED, list_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
-    "unit": ("-n", "5", "--dist", "loadfile", "tests/unit"),
-    "local": ("-n", "5", "--dist", "loadfile", "--timeout", "900", "tests/local"),
-    "cluster": ("-n", "5", "--dist", "loadfile", "--timeout", "900", "tests/cluster"),
+    "unit": ("-n", "4", "--dist", "loadfile", "tests/unit"),
+    "local": ("-n", "4", "--dist", "loadfile", "--timeout", "900", "tests/local"),
+    "cluster": ("-n", "4", "--dist", "loadfile", "--timeout", "900", "tests/cluster"),
 }
 _PYTEST_FAILED = 1  # tests ran and some failed; a higher code is an error of the run itself
 

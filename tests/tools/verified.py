@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.tools.verified", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"only these: {', '.join(SUITES)}")
     parser.add_argument("--changed", action="store_true", help="leave out what has passed for the same files")
-    parser.add_argument("--workers", type=int, default=5, help="processes that run tests")
+    parser.add_argument("--workers", type=int, default=4, help="processes that run tests")
     args = parser.parse_args(argv)
     unknown_names = sorted(set(args.suites) - SUITES.keys())
     if unknown_names:

@@ -9,7 +9,8 @@ object owns them and no controller ends them, so they are deleted one by one.
 
 Proof. "Nothing remains" needs every kind of the plan: the plan's own objects are read by name, and all kinds are listed
 twice, while their removal is awaited and after that, because one list proves nothing. An object whose deletion was
-accepted is gone once one reading lacks it; any other absence takes two, seconds apart. What cannot be read is an error
+accepted, also in an earlier stop by this process, is gone once one reading lacks it; any other absence takes two,
+seconds apart. What cannot be read is an error
 or a leftover.
 """
 
@@ -26,6 +27,7 @@ from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
+from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError, NotFoundError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
@@ -38,6 +40,8 @@ _SHORTEST_GRACE_S = 1  # with 0 the pod would disappear before its processes
 _END_THREADS = 8
 _MIN_COLLECTION = 8  # pods that are deleted by one request; fewer are left to the garbage collector
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
+# The objects whose deletion the API server has accepted from this process: a stop deletes the job before a teardown.
+_ACCEPTED = PerClient(lambda _: set[tuple[str, str, str, str]]())
 
 
 def delete_object(plan: ManifestPlan, obj: KubeObject) -> bool:
@@ -54,7 +58,15 @@ def delete_object(plan: ManifestPlan, obj: KubeObject) -> bool:
         return False
     if not is_own_object(plan, existing) or has_protected_data(obj | existing):
         return False
-    return client.delete(existing, confirm_ownership=partial(lease.confirm_ownership, plan))
+    is_accepted = client.delete(existing, confirm_ownership=partial(lease.confirm_ownership, plan))
+    if is_accepted:
+        _ACCEPTED.get(client).add((_format_attempt(plan), *identity))
+    return is_accepted
+
+
+def _format_attempt(plan: ManifestPlan) -> str:
+    """The attempt of a run that a plan is for: the next one may have objects of the same names."""
+    return ",".join(f"{key}={value}" for key, value in plan.labels.items())
 
 
 def stop_job(plan: ManifestPlan) -> None:
@@ -102,10 +114,11 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
     the run has created or watched and that may not be listed. Raises ClusterError if a request is refused for any other
     reason.
     """
-    deleted = [plan.main] if delete_object(plan, plan.main) else []
+    delete_object(plan, plan.main)
     all_kinds = dict.fromkeys((*_list_created_kinds(plan), *_list_made_kinds(plan)))
     occupied_kinds = _await_removal(plan, all_kinds, _is_part_of_job)
-    deleted += [obj for obj in plan.dependencies if delete_object(plan, obj)]
+    for obj in plan.dependencies:
+        delete_object(plan, obj)
     if plan.dependencies or plan.force_delete:  # the job itself remains until its pods are deleted by force
         dependency_kinds = [(obj["apiVersion"], obj["kind"]) for obj in plan.dependencies]
         occupied_kinds = _await_removal(plan, dict.fromkeys((*occupied_kinds, *dependency_kinds)))
@@ -113,7 +126,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         leftovers = _list_leftovers(plan)
         if leftovers:
             return leftovers
-    remaining = _await_own_objects(plan, deleted)
+    remaining = _await_own_objects(plan)
     return [describe_leftover(obj) for obj in remaining] or _list_leftovers(plan)
 
 
@@ -129,43 +142,38 @@ def _list_leftovers(plan: ManifestPlan) -> list[str]:
     return leftovers
 
 
-def _await_own_objects(plan: ManifestPlan, deleted: Iterable[KubeObject]) -> list[KubeObject]:
+def _await_own_objects(plan: ManifestPlan) -> list[KubeObject]:
     """The plan's own objects that exist, once none of them is being deleted, or their removal has taken too long.
 
-    A list that lacked one of them may have been wrong, so that nothing has waited for it yet. `deleted`: those whose
-    deletion the API server has accepted.
+    A list that lacked one of them may have been wrong, so that nothing has waited for it yet.
     """
     deadline = time.monotonic() + REMOVAL_TIMEOUT_S
     while True:
-        objects = _read_own_objects(plan, deleted)
+        objects = _read_own_objects(plan)
         is_any_terminating = any(obj["metadata"].get("deletionTimestamp") for obj in objects)
         if not is_any_terminating or time.monotonic() > deadline:
             return objects
         time.sleep(_REMOVAL_POLL_INTERVAL_S)
 
 
-def _read_own_objects(plan: ManifestPlan, deleted: Iterable[KubeObject]) -> list[KubeObject]:
+def _read_own_objects(plan: ManifestPlan) -> list[KubeObject]:
     """The plan's own objects that exist, read by name: the job and all that its pods use."""
     client = get_cluster_client(plan.cluster)
-    names = _group_names((*plan.objects, *plan.store))
-    deleted_names = _group_names(deleted)
+    accepted = _ACCEPTED.get(client)
+    attempt = _format_attempt(plan)
+    names: dict[GroupVersionKind, list[str]] = {}
+    for obj in (*plan.objects, *plan.store):
+        names.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj["metadata"]["name"])
     own_objects: list[KubeObject] = []
 
     def read_kind(kind: GroupVersionKind) -> Iterable[KubeObject]:
-        return client.get_all(*kind, names[kind], deleted_names.get(kind, ())).values()
+        deleted_names = {name for name in names[kind] if (attempt, *kind, name) in accepted}
+        return client.get_all(*kind, names[kind], deleted_names).values()
 
     with ThreadPoolExecutor(len(names)) as pool:
         for objects in pool.map(read_kind, names):
             own_objects += [obj for obj in objects if is_own_object(plan, obj)]
     return own_objects
-
-
-def _group_names(objects: Iterable[KubeObject]) -> dict[GroupVersionKind, list[str]]:
-    """The names of objects, by their kind."""
-    names: dict[GroupVersionKind, list[str]] = {}
-    for obj in objects:
-        names.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj["metadata"]["name"])
-    return names
 
 
 def _is_part_of_job(obj: KubeObject) -> bool:

@@ -78,10 +78,25 @@ def test_removal_reads_only_what_the_run_can_have_made(plan: ManifestPlan, fake_
 
 
 def test_removal_that_was_accepted_is_proven_by_one_reading(plan: ManifestPlan, fake_api: FakeApi) -> None:
-    """What this teardown deleted is gone once it is not found; a job that was gone before is read again, by name."""
+    """What a stop and the teardown after it deleted is gone once it is not found."""
+    delete.stop_job(plan)
     assert delete.delete_all_objects(plan) == []
     assert fake_api.find_requests("GET", "readyz") == []
+
+
+def test_removal_by_another_user_is_proven_by_two_readings(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A job that this process has not deleted is read again, by name, from a server that is ready."""
+    delete_without_pods(plan, fake_api)
     assert delete.delete_all_objects(plan) == []
+    assert fake_api.find_requests("GET", "readyz")
+
+
+def test_deletion_in_one_attempt_proves_nothing_about_the_next(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """The next attempt's job may have the same name: its absence takes two readings again."""
+    assert delete.delete_all_objects(plan) == []
+    labels = {key: "2" if key.endswith("/attempt") else value for key, value in plan.labels.items()}
+    assert labels != plan.labels
+    assert delete.delete_all_objects(plan.model_copy(update={"labels": labels})) == []
     assert fake_api.find_requests("GET", "readyz")
 
 
