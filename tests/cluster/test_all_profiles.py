@@ -139,7 +139,7 @@ def test_a_pod_fails(run_profile: RunProfile, profile: str) -> None:
 @ONE_PER_KIND
 def test_pods_that_never_fit(run_profile: RunProfile, busy_nodes: dict[str, Any], profile: str) -> None:
     """If no node has room for the pods, the run fails at its start deadline with the scheduler's reason."""
-    overrides = {"pod__node_selector": busy_nodes, "resources__cpu": "100", "deadlines__start": "10s"}
+    overrides = {"pod__node_selector": busy_nodes, "resources__cpu": "500", "deadlines__start": "10s"}
     state, report = run_profile((profile, "never fits"), END_AFTER_1_S, **overrides)
     assert (state.name, report.leftovers) == ("Failed", ())
     assert re.search(r"not started within 10 s .*: .*waits for .*cpu", report.sentence), report.sentence
@@ -147,7 +147,10 @@ def test_pods_that_never_fit(run_profile: RunProfile, busy_nodes: dict[str, Any]
 
 @pytest.fixture
 def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> Iterator[dict[str, str]]:
-    """The labels of fake nodes that could take the profile's pods, but have most of their CPUs in use."""
+    """The labels of fake nodes that could take the profile's pods, but have some of their CPUs in use.
+
+    Only pods that need almost a whole node do not fit: the pods of other tests still do.
+    """
     client = Client(Cluster(namespace=namespace))
     requirements = build_plan(profile, build_local_overrides(profile, namespace)).requires
     (capacity,) = (requirement for requirement in requirements if isinstance(requirement, Capacity))
@@ -162,7 +165,7 @@ def busy_nodes(namespace: str, fake_overrides: dict[str, Any], profile: str) -> 
     pods = []
     for node in nodes:
         label_node(client, node, "yes")
-        container = {"name": "all", "image": "none:1", "resources": {"requests": {"cpu": "100"}}}
+        container = {"name": "all", "image": "none:1", "resources": {"requests": {"cpu": "20"}}}
         metadata = {"name": f"busy-{uuid.uuid4().hex[:8]}"}
         spec = {"nodeName": node["metadata"]["name"], "containers": [container]}
         pods.append(client.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
