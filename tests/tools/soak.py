@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
     "unit": ("-n", "4", "--dist", "loadfile", "tests/unit"),
     "local": ("-n", "4", "--dist", "loadfile", "--timeout", "900", "tests/local"),
-    "cluster": ("-n", "4", "--dist", "loadfile", "--timeout", "900", "tests/cluster"),
+    "cluster": ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "900", "tests/cluster"),
 }
 _PYTEST_FAILED = 1  # tests ran and some failed; a higher code is an error of the run itself
 
