@@ -10,8 +10,7 @@ object owns them and no controller ends them, so they are deleted one by one.
 Proof. "Nothing remains" needs every kind of the plan: the plan's own objects are read by name, and all kinds are listed
 twice, while their removal is awaited and after that, because one list proves nothing. An object whose deletion was
 accepted, also in an earlier stop by this process, is gone once one reading lacks it; any other absence takes two,
-seconds apart. What cannot be read is an error
-or a leftover.
+seconds apart. What cannot be read is an error or a leftover.
 """
 
 import time

@@ -42,9 +42,8 @@ from torchyard.model.run import Failure, Observation, State, Status
 
 _DEADLINE_REASON = "DeadlineExceeded"  # of a Job's condition
 _CREATION_DELAY_S = 5  # of a pod, after its Job has started
-_OPERATOR_DEADLINE = (
-    "longer than specified deadline"  # in the message of the Training Operator, whose reason is general
-)
+# In the message of the Training Operator, whose reason is general.
+_OPERATOR_DEADLINE = "longer than specified deadline"
 
 
 class Gang(NamedTuple):
@@ -192,8 +191,11 @@ def find_condition_status(observed: Observation, job_kind: JobKindTerms, gang: G
         return build_deleted_status(job_kind.kind)
     failed_condition = find_condition(job, "Failed")
     if failed_condition:
-        words = to_text(failed_condition.get("message")) or to_text(failed_condition.get("reason"))
-        return build_failed_status(observed, f"the {job_kind.kind} failed{f': {words}' if words else ''}")
+        message = to_text(failed_condition.get("message")) or to_text(failed_condition.get("reason"))
+        sentence = f"the {job_kind.kind} failed"
+        if message:
+            sentence += f": {message}"
+        return build_failed_status(observed, sentence)
     if find_condition(job, job_kind.success_condition):
         return build_succeeded_status(observed, job, gang)
     if is_being_deleted(job):

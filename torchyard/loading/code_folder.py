@@ -80,14 +80,14 @@ def find_syntax_error(profile: Profile) -> str | None:
     program = profile.program or ""
     if profile.code is None or not program.endswith(".py"):
         return None
-    source = Path(profile.code.path, program).read_bytes()
     try:
+        source = Path(profile.code.path, program).read_bytes()
         with warnings.catch_warnings():  # such as an invalid escape sequence
             warnings.simplefilter("ignore")
             compile(source, program, "exec", dont_inherit=True)
     except SyntaxError as error:
         return f"line {error.lineno or 1}: {error.msg}"
-    except (RecursionError, MemoryError):  # nested too deeply for this parser
+    except (OSError, RecursionError, MemoryError):  # removed since it was packed; nested too deeply for this parser
         return None
     except ValueError as error:  # null bytes, in older versions
         return str(error)
