@@ -12,8 +12,8 @@ MUTATE ?=
 STOP ?=
 SUITE ?= unit
 SOAK ?=
-# Processes that run tests. Tests wait more than they compute: four keep two cores busy.
-WORKERS ?= 4
+# Processes that run tests, in place of the numbers that keep two cores busy.
+WORKERS ?=
 # Tests start thousands of processes: none must compile this program again.
 unexport PYTHONDONTWRITEBYTECODE
 CASES ?=
@@ -64,7 +64,7 @@ format: .venv/.locked ## fix and format with ruff
 	@$(BIN)/ruff format -q .
 
 test: check ## run check and the unit tests
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -rfEs tests/unit
+	@$(BIN)/pytest -n $(or $(WORKERS),4) --dist loadfile -rfEs tests/unit
 
 docs: .venv/.locked ## build the documentation into site/, strictly; a test does the same
 	@$(BIN)/zensical build --clean --strict
@@ -73,7 +73,7 @@ picture: .venv/.locked ## record the animated picture of the README
 	@$(BIN)/python -m tests.tools.demo_animation
 
 e2e: .venv/.locked ## test complete runs on this machine, then on a cluster: cluster-up's, a temporary one, or KUBE=KUBECONFIG_FILE; CHANGED=1: what has not passed for these files
-	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python -m tests.tools.verified --workers $(WORKERS) $(if $(CHANGED),--changed)
+	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python -m tests.tools.verified $(if $(WORKERS),--workers $(WORKERS)) $(if $(CHANGED),--changed)
 
 everything: test e2e ## run all tests: check, unit tests, complete runs; before a release or a large change
 

@@ -15,6 +15,7 @@ from tests.doubles.pod_sessions import PodSessions, SessionHandler
 from tests.inputs.user_manifests import KINDS, MANIFESTS, Launched, read_manifest
 from tests.processes.receiver import Receiver, run_receiver
 from tests.support.caller import forget_caller
+from tests.support.longest_first import sort_tests
 from tests.tools.skips import refuse_skip
 from torchyard.cluster.logs.log_follower import LOG_READERS
 from torchyard.kube import absence
@@ -39,6 +40,10 @@ Write = Callable[..., Path]
 Planned = Callable[..., ManifestPlan]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_tests(items)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
@@ -59,16 +64,22 @@ def own_runs(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def api() -> Iterator[None]:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Prefect API for the whole session; without heartbeats a flow ends one second earlier."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
+    from prefect.testing import utilities
 
-    with (
-        prefect_test_harness(server_startup_timeout=120),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
-        yield
+    from tests.processes.prefect_servers import copy_empty_database
+
+    folder = tmp_path_factory.mktemp("prefect")
+    copy_empty_database(folder / "prefect-test.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", lambda: str(folder))  # where the harness has its database
+        with (
+            utilities.prefect_test_harness(server_startup_timeout=120),
+            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+        ):
+            yield
 
 
 @pytest.fixture

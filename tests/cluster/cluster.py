@@ -98,6 +98,8 @@ def start_components(plane: Plane, dispatcher: str) -> None:
         api.create_all(objects.build_namespaces())
         register_crds(api, plane)
         api.create_all([*objects.build_queues(), *fake.build_nodes(), *objects.build_operator_secrets(plane)])
+        # Several modules of tests need it at the same time, so none of them may create and delete it.
+        api.create_all([objects.build_priority_class("default-priority")])
         api.create_all([objects.build_appwrapper_settings(plane), *build_webhooks(plane), *objects.build_user_rights()])
     with timed_step("controllers"):
         controllers = components.build_controllers(plane)

@@ -3,7 +3,7 @@
 import os
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,12 @@ from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
-_FEW_TESTS = 5  # of a module whose tests are long
 OUTCOME_LABELS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests, and begin with the modules that take longest, so that no worker is alone with one at the end.
-
-    Those are the ones with real nodes, and with few tests, each of which takes minutes; then those with the most tests.
-    """
-    sizes = Counter(item.path for item in items)
-    items.sort(key=lambda item: (sizes[item.path] > _FEW_TESTS and not _has_real_nodes(item), -sizes[item.path]))
     for item in items:
         item.add_marker(pytest.mark.cluster)
-
-
-def _has_real_nodes(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and hasattr(item.module, "require_real_nodes")
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def main() -> int:
             print(f"the cluster of {os.environ[CLUSTER]} does not respond: {error}", file=sys.stderr)
             return 1
         # The tests mostly wait, and each module has its own namespace.
-        parallel_options = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+        parallel_options = ["-n", "6", "--dist", "loadfile", "--no-loadscope-reorder"]
         os.chdir(ROOT)
         return run_tests("tests/cluster", "-rfEs", *parallel_options, *sys.argv[1:])
 

@@ -80,6 +80,10 @@ def build_network(namespace: str, name: str) -> Object:
     }
 
 
+def build_priority_class(name: str) -> Object:
+    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1}
+
+
 def build_queues() -> list[Object]:
     """Volcano's initial queues, as its scheduler would create them; the webhook of queues is registered later."""
     spec: Object = {"reclaimable": False, "weight": 1}

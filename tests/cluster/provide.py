@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.jobs import until
-from tests.cluster.objects import build_network
+from tests.cluster.objects import build_network, build_priority_class
 from torchyard.kube.client import Client
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError
@@ -121,7 +121,3 @@ def build_volume(name: str, namespace: str, folder: Path) -> list[Manifest]:
             "spec": claim,
         },
     ]
-
-
-def build_priority_class(name: str) -> Manifest:
-    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1}

@@ -8,7 +8,7 @@ import subprocess
 import time
 import uuid
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 DEPLOY = ROOT / "deploy" / "kubernetes"
 REAL_NODES = {"torchyard/node": "real"}
+FLOW_NODES = {"torchyard.test/flows": "yes"}  # of the nodes on which pods of flows may start
 PASSWORD = "0123456789abcdef0123456789abcdef"
 TIMEOUT_S = 300.0  # for a pod that starts Python on a busy machine
 SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
@@ -49,7 +50,7 @@ def render_kustomization(folder: Path) -> list[Object]:
 def write_overlay(folder: Path, namespace: str, *components: str) -> Path:
     """Write an overlay as a user does; it adds the nodes, and volumes for a cluster without storage."""
     base = os.path.relpath(DEPLOY, folder)
-    (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodeSelector": REAL_NODES}))
+    (folder / "nodes.yaml").write_text(yaml.safe_dump({"nodeSelector": FLOW_NODES}))
     patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": REAL_NODES}]
     overlay = {
         "namespace": namespace,
@@ -219,13 +220,18 @@ def wait_until(condition: Any, describe: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def nodes(admin_client: Client) -> list[str]:
-    """The names of the two real nodes, which have the launcher's image."""
+def nodes(admin_client: Client) -> Iterator[list[str]]:
+    """The names of the two real nodes, which have the launcher's image, and on which flows may run."""
     real_nodes = require_real_nodes(admin_client)
     obstacle = launcher_image.describe_obstacle()
     if obstacle:
         pytest.skip(obstacle)
-    return [node["metadata"]["name"] for node in real_nodes]
+    names = [node["metadata"]["name"] for node in real_nodes]
+    for name in names:
+        label_node(admin_client, name, FLOW_NODES)
+    yield names
+    for name in names:
+        label_node(admin_client, name, None)
 
 
 @pytest.fixture(scope="module")
@@ -266,17 +272,17 @@ def install(admin_client: Client, client: Client, folder: Path, created: list[Ob
 
 
 @pytest.fixture
-def cordon(admin_client: Client, nodes: list[str]) -> Iterator[Any]:
-    """A function that keeps new pods off a node, until the test ends."""
-
-    def keep_off(name: str, *, is_off: bool = True) -> None:
-        admin_client.request(
-            "PATCH", admin_client.path("v1", "Node", name, namespace=None), body={"spec": {"unschedulable": is_off}}
-        )
-
-    yield keep_off
+def keep_flows_off(admin_client: Client, nodes: list[str]) -> Iterator[Callable[[str], None]]:
+    """A function that keeps new pods of flows off a node, until the test ends. Other tests' pods are not affected."""
+    yield lambda name: label_node(admin_client, name, None)
     for name in nodes:
-        keep_off(name, is_off=False)
+        label_node(admin_client, name, FLOW_NODES)
+
+
+def label_node(client: Client, name: str, labels: dict[str, str] | None) -> None:
+    """Add the labels of nodes on which flows run; None removes them."""
+    body = {"metadata": {"labels": labels or dict.fromkeys(FLOW_NODES)}}
+    client.request("PATCH", client.path("v1", "Node", name, namespace=None), body=body)
 
 
 def test_every_manifest_is_accepted(admin_client: Client, namespace: str, tmp_path: Path) -> None:
@@ -312,7 +318,7 @@ def killed_run(installation: Installation) -> str:
 
 
 @pytest.mark.usefixtures("killed_run")  # it resumes during this test
-def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
+def test_run_survives_its_pod(installation: Installation, keep_flows_off: Callable[[str], None]) -> None:
     """A flow's pod is deleted while its job trains: the run continues in a pod on the other node, with the same job."""
     overrides = SMALL | {"args": ["--epochs=30", "--pause=2"]}
     run = installation.start_flow_run("train/yolov5-volcano", {"profile": "yolov5-volcano", "overrides": overrides})
@@ -322,7 +328,7 @@ def test_run_survives_its_pod(installation: Installation, cordon: Any) -> None:
     )
     (first_pod,) = installation.list_run_pods(run)
     job_uid = installation.read_job(run)["metadata"]["uid"]
-    cordon(first_pod["spec"]["nodeName"])
+    keep_flows_off(first_pod["spec"]["nodeName"])
     delete_by_name(installation.client, "v1", "Pod", first_pod["metadata"]["name"])
     wait_until(
         lambda: (

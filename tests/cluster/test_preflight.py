@@ -6,7 +6,6 @@ name of one, and is deleted.
 
 import base64
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
+from tests.support.waiting import wait_until
 from torchyard.cluster.checks.cluster import check_cluster
 from torchyard.kube import client, kubeconfig
 from torchyard.kube.client import Client
@@ -102,14 +102,6 @@ def delete_namespaces(client: Client) -> None:
             client.request("DELETE", client.path("v1", "Namespace", name, None))
     for name in (NAMESPACE, STRICT_NAMESPACE):
         wait_until(lambda name=name: client.get("v1", "Namespace", name, namespace=None) is None)  # type: ignore[misc]
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 40.0) -> None:
-    """Poll until the function returns a true value; AssertionError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not become true within {timeout_s:g} s"
-        time.sleep(0.1)
 
 
 def create_object(

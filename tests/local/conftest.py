@@ -12,6 +12,7 @@ from flows.sweep import sweep
 from tests.conftest import Write
 from tests.doubles.runai_jobs import cli, runai_planned
 from tests.processes.flow_processes import TICK_PROGRAM, FlowRunProcesses
+from tests.processes.local_runs import WITHOUT_AGENT
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 
@@ -29,12 +30,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def create_run(write: Write, tmp_path: Path) -> Iterator[Callable[..., FlowRunProcesses]]:
-    """Create a flow run of two ticking agents; a sweep ends its processes after the test."""
+    """Create a flow run of two ticking processes, without agents; a sweep ends them after the test."""
 
     def make(**keys: Any) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()
         args = [f"--truth={tmp_path}/truth", f"--ticks={keys.pop('ticks', 50)}"]
-        return FlowRunProcesses(write(program=TICK_PROGRAM, args=args, nodes=2, metrics="json-lines", **keys))
+        return FlowRunProcesses(write(program=TICK_PROGRAM, args=args, nodes=2, **WITHOUT_AGENT | keys))
 
     yield make
     sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)

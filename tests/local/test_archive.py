@@ -13,6 +13,7 @@ from shutil import rmtree
 import pytest
 
 from tests.conftest import Write
+from tests.processes.local_runs import WITHOUT_AGENT
 from tests.support.waiting import wait_until
 from torchyard.archive.contents import is_journal
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
@@ -20,7 +21,6 @@ from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 
 COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()"]
-SINGLE_PROCESS = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
 URL = "s3://bucket/some/prefix"
 Process = subprocess.Popen[str]
 
@@ -101,7 +101,7 @@ while not pathlib.Path({str(go_file)!r}).exists():
     time.sleep(0.05)
 print('done')
 """
-    process = start_command("run", str(write(code=code, **SINGLE_PROCESS)))
+    process = start_command("run", str(write(code=code, **WITHOUT_AGENT)))
     return process, wait_until(find_waiting_run)
 
 

@@ -12,6 +12,7 @@ from prefect.states import Scheduled
 
 from flows.benchmark import benchmark
 from tests.conftest import Write
+from tests.processes.local_runs import WITHOUT_AGENT
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders, runs_folder
 
@@ -36,7 +37,7 @@ def profile(write: Write, tmp_path: Path) -> Path:
     shape.write_text(SHAPE)
     os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
     program = str(ROOT / "tests" / "programs" / "bandwidth.py")
-    keys = {"agent": "none", "rendezvous": "env", "metrics": "json-lines", "hardware": "lab/two", "fabric": "fast"}
+    keys = WITHOUT_AGENT | {"hardware": "lab/two", "fabric": "fast"}
     return write(program=program, env={"BROKEN": str(tmp_path / "broken")}, **keys)
 
 

@@ -19,7 +19,8 @@ from prefect.states import Cancelling
 
 from flows.benchmark import benchmark
 from tests.conftest import Write
-from tests.processes.flow_processes import wait_until
+from tests.processes.local_runs import WITHOUT_AGENT
+from tests.support.waiting import wait_until
 from torchyard.assembly import sweep_run
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
@@ -97,7 +98,7 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
     os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
     truth = tmp_path / "truth"
     truth.mkdir()
-    keys = {"agent": "none", "rendezvous": "env", "metrics": "json-lines", "hardware": "lab/two", "fabric": "fast"}
+    keys = WITHOUT_AGENT | {"hardware": "lab/two", "fabric": "fast"}
     path = write(code=PROGRAM, env={"TRUTH": str(truth)}, **keys)
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)

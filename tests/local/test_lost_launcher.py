@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("api")
 
 
-def test_lost_run_is_attached_to(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", ["none", "torchrun"])
+def test_lost_run_is_attached_to(create_run: Callable[..., FlowRunProcesses], tmp_path: Path, agent: str) -> None:
     """After a SIGKILL the restarted run attaches to its job, starts no agent again and has every line once."""
-    run = create_run()
+    run = create_run(agent=agent, rendezvous="env" if agent == "none" else "c10d")
     run.kill_when(lambda: have_ranks_ticked(tmp_path))
     agents = run.read_agent_pids()
     assert run.start_process().wait() == 0

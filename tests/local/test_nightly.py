@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from tests.conftest import RUN_ID, Write, load
+from tests.processes.local_runs import WITHOUT_AGENT
 from torchyard.assembly import create_runner
 from torchyard.run.control import LocalControl
 from torchyard.run.runner import Runner
@@ -19,11 +20,9 @@ def test_regression_fails_the_nightly_run(write: Write) -> None:
     """After six typical nights a worse run fails with the comparison as its sentence, and is not tried again."""
     path = write(
         code=PROGRAM,
-        agent="none",
-        rendezvous="env",
-        metrics="json-lines",
         attempts=3,
         trend={"value": "busbw", "on_regression": "fail"},
+        **WITHOUT_AGENT,
     )
 
     def play_night(number: int, busbw: float) -> Runner:

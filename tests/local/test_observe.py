@@ -18,6 +18,7 @@ import yaml
 
 from tests.builders.histories import build_records
 from tests.conftest import Write
+from tests.processes.local_runs import WITHOUT_AGENT
 from tests.processes.receiver import Receiver
 from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
@@ -26,7 +27,6 @@ from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 from torchyard.trend.records import history_path, store_record
 
 COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()"]
-SINGLE_PROCESS = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
 COUNTS = """
 import json, pathlib, sys, time
 for step in range(1, 31):
@@ -59,7 +59,7 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     keys = {"notify": ["$HOOK", "json://127.0.0.1:1/away"], "metrics_to": [{"mlflow": {"uri": uri}}]}
     first = start_command(
-        "run", str(write(code=COUNTS, args=["--wait", str(tmp_path / "go")], **SINGLE_PROCESS, **keys))
+        "run", str(write(code=COUNTS, args=["--wait", str(tmp_path / "go")], **WITHOUT_AGENT, **keys))
     )
     (written,) = wait_until(lambda: list(runs_folder().glob("*/metrics-to-mlflow.json")), 120)
     first.send_signal(signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
 
 def test_failed_run_is_reported_when_it_ends(write: Write, receiver: Receiver) -> None:
     """The message starts with the report's sentence, and the run ends as it does without a receiver."""
-    path = str(write(code=COUNTS, args=["--fail"], **SINGLE_PROCESS, notify=[receiver.address]))
+    path = str(write(code=COUNTS, args=["--fail"], **WITHOUT_AGENT, notify=[receiver.address]))
     process = start_command("run", path)
     stdout, stderr = process.communicate(timeout=120)
     report = next(iter(list_run_folders())).report()

@@ -16,9 +16,10 @@ from flows.train import train
 from scripts.processes import DATABASE_VARIABLE
 from tests.chaos.world import kill_all
 from tests.conftest import Write
-from tests.processes.flow_processes import wait_until
+from tests.processes.local_runs import WITHOUT_AGENT
 from tests.processes.postgres import PASSWORD, create_database, run_postgres
 from tests.processes.prefect_servers import prefect_server, use_prefect_server
+from tests.support.waiting import wait_until
 from tests.tools.skips import find_postgres
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, list_run_folders
@@ -61,7 +62,7 @@ def worker(server: dict[str, str], tmp_path: Path) -> Iterator[Path]:
 
 def test_run_on_postgresql_is_resumed(server: dict[str, str], worker: Path, write: Write, tmp_path: Path) -> None:
     """A run whose flow process is killed is scheduled again, attaches to its program, and ends Completed."""
-    path = write(code=WAITS, env={"TRUTH": str(tmp_path)}, agent="none", rendezvous="env")
+    path = write(code=WAITS, env={"TRUTH": str(tmp_path)}, **WITHOUT_AGENT)
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     with use_prefect_server(server), get_client(sync_client=True) as client:
         deployment = client.create_deployment(

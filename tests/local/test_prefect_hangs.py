@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from prefect.server.api.server import SubprocessASGIServer
 
-from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked
+from tests.support.waiting import wait_until
 from torchyard.host.state import read_state
 from torchyard.run.folder import RunFolder
 

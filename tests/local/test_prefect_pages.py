@@ -11,7 +11,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.states import Suspended
 
 from flows.train import train
-from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.flow_processes import FlowRunProcesses, have_ranks_ticked
+from tests.support.waiting import wait_until
 from torchyard.pages.report import render_text
 
 pytestmark = pytest.mark.usefixtures("api")

@@ -26,7 +26,9 @@ from scripts.automations import (
     create_automations,
 )
 from tests.conftest import Write
-from tests.processes.flow_processes import FlowRunProcesses, wait_until
+from tests.processes.flow_processes import FlowRunProcesses
+from tests.processes.local_runs import WITHOUT_AGENT
+from tests.support.waiting import wait_until
 from torchyard.assembly import sweep_run
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
@@ -179,7 +181,7 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
 @pytest.fixture
 def failed_run(write: Write) -> FlowRunProcesses:
     """A flow run that has failed."""
-    failed_run = FlowRunProcesses(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
+    failed_run = FlowRunProcesses(write(code="raise SystemExit(3)", **WITHOUT_AGENT))
     failed_run.start_process().wait()
     assert failed_run.read_state().name == "Failed"
     return failed_run

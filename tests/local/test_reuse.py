@@ -18,7 +18,8 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.train import train
 from tests.conftest import Write
-from tests.processes.flow_processes import wait_until
+from tests.processes.local_runs import WITHOUT_AGENT
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
 from torchyard.model.run import RunResult
@@ -59,16 +60,18 @@ def are_waiting(count: int) -> bool:
     return len(waiting) == count
 
 
-def send_until_ended(process: "subprocess.Popen[str]", signal_number: signal.Signals) -> str:
-    """Send a signal, again every ten seconds, until a process has ended; return its stdout.
+def send_until_handled(process: "subprocess.Popen[str]", signal_number: signal.Signals, stderr: Path) -> str:
+    """Send a signal, again every ten seconds until Prefect's engine reports it; return the process's stdout at its end.
 
     The trainings start threads and processes at this time. One of these threads may handle the signal, which does not
-    wake Python's main thread.
+    wake Python's main thread. After the report no signal may follow: the engine waits for the trainings, and a second
+    one ends this wait.
     """
     for _ in range(9):
         process.send_signal(signal_number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=10)[0]
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: "Crash detected!" in stderr.read_text(), 10)
+            return process.communicate()[0]
     process.kill()
     raise AssertionError(f"{signal_number.name} did not end the process")
 
@@ -86,7 +89,7 @@ def cancel_when_waiting(run: Any, count: int) -> None:
 
 def test_subflow_returns_the_result(write: Write) -> None:
     """`train` in another flow returns a typed result, and Prefect's state of the subflow has the same one."""
-    path = str(write(code=ROW, metrics="json-lines"))
+    path = str(write(code=ROW, **WITHOUT_AGENT))
     run_names: list[str] = []
 
     @flow
@@ -105,7 +108,7 @@ def test_subflow_returns_the_result(write: Write) -> None:
 
 def test_failed_subflow_raises_its_sentence(write: Write) -> None:
     """A failed subflow raises FailedRun with the cause, and a failed task TrainingError with the result."""
-    path = str(write(code="raise ValueError('no such data')"))
+    path = str(write(code="raise ValueError('no such data')", **WITHOUT_AGENT))
 
     @flow
     def outer() -> RunResult:
@@ -120,7 +123,7 @@ def test_failed_subflow_raises_its_sentence(write: Write) -> None:
 
 def test_retried_flow_repeats_no_training(write: Write) -> None:
     """A flow that fails after its trainings and is retried gets their results again, without new runs."""
-    path = str(write(code=ROW, metrics="json-lines"))
+    path = str(write(code=ROW, **WITHOUT_AGENT))
     attempts: list[list[str]] = []
 
     @flow(retries=1)
@@ -136,7 +139,7 @@ def test_retried_flow_repeats_no_training(write: Write) -> None:
 
 def test_cancel_of_the_flow_ends_its_trainings(write: Write) -> None:
     """A cancel through Prefect ends trainings in other threads, where no signal arrives."""
-    path = str(write(code=SLEEP))
+    path = str(write(code=SLEEP, **WITHOUT_AGENT))
 
     @flow
     def outer() -> None:
@@ -152,7 +155,7 @@ def test_cancel_of_the_flow_ends_its_trainings(write: Write) -> None:
 
 def test_cancel_of_the_flow_ends_its_subflow(write: Write) -> None:
     """`train` as a subflow polls the state of its parent flow too, and the parent does not continue after it."""
-    path = str(write(code=SLEEP))
+    path = str(write(code=SLEEP, **WITHOUT_AGENT))
     continued: list[bool] = []
 
     @flow
@@ -173,10 +176,14 @@ def test_stop_of_the_flow_ends_its_trainings(write: Write, tmp_path: Path, signa
     environment = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
     script = tmp_path / "outer.py"
     script.write_text(TWO_AT_ONCE)
-    command = [sys.executable, str(script), str(write(code=SLEEP))]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, str(script), str(write(code=SLEEP, **WITHOUT_AGENT))]
+    stderr = tmp_path / "stderr"
+    with (
+        stderr.open("w") as output,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=output, text=True) as process,
+    ):
         wait_until(lambda: are_waiting(2))
-        stdout = send_until_ended(process, signal_number)
+        stdout = send_until_handled(process, signal_number, stderr)
     assert process.returncode == -signal_number
     assert "CONTINUED" not in stdout
-    assert (read_ends(), has_processes()) == ({"stopped"}, False)
+    assert (read_ends(), has_processes()) == ({"stopped"}, False), stderr.read_text()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
+from tests.processes.local_runs import WITHOUT_AGENT
 from tests.support.waiting import wait_until
 from torchyard.cli.main import main
 from torchyard.common.project_root import ROOT
@@ -17,7 +18,6 @@ from torchyard.host.processes import find_labelled
 from torchyard.run.folder import RunFolder, list_run_folders
 
 COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()"]
-SINGLE_PROCESS = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
 COUNTS = """
 import json, time
 for step in range(1, 31):
@@ -40,7 +40,7 @@ def only_run() -> RunFolder:
 )
 def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) -> None:
     """The run's name is printed first, its report at the end; the exit code follows; Prefect is not imported."""
-    path = str(write(code=code, **SINGLE_PROCESS))
+    path = str(write(code=code, **WITHOUT_AGENT))
     check = f"import sys; from torchyard.cli.main import main; code = main(['run', {path!r}]); "
     check += "print('prefect' in sys.modules); sys.exit(code)"
     completed = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -56,7 +56,7 @@ def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) 
 
 def test_killed_run_is_attached_to(write: Write) -> None:
     """`attach` follows the job of a killed run to its end, and each of its lines is in the log once."""
-    first = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
+    first = start_command("run", str(write(code=COUNTS, **WITHOUT_AGENT)))
     (log,) = wait_until(lambda: list(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")))
     wait_until(lambda: '"step": 3' in log.read_text())
     first.send_signal(signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_killed_run_is_attached_to(write: Write) -> None:
 
 def test_termination_ends_the_run(write: Write) -> None:
     """SIGTERM tears the job down, the exit code shows the stop, and with --json stdout is only the document."""
-    process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)), "--json")
+    process = start_command("run", str(write(code=COUNTS, **WITHOUT_AGENT)), "--json")
     wait_until(
         lambda: [
             folder for folder in list_run_folders() if folder.read_record().find_last("step").get("name") == "wait"

@@ -20,7 +20,8 @@ from prefect.states import Scheduled
 from flows.train import train
 from tests.chaos.world import find_processes, kill_all
 from tests.conftest import Write
-from tests.processes.flow_processes import wait_until
+from tests.processes.local_runs import WITHOUT_AGENT
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder
 from torchyard.tasks.recovery import recover_lost_runs
@@ -118,7 +119,7 @@ def lost_run(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> It
     truth = tmp_path / "truth"
     truth.mkdir()
     deadlines = {"lease": request.param, "grace": "2s"}
-    path = write(code=PROGRAM, env={"TRUTH": str(truth)}, deadlines=deadlines, agent="none", rendezvous="env")
+    path = write(code=PROGRAM, env={"TRUTH": str(truth)}, deadlines=deadlines, **WITHOUT_AGENT)
     machines = (Machine(tmp_path / "first"), Machine(tmp_path / "second", is_apart=True))
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     with get_client(sync_client=True) as client:

@@ -15,8 +15,8 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
-from tests.processes.flow_processes import wait_until
 from tests.processes.prefect_servers import prefect_server, use_prefect_server
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 
 COPIED_NAMES = ("flows", "tasks", "torchyard", "profiles", "programs", "scripts", "prefect.yaml", "prefect.toml")

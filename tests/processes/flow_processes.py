@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_API_URL
 
 from flows.train import train
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import has_variable
 from torchyard.host.state import read_state
@@ -77,16 +77,6 @@ class FlowRunProcesses:
         return [
             pid for pid in pids if any(has_variable(pid, variable_prefix + node) for node in (b"node-0", b"node-1"))
         ]
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"the condition did not hold within {timeout_s:g} s")
 
 
 def have_ranks_ticked(tmp_path: Path) -> bool:

@@ -8,6 +8,10 @@ from torchyard.common.project_root import ROOT
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
 
+# The keys of a job whose processes are the program itself, for tests of the launcher: torchrun imports torch, which
+# takes two seconds of a processor for each node.
+WITHOUT_AGENT = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
+
 
 def run_training(path: Path) -> "subprocess.CompletedProcess[str]":
     """Run a profile to its end."""

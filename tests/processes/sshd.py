@@ -10,9 +10,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from tests.support.waiting import wait_until
 
 SSHD = "/usr/sbin/sshd"
 # SHLVL keeps the .bashrc of this machine's user from running on the hosts.
@@ -211,10 +212,3 @@ def run_ip(*commands: str, namespace_pid: str = "") -> None:
         [*prefix, "ip", "-batch", "-"], input="\n".join(commands), text=True, capture_output=True, check=False
     )
     assert completed.returncode == 0, completed.stderr
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
-        time.sleep(0.02)

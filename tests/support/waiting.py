@@ -4,15 +4,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
+_LONGEST_PAUSE_S = 0.25
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
-    """The first result that is true; AssertionError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+    """The first result that is true; AssertionError after `timeout_s`.
+
+    The pauses grow with the time waited: a condition that holds soon is seen at once, and one that takes long costs
+    little.
+    """
+    started_at = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
-        time.sleep(0.01)
+        waited_s = time.monotonic() - started_at
+        assert waited_s < timeout_s, f"the condition did not hold within {timeout_s:g} s"
+        time.sleep(min(0.01 + waited_s / 20, _LONGEST_PAUSE_S))

@@ -35,6 +35,7 @@ from tests.inputs.recording import (
     normalize,
     replace_times,
 )
+from tests.support.waiting import wait_until
 from torchyard.cluster import create
 from torchyard.cluster import delete as removal
 from torchyard.cluster.job_watch import ClusterWatch
@@ -158,13 +159,6 @@ def close_queue(client: Client, queue: Case) -> None:
 
 def get_queue_state(client: Client, queue: str) -> str:
     return str((client.get(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"the cluster did not reach the expected state within {timeout_s:g} s"
-        time.sleep(0.1)
 
 
 # --- one case

@@ -25,8 +25,8 @@ from tests.tools.skips import MAY_SKIP, NEVER_INSTALLED, list_missing
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
     "unit": ("-n", "4", "--dist", "loadfile", "tests/unit"),
-    "local": ("-n", "4", "--dist", "loadfile", "--timeout", "900", "tests/local"),
-    "cluster": ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "900", "tests/cluster"),
+    "local": ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "900", "tests/local"),
+    "cluster": ("-n", "6", "--dist", "loadfile", "--no-loadscope-reorder", "--timeout", "900", "tests/cluster"),
 }
 _PYTEST_FAILED = 1  # tests ran and some failed; a higher code is an error of the run itself
 

@@ -45,11 +45,13 @@ class Suite(NamedTuple):
     """A suite of complete runs.
 
     command: the arguments of this Python.
+    workers: how many processes keep two cores busy.
     unread: the starts of the paths that it does not cover.
     read: exceptions from `unread`.
     """
 
     command: Sequence[str]
+    workers: int
     unread: Sequence[str]
     read: Sequence[str] = ()
 
@@ -59,10 +61,13 @@ class Suite(NamedTuple):
 
 SUITES = {
     "local": Suite(
-        ["-m", "tests.tools.rerun_alone", "--dist", "loadfile", "-rfEs", "tests/local"], [*_UNREAD, "tests/cluster/"]
+        ["-m", "tests.tools.rerun_alone", "--dist", "loadfile", "--no-loadscope-reorder", "-rfEs", "tests/local"],
+        4,
+        [*_UNREAD, "tests/cluster/"],
     ),
     "cluster": Suite(
         ["tests/cluster/e2e.py"],
+        6,  # they wait more than they compute
         [*_UNREAD, "tests/local/", "docs/"],
         ["docs/small.json", "docs/kubernetes.md"],
     ),
@@ -94,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.tools.verified", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"only these: {', '.join(SUITES)}")
     parser.add_argument("--changed", action="store_true", help="leave out what has passed for the same files")
-    parser.add_argument("--workers", type=int, default=4, help="processes that run tests")
+    parser.add_argument("--workers", type=int, help="processes that run tests, instead of each suite's number")
     args = parser.parse_args(argv)
     unknown_names = sorted(set(args.suites) - SUITES.keys())
     if unknown_names:
@@ -105,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         if args.changed and read_record().get(name) == digest:
             print(f"tests/{name} has passed for these files ({RECORD.name}): left out; `make e2e` runs it", flush=True)
             continue
-        code = run_suite(name, suite, args.workers)
+        code = run_suite(name, suite, args.workers or suite.workers)
         if code:
             return code
         if can_run_all(name):

@@ -11,7 +11,8 @@ import pytest
 
 from tests.processes import sshd
 from tests.processes.ssh_jobs import Planned
-from tests.processes.sshd import Hosts, wait_until
+from tests.processes.sshd import Hosts
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines

@@ -10,7 +10,8 @@ import pytest
 
 from tests.processes import sshd
 from tests.processes.ssh_jobs import Planned, describe_failed_checks
-from tests.processes.sshd import Hosts, wait_until
+from tests.processes.sshd import Hosts
+from tests.support.waiting import wait_until
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.model.errors import HostError
 from torchyard.model.profile import Deadlines

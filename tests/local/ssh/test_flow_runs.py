@@ -12,8 +12,10 @@ from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
 from tests.processes import sshd
-from tests.processes.flow_processes import TICK_PROGRAM, FlowRunProcesses, have_ranks_ticked, wait_until
+from tests.processes.flow_processes import TICK_PROGRAM, FlowRunProcesses, have_ranks_ticked
+from tests.processes.local_runs import WITHOUT_AGENT
 from tests.processes.sshd import Hosts
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 
@@ -63,10 +65,9 @@ def lose_run(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., FlowRu
     def create_lost_run(ticks: int, **keys: object) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()
         args = [f"--truth={tmp_path}/truth", f"--ticks={ticks}"]
-        without_agent = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
-        run = FlowRunProcesses(
-            write(program=TICK_PROGRAM, args=args, options=build_host_options(hosts), **without_agent, **keys)
-        )
+        options = build_host_options(hosts)
+        path = write(program=TICK_PROGRAM, args=args, nodes=2, options=options, **WITHOUT_AGENT, **keys)
+        run = FlowRunProcesses(path)
         run.kill_when(lambda: have_ranks_ticked(tmp_path))
         return run
 

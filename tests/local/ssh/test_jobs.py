@@ -12,7 +12,8 @@ import pytest
 
 from tests.processes import sshd
 from tests.processes.ssh_jobs import Planned, read_fetched_files, read_log_texts, run_steps
-from tests.processes.sshd import Hosts, wait_until
+from tests.processes.sshd import Hosts
+from tests.support.waiting import wait_until
 from torchyard.backends import job_of
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines

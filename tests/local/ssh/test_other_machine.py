@@ -9,7 +9,8 @@ import pytest
 from tests.conftest import RUN_ID, Write, load
 from tests.processes import sshd
 from tests.processes.ssh_jobs import Planned, describe_checks, describe_failed_checks, read_log_texts
-from tests.processes.sshd import Hosts, wait_until
+from tests.processes.sshd import Hosts
+from tests.support.waiting import wait_until
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.staging import find_last_attempt
 from torchyard.model.errors import RunInUseError

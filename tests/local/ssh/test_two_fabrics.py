@@ -15,6 +15,7 @@ from flows.benchmark import benchmark
 from tests.conftest import Write
 from tests.processes import sshd
 from tests.processes.sshd import Hosts, run_ip
+from tests.support.waiting import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders, runs_folder
 
@@ -56,7 +57,7 @@ def _measure_link(hosts: Hosts, address: str) -> float:
     """The bandwidth from host-b to this address of host-a that iperf3 measures, in GB/s."""
     with subprocess.Popen([*hosts.get_prefix("host-a"), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
         iperf_client = [*hosts.get_prefix("host-b"), "iperf3", "-c", address, "-t", "3", "-O", "1", "-J"]
-        sshd.wait_until(lambda: _is_listening(hosts))
+        wait_until(lambda: _is_listening(hosts))
         result = json.loads(subprocess.run(iperf_client, capture_output=True, text=True, check=True).stdout)
     return float(result["end"]["sum_received"]["bits_per_second"]) / BITS_PER_GB
 
