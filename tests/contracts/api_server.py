@@ -114,7 +114,7 @@ class ApiContract:
         assert updated["metadata"]["annotations"] == {"other": "z", "torchyard/x": "y"}
 
     def test_label_selector_filters_a_list(self, client: Client, name: str) -> None:
-        """A selector matches by a label's presence, by its value, or by a value that it must not have."""
+        """A selector matches by a label's presence, by its value, by one of several, or by values it must not have."""
         client.create(build_config_map(f"{name}-1", labels={LABEL: name, "n": "1"}))
         client.create(build_config_map(f"{name}-2", labels={LABEL: name}))
 
@@ -126,6 +126,8 @@ class ApiContract:
         assert list_names(f"{LABEL}={name},n") == [f"{name}-1"]
         assert list_names(f"{LABEL}={name},n!=1") == [f"{name}-2"]
         assert list_names(f"{LABEL}={name},!n") == [f"{name}-2"]
+        assert list_names(f"{LABEL}={name},n in (0,1)") == [f"{name}-1"]
+        assert list_names(f"n notin (0,1),{LABEL}={name}") == [f"{name}-2"]
 
     def test_collection_is_deleted_by_a_selector(self, client: Client, name: str) -> None:
         """One request deletes the objects that a selector matches, and no others."""

@@ -235,12 +235,16 @@ def matches_selectors(obj: Object, query: Mapping[str, str]) -> bool:
 
 
 def split_selector(selector: str | None) -> list[str]:
-    return [rule for rule in (selector or "").split(",") if rule]
+    return [rule for rule in re.split(r",(?![^(]*\))", selector or "") if rule]
 
 
 def matches_labels(labels: Mapping[str, str], rule: str) -> bool:
     if re.fullmatch("![^=!]+", rule):
         return rule[1:] not in labels
+    set_match = re.fullmatch(r"(\S+) (in|notin) \(([^)]*)\)", rule)
+    if set_match:
+        key, operator, values = set_match.groups()
+        return (labels.get(key) in values.split(",")) == (operator == "in")
     match = SELECTOR.fullmatch(rule)
     if match is None:
         raise RefusedError(400, "BadRequest", f"unable to parse requirement: {rule}")

@@ -30,11 +30,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def create_run(write: Write, tmp_path: Path) -> Iterator[Callable[..., FlowRunProcesses]]:
-    """Create a flow run of two ticking processes, without agents; a sweep ends them after the test."""
+    """Create a flow run of two ticking processes, without agents; a sweep ends them after the test.
+
+    They end after `ticks`, or as soon as the file `end` exists in the test's folder.
+    """
 
     def make(**keys: Any) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()
-        args = [f"--truth={tmp_path}/truth", f"--ticks={keys.pop('ticks', 50)}"]
+        args = [f"--truth={tmp_path}/truth", f"--until={tmp_path}/end", f"--ticks={keys.pop('ticks', 50)}"]
         return FlowRunProcesses(write(program=TICK_PROGRAM, args=args, nodes=2, **WITHOUT_AGENT | keys))
 
     yield make

@@ -32,13 +32,14 @@ def test_second_process_leaves_the_run_to_its_owner(
     create_run: Callable[..., FlowRunProcesses], tmp_path: Path
 ) -> None:
     """If two processes start one run, the second one names the owner and exits, and the first one completes the run."""
-    run = create_run(ticks=150)
+    run = create_run(ticks=6000)
     owner = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     second = run.start_process()
     _, stderr = second.communicate()
     assert (second.returncode, owner.poll()) == (0, None)
     assert f"is owned by process {owner.pid}; this process exits" in stderr
+    (tmp_path / "end").touch()
     owner.communicate()
     assert run.read_state().is_completed()
 

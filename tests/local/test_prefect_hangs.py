@@ -59,12 +59,13 @@ def test_run_is_not_affected_by_a_prefect_that_hangs(
     tmp_path: Path,
 ) -> None:
     """While the server hangs, the lease is renewed, and the end of the job is detected, torn down and reported."""
-    run = create_run(ticks=120)
+    run = create_run(ticks=6000)
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
     server.hang()
     renewed_at = read_renewal_time(run.folder)
     wait_until(lambda: read_renewal_time(run.folder) > renewed_at + BLIND_S)
+    (tmp_path / "end").touch()
     report = wait_until(run.folder.report, 60)
     assert (report.end, report.leftovers, run.list_running_pids(), process.poll()) == ("succeeded", (), [], None)
     assert measure_reaction_s(run.folder) < 2.0

@@ -2,7 +2,7 @@
 
 Ownership. Right before each deletion the API server proves that no other process owns the run
 (`lease.confirm_ownership`), and the deletion names the uid of the object that was read. Only the deletion of all pods
-of a job by one request cannot name uids: it is sent once their owner is being deleted, so they are lost already.
+of a job by a few requests cannot name uids: it is sent once their owner is being deleted, so they are lost already.
 
 Orphans. Another user may delete the job and leave its pods, as the API does by default with a Job of batch/v1. Then no
 object owns them and no controller ends them, so they are deleted one by one.
@@ -37,7 +37,9 @@ REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own
 _REMOVAL_POLL_INTERVAL_S = 0.25
 _SHORTEST_GRACE_S = 1  # with 0 the pod would disappear before its processes
 _END_THREADS = 8
-_MIN_COLLECTION = 8  # pods that are deleted by one request; fewer are left to the garbage collector
+_MAX_COLLECTIONS = 8  # parallel requests that delete pods: the server deletes the pods of each one after the other
+_MIN_COLLECTION = 16  # pods that one of them deletes, at least
+_MAX_SELECTOR_CHARS = 4000  # of a selector in an address, which proxies limit to 8,000
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
 # The objects whose deletion the API server has accepted from this process: a stop deletes the job before a teardown.
 _ACCEPTED = PerClient(lambda _: set[tuple[str, str, str, str]]())
@@ -247,7 +249,7 @@ def delete_owned_pods(
     objects: Sequence[KubeObject],
     confirm_ownership: Callable[[], object],
 ) -> None:
-    """Delete the pods of owners that are being deleted, by one request: the garbage collector sends one for each.
+    """Delete the pods of owners that are being deleted, by a few requests: the garbage collector sends one for each.
 
     `objects`: the objects with `labels` as they are now, with their kinds. `confirm_ownership`: see `Client.delete`.
     Nothing is sent if a pod of the job (a store's has a role) has another owner: it is not known to be the run's, or a
@@ -257,23 +259,51 @@ def delete_owned_pods(
     for obj in objects:
         if obj["metadata"].get("deletionTimestamp"):
             deleted_uids.add(obj["metadata"]["uid"])
-    has_pods = False
+    label_sets: list[Mapping[str, str]] = []  # of the pods to delete
     for obj in objects:
         is_job_pod = obj["kind"] == "Pod" and ROLE_LABEL not in (obj["metadata"].get("labels") or {})
         if is_job_pod and not obj["metadata"].get("deletionTimestamp"):
             owner_uids = {owner.get("uid") for owner in pod_facts.get_mappings(obj, "metadata", "ownerReferences")}
             if not owner_uids & deleted_uids:
                 return
-            has_pods = True
-    if not has_pods:
+            label_sets.append(obj["metadata"]["labels"])
+    if not label_sets:
         return
     selectors = [f"{key}={value}" for key, value in labels.items()]
-    query = {"labelSelector": ",".join([*selectors, f"!{ROLE_LABEL}"])}
-    try:
-        client.delete_collection("v1", "Pod", query, confirm_ownership)
-    except ClusterError as error:
-        if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
-            raise
+    selectors.append(f"!{ROLE_LABEL}")
+
+    def delete_share(selector: str) -> None:
+        query = {"labelSelector": ",".join([*selectors, selector] if selector else selectors)}
+        try:
+            client.delete_collection("v1", "Pod", query, confirm_ownership)
+        except ClusterError as error:
+            if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED):
+                raise
+
+    with ThreadPoolExecutor(_MAX_COLLECTIONS) as pool:
+        list(pool.map(delete_share, split_pods(label_sets)))  # `list` raises a thread's error
+
+
+def split_pods(label_sets: Sequence[Mapping[str, str]]) -> list[str]:
+    """Label selectors that select disjoint shares of the pods with these labels, all pods together, also new ones.
+
+    One empty selector if there are few pods, or if no label, such as the index that controllers add, differs enough.
+    """
+    share_count = min(len(label_sets) // _MIN_COLLECTION, _MAX_COLLECTIONS)
+    if share_count < 2:
+        return [""]
+    values_by_key: dict[str, set[str]] = {}
+    for label_set in label_sets:
+        for key, value in label_set.items():
+            values_by_key.setdefault(key, set()).add(value)
+    key, values = max(values_by_key.items(), key=lambda item: len(item[1]))
+    if len(values) < share_count or sum(len(value) + 1 for value in values) > _MAX_SELECTOR_CHARS:
+        return [""]
+    ordered_values = sorted(values)
+    shares = [ordered_values[number::share_count] for number in range(share_count - 1)]
+    selectors = [f"{key} in ({','.join(share)})" for share in shares]
+    others = ",".join(value for share in shares for value in share)
+    return [*selectors, f"{key} notin ({others})"]
 
 
 def end_pods(plan: ManifestPlan) -> None:

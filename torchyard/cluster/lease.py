@@ -6,6 +6,8 @@ it: each patch contains a test of the holder, or of the version that was read, a
 All ages are by the API server's clock, so a machine whose clock is wrong neither loses a run nor takes one.
 """
 
+import math
+import threading
 import time
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -14,6 +16,7 @@ from pathlib import Path
 from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.log import get_log
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
+from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError, NotFoundError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import End, Outcome
@@ -22,6 +25,7 @@ from torchyard.pods.template import ATTEMPT_KEY
 
 RENEW_INTERVAL_S = 40.0
 HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
+MAX_PROOF_AGE_S = 1.0  # of a renewal that proves the ownership: nobody takes the run over before HOLDER_DEAD_AFTER_S
 HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
 _SUCCESSOR = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
@@ -204,17 +208,34 @@ def renew_lease(plan: ManifestPlan) -> KubeObject | None:
     return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"renewTime": now}))
 
 
+class _Proof:
+    """When a renewal has last proved the ownership of a run. Threads that need a proof at the same time share one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.renewed_at = -math.inf  # monotonic seconds, before the request
+
+
+_PROOFS = PerClient(lambda _: dict[str, _Proof]())  # by the name of the run
+
+
 def confirm_ownership(plan: ManifestPlan) -> None:
     """Prove that no other process owns the run, with the API server, right before something of it is deleted.
 
-    A renewal is the proof, because an earlier one may have been followed by an outage longer than the Lease, in which
-    another process has taken the run over. Without a Lease no process owns the run.
+    A renewal of the last second is the proof, because an older one may have been followed by an outage longer than the
+    Lease, in which another process has taken the run over. Without a Lease no process owns the run.
 
     Raises RunInUseError if another process does, ClusterError if that cannot be read.
     """
-    if renew_lease(plan):
-        return
     client = get_cluster_client(plan.cluster)
+    proof = _PROOFS.get(client).setdefault(plan.run, _Proof())
+    with proof.lock:
+        requested_at = time.monotonic()
+        if requested_at - proof.renewed_at < MAX_PROOF_AGE_S:
+            return
+        if renew_lease(plan):
+            proof.renewed_at = requested_at
+            return
     if read_lease(client, plan):
         raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 

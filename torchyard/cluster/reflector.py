@@ -22,6 +22,18 @@ _REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or that
 # Seconds between two lists, at random: they correct a watch that missed changes. No proxy cuts a watch before 300.
 RESYNC_RANGE_S = (240.0, 290.0)
 _DOUBTED_RANGE_S = (5.0, 10.0)  # the same after a list without any object, or that lacked an existing one
+# Fields of a pod's spec, and of its containers, from which no status is read: half of what remains of its size.
+_UNREAD_FIELDS = (
+    "affinity",
+    "args",
+    "command",
+    "env",
+    "envFrom",
+    "securityContext",
+    "tolerations",
+    "volumeMounts",
+    "volumes",
+)
 _LIST_LEAD_S = 1.0  # a list that is due within so long is made now: a watch of whole seconds ends a little early
 
 
@@ -253,6 +265,16 @@ class Reflector(threading.Thread):
         if obj:
             self._names.add(name)
             obj["metadata"].pop("managedFields", None)  # half of a pod's size, and not used here
+            if self.kind == "Pod":
+                _drop_unread_fields(obj)
         else:
             self._names.discard(name)
         self._changes.put(ObjectChange(self._watched.kind, name, obj))
+
+
+def _drop_unread_fields(pod: KubeObject) -> None:
+    """Delete large fields of a pod from which no status is read, so that many pods need little memory."""
+    spec = pod.get("spec", {})
+    for owner in (spec, *spec.get("containers", ()), *spec.get("initContainers", ())):
+        for field in _UNREAD_FIELDS:
+            owner.pop(field, None)

@@ -26,6 +26,7 @@ from torchyard.kube.http import (
     build_path,
     discard_json,
     read_json,
+    read_json_without_managers,
     split_lines,
 )
 from torchyard.kube.kubeconfig import load_settings, open_connection, renew_connection
@@ -39,6 +40,8 @@ KubeObject = dict[str, Any]
 KubeObjects = list[KubeObject]
 _METADATA_TYPES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _FOREGROUND_DELETION: KubeObject = {"propagationPolicy": "Foreground"}
+_BACKGROUND_DELETION: KubeObject = {"propagationPolicy": "Background"}
+_LEAF_KINDS = ("ConfigMap", "Secret")  # they own nothing, for which the garbage collector would have to look first
 _FORCED_DELETION: KubeObject = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
 _PING_MAX_AGE_S = 1.0
 _MAX_PARALLEL_READS = 8
@@ -146,6 +149,8 @@ class Client:
     ) -> KubeObjects:
         """All objects of a kind in the namespace, or everywhere; empty if it is proven that the kind is not served.
 
+        They come without their `managedFields`.
+
         An object that the list lacks may exist nevertheless: only `get` proves an absence. Raises ClusterError if the
         list is refused or incomplete.
 
@@ -158,7 +163,7 @@ class Client:
         while True:
             try:
                 request = Request("GET", build_path(path, params), accept=accept)
-                page = self._send_confirmed(functools.partial(self._send, request))
+                page = self._send_confirmed(functools.partial(self._send, request, read=read_json_without_managers))
             except NotFoundError:
                 if "continue" in params:
                     raise
@@ -240,7 +245,12 @@ class Client:
         preconditions = {"uid": obj["metadata"]["uid"]}
         if is_unchanged:
             preconditions["resourceVersion"] = obj["metadata"]["resourceVersion"]
-        options = dict(_FORCED_DELETION if force else _FOREGROUND_DELETION)
+        if force:
+            options = dict(_FORCED_DELETION)
+        elif obj["kind"] in _LEAF_KINDS:
+            options = dict(_BACKGROUND_DELETION)
+        else:
+            options = dict(_FOREGROUND_DELETION)
         options["preconditions"] = preconditions
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
@@ -304,16 +314,21 @@ class Client:
         return self._send(Request("GET", path, accept=accept), BRIEF_TIMEOUT_S)
 
     def get_once(self, path: str, query: Mapping[str, Any] | None = None) -> KubeObject:
-        """One GET, not repeated. TransientError while the server is away or busy, ClusterError if it refuses."""
-        response: KubeObject = self._exchange(Request("GET", build_path(path, query)))
+        """One GET, not repeated, of objects without their `managedFields`.
+
+        TransientError while the server is away or busy, ClusterError if it refuses.
+        """
+        response: KubeObject = self._exchange(Request("GET", build_path(path, query)), read_json_without_managers)
         return response
 
     def request(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> KubeObject:
         """One request, repeated while the server is away or busy. ClusterError with the server's own message."""
         return self._send(Request(method, build_path(path, query), body))
 
-    def _send(self, request: Request, timeout_s: float | None = None) -> KubeObject:
-        operation = functools.partial(self._exchange, request, retry_unauthorized=True)
+    def _send(
+        self, request: Request, timeout_s: float | None = None, read: Callable[[Response], Any] = read_json
+    ) -> KubeObject:
+        operation = functools.partial(self._exchange, request, read, retry_unauthorized=True)
         return self._retry(operation, request.without_query(), timeout_s)
 
     def _retry(self, operation: Callable[[], T], action: str, timeout_s: float | None = None) -> T:

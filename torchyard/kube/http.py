@@ -4,7 +4,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import MappingProxyType
@@ -184,12 +184,25 @@ def build_keepalive_options() -> list[Any]:
     return options
 
 
-def read_json(response: Response) -> Any:
-    """Read a response to its end and parse it. TransientError if it breaks off or is not JSON."""
+def read_json(response: Response, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Read a response to its end and parse it. TransientError if it breaks off or is not JSON.
+
+    object_hook: changes each object as soon as it is parsed (see `json.loads`).
+    """
     try:
-        return json.loads(read_body(response) or b"{}")
+        return json.loads(read_body(response) or b"{}", object_hook=object_hook)
     except ValueError as error:
         raise TransientError(f"the response broke off: {error}") from error
+
+
+def read_json_without_managers(response: Response) -> Any:
+    """As `read_json`, without the `managedFields` of objects: half of their size, dropped before the next is parsed."""
+    return read_json(response, _drop_managers)
+
+
+def _drop_managers(obj: dict[str, Any]) -> dict[str, Any]:
+    obj.pop("managedFields", None)
+    return obj
 
 
 def discard_json(response: Response) -> None:

@@ -67,8 +67,9 @@ class Observation(NamedTuple):
     """Raw facts about a job, from which a launcher reads its status.
 
     `states`: the last output of each process's status command by process name, or the last version of each object by
-    `Kind/name`. `joined`: the nodes whose logs show that they joined the rendezvous. `observed_at`: seconds since the
-    epoch, by the clock that dates the states.
+    `Kind/name`, without `managedFields`, and of a pod without its environment, command and volumes. `joined`: the nodes
+    whose logs show that they joined the rendezvous. `observed_at`: seconds since the epoch, by the clock that dates the
+    states.
     """
 
     states: Mapping[str, Mapping[str, Any]]

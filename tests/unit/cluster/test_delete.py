@@ -253,6 +253,34 @@ def test_pods_of_a_deleted_job_are_deleted_by_one_request(fake_api: FakeApi, fak
     assert len(fake_api.find_requests("DELETE", ".")) == 1
 
 
+def test_many_pods_are_deleted_by_parallel_requests(fake_api: FakeApi, fake_server: Client) -> None:
+    """Many pods are divided among eight requests by their index; one that was listed without it is deleted too."""
+    pods = [put_pod(fake_api, f"worker-{index}", "1", index=str(index)) for index in range(200)]
+    pods.append(put_pod(fake_api, "new", "1"))
+    store = put_pod(fake_api, "etcd", "2", role="etcd")
+    delete.delete_owned_pods(fake_server, LABELS, [OWNER, *pods[:-1], store], confirm_nothing)
+    assert [pod["metadata"]["name"] for pod in (*pods, store) if exists(fake_api, pod)] == ["etcd"]
+    assert len(fake_api.find_requests("DELETE", ".")) == 8
+
+
+@pytest.mark.parametrize(
+    ("label_sets", "expected"),
+    [
+        pytest.param([{"index": str(index)} for index in range(31)], [""], id="few pods"),
+        pytest.param([{"run": "a"}] * 100, [""], id="no label that differs"),
+        pytest.param([{"name": "n" * 60 + str(index)} for index in range(100)], [""], id="labels too long"),
+        pytest.param(
+            [{"run": "a", "index": str(index % 4)} for index in range(32)],
+            ["index in (0,2)", "index notin (0,2)"],
+            id="two shares",
+        ),
+    ],
+)
+def test_shares_of_pods(label_sets: list[dict[str, str]], expected: list[str]) -> None:
+    """The shares are disjoint; pods that no label divides, or that are few, are one share."""
+    assert delete.split_pods(label_sets) == expected
+
+
 @pytest.mark.parametrize("case", ["the owner is not being deleted", "a pod of another owner", "no pod is left"])
 def test_pods_are_not_deleted_without_proof(fake_api: FakeApi, fake_server: Client, case: str) -> None:
     """Nothing is sent while an owner lives, if a pod with the run's labels has another owner, or if no pod is left."""

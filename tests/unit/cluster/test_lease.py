@@ -18,6 +18,7 @@ from torchyard.cluster.lease import (
     acquire_lease,
     build_holder_identity,
     check_not_held_elsewhere,
+    confirm_ownership,
     hand_lease_over,
     is_held_elsewhere,
     read_lease,
@@ -290,6 +291,20 @@ def test_refused_renewal_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> N
     fake_api.fail("PATCH", f"/leases/{RUN}", 403)
     with pytest.raises(ClusterError, match="403"):
         renew_lease(plan)
+
+
+def test_ownership_is_proven_once_a_second(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletions of the same second share one proof; one that is older does not count after a takeover."""
+    acquire_lease(plan)
+    for _ in range(3):
+        confirm_ownership(plan)
+    assert len(fake_api.find_requests("PATCH", f"/leases/{RUN}")) == 1
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    monkeypatch.setattr(lease_module, "MAX_PROOF_AGE_S", 0.0)
+    with pytest.raises(RunInUseError, match="taken it over"):
+        confirm_ownership(plan)
 
 
 def test_only_the_holder_deletes_the_lease(plan: ManifestPlan, fake_api: FakeApi) -> None:

@@ -90,6 +90,20 @@ def test_first_list_reports_existing_objects(
     assert changes.empty()
 
 
+def test_large_fields_of_a_pod_are_not_kept(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
+) -> None:
+    """Of a pod's spec, only what statuses are read from is published."""
+    read_fields = {"name": "torch", "ports": [{"hostPort": 29500}]}
+    container = read_fields | {"env": [{"name": "A", "value": "1"}], "volumeMounts": [], "command": ["torchrun"]}
+    spec = {"containers": [container], "nodeName": "gpu-1", "restartPolicy": "Never", "volumes": [{"name": "shm"}]}
+    fake_api.put(build_pod(plan, "worker-0") | {"spec": spec})
+    start_reflector()
+    pod = changes.get(timeout=TIMEOUT_S).obj
+    assert pod
+    assert pod["spec"] == {"containers": [read_fields], "nodeName": "gpu-1", "restartPolicy": "Never"}
+
+
 def test_changes_come_over_the_watch(
     fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:

@@ -46,13 +46,26 @@ def test_create_requests_strict_validation(fake_api: FakeApi, fake_server: Clien
     assert request.query == {"fieldValidation": "Strict", "dryRun": "All"}
 
 
-def test_deletion_is_foreground_unless_forced(fake_api: FakeApi, fake_server: Client) -> None:
-    """A deletion uses foreground propagation; a forced one has no grace period."""
+def test_propagation_of_a_deletion(fake_api: FakeApi, fake_server: Client) -> None:
+    """What an object owns is deleted first; a ConfigMap owns nothing, and a forced deletion has no grace period."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}}
     fake_server.delete(fake_server.create(CONFIG))
-    fake_server.delete(fake_server.create(CONFIG), force=True)
-    foreground, forced = fake_api.find_requests("DELETE", "/configmaps/one")
-    assert foreground.body["propagationPolicy"] == "Foreground"
-    assert forced.body["gracePeriodSeconds"] == 0
+    fake_server.delete(fake_server.create(pod))
+    fake_server.delete(fake_server.create(pod), force=True)
+    bodies = [request.body for request in fake_api.find_requests("DELETE", "/one")]
+    assert [body["propagationPolicy"] for body in bodies] == ["Background", "Foreground", "Background"]
+    assert [body.get("gracePeriodSeconds") for body in bodies] == [None, None, 0]
+
+
+def test_lists_lack_managed_fields(fake_api: FakeApi, fake_server: Client) -> None:
+    """Objects of a list have no `managedFields`, which are half of their size; an object that is read by name does."""
+    managers = [{"manager": "kubectl-create"}]
+    fake_api.put(CONFIG | {"metadata": {"name": "one", "managedFields": managers}})
+    (listed,) = fake_server.list("v1", "ConfigMap")
+    (listed_once,) = fake_server.get_once(fake_server.path("v1", "ConfigMap"))["items"]
+    named = fake_server.get("v1", "ConfigMap", "one")
+    assert named
+    assert [obj["metadata"].get("managedFields") for obj in (listed, listed_once, named)] == [None, None, managers]
 
 
 def test_incomplete_response_is_not_an_empty_list(
