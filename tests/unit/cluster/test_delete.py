@@ -254,13 +254,13 @@ def test_pods_of_a_deleted_job_are_deleted_by_one_request(fake_api: FakeApi, fak
 
 
 def test_many_pods_are_deleted_by_parallel_requests(fake_api: FakeApi, fake_server: Client) -> None:
-    """Many pods are divided among eight requests by their index; one that was listed without it is deleted too."""
+    """Many pods are divided among four requests by their index; one that was listed without it is deleted too."""
     pods = [put_pod(fake_api, f"worker-{index}", "1", index=str(index)) for index in range(200)]
     pods.append(put_pod(fake_api, "new", "1"))
     store = put_pod(fake_api, "etcd", "2", role="etcd")
     delete.delete_owned_pods(fake_server, LABELS, [OWNER, *pods[:-1], store], confirm_nothing)
     assert [pod["metadata"]["name"] for pod in (*pods, store) if exists(fake_api, pod)] == ["etcd"]
-    assert len(fake_api.find_requests("DELETE", ".")) == 8
+    assert len(fake_api.find_requests("DELETE", ".")) == 4
 
 
 @pytest.mark.parametrize(
