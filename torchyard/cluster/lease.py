@@ -216,7 +216,12 @@ class _Proof:
         self.renewed_at = -math.inf  # monotonic seconds, before the request
 
 
-_PROOFS = PerClient(lambda _: dict[str, _Proof]())  # by the name of the run
+_PROOFS = PerClient(lambda _: dict[tuple[str, str], _Proof]())  # by the run's name and its holder
+
+
+def _get_proof(plan: ManifestPlan) -> _Proof:
+    proofs = _PROOFS.get(get_cluster_client(plan.cluster))
+    return proofs.setdefault((plan.run, build_holder_identity(plan)), _Proof())
 
 
 def confirm_ownership(plan: ManifestPlan) -> None:
@@ -227,8 +232,7 @@ def confirm_ownership(plan: ManifestPlan) -> None:
 
     Raises RunInUseError if another process does, ClusterError if that cannot be read.
     """
-    client = get_cluster_client(plan.cluster)
-    proof = _PROOFS.get(client).setdefault(plan.run, _Proof())
+    proof = _get_proof(plan)
     with proof.lock:
         requested_at = time.monotonic()
         if requested_at - proof.renewed_at < MAX_PROOF_AGE_S:
@@ -236,6 +240,7 @@ def confirm_ownership(plan: ManifestPlan) -> None:
         if renew_lease(plan):
             proof.renewed_at = requested_at
             return
+    client = get_cluster_client(plan.cluster)
     if read_lease(client, plan):
         raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 
@@ -275,7 +280,10 @@ def hand_lease_over(plan: ManifestPlan) -> None:
     """Give up the Lease for the next process of the run, which then need not wait until this one counts as dead."""
     path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
     handed_over = {"op": "add", "path": path, "value": build_holder_identity(plan)}
-    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
+    proof = _get_proof(plan)
+    with proof.lock:
+        proof.renewed_at = -math.inf  # the next process may own the run at once
+        _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
 
 
 def release_lease(plan: ManifestPlan) -> None:

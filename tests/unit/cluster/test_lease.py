@@ -82,6 +82,16 @@ def test_place_that_handed_a_lease_over_does_not_hold_it(plan: ManifestPlan, fak
     assert not lease_module.is_held_here(plan, read_lease(fake_server, plan) or {})
 
 
+def test_place_that_handed_a_lease_over_deletes_nothing(plan: ManifestPlan, fake_server: Client) -> None:
+    """A proof of ownership ends when the Lease is handed over: another process may own the run at once."""
+    acquire_lease(plan)
+    confirm_ownership(plan)
+    hand_lease_over(plan)
+    acquire_lease(plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"}))
+    with pytest.raises(RunInUseError):
+        confirm_ownership(plan)
+
+
 def test_only_its_holder_hands_a_lease_over(plan: ManifestPlan, fake_server: Client) -> None:
     """A process whose run was taken over changes nothing on the Lease."""
     acquire_lease(plan)
