@@ -74,7 +74,7 @@ def test_suspended_run_continues_and_reports_that(create_run: Callable[..., Flow
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Suspended(timeout_seconds=3600))
     assert run.read_state().name == "Suspended"
-    wait_until(lambda: run.read_state().name == "Running")
+    wait_until(lambda: run.read_state().name == "Running", 15)
     assert "a run cannot be suspended" in str(run.read_state().message)
     (tmp_path / "end").touch()
     _, stderr = process.communicate()

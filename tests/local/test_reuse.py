@@ -71,9 +71,12 @@ def send_until_handled(process: "subprocess.Popen[str]", signal_number: signal.S
         process.send_signal(signal_number)
         with contextlib.suppress(AssertionError):
             wait_until(lambda: "Crash detected!" in stderr.read_text(), 10)
-            return process.communicate()[0]
-    process.kill()
-    raise AssertionError(f"{signal_number.name} did not end the process")
+            break
+    try:
+        return process.communicate(timeout=90)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"{signal_number.name} did not end the process") from None
 
 
 def has_processes() -> bool:

@@ -22,7 +22,7 @@ _REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or that
 # Seconds between two lists, at random: they correct a watch that missed changes. No proxy cuts a watch before 300.
 RESYNC_RANGE_S = (240.0, 290.0)
 _DOUBTED_RANGE_S = (5.0, 10.0)  # the same after a list without any object, or that lacked an existing one
-# Fields of a pod's spec, and of its containers, from which no status is read: half of what remains of its size.
+# Large fields of a pod's spec, and of its containers, from which no status is read.
 _UNREAD_FIELDS = (
     "affinity",
     "args",

@@ -196,7 +196,7 @@ def read_json(response: Response, object_hook: Callable[[dict[str, Any]], Any] |
 
 
 def read_json_without_managers(response: Response) -> Any:
-    """As `read_json`, without the `managedFields` of objects: half of their size, dropped before the next is parsed."""
+    """As `read_json`, without the `managedFields` of objects, each dropped before the next object is parsed."""
     return read_json(response, _drop_managers)
 
 

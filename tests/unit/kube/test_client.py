@@ -58,7 +58,7 @@ def test_propagation_of_a_deletion(fake_api: FakeApi, fake_server: Client) -> No
 
 
 def test_lists_lack_managed_fields(fake_api: FakeApi, fake_server: Client) -> None:
-    """Objects of a list have no `managedFields`, which are half of their size; an object that is read by name does."""
+    """Objects of a list have no `managedFields`, which are large; an object that is read by name does."""
     managers = [{"manager": "kubectl-create"}]
     fake_api.put(CONFIG | {"metadata": {"name": "one", "managedFields": managers}})
     (listed,) = fake_server.list("v1", "ConfigMap")
