@@ -33,7 +33,7 @@ export TORCHYARD_POOL := $(POOL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down remove service check format test docs picture e2e everything soak bench compare observe chaos hang stop mutate cluster-up cluster-down cluster-status lock
+.PHONY: help train up down remove service check format test unit docs picture e2e everything soak bench compare observe chaos hang stop mutate cluster-up cluster-down cluster-status lock
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -63,7 +63,10 @@ format: .venv/.locked ## fix and format with ruff
 	@$(BIN)/ruff check --fix -q .
 	@$(BIN)/ruff format -q .
 
-test: check ## run check and the unit tests
+test: .venv/.locked ## run check and the unit tests, at the same time
+	@$(MAKE) --no-print-directory --jobs 2 check unit
+
+unit: .venv/.locked
 	@$(BIN)/pytest -n $(or $(WORKERS),4) --dist loadfile -rfEs tests/unit
 
 docs: .venv/.locked ## build the documentation into site/, strictly; a test does the same

@@ -42,13 +42,14 @@ import sys
 import time
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, cast
 
+import numpy
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.nn  # noqa: F401 (before the process group: see main)
-from sklearn.datasets import load_digits
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -107,9 +108,11 @@ def choose_device() -> tuple[torch.device, str]:
 
 def load_samples() -> tuple[TensorDataset, TensorDataset]:
     """Load the training and the held-out samples (1,438 and 359): images [n, 1, 8, 8] from 0 to 1, labels [n]."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target, dtype=torch.int64)
+    # The file that sklearn.datasets.load_digits reads: to import scikit-learn would cost each rank a second.
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = torch.from_numpy(numpy.loadtxt(str(path), delimiter=","))
+    images = rows[:, :-1].to(torch.float32).reshape(-1, 1, 8, 8) / 16
+    labels = rows[:, -1].to(torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
     test, training = order.tensor_split([len(order) // 5])
     return TensorDataset(images[training], labels[training]), TensorDataset(images[test], labels[test])

@@ -23,7 +23,8 @@ does not restart. All containers of a pod run and end together; its init contain
 Annotations on an existing pod take effect at once: `end-after: "0"` or `end-now: "1"` ends a running pod.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ NODE_SIZE = {"cpu": "512", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "p
 def build_nodes() -> list[Object]:
     """Some nodes of each hardware file's shape and a few without any accelerator."""
     nodes: list[Object] = []
-    for name, hardware in iter_hardware_files():
+    for name, hardware in read_hardware_files().items():
         labels = hardware.get("match", {})
         resources = read_resources(hardware)
         for index in range(NODES_PER_SHAPE):
@@ -56,13 +57,16 @@ def build_nodes() -> list[Object]:
     return nodes
 
 
-def iter_hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every hardware file, with a name derived from its path, such as oke-bm-gpu-b4-8."""
-    for path in sorted(HARDWARE.glob("**/*.yaml")):
-        yield "-".join(path.relative_to(HARDWARE).with_suffix("").parts), yaml.safe_load(path.read_text())
+@cache
+def read_hardware_files() -> Mapping[str, Mapping[str, Any]]:
+    """Every hardware file, by a name derived from its path, such as oke-bm-gpu-b4-8."""
+    return {
+        "-".join(path.relative_to(HARDWARE).with_suffix("").parts): yaml.safe_load(path.read_text())
+        for path in sorted(HARDWARE.glob("**/*.yaml"))
+    }
 
 
-def read_resources(hardware: dict[str, Any]) -> dict[str, str]:
+def read_resources(hardware: Mapping[str, Any]) -> dict[str, str]:
     """A node's resources beyond CPU and memory: its GPUs, and those that pods of any fabric mode request."""
     amounts = {}
     gpus = hardware.get("gpus")
@@ -110,7 +114,7 @@ def build_node(name: str, labels: dict[str, str], resources: dict[str, str], num
 def build_device_plugins() -> list[Object]:
     """The DaemonSet of every device plugin that a hardware file names by a label, on the fake nodes of those shapes."""
     matches_by_label: dict[str, list[dict[str, str]]] = {}
-    for _, hardware in iter_hardware_files():
+    for hardware in read_hardware_files().values():
         for fabric in hardware.get("fabrics", {}).values():
             label = fabric.get("device_plugin")
             if label:

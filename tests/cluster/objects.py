@@ -61,7 +61,7 @@ def build_network_crd() -> Object:
 def build_networks() -> list[Object]:
     """The secondary networks that the hardware files' pods name; those without a namespace are in `default`."""
     full_names: set[str] = set()
-    for _, hardware in fake.iter_hardware_files():
+    for hardware in fake.read_hardware_files().values():
         for fabric in hardware["fabrics"].values():
             full_names.update(fabric.get("pod", {}).get("networks", {}))
     networks = []

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pty
+import select
 import socket
 import subprocess
 import sys
@@ -90,9 +91,11 @@ def test_shell_has_our_terminal(name: str) -> None:
     command = [sys.executable, "-c", CODE, "shell", name]
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT) as process:
         until(lambda: termios.tcgetattr(slave) != mode)
-        os.write(master, b"stty size; exit 6\r")
+        # A kubelet starts the shell and sets its size at the same time.
+        os.write(master, b"until stty size | grep -q ^33; do sleep 0.1; done; stty size; exit 6\r")
         shown = b""
         while b"33 99" not in shown:
+            assert select.select([master], [], [], 120)[0], shown
             shown += os.read(master, 65536)
         assert process.wait(30) == 6
     assert termios.tcgetattr(slave) == mode

@@ -25,7 +25,7 @@ from torchyard.common.project_root import ROOT
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no chromium")
 DEPLOYMENT = "train/digits-local"
-CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu"]  # a GPU drawn by the processor costs as much as the tests
+CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,11 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def page(yard: str) -> Iterator[Page]:
     """A page of a browser that has logged in; each test opens its own address."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_OPTIONS)
+        options = list(CHROMIUM_OPTIONS)
+        if "TORCHYARD_PICTURES" not in os.environ:
+            # Prefect's graph of a run needs WebGL, which the processor would have to draw: a minute of its time.
+            options.append("--disable-software-rasterizer")
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=options)
         browser_page = browser.new_page(viewport={"width": 1200, "height": 1000}, reduced_motion="reduce")
         browser_page.set_default_timeout(60_000)
         browser_page.goto(f"{yard}/login")

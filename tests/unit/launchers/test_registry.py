@@ -162,17 +162,23 @@ def test_state_is_as_recorded(moment: RecordedMoment) -> None:
     assert (status.state, status.reason) == (moment.expected, moment.reason)
 
 
+@pytest.fixture(scope="module")
+def stated() -> dict[str, Any]:
+    """The recorded cases of each launcher, with the states that they go through."""
+    cases: dict[str, Any] = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
+    return cases
+
+
 @pytest.mark.parametrize("case", FILES)
-def test_states_are_those_stated(case: str) -> None:
+def test_states_are_those_stated(case: str, stated: dict[str, Any]) -> None:
     """A job goes through the states that cases.yaml lists for it, and no others."""
     launcher, _, name = case.partition("-")
-    stated = yaml.safe_load((OBSERVED / "cases.yaml").read_text())[launcher][name]["states"]
-    assert [state for state, _ in groupby(moment.expected for moment in FILES[case])] == stated
+    states = stated[launcher][name]["states"]
+    assert [state for state, _ in groupby(moment.expected for moment in FILES[case])] == states
 
 
-def test_every_case_is_recorded() -> None:
+def test_every_case_is_recorded(stated: dict[str, Any]) -> None:
     """Each case has a recording, and each recording has a case."""
-    stated = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
     assert FILES.keys() == {f"{launcher}-{name}" for launcher, cases in stated.items() for name in cases}
 
 

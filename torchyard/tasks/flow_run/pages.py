@@ -14,11 +14,15 @@ class _WaitingTask(NamedTuple):
     name: str
 
 
+class NotRecordedError(Exception):
+    """Prefect has not recorded the end of a task run yet: the same call succeeds later."""
+
+
 class RunPages:
     """The pages of one run, and the name of the task run that waits for its job.
 
     `set_waiting_task` is called in that task run; the other methods send requests and are called on the reporter's
-    thread. They raise Prefect's own errors.
+    thread. They raise Prefect's own errors, and `rename_ended_task` NotRecordedError.
     """
 
     def __init__(self, run_id: UUID, profile: str) -> None:
@@ -40,15 +44,24 @@ class RunPages:
     def publish_progress(self, client: SyncPrefectClient, progress: str, percent: float) -> None:
         """Show the progress as a bar, and in the name of the task run that waits."""
         self.publish_page(client, "progress", ArtifactCreate(type="progress", data=percent, description=progress))
-        self.rename_waiting_task(client)
+        task = self._waiting_task
+        if task:
+            client.set_task_run_name(task.task_run_id, task.name)
 
     def set_waiting_task(self, task_run_id: str | None, progress: str) -> None:
         """Set which task run waits, and its progress; without an id (outside of a task run) nothing changes."""
         if task_run_id:
             self._waiting_task = _WaitingTask(UUID(task_run_id), f"wait: {progress}")
 
-    def rename_waiting_task(self, client: SyncPrefectClient) -> None:
-        """Put the progress into the waiting task run's name, which Prefect resets to the first name at its end."""
-        task = self._waiting_task  # the task run may replace it at any time
-        if task:
-            client.set_task_run_name(task.task_run_id, task.name)
+    def rename_ended_task(self, client: SyncPrefectClient) -> None:
+        """Put the last progress into the name of the task run that has waited.
+
+        Prefect resets the name when it records the end of the task run, on a busy server many seconds after it.
+        """
+        task = self._waiting_task
+        if not task:
+            return
+        state = client.read_task_run(task.task_run_id).state
+        if state is None or not state.is_final():
+            raise NotRecordedError
+        client.set_task_run_name(task.task_run_id, task.name)

@@ -11,6 +11,7 @@ from torchyard.common.log import get_log
 from torchyard.common.outbox import Outbox, OutboxSettings, RefusedError
 
 from . import states
+from .pages import NotRecordedError
 
 # Quiet, because Prefect's client logs its own errors.
 _SETTINGS = OutboxSettings(retry_s=1.0, tick_s=3.0, in_order=False, is_quiet=True)
@@ -32,6 +33,7 @@ class PrefectRequests:
         succeeds                       leaves the outbox, and its future is done
         is refused                     leaves the outbox, and its future contains the error
         gets no response or a 5xx      stays in the outbox and is repeated; the others do not wait for it
+        raises NotRecordedError        the same
     """
 
     def __init__(self, poll: PrefectCall) -> None:
@@ -80,7 +82,7 @@ class PrefectRequests:
         try:
             pending.call(self._client)
         except Exception as error:
-            if states.is_transient_error(error):
+            if isinstance(error, NotRecordedError) or states.is_transient_error(error):
                 raise
             get_log().debug("Prefect refuses %s: %s", pending.key, error)
             raise RefusedError from error

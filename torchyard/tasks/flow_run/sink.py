@@ -91,7 +91,7 @@ class PrefectSink(PageSink):
     def _show_report(self, report: Report) -> None:
         """Publish the report, the result and the history; what Prefect does not take in time is kept for a sweep."""
         deadline = time.monotonic() + _PAGE_TIMEOUT_S
-        self._requests.send("wait", self._pages.rename_waiting_task)
+        self._requests.send("wait", self._pages.rename_ended_task)
         if self._tags:
             self._update_flow_run(name=self._name, tags=(*self._tags, format_end_tag(report)))
 
