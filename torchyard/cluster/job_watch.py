@@ -26,6 +26,7 @@ from torchyard.common.private_files import make_private_folder, write_private_te
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import ArrivalTimer
 from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.kube import absence
 from torchyard.kube.client import get_cluster_client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
@@ -35,6 +36,7 @@ from torchyard.model.run import ContainerFailure, Outcome
 FIRST_LIST_TIMEOUT_S = 86400.0  # for the first list of the job and its pods: giving up would delete the job
 _OPTIONAL_LIST_TIMEOUT_S = 10.0  # for the first list of a kind that only adds detail
 _MESSAGE_INTERVAL_S = 30.0  # between two messages about logs that take long to read
+_MAX_LISTS = 2  # that lack a pod, before it counts as absent
 _LOG_POLL_INTERVAL_S = 0.05  # between two checks of logs that are still being read
 
 
@@ -231,20 +233,39 @@ class ClusterWatch:
     def await_exit_codes(self, *, timeout_s: float) -> None:
         """Wait until `states` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
 
-        The job and its pods are watched by separate requests, so a job may be Failed here before the pod that failed
-        has an exit code. The job's controller has read that pod's end; a list that is made now therefore contains it.
+        The job and its pods are watched by separate requests, so a job may have ended here before a pod has, or before
+        a pod was seen at all. The job's controller has read its pods; a list that is made now therefore contains their
+        ends. One list that lacks a pod proves nothing: it is repeated once.
         """
         deadline = time.monotonic() + timeout_s
-        listed: dict[str, Mapping[str, Any]] | None = None
+        next_list_at = 0.0
+        list_count = 0
+        listed: dict[str, Mapping[str, Any]] = {}
         while time.monotonic() < deadline:
-            if listed is None:
-                listed = self._list_pods()
-            if listed is None:
-                self.poll(timeout_s=MAX_SLEEP_S)
-            elif all(self._has_exit_code_of(node, pod) for node, pod in listed.items()):
+            is_complete = all(node in listed or self._has_seen(node) for node in self._plan.nodes)
+            if list_count < (1 if is_complete else _MAX_LISTS) and time.monotonic() >= next_list_at:
+                pods = self._list_pods()
+                if pods is not None:
+                    self._publish_unseen(pods)
+                    listed |= pods
+                    list_count += 1
+                    next_list_at = time.monotonic() + absence.CONFIRMATION_DELAY_S
+                    continue
+            has_ends = all(self._has_exit_code_of(node, pod) for node, pod in listed.items())
+            if list_count and has_ends and (is_complete or list_count == _MAX_LISTS):
                 return
-            else:
-                self.poll(timeout_s=_LOG_POLL_INTERVAL_S)
+            self.poll(timeout_s=_LOG_POLL_INTERVAL_S if list_count else MAX_SLEEP_S)
+
+    def _publish_unseen(self, pods: Mapping[str, Mapping[str, Any]]) -> None:
+        """Publish listed pods that the watch has not brought: after an empty list it takes seconds until the next."""
+        for node, pod in pods.items():
+            if not self._has_seen(node):
+                obj = dict(pod) | {"apiVersion": "v1", "kind": "Pod"}  # a list does not repeat its kind
+                self._changes.put(ObjectChange("Pod", pod["metadata"]["name"], obj))
+
+    def _has_seen(self, node: str) -> bool:
+        """Whether a pod of the node was ever observed."""
+        return f"Pod/{node}" in self.states or f"Removed/{node}" in self.states
 
     def _list_pods(self) -> dict[str, Mapping[str, Any]] | None:
         """The pods of the job by node, as the API server has them now; None if they cannot be read."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
 from torchyard.backends import job_of
 from torchyard.common.local_errors import LocalErrorGuard, is_local_error
@@ -122,7 +123,7 @@ class _JobPoller:
                     self._failures.check()
             self._update_status(has_changed=has_changed, are_logs_current=are_logs_current)
             status, diagnosis = self._status
-            if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
+            if self._needs_ends(status):
                 self._watch.await_exit_codes(timeout_s=ENDS_TIMEOUT_S)
                 status, diagnosis = self._read_status(are_logs_current=are_logs_current)
             self._publish_status(status, diagnosis)
@@ -130,6 +131,13 @@ class _JobPoller:
             if self.outcome is None:
                 self._log_progress(status, diagnosis)
         self._local_errors.pause()
+
+    def _needs_ends(self, status: Status) -> bool:
+        """Whether the watch may not have delivered yet what a job's end follows from, or which logs it has."""
+        if status.state == "succeeded":
+            exit_codes = self._watch.exit_codes()
+            return any(exit_codes.get(node) is None for node in self._handle.plan.nodes)
+        return status.state == "failed"  # the end of a pod may be the cause
 
     def _choose_timeout_s(self) -> float:
         """How long a poll waits for changes."""
@@ -284,11 +292,21 @@ class _JobPoller:
             watch.drain_ended_logs(self._read_logs, idle_timeout_s=LOG_SILENCE_S)
         update = {
             "ended_at": ended_at,
-            "lost": watch.lost_logs(),
+            "lost": self._list_losses(outcome),
             "machines": watch.machines(),
             "container_failures": container_failures,
         }
         return outcome.model_copy(update=update)
+
+    def _list_losses(self, outcome: Outcome) -> dict[str, str]:
+        """What the logs lack, by node. Each node of a job that succeeded has run, also one that was never observed."""
+        losses = dict(self._watch.lost_logs())
+        if outcome.status.state == "succeeded":
+            observed_nodes = self._watch.exit_codes().keys() | self._watch.machines().keys()  # a pod may be gone by now
+            for node, log in self._handle.plan.nodes.items():
+                if node not in observed_nodes and not Path(log).exists():
+                    losses.setdefault(node, "all lines: its process was never observed")
+        return losses
 
 
 def _ignore_event(event: JobEvent) -> None:

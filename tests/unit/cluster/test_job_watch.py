@@ -108,6 +108,32 @@ def test_missing_exit_codes_are_not_awaited_forever(job: Job, monkeypatch: pytes
     assert (outcome.status.state, outcome.exit_codes) == ("failed", {"worker-0": None, "worker-1": None})
 
 
+EMPTY_LIST = {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
+LISTS_OF_PODS = r"/pods\?(?!.*watch)"
+
+
+def test_logs_of_pods_that_empty_lists_have_hidden_are_read(job: Job) -> None:
+    """A job may succeed before its pods are observed: they are looked for, more than once, and their logs are read."""
+    for node in NODES:
+        job.fake_api.logs[job.get_pod_name(node)] = b"".join(build_lines(3))
+    job.fake_api.hold_watch("v1/pods")
+    job.fake_api.answer("GET", LISTS_OF_PODS, 200, EMPTY_LIST, times=2)
+    job.end()
+    outcome = job.wait()
+    assert (outcome.status.state, outcome.lost, outcome.exit_codes) == ("succeeded", {}, dict.fromkeys(NODES, 0))
+    assert [len(job.read_log(node)) for node in NODES] == [3, 3]
+
+
+def test_log_of_a_pod_that_was_never_observed_is_lost(job: Job) -> None:
+    """Each node of a job that succeeded has printed: a log that nobody could read is not an empty one."""
+    job.fake_api.hold_watch("v1/pods")
+    job.fake_api.answer("GET", LISTS_OF_PODS, 200, EMPTY_LIST)
+    job.end()
+    outcome = job.wait()
+    assert outcome.status.state == "succeeded"
+    assert outcome.lost == dict.fromkeys(NODES, "all lines: its process was never observed")
+
+
 # --- what can be read at the moment
 
 
