@@ -31,6 +31,8 @@ _DIAGNOSTIC = re.compile(
 )
 # srun reports the end of a task, and cancels the step itself if that was a failure.
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
+# What a process raises once the helpers to which it writes have gone.
+_BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
 _SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
 RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
 _RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
@@ -115,6 +117,7 @@ class ProcessSymptoms:
             is_over = self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else current_symptoms).append(symptom)
         self.lines = self._drop_acts_of_scheduler(current_symptoms)
+        self.exceptions = self._drop_broken_pipes(self.exceptions)
 
     def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
         """The symptoms in the lines outside of tracebacks; warnings, progress and other output are set apart."""
@@ -142,8 +145,12 @@ class ProcessSymptoms:
     def _match_exception(self, exception: RaisedException) -> Symptom:
         """What an exception shows: the nearest of its chain, or else the rest of its message."""
         best: Symptom | None = None
+        is_stopped = False
         for line in exception.lines:
             rule = None if is_harmless(line.text) else find_rule(line.text)
+            is_stopped = is_stopped or (rule is not None and rule.cause is PlatformCause.TERMINATED)
+            if is_stopped and _BROKEN_PIPE.search(line.text):
+                continue
             if rule and (best is None or _RULE_ORDER[rule] < _RULE_ORDER[best.rule]):
                 best = Symptom(rule, line, exception.end, exception.has_traceback)
         if best:
@@ -157,6 +164,18 @@ class ProcessSymptoms:
     def _is_early(self, symptom: Symptom) -> bool:
         """Whether a symptom is of an earlier start, or those that the process supervises went on for long after it."""
         return symptom.evidence.timestamp < self._early_until
+
+    def _drop_broken_pipes(self, exceptions: Sequence[Symptom]) -> list[Symptom]:
+        """The exceptions without the broken pipes of a process that was told to end: its helpers were told too."""
+        stops = [
+            symptom.end for symptom in (*exceptions, *self.lines) if symptom.rule.cause is PlatformCause.TERMINATED
+        ]
+        stopped_at = min(stops, default=len(self._lines))
+        return [
+            symptom
+            for symptom in exceptions
+            if symptom.end <= stopped_at or not _BROKEN_PIPE.search(symptom.evidence.text)
+        ]
 
     def _drop_acts_of_scheduler(self, symptoms: Sequence[Symptom]) -> list[Symptom]:
         """The symptoms without those that only follow from an earlier line.

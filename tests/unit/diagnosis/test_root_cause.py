@@ -53,6 +53,36 @@ def test_earlier_lines_are_read_if_the_last_prove_no_cause() -> None:
     assert failure.cause == "program-error"
 
 
+INTERRUPTED = ["Traceback (most recent call last):", '  File "train.py", line 30, in main', "KeyboardInterrupt"]
+BROKEN_PIPE = [
+    "Traceback (most recent call last):",
+    '  File "/usr/lib/python3.11/multiprocessing/queues.py", line 239, in _feed',
+    "BrokenPipeError: [Errno 32] Broken pipe",
+]
+DURING = ["", "During handling of the above exception, another exception occurred:", ""]
+
+
+@pytest.mark.parametrize("exit_code", [-2, 130, 1])
+@pytest.mark.parametrize("between", [["Exception in thread QueueFeederThread:"], DURING], ids=["thread", "chain"])
+def test_broken_pipe_after_ctrl_c_is_no_lost_peer(exit_code: int, between: list[str]) -> None:
+    """The helpers of a process that gets Ctrl-C get it too: a pipe to them that breaks is not the cause."""
+    rows = ["epoch 3 loss 0.4", *INTERRUPTED, *between, *BROKEN_PIPE]
+    assert diagnose_lines({"node_0": exit_code}, node_0=rows).cause == "terminated"
+
+
+def test_broken_pipe_before_ctrl_c_is_a_lost_peer() -> None:
+    """A person may press Ctrl-C because a peer was lost."""
+    rows = [*BROKEN_PIPE, *DURING, *INTERRUPTED]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "peer-lost"
+
+
+@pytest.mark.parametrize("exit_code", [-11, 139])
+def test_missing_threads_of_openblas_explain_a_crash(exit_code: int) -> None:
+    """OpenBLAS reports that it has too few threads, goes on, and crashes when it uses them."""
+    rows = ["OpenBLAS blas_thread_init: pthread_create failed for thread 9 of 64: Resource temporarily unavailable"]
+    assert diagnose_lines({"node_0": exit_code}, node_0=[*rows, "Segmentation fault"]).cause == "too-many-processes"
+
+
 def test_sigterm_alone_is_the_cause() -> None:
     """If there is nothing but a SIGTERM, the SIGTERM is the cause."""
     failure = diagnose_lines({"node_0": 1, "node_1": None}, node_0=build_summary_entry(1, 1, -15, 10), node_1=["hello"])

@@ -226,7 +226,11 @@ FABRIC_RULES = (
     LogRule(
         cause=FabricCause.NCCL_CONNECT,
         symptom="could not connect to a peer at 127.0.0.1 ({evidence})",
-        patterns=(r"connectFullMesh failed .{0,300}127\.0\.0\.1\b",),
+        patterns=(
+            r"connectFullMesh failed .{0,300}127\.0\.0\.1\b",
+            r"connect \[127\.0\.0\.1\]",
+            r"gloo/transport/.{0,200}127\.0\.0\.1\b.{0,40}[Cc]onnection refused",
+        ),
         own_advice="set GLOO_SOCKET_IFNAME if its peers are on other hosts, else look for their first error",
         distance=Distance.PEER,
     ),
@@ -238,6 +242,7 @@ FABRIC_RULES = (
             "exceeded error retry count",
             "No route to host",
             "connectFullMesh failed",
+            r"gloo/transport/.{0,200}(?:connect \[|[Cc]onnection refused)",
         ),
         distance=Distance.PEER,
     ),
@@ -261,6 +266,18 @@ FABRIC_RULES = (
             r"got error: Connection",
         ),
         distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.PEER_LOST,
+        symptom="was told by Horovod that another rank has failed or ended",
+        patterns=("Horovod has been shut down", "HorovodInternalError"),
+        distance=Distance.PEER,
+    ),
+    LogRule(
+        cause=FabricCause.NCCL_ERROR,
+        symptom="had NCCL fail, because two of its processes have the same rank ({evidence})",
+        patterns=(r"Bootstrap Root : rank \d{1,6} of \d{1,6} ranks has already checked in",),
+        own_advice="correct RANK, WORLD_SIZE and the node's rank in the command of each process",
     ),
     LogRule(
         cause=FabricCause.NCCL_SYSTEM_ERROR,

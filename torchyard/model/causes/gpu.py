@@ -107,6 +107,7 @@ GPU_RULES = (
             r"libcuda\.so\.1: cannot open",
             "CUDA unknown error",
             "Failed to initialize NVML",
+            "NVML Shared Library Not Found",
             "could not select device driver",
         ),
     ),

@@ -93,6 +93,14 @@ MEMORY_RULES = (
             "file write failed: Input/output error",
             "Cannot send after transport endpoint shutdown",
             "Transport endpoint is not connected: '",
+            r"\bfd \d{1,7} failed with Input/output error",
         ),
+    ),
+    # torch reports that a write failed, and not why.
+    LogRule(
+        cause=MemoryCause.STORAGE_ERROR,
+        symptom="could not write the whole of a checkpoint ({evidence})",
+        patterns=("PytorchStreamWriter failed writing file", r"inline_container\.cc:\d{1,5}\].{0,20}unexpected pos \d"),
+        own_advice="check the free space and the quota of its disk, then the mount and its server",
     ),
 )

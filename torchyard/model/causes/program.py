@@ -77,6 +77,14 @@ PROGRAM_RULES = (
         explains_signal=True,
         worker_codes=(-9,),
     ),
+    # OpenBLAS goes on without the threads, and crashes at its first use of them.
+    LogRule(
+        cause=ProgramCause.TOO_MANY_PROCESSES,
+        symptom="could not start the threads of OpenBLAS ({evidence})",
+        patterns=("blas_thread_init: pthread_create failed",),
+        own_advice="raise its pids limit or ulimit -u, or set OPENBLAS_NUM_THREADS",
+        explains_signal=True,
+    ),
     LogRule(
         cause=ProgramCause.TOO_MANY_PROCESSES,
         symptom="could not start a process or thread ({evidence})",
@@ -112,6 +120,13 @@ PROGRAM_RULES = (
         patterns=("Illegal instruction", "SIGILL"),
         worker_codes=(-4,),
         agent_codes=(-4,),
+    ),
+    LogRule(
+        cause=ProgramCause.ABORT,
+        symptom="aborted because a thread of native code was still in use when it ended",
+        patterns=("terminate called without an active exception",),
+        own_advice="let it end its process group and its data loaders, and wait for its threads, before it exits",
+        distance=Distance.STOPPED,
     ),
     LogRule(
         cause=ProgramCause.ABORT,

@@ -84,6 +84,7 @@ START_RULES = (
             r"sh: .{0,200}: No such file or directory",
             "Dataset not found",
             "mount source .{1,200} doesn't exist",
+            "Parent directory .{1,300} does not exist",
             "is not a local folder",
             "Incorrect path_or_model_id",
             "Repo id must (?:be in the form|use alphanumeric)",
