@@ -34,6 +34,9 @@ REAL_NODES = {"torchyard/node": "real"}
 FLOW_NODES = {"torchyard.test/flows": "yes"}  # of the nodes on which pods of flows may start
 PASSWORD = "0123456789abcdef0123456789abcdef"
 TIMEOUT_S = 300.0  # for a pod that starts Python on a busy machine
+# Prefect gives an event up that it could not handle four times. If that was the event of the crash, the sweep resumes
+# the run, which starts every ten minutes.
+RESUME_TIMEOUT_S = 600.0 + 240.0
 SMALL: dict[str, Any] = json.loads((ROOT / "docs" / "small.json").read_text())
 RUN_LABEL = "prefect.io/flow-run-id"
 Object = dict[str, Any]
@@ -167,19 +170,21 @@ class Installation:
         pods = self.client.list("v1", "Pod", {"labelSelector": f"{RUN_LABEL}={run}"})
         return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
 
-    def await_end(self, run: str) -> Object:
+    def await_end(self, run: str, timeout_s: float = TIMEOUT_S) -> Object:
         """Wait until a flow run has ended; return its last state."""
 
         def find_end() -> Object | None:
             state = self.read_state(run)
             return state if state["type"] in ("COMPLETED", "FAILED", "CANCELLED") else None
 
-        final_state: Object = wait_until(find_end, lambda: self.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}))
+        final_state: Object = wait_until(
+            find_end, lambda: self.describe_pods({"labelSelector": f"{RUN_LABEL}={run}"}), timeout_s
+        )
         return final_state
 
-    def await_completed(self, run: str) -> str:
+    def await_completed(self, run: str, timeout_s: float = TIMEOUT_S) -> str:
         """Wait for the end of a run, which must be Completed without leftovers; return its report."""
-        state = self.await_end(run)
+        state = self.await_end(run, timeout_s)
         assert (state["name"], self.read_job(run)) == ("Completed", {}), state
         return self.read_report(run)
 
@@ -208,9 +213,9 @@ class Installation:
         return "\n".join(str(artifact["data"]) for artifact in artifacts if str(artifact["key"]).startswith("report-"))
 
 
-def wait_until(condition: Any, describe: Any) -> Any:
+def wait_until(condition: Any, describe: Any, timeout_s: float = TIMEOUT_S) -> Any:
     """As `until`, once a second; the AssertionError has the text that `describe` returns."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while True:
         result = condition()
         if result:
@@ -353,4 +358,4 @@ def test_a_cancelled_run_is_torn_down(installation: Installation) -> None:
 
 def test_killed_run_resumes(installation: Installation, killed_run: str) -> None:
     """After a SIGKILL another pod takes the run over from its Lease, once that was not renewed for long enough."""
-    assert "was lost" in installation.await_completed(killed_run)
+    assert "was lost" in installation.await_completed(killed_run, RESUME_TIMEOUT_S)

@@ -142,7 +142,6 @@ def _describe_excess(names: Sequence[str]) -> str:
     largest = sorted(counts, key=lambda top: -counts[top])[:_MAX_NAMED]
     folders_text = ", ".join(f"{counts[top]:,} in {top}" for top in largest if top.endswith("/"))
     location = folders_text or "in the folder itself"
-    location = folders_text or "in the folder itself"
     return f"it has more than {_MAX_FILES:,} files ({location}): exclude what is not code"
 
 

@@ -52,7 +52,7 @@ class MachinesJob:
         if submitted_at is None:
             return _start_agents(self._plan, deadlines)
         # The watch queries the hosts later, also for the job's age: one that is away now does not hold up the others.
-        get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.processes))
+        get_log().info("attached to %s: %s", self._plan.job, _count_agents(self._plan))
         return Handle(plan=self._plan, deadlines=deadlines, created=False, submitted_at=submitted_at)
 
     def now(self) -> float:
@@ -89,6 +89,11 @@ class MachinesJob:
         return _remove_job(self._plan)
 
 
+def _count_agents(plan: CommandPlan) -> str:
+    count = len(plan.processes)
+    return "1 agent" if count == 1 else f"{count} agents"
+
+
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     """Start or adopt the agents. HostError if a host refuses, or a supervisor does not start its process."""
     if plan.code and any(process.site is None for process in plan.processes):
@@ -97,7 +102,7 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     responses = submit_processes(plan.processes)
     created = all(response["created"] for response in responses)
     submitted_at = min((response["started"] for response in responses if "started" in response), default=time.time())
-    get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.processes))
+    get_log().info("%s %s: %s", "started" if created else "attached to", plan.job, _count_agents(plan))
     age_s = max(float(response.get("age_s", 0.0)) for response in responses)
     return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age_s=age_s)
 

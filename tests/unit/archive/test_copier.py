@@ -104,6 +104,7 @@ def test_unreachable_store_is_reported_once(
     folder.record_event("start", run="an-id")
     with caplog.at_level(logging.WARNING), open_archive(folder.path) as archive:
         archive.start()
+        wait_until(lambda: "cannot" in archive.describe())
         add_ended_attempt(folder)
         missing = archive.settle()
     assert missing is not None

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Write, load
 from tests.processes.lone_processes import build_lone_plan
+from tests.support.waiting import wait_until
 from torchyard.host.processes import find_labelled
 from torchyard.machines.job import MachinesJob
 from torchyard.model.errors import HostError
@@ -27,10 +28,16 @@ def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     assert MachinesJob(job_plan).remove() == []
 
 
+def find_started(plan: CommandPlan) -> list[int]:
+    """The processes of the plan: one that is about to run its program has no environment for a moment."""
+    wait_until(lambda: len(find_labelled(plan.label)) >= len(plan.processes))
+    return find_labelled(plan.label)
+
+
 def test_second_submit_adopts_the_processes(plan: CommandPlan) -> None:
     """A second submit starts no process, and returns when the processes were started."""
     first = MachinesJob(plan).submit(Deadlines(), None)
-    running = find_labelled(plan.label)
+    running = find_started(plan)
     second = MachinesJob(plan).submit(Deadlines(), None)
     assert (first.created, second.created, find_labelled(plan.label)) == (True, False, running)
     assert first.submitted_at == second.submitted_at
@@ -39,7 +46,7 @@ def test_second_submit_adopts_the_processes(plan: CommandPlan) -> None:
 def test_removal_ends_every_process(plan: CommandPlan) -> None:
     """After the removal no process has the attempt's label, and removing again succeeds."""
     MachinesJob(plan).submit(Deadlines(), None)
-    assert len(find_labelled(plan.label)) >= 2
+    assert len(find_started(plan)) >= 2
     assert (MachinesJob(plan).remove(), find_labelled(plan.label)) == ([], [])
 
 

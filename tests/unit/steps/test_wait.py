@@ -3,6 +3,7 @@
 import resource
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.doubles.job_events import take_rows, take_status
 from tests.doubles.pod_jobs import Job, run_later
 from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefly
 from tests.inputs.nccl_lines import list_socket_lines
+from tests.support.waiting import wait_until
 from torchyard.model.event import JobEvent, RankFailed, RowsRead, StatusRead
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import CommandPlan, ManifestPlan
@@ -131,7 +133,7 @@ def test_unexpected_network_is_reported_immediately(
     log_lines = [b"2026-01-01T00:00:00Z " + line.encode() + b"\n" for line in list_socket_lines("gpu-1")]
     fake_api.logs[pods.get_pod_name("worker-0")] = b"".join(log_lines)
     if on_fabric == "report":
-        run_later(1.0, pods.end)
+        run_later(0, partial(wait_until, lambda: "the network is" in caplog.text), pods.end)
     outcome = pods.wait()
     assert caplog.text.count("the network is not-rdma: TCP over eth0 on worker-0, not roce") == 1
     if on_fabric == "report":
