@@ -242,17 +242,16 @@ class ClusterWatch:
         list_count = 0
         listed: dict[str, Mapping[str, Any]] = {}
         while time.monotonic() < deadline:
-            is_complete = all(node in listed or self._has_seen(node) for node in self._plan.nodes)
-            if list_count < (1 if is_complete else _MAX_LISTS) and time.monotonic() >= next_list_at:
+            has_all_nodes = all(node in listed or self._has_seen(node) for node in self._plan.nodes)
+            needed_lists = 1 if has_all_nodes else _MAX_LISTS
+            if list_count < needed_lists and time.monotonic() >= next_list_at:
                 pods = self._list_pods()
                 if pods is not None:
                     self._publish_unseen(pods)
                     listed |= pods
                     list_count += 1
                     next_list_at = time.monotonic() + absence.CONFIRMATION_DELAY_S
-                    continue
-            has_ends = all(self._has_exit_code_of(node, pod) for node, pod in listed.items())
-            if list_count and has_ends and (is_complete or list_count == _MAX_LISTS):
+            if list_count >= needed_lists and all(self._has_exit_code_of(node, pod) for node, pod in listed.items()):
                 return
             self.poll(timeout_s=_LOG_POLL_INTERVAL_S if list_count else MAX_SLEEP_S)
 

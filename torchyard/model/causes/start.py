@@ -67,6 +67,11 @@ START_RULES = (
         patterns=(r"(?:^|Error: |python[\d.]{0,5}: |; )No module named '?(?P<name>[\w.]{1,100})'?(?:\W{0,3}$|;)",),
     ),
     LogRule(
+        cause=StartCause.MODULE_MISSING,
+        symptom="lacks the Python package {name}",
+        patterns=(r"No package metadata was found for (?P<name>[\w.-]{1,100})",),
+    ),
+    LogRule(
         cause=StartCause.LIBRARY_MISSING,
         symptom="could not load a shared library ({evidence})",
         patterns=(

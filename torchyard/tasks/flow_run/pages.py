@@ -6,16 +6,14 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
+from .states import NotRecordedError
+
 
 class _WaitingTask(NamedTuple):
     """The task run that waits for the job, and the name that shows its progress."""
 
     task_run_id: UUID
     name: str
-
-
-class NotRecordedError(Exception):
-    """Prefect has not recorded the end of a task run yet: the same call succeeds later."""
 
 
 class RunPages:

@@ -11,7 +11,6 @@ from torchyard.common.log import get_log
 from torchyard.common.outbox import Outbox, OutboxSettings, RefusedError
 
 from . import states
-from .pages import NotRecordedError
 
 # Quiet, because Prefect's client logs its own errors.
 _SETTINGS = OutboxSettings(retry_s=1.0, tick_s=3.0, in_order=False, is_quiet=True)
@@ -82,7 +81,7 @@ class PrefectRequests:
         try:
             pending.call(self._client)
         except Exception as error:
-            if isinstance(error, NotRecordedError) or states.is_transient_error(error):
+            if states.is_transient_error(error):
                 raise
             get_log().debug("Prefect refuses %s: %s", pending.key, error)
             raise RefusedError from error

@@ -57,6 +57,10 @@ def build_final_state(end: str, sentence: str, result: RunResult | None = None) 
     return State(type=state_type, name=name, message=sentence, data=data)
 
 
+class NotRecordedError(Exception):
+    """Prefect has not recorded the end of a task run yet."""
+
+
 @contextlib.contextmanager
 def open_bounded_client() -> Iterator[SyncPrefectClient]:
     """Open a client whose calls end within seconds: Prefect's default repeats each for a minute if the server is busy.
@@ -91,10 +95,13 @@ def retry_while_busy(call: Callable[[], Result]) -> Result:
 
 
 def is_transient_error(error: BaseException) -> bool:
-    """Whether the same call may succeed later: the server is unreachable, busy or broken, or has not authorized it."""
+    """Whether the same call may succeed later.
+
+    The server is unreachable, busy or broken, has not authorized the call, or has not recorded yet what it needs.
+    """
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
-    return isinstance(error, TransportError)
+    return isinstance(error, TransportError | NotRecordedError)
 
 
 def get_flow_run_pool() -> str:
