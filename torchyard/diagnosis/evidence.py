@@ -5,6 +5,8 @@ import re
 _MAX_QUOTE_CHARS = 160
 _CHARS_BEFORE_MATCH = 40
 _MAX_WORD_SHIFT = 20  # characters by which a quote begins earlier, to begin with a whole word
+# What torch's C++ code puts before a message: level, time and place, and often the process group.
+_TORCH_PREFIX = re.compile(r"\s*\[[DIWEF]\d{4} [\d:.]{8,20} [\w./-]{1,80}:\d{1,6}\] (?:\[PG [^\]]{1,160}\] +)?")
 _SIZE = r"(\d[\d.]{0,12} [KMGT]iB)"
 _HCA_NAME = "(?:mlx|bnxt_re|irdma|hfi|ionic|erdma|efa|rdmap|qedr|cxi)"
 _HCA_EVENT = r"NET/IB ?: ([\w.+-]{1,40}:\d{1,3}) (?:async|[Gg]ot )"
@@ -22,12 +24,20 @@ _DETAILS = (
 
 
 def quote_match(text: str, span: tuple[int, int]) -> str:
-    """At most 160 characters of a line, those from `span[0]` on among them; `...` stands for what is left out."""
+    """At most 160 characters of a line, those from `span[0]` on among them; `...` stands for what is left out.
+
+    What torch's C++ code puts before its messages is left out, too, unless the match is in it.
+    """
+    offset = span[0]
+    prefix_match = _TORCH_PREFIX.match(text)
+    if prefix_match and prefix_match.end() <= offset:
+        offset -= prefix_match.end()
+        text = text[prefix_match.end() :]
     indent = len(text) - len(text.lstrip())
     text = text.strip()
     if len(text) <= _MAX_QUOTE_CHARS:
         return text
-    start = max(min(span[0] - indent - _CHARS_BEFORE_MATCH, len(text) - _MAX_QUOTE_CHARS), 0)
+    start = max(min(offset - indent - _CHARS_BEFORE_MATCH, len(text) - _MAX_QUOTE_CHARS), 0)
     if start:
         start = text.rfind(" ", max(start - _MAX_WORD_SHIFT, 0), start) + 1
     end = start + _MAX_QUOTE_CHARS

@@ -190,6 +190,8 @@ class _TracebackReader:
         chain = self._chain
         if not self._in_message or chain is None:
             return
+        if self._is_ignored and not chain.has_module_frame:
+            chain.is_ignored = True  # Cython prints the traceback of an ignored exception before this line, and again
         is_late = line.timestamp - chain.lines[-1].timestamp > _MAX_MESSAGE_DELAY_S
         if is_late or _MESSAGE_END.match(text) or len(chain.message) >= _MAX_MESSAGE_LINES:
             self._in_message = False

@@ -28,6 +28,18 @@ def test_proof_in_the_middle_of_a_line_is_shown() -> None:
     assert "CUDA error: an illegal memory access" in diagnose_lines({"node_0": 1}, node_0=[line]).sentence
 
 
+def test_prefix_of_torch_is_not_quoted() -> None:
+    """Time, file and process group of a message of torch's C++ code leave no room for the message."""
+    prefix = "[E1127 22:06:13.057624123 ProcessGroupNCCL.cpp:2119] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+    text = (
+        "Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
+    )
+    line = prefix + text
+    start = line.index("CUDA error")
+    assert quote_match(line, (start, start + 10)) == text
+    assert quote_match(prefix, (8, 12)).startswith("[E1127 22:06:13")
+
+
 COMPLETION = "NET/IB: Got completion from peer 10.0.0.5<44> with status=12 opcode=0 len=0 vendor err 129 (Send) "
 MODIFY_QP = (
     "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, curr state INIT, next state RTR"

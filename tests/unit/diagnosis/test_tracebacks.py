@@ -89,6 +89,20 @@ def test_exception_that_python_ignores_is_harmless() -> None:
     assert list_exceptions(rows[0], *TRACEBACK) == [["torch.OutOfMemoryError: CUDA out of memory."]]
 
 
+def test_exception_that_cython_ignores_is_harmless() -> None:
+    """Cython prints its traceback twice, before and after the line that announces it; the first failure counts."""
+    ignored = [
+        "Traceback (most recent call last):",
+        '  File "cupy_backends/cuda/api/driver.pyx", line 247, in cupy_backends.cuda.api.driver.moduleUnload',
+        "cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access",
+    ]
+    rows = [*TRACEBACK, "", *ignored, "Exception ignored in: 'cupy.cuda.function.Module.__dealloc__'", *ignored]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+    assert list_exceptions(*TRACEBACK, "Exception ignored in: <function Socket.__del__ at 0x7f2c>") == [
+        ["torch.OutOfMemoryError: CUDA out of memory."]
+    ]
+
+
 def test_error_of_logging_is_not_an_exception_of_the_program() -> None:
     """What Python's logging prints when it cannot write a message ends no program."""
     rows = [

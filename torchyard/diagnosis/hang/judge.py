@@ -33,11 +33,12 @@ from torchyard.diagnosis.hang.pending_collectives import (
     find_pending_collectives,
     is_in_collective,
     is_stopped,
+    waits_for_gpu,
 )
 from torchyard.model.hang import Hang, RankRecord
 
-FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
-SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every 30 at least
+FRESH_S = 25.0  # a stall is reported again within seconds, later every ten or, of a rank that computes, every 20
+SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every 20 at least
 IDLE_FLOOR_S = 12.0  # no rank waits in a collective, and none is active
 STUCK_FLOOR_S = 15.0  # of ranks that are all in one collective, where no data moves; or that are all stopped
 _PROVEN_BY_CALLS = ("collective-mismatch", "deadlock-between-groups")  # by the calls of ranks that are inside of them
@@ -112,11 +113,24 @@ def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:
             proofs.append(waited_s)
         elif is_stopped(record):
             proofs.append(max(record.frozen_s, record.idle_s))
-        elif hang.kind in _PROVEN_BY_CALLS and is_in_collective(record.stack):
+        elif hang.kind in _PROVEN_BY_CALLS and _is_blocked_in_call(hang, record):
             proofs.append(record.stalled_s)
         else:
             proofs.append(record.idle_s)
     return min(proofs)
+
+
+def _is_blocked_in_call(hang: Hang, record: RankRecord) -> bool:
+    """Whether a rank cannot go on before its pending call is complete, also if its thread computes meanwhile.
+
+    A call of NCCL has returned while it is pending: the rank may make further calls, but of calls that differ under one
+    number none can be complete. Only a rank that waits for its GPU cannot call what ends a deadlock.
+    """
+    if is_in_collective(record.stack):
+        return True
+    if record.pending is None or record.pending.sequence == 0:
+        return False
+    return hang.kind == "collective-mismatch" or waits_for_gpu(record.stack)
 
 
 # --- ranks whose groups differ

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any, Dict, NamedTuple, Tuple
 
-from . import socket_bytes
+from . import processes, socket_bytes
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SAMPLE_INTERVAL_S = 0.45  # at each poll of the node's recorder
@@ -24,6 +24,13 @@ _MIN_SOCKET_BYTES_PER_S = 8192  # heartbeats of libraries need less
 _MIN_FAULTS_PER_S = 100.0
 # Threads of libraries, which run whatever the program does. /proc cuts names after 15 characters.
 _LIBRARY_THREADS = re.compile(r"gloo|pt_gloo|pt_nccl|nccl|cuda|pt_tcpstore|pt_elastic|rdma|jemalloc", re.IGNORECASE)
+# Code that waits for a GPU or another accelerator, and the kernel's functions for that. What the device does meanwhile
+# is not visible from here: a wait that blocks uses no processor, however long the device works.
+_DEVICE_CODE = re.compile(
+    r"/torch/(?:cuda|xpu|mps|mtia|accelerator)/|/(?:torch_npu|torch_xla|habana_frameworks|cupy|jax)/|/numba/cuda/"
+)
+_DEVICE_WCHAN = re.compile(r"kfd_|amdgpu|nvidia|habana|dma_fence")
+_DEVICE_SETUP = "_lazy_init"  # the first use of the device: nothing works there yet
 _ThreadKey = Tuple[int, int]  # the process and the thread
 
 
@@ -39,7 +46,8 @@ class ThreadSample(NamedTuple):
 class Activity(NamedTuple):
     """What a rank and its children did between two samples.
 
-    is_active: they computed, waited for a processor, exchanged data, or touched files or new memory; or nobody knows.
+    is_active: they computed, waited for a processor or a GPU, exchanged data, or touched files or new memory; or nobody
+    knows.
     uses_files: they read or wrote files, or waited for pages of files.
     is_polling: the thread that trains was woken, as by a loop that sleeps and checks again.
     """
@@ -54,7 +62,8 @@ class Sample:
 
     `record`: the rank's, with the numbers of its recorder's thread and of the thread that trains, and the port of its
     store: what those of torch and of the recorder use is not counted. What has ended, or a kernel does not count, is 0;
-    `is_complete` is False if a process of another user hides its counters.
+    `is_complete` is False if a process of another user hides its counters. `waits_for_device`: the thread that trains
+    is in a call that waits for a GPU, by its stack in `record` or by the kernel.
     """
 
     def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
@@ -67,6 +76,7 @@ class Sample:
         self.major_faults: Dict[int, int] = {}
         self.file_bytes: Dict[int, int] = {}
         self.wakes = _read_wakes(pid, record["trainer"])
+        self.waits_for_device = _waits_for_device(record, processes.read_wchan(pid, record["trainer"]))
         recorder_thread = record["tid"]
         pids = [pid, *list_descendants(pid)]
         for process in pids:
@@ -127,12 +137,23 @@ def compare_samples(before: Sample, after: Sample) -> Activity:
     faults = _sum_growth(before.minor_faults, after.minor_faults)
     is_active = (
         not (before.is_complete and after.is_complete)
+        or after.waits_for_device
         or uses_files
         or received_bytes > min_bytes
         or faults / elapsed_s > _MIN_FAULTS_PER_S
         or _computes(before, after, elapsed_s)
     )
     return Activity(is_active=is_active, uses_files=uses_files, is_polling=is_polling)
+
+
+def _waits_for_device(record: Dict[str, Any], wchan: str) -> bool:
+    """Whether the thread that trains waits for a device that may work. `wchan`: the kernel function it sleeps in."""
+    if _DEVICE_WCHAN.search(wchan):
+        return True
+    stack = record.get("stack")
+    if not stack or stack[0]["function"] == _DEVICE_SETUP:
+        return False
+    return _DEVICE_CODE.search(stack[0]["file"]) is not None
 
 
 def _computes(before: Sample, after: Sample, elapsed_s: float) -> bool:

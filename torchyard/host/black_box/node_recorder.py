@@ -38,7 +38,9 @@ _START_FLOOR_S = 10.0  # before the first process group: the program imports tor
 _TORCHLESS_FLOOR_S = 10.0  # before torch is imported, of a rank that is idle for as long
 _TORCHLESS_UNTIL_S = 130.0  # after that, a program that does not use torch prints nothing
 _SAMPLED_FROM_S = 0.5  # without progress: the processes of a healthy job are not sampled
-_ACTIVE_INTERVAL_S = 30.0  # between the lines of a rank that is active, and therefore does not hang
+# Between the lines of a rank that is active outside of a collective, and therefore does not hang: less than the age
+# at which torchyard takes a stall for old (diagnosis/hang/judge).
+_ACTIVE_INTERVAL_S = 20.0
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _FROZEN_S = 1.5  # without a tick of the rank's thread
@@ -174,7 +176,8 @@ class NodeRecorder:
         limit_s = max(floor_s, _STALL_FACTOR * record["typical_pause_s"], watch.find_usual_pause(now))
         if is_frozen or stalled_s > limit_s:
             interval_s = _choose_interval_s(stalled_s if record["groups"] else math.inf)
-            if watch.is_stalled and watch.meter.activity and watch.meter.activity.is_active:
+            is_active = watch.meter.activity is not None and watch.meter.activity.is_active
+            if watch.is_stalled and is_active and not _waits_in_collective(record):
                 interval_s = max(interval_s, _ACTIVE_INTERVAL_S)
             watch.is_stalled = True
             return "stall" if now - watch.printed_at >= interval_s else None
@@ -222,6 +225,11 @@ class NodeRecorder:
         if record.get("exiting"):
             details["is_exiting"] = True
         return details
+
+
+def _waits_in_collective(record: Json) -> bool:
+    """Whether the rank has called a collective that is not complete: with NCCL its thread computes while it waits."""
+    return any(progress["enqueued"] > progress["completed"] for progress in record["groups"].values())
 
 
 def _identify_stack(record: Json) -> int:

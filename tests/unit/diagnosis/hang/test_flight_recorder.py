@@ -17,8 +17,8 @@ from torchyard.diagnosis.hang.judge import detect_hang
 FOLDER = ROOT / "tests" / "logs" / "flight_recorder"
 
 
-def recorded(suffix: str) -> dict[int, bytes]:
-    return {rank: (FOLDER / f"gloo-torch-2.13-rank{rank}.{suffix}").read_bytes() for rank in (0, 1)}
+def recorded(suffix: str, name: str = "gloo-torch-2.13") -> dict[int, bytes]:
+    return {rank: (FOLDER / f"{name}-rank{rank}.{suffix}").read_bytes() for rank in (0, 1)}
 
 
 def entry(sequence: int, state: str = "completed", **fields: Any) -> dict[str, Any]:
@@ -52,6 +52,15 @@ def test_recorded_dumps_name_the_missing_rank(suffix: str) -> None:
     assert hang is not None
     assert (hang.kind, hang.ranks, hang.waiting) == ("missing-rank", (1,), (0,))
     assert "all_reduce number 5 of the default group" in hang.sentence
+
+
+def test_dumps_of_nccls_watchdog_name_both_calls() -> None:
+    """Of two recorded NCCL ranks, one waits in a barrier and the other in an all_reduce of the same number."""
+    dumps = recorded("pickle", "nccl-torch-2.11")
+    hang = detect_hang({rank: build_record(parse_dump(data), rank, 2) for rank, data in dumps.items()}, 2)
+    assert hang is not None
+    assert (hang.kind, hang.ranks) == ("collective-mismatch", (0, 1))
+    assert "rank 0 calls all_reduce_barrier of 1 float (train.py:382)" in hang.sentence
 
 
 def test_frames_of_the_open_call() -> None:

@@ -222,6 +222,31 @@ def test_minority_of_a_mismatch_is_to_blame() -> None:
     assert "rank 3 calls all_reduce of 500 float (train.py:44)" in hang.sentence
 
 
+def test_mismatch_in_nccl_is_proven_by_its_calls() -> None:
+    """With NCCL the calls have returned, and the ranks compute while they wait for the GPU, wherever they stand."""
+    spinning: dict[str, Any] = {"stack": LOAD, "idle_s": 0.0, "stalled_s": 40.0, "state": "R"}
+    others = [build_waiting_record(rank, **spinning) for rank in range(3)]
+    other = build_waiting_record(3, pending=build_collective(size=500), **spinning)
+    hang = judge(index_by_rank(*others, other))
+    assert (hang.kind, hang.proven_s) == ("collective-mismatch", 40.0)
+
+
+@pytest.mark.parametrize(("file", "proven_s"), [(f"{TORCH}/cuda/__init__.py", 40.0), (TRAIN, 0.0)])
+def test_deadlock_in_nccl_is_proven_while_the_ranks_wait_for_their_gpus(file: str, proven_s: float) -> None:
+    """A rank that computes elsewhere may still call what another rank waits for; one that waits for its GPU cannot."""
+    stack = (Frame(function="synchronize", file=file, line=1162), *LOAD)
+    spinning: dict[str, Any] = {"stack": stack, "idle_s": 0.0, "stalled_s": 40.0, "state": "R"}
+    records = []
+    pending = GroupProgress(ranks=(0, 1, 2, 3), enqueued=2, completed=1)
+    complete = GroupProgress(ranks=(0, 1, 2, 3), enqueued=1, completed=1)
+    for rank, (called, missing) in enumerate([("1", "2"), ("1", "2"), ("2", "1"), ("2", "1")]):
+        call = build_collective().model_copy(update={"group": called, "sequence": 2})
+        groups = {called: pending, missing: complete}
+        records.append(build_waiting_record(rank, pending=call, groups=groups, **spinning))
+    hang = judge(index_by_rank(*records))
+    assert (hang.kind, hang.proven_s) == ("deadlock-between-groups", proven_s)
+
+
 def test_sizes_of_all_to_all_may_differ() -> None:
     """An all_to_all of different sizes is not a mismatch."""
     records = index_by_rank(

@@ -75,6 +75,25 @@ def test_process_that_downloads_slowly_is_active() -> None:
             wait_until(lambda: compare_samples(before, take_sample(pid)).is_active)
 
 
+@pytest.mark.parametrize(
+    ("path", "function", "is_active"),
+    [
+        ("/opt/venv/lib/python3.12/site-packages/torch/cuda/streams.py", "synchronize", True),
+        ("/usr/lib/python3/dist-packages/torch/cuda/__init__.py", "synchronize", True),
+        ("/usr/lib/python3/dist-packages/torch/cuda/__init__.py", "_lazy_init", False),
+        ("/home/me/torch/train.py", "synchronize", False),
+        ("/usr/lib/python3.12/threading.py", "wait", False),
+    ],
+)
+def test_process_that_waits_for_its_gpu_is_active(path: str, function: str, is_active: bool) -> None:
+    """A blocking wait for a GPU uses no processor, and nothing here shows whether the GPU works."""
+    record = {"tid": 0, "store_port": 0, "stack": [{"function": function, "file": path, "line": 231}]}
+    with running_python(WAITING) as pid:
+        wait_until(lambda: not measure(pid).is_active)
+        before, after = (Sample(taken_at, pid, record | {"trainer": pid}) for taken_at in (1.0, 1.5))
+        assert compare_samples(before, after).is_active == is_active
+
+
 def build_sample(taken_at: float, **fields: object) -> Sample:
     """A sample of a process that does not exist, with these counters."""
     sample = Sample(taken_at, 2**22 + 1, {"tid": 0, "trainer": 0, "store_port": 0})

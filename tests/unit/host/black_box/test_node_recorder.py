@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.waiting import wait_until
+from torchyard.diagnosis.hang import judge
 from torchyard.diagnosis.hang.records import parse_records
 from torchyard.host.black_box import activity, node_recorder
 from torchyard.host.black_box.activity import Activity
@@ -158,12 +160,23 @@ def test_stack_is_printed_in_each_stall(node: Node) -> None:
     assert [(record.kind, len(record.stack)) for record in records] == [("stall", 1), ("resume", 0), ("stall", 1)]
 
 
-def test_active_rank_is_printed_every_half_minute(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_rank_is_printed_every_20_seconds(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that computes for long, and therefore does not hang, has its first line at once and then few."""
     computing = Activity(is_active=True, uses_files=False, is_polling=False)
     monkeypatch.setattr(activity, "compare_samples", lambda *_: computing)
     times = [elapsed_s for elapsed_s in range(2, 70) if node.poll(elapsed_s, moved=node.start)]
-    assert times == [2, 32, 62]
+    assert times == [2, 22, 42, 62]
+    assert max(later - earlier for earlier, later in pairwise(times)) < judge.FRESH_S
+
+
+def test_rank_that_waits_in_nccl_is_printed_as_one_that_is_idle(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's thread computes while it waits: the rank's lines must stay young enough for a verdict to stand."""
+    spinning = Activity(is_active=True, uses_files=False, is_polling=False)
+    monkeypatch.setattr(activity, "compare_samples", lambda *_: spinning)
+    waiting = {"0": {"ranks": [], "enqueued": 26, "completed": 25}}
+    times = [elapsed_s for elapsed_s in range(2, 70) if node.poll(elapsed_s, moved=node.start, groups=waiting)]
+    assert times[:5] == [2, 3, 4, 5, 6]
+    assert max(later - earlier for earlier, later in pairwise(times)) <= 10
 
 
 def test_long_stall_is_printed_less_often(node: Node) -> None:

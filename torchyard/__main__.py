@@ -1,0 +1,5 @@
+"""`python -m torchyard`: the command `torchyard`, where its folder is not on PATH."""
+
+from torchyard.cli.console import main
+
+main()
