@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,13 +188,16 @@ def test_clock_that_is_ahead_replaces_no_owner(tmp_path: Path, monkeypatch: pyte
     assert path.read_text().strip() == "here:/a"
 
 
-def test_staging_waits_for_a_heartbeat_that_looks_old(tmp_path: Path) -> None:
+def test_staging_waits_for_a_heartbeat_that_looks_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second machine whose clock is ahead does not take a run over whose owner still sends heartbeats."""
     path = tmp_path / "sample-1" / "owner"
     path.parent.mkdir()
     OwnerFile(str(path)).record_heartbeat("here:/a")
     os.utime(path, (time.time() - 86400,) * 2)
-    timer = threading.Timer(0.3, os.utime, (path, (time.time() - 86398,) * 2))
-    timer.start()
+
+    def send_heartbeat(_: float) -> None:
+        os.utime(path, (time.time() - 86398,) * 2)
+
+    clock = SimpleNamespace(sleep=send_heartbeat, monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr(staging, "time", clock)
     assert staging._find_other_owner(str(tmp_path / "sample-1"), "there:/a") == "here:/a"
-    timer.join()

@@ -1,8 +1,8 @@
 """A run watched from a terminal: its log lines, its states, and its end."""
 
 import time
+from itertools import count
 from pathlib import Path
-from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -38,9 +38,14 @@ def test_lost_run_that_is_resumed_is_followed_to_its_end(
     fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state named Crashed is not the end for half a minute: the run's watchdog resumes it."""
-    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    polls = count(1)
+
+    def resume_run(_: float) -> None:
+        if next(polls) == 3:
+            fake_prefect.state = "COMPLETED"
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=resume_run, monotonic=time.monotonic))
     fake_prefect.state = "CRASHED"
-    Timer(0.3, lambda: setattr(fake_prefect, "state", "COMPLETED")).start()
     with open_prefect_client() as client:
         state = watch.RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run)).follow()
     assert state.is_completed()

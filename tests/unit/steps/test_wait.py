@@ -169,7 +169,12 @@ def test_wait_retries_until_descriptors_are_free(job: Make, caplog: pytest.LogCa
     """Without free descriptors the wait reports the error once, and starts when some are free."""
     plan = job(tenths=3)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    threading.Timer(1.5, resource.setrlimit, (resource.RLIMIT_NOFILE, limits)).start()
+
+    def free_descriptors() -> None:
+        wait_until(lambda: "Too many open files" in caplog.text)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    threading.Thread(target=free_descriptors).start()
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         assert wait_briefly(plan).status.state == "succeeded"

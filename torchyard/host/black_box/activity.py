@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, FrozenSet, NamedTuple, Set, Tuple
 
 from . import processes, socket_bytes
 
@@ -22,6 +22,10 @@ _MAX_QUEUED_SHARE = 0.95  # of the time: a thread that could hardly run proves n
 _MIN_FILE_BYTES_PER_S = 32768
 _MIN_SOCKET_BYTES_PER_S = 8192  # heartbeats of libraries need less
 _MIN_FAULTS_PER_S = 100.0
+# A connection is another thread's if bytes arrive on it while the thread that trains sleeps on: in so many samples, and
+# in such a share of those. NCCL's thread for diagnosis (RAS) exchanges some bytes with its peers every second.
+_MIN_BACKGROUND_SAMPLES = 3
+_MIN_BACKGROUND_SHARE = 0.25
 # Threads of libraries, which run whatever the program does. /proc cuts names after 15 characters.
 _LIBRARY_THREADS = re.compile(r"gloo|pt_gloo|pt_nccl|nccl|cuda|pt_tcpstore|pt_elastic|rdma|jemalloc", re.IGNORECASE)
 # Code that waits for a GPU or another accelerator, and the kernel's functions for that. What the device does meanwhile
@@ -124,8 +128,8 @@ class Sample:
         return 0
 
 
-def compare_samples(before: Sample, after: Sample) -> Activity:
-    """What happened between two samples of one rank."""
+def compare_samples(before: Sample, after: Sample, background: FrozenSet[int] = frozenset()) -> Activity:
+    """What happened between two samples of one rank. `background`: the connections of threads that do not train."""
     elapsed_s = max(after.taken_at - before.taken_at, 0.001)
     file_bytes = _sum_growth(before.file_bytes, after.file_bytes)
     has_waited_for_pages = _sum_growth(before.major_faults, after.major_faults) > 0
@@ -133,13 +137,14 @@ def compare_samples(before: Sample, after: Sample) -> Activity:
     is_polling = after.wakes > before.wakes
     received_bytes = _sum_growth(before.socket_bytes, after.socket_bytes)
     # A loop that asks another machine again and again needs few bytes; a library's heartbeat wakes another thread.
-    min_bytes = 0 if is_polling else _MIN_SOCKET_BYTES_PER_S * elapsed_s
+    has_asked = is_polling and bool(_list_grown(before.socket_bytes, after.socket_bytes) - background)
     faults = _sum_growth(before.minor_faults, after.minor_faults)
     is_active = (
         not (before.is_complete and after.is_complete)
         or after.waits_for_device
         or uses_files
-        or received_bytes > min_bytes
+        or has_asked
+        or received_bytes > _MIN_SOCKET_BYTES_PER_S * elapsed_s
         or faults / elapsed_s > _MIN_FAULTS_PER_S
         or _computes(before, after, elapsed_s)
     )
@@ -180,6 +185,32 @@ def _sum_growth(before: dict[Any, Any], after: dict[Any, Any]) -> Any:
     return sum(max(value - before.get(key, 0), 0) for key, value in after.items())
 
 
+def _list_grown(before: Dict[int, int], after: Dict[int, int]) -> Set[int]:
+    """The keys of the counters that have grown, or are new."""
+    return {key for key, value in after.items() if value > before.get(key, 0)}
+
+
+class _BackgroundTraffic:
+    """Learn which connections are those of threads that do not train, from samples in which the training one slept."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._counts: Dict[int, int] = {}  # of samples with bytes, by the inode of the connection
+
+    def add(self, before: Sample, after: Sample) -> None:
+        """Count the connections that had bytes between two samples, if the training thread was not woken."""
+        if after.wakes > before.wakes:
+            return
+        self._samples += 1
+        for inode in _list_grown(before.socket_bytes, after.socket_bytes):
+            self._counts[inode] = self._counts.get(inode, 0) + 1
+
+    def list_connections(self) -> FrozenSet[int]:
+        """Their inodes."""
+        min_count = max(_MIN_BACKGROUND_SAMPLES, _MIN_BACKGROUND_SHARE * self._samples)
+        return frozenset(inode for inode, count in self._counts.items() if count >= min_count)
+
+
 class ActivityMeter:
     """Measure for how long a rank has been idle in its current stall.
 
@@ -198,6 +229,7 @@ class ActivityMeter:
     def reset(self) -> None:
         """Forget the stall, because the rank makes progress."""
         self._last_sample: Sample | None = None
+        self._background = _BackgroundTraffic()
         self._idle_since = 0.0
         self.activity: Activity | None = None
         self.longest_idle_s = 0.0
@@ -219,7 +251,8 @@ class ActivityMeter:
             self._idle_since = sample.taken_at
             self.idle_s = 0.0
             return
-        self.activity = compare_samples(previous, sample)
+        self.activity = compare_samples(previous, sample, self._background.list_connections())
+        self._background.add(previous, sample)
         if self.activity.is_active:
             self.longest_idle_s = max(self.longest_idle_s, self.idle_s)
             self._idle_since = sample.taken_at

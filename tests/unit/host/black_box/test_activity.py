@@ -147,6 +147,40 @@ def test_idle_time_starts_again_after_each_activity() -> None:
     assert (meter.idle_s, meter.longest_idle_s) == (0.0, 0.0)
 
 
+def feed_polling(meter: ActivityMeter, wakes: list[int], received: list[int], inode: int) -> None:
+    """Add a sample each second, in which the training thread was woken so often, and so many bytes have arrived.
+
+    Connection 1 receives 52 bytes in every second, and `inode` those of `received`.
+    """
+    counts = {1: 0, inode: 0}
+    meter.add(build_sample(0.0, wakes=0, socket_bytes=dict(counts)))
+    for number, bytes_ in enumerate(received, start=1):
+        counts[1] += 52
+        counts[inode] += bytes_
+        meter.add(build_sample(float(number), wakes=sum(wakes[:number]), socket_bytes=dict(counts)))
+
+
+def test_heartbeats_of_another_thread_are_no_activity_of_a_rank_that_wakes_up() -> None:
+    """NCCL's heartbeats arrive every second; a data loader's queue wakes its rank every five seconds."""
+    meter = ActivityMeter(PID)
+    feed_polling(meter, [0, 0, 0, 0, 1] * 4, [0] * 20, inode=2)
+    assert meter.idle_s == 20.0
+
+
+def test_requests_beside_heartbeats_are_activity() -> None:
+    """A loop that asks another machine every five seconds works, also beside heartbeats, and with few bytes."""
+    meter = ActivityMeter(PID)
+    feed_polling(meter, [0, 0, 0, 0, 1] * 4, [0, 0, 0, 0, 5] * 4, inode=2)
+    assert meter.idle_s == 0.0
+
+
+def test_connection_of_a_loop_that_always_polls_is_its_own() -> None:
+    """Without a sample in which the rank sleeps on, nothing shows whose bytes they are: they count as activity."""
+    meter = ActivityMeter(PID)
+    feed_polling(meter, [20] * 10, [0] * 10, inode=2)
+    assert meter.idle_s == 0.0
+
+
 def test_time_without_samples_is_not_idle() -> None:
     """A recorder that could not run for many seconds has not observed the rank."""
     meter = ActivityMeter(PID)
