@@ -2,4 +2,5 @@
 
 from torchyard.cli.console import main
 
-main()
+if __name__ == "__main__":
+    main()
