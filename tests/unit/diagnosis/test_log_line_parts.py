@@ -59,9 +59,9 @@ def test_prefixes_escapes_and_returns_are_stripped() -> None:
 )
 def test_long_line_takes_no_time(text: str) -> None:
     """A line of a megabyte is read quickly, whatever it repeats, and does not fill the report."""
-    started = time.perf_counter()
+    started = time.process_time()
     failure = diagnose_lines({"node_0": 1}, node_0=[text * (1_000_000 // len(text))])
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 5.0
     assert len("".join(failure.tail)) < 3000
 
 

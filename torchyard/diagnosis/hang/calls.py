@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torchyard.diagnosis.hang.pending_collectives import PendingCollective, clean_operation
+from torchyard.diagnosis.hang.pending_collectives import BARRIER, PendingCollective, clean_operation
 from torchyard.diagnosis.hang.stack_locations import describe_ranks
 from torchyard.model.hang import Collective, Link, RankRecord
 
@@ -114,7 +114,7 @@ def describe_call(call: Collective) -> str:
         return f"{operation} of {describe_ranks(call.members)}"
     if call.root is not None:
         operation += f" {_ROOT_PREPOSITIONS.get(operation, 'with')} rank {call.root}"
-    if not call.sizes:
+    if not call.sizes or operation == BARRIER:
         return operation
     elements = sum(map(math.prod, call.sizes))
     dtypes = ", ".join(dict.fromkeys(call.dtypes)).lower()

@@ -11,6 +11,8 @@ SETUP = "set-up"  # of process groups: all ranks wait for each other in the stor
 UNCOUNTED_CALL = "call"  # of torch.distributed, which only the stack shows, because no counter of a group does
 PAIR_PREFIX = "pair "  # of a send or receive: the group is the pair of its ranks
 _MAX_COUNTER_AGE_S = 3.0
+BARRIER = "barrier"
+_NCCL_BARRIER = "all_reduce_barrier"  # it reduces a tensor of one element, which the program does not see
 MAX_SEQUENCES = 16  # pending collectives of one group that are examined, the oldest first
 _SETUP_CALLS = {
     "init_process_group",
@@ -90,8 +92,9 @@ def is_point_to_point(operation: str) -> bool:
 
 
 def clean_operation(operation: str) -> str:
-    """`nccl:_all_reduce` as `all_reduce`."""
-    return operation.rpartition(":")[2].strip().lower().lstrip("_")
+    """`nccl:_all_reduce` as `all_reduce`, and `nccl:all_reduce_barrier`, NCCL's barrier, as `barrier`."""
+    name = operation.rpartition(":")[2].strip().lower().lstrip("_")
+    return BARRIER if name == _NCCL_BARRIER else name
 
 
 def find_dependents(collectives: tuple[PendingCollective, ...], culprits: Set[int]) -> frozenset[int]:

@@ -83,6 +83,7 @@ def test_dependents_of_dependents() -> None:
 def test_names_without_backend() -> None:
     """The backend's name is no part of an operation."""
     assert clean_operation("nccl:_allgather_base") == "allgather_base"
+    assert clean_operation("nccl:all_reduce_barrier") == clean_operation("gloo:barrier") == "barrier"
 
 
 def test_ten_thousand_ranks_are_judged_quickly() -> None:
