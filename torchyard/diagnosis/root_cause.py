@@ -26,7 +26,13 @@ from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import PROGRAM_EXIT, PROGRAM_SILENT_EXIT, RANKS_ENDED_EARLY, UNKNOWN_CAUSE
+from torchyard.model.causes.program import (
+    PROGRAM_EXIT,
+    PROGRAM_SILENT_EXIT,
+    RANKS_ENDED_EARLY,
+    UNKNOWN_CAUSE,
+    ProgramCause,
+)
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.causes.rendezvous import STORE_ENDED
 from torchyard.model.run import Failure, LogLine
@@ -36,12 +42,15 @@ TAIL_LINES = 50  # of the failing process, for the report
 _CLOCK_SKEW_S = 5.0  # clocks differ between nodes, and torchrun's tee delays lines
 # These decide the cause alone: a process that was killed could not log why.
 _DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})
+_UNCAUGHT_EXCEPTION_CODE = 1  # with which Python ends
 _SIGTERM_CODE = -15
+_SIGABRT_CODE = -6
 _STOP_CODES = frozenset({_SIGTERM_CODE, -2, -1, -3})  # the process was stopped: what it logged before was not its end
 _SIGNAL_NAMES: dict[int | None, str] = {-number: number.name for number in signal.Signals}
 _MAX_NAMED_RANKS = 8
 _GPU_FAULTS = frozenset({GpuCause.GPU_FAULT, GpuCause.NVLINK_FAULT, GpuCause.GPU_XID})  # they cause errors of CUDA
 _GENERAL_NCCL_CAUSES = frozenset({FabricCause.NCCL_ERROR, FabricCause.NCCL_SYSTEM_ERROR, FabricCause.NCCL_CUDA_ERROR})
+_LAST_WORDS_LINES = 20  # of a rank that ended with 0
 _NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
 _LAST_NCCL_ERROR = "Last error:"
 _NCCL_MESSAGE_LINES = 6  # after its first line
@@ -333,6 +342,9 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     finding = _choose_symptom(suspect, exceptions, bare_lines, symptoms.warnings) or _diagnose_exit(suspect, lines)
     if finding is None:
         return None
+    if finding.rule.cause is ProgramCause.ABORT and exit_code == _SIGABRT_CODE and suspect.report:
+        # If it had aborted because it lost a peer, its message would be nearer. Its agent never ends it by SIGABRT.
+        finding = finding._replace(distance=Distance.EXIT)
     return finding._replace(earlier=_find_earlier_line(finding, symptoms))
 
 
@@ -433,9 +445,11 @@ def _find_earlier_line(finding: _Finding, symptoms: ProcessSymptoms) -> LogLineP
     if shown:
         own = [symptom for symptom in own if symptom.end <= shown.end]
     last = max(own, key=lambda symptom: symptom.end, default=None)
-    if last is None or last.evidence is finding.evidence or last.rule.cause is finding.rule.cause:
+    if last is None or last.evidence is finding.evidence:
         return None
-    return last.evidence
+    # An exception of the program, after which it went on, is worth a word although both causes are the program's.
+    is_repeated = last.rule.cause is finding.rule.cause and finding.rule is not PROGRAM_EXIT
+    return None if is_repeated else last.evidence
 
 
 def _find_exit_rule(exit_code: int | None, *, is_worker: bool) -> LogRule | None:
@@ -555,17 +569,31 @@ def _find_early_end(
         if not (ranks or exit_codes[node] == 0) or ended_at > finding.timestamp + _CLOCK_SKEW_S:
             continue
         suspect = _Suspect(node, min(ranks, default=None), 0, ended_at, own_lines, has_own_lines=bool(own_lines))
+        rule, reason = _explain_early_end(own_lines)
         early_ends.append(
             _Finding(
-                RANKS_ENDED_EARLY,
+                rule,
                 suspect,
                 ended_at,
-                evidence or finding.evidence,
+                reason or evidence or finding.evidence,
                 Distance.EXIT,
                 ranks=tuple(sorted(ranks)),
             )
         )
     return min(early_ends, key=_finding_priority, default=None)
+
+
+def _explain_early_end(lines: Sequence[LogLinePart]) -> tuple[LogRule, LogLinePart | None]:
+    """Why ranks ended with 0 before the others, by their last lines: a program may handle SIGTERM, and end well.
+
+    The line is None if the rule has none.
+    """
+    stopped = _find_exit_rule(_SIGTERM_CODE, is_worker=True)
+    if stopped and stopped.pattern:
+        for line in reversed(lines[-_LAST_WORDS_LINES:]):
+            if stopped.pattern.search(line.text):
+                return stopped, line
+    return RANKS_ENDED_EARLY, None
 
 
 def _get_rank(line: LogLinePart, report: AgentReport) -> int | None:
@@ -634,6 +662,8 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
             description = explanation.description
             retry = explanation.retry
 
+    if finding.has_traceback and suspect.report and suspect.report.exit_code > _UNCAUGHT_EXCEPTION_CODE:
+        description = f"{description}; it exited with code {suspect.exit_code}"
     if finding.earlier:
         description = f"{description}; seen before it: {quote_match(finding.earlier.text, (0, 0))}"
     subject = suspect.node if rank is None else f"Rank {rank} on {suspect.node}"
@@ -710,7 +740,7 @@ def _describe_cause(finding: _Finding) -> str:
             location = f"at {PurePath(frame.file).name}:{frame.line}"
             details = f"{location}, {details}" if details else location
     fields["code"] = finding.suspect.exit_code
-    fields["evidence"] = quote
+    fields["evidence"] = quote if quote.endswith("..") else quote.removesuffix(".")
     fields["signal"] = _SIGNAL_NAMES.get(normalize_exit_code(finding.suspect.exit_code), "a signal")
     description = rule.description.format_map(fields)
     return f"{description} ({details})" if details else description

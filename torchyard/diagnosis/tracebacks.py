@@ -15,6 +15,7 @@ _MAX_PREFIX_CHARS = 300  # of a logger
 _FRAME = re.compile(r'[\s|]{1,200}File "')
 _FRAME_LOCATION = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
 _MAX_TRACEBACK_LINES = 500
+_WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
 _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]{0,200}"
@@ -66,16 +67,42 @@ class ProcessLines(NamedTuple):
 def find_raising_frame(lines: Sequence[LogLinePart], end: int) -> Frame | None:
     """The innermost frame of the program in a traceback; None if all are those of libraries, or there is no traceback.
 
-    `end`: the index of its last line, with the exception.
+    `end`: the index of its last line, with the exception. Of a chain, later tracebacks count if this one has no frame
+    of the program. An exception that torch's handler of SIGCHLD raises has no place: the program may be anywhere.
     """
     frames: list[Frame] = []
     for line in reversed(lines[max(end - _MAX_TRACEBACK_LINES, 0) : end]):
         if _HEADER in line.text:
-            return find_user_frame(frames)
-        match = _FRAME_LOCATION.search(line.text)
-        if match:
-            frames.append(Frame(file=match["file"], line=int(match["line"]), function=match["function"]))
-    return None
+            break
+        frames += _parse_frame(line)
+    else:
+        return None
+    if any(_WORKER_SIGNAL_CODE in frame.file for frame in frames):
+        return None
+    return find_user_frame(frames) or find_user_frame(_list_later_frames(lines, end))
+
+
+def _list_later_frames(lines: Sequence[LogLinePart], end: int) -> list[Frame]:
+    """The frames of the next traceback in the chain of an exception, the innermost first; [] if it is the last one."""
+    frames: list[Frame] = []
+    is_chained = False
+    for line in lines[end + 1 : end + 1 + _MAX_TRACEBACK_LINES]:
+        if not is_chained:
+            if line.text.startswith(_CHAIN_SENTENCES):
+                is_chained = True
+            elif line.text.strip():
+                break
+        elif _parse_frame(line):
+            frames = [*_parse_frame(line), *frames]
+        elif frames and _EXCEPTION.match(line.text):
+            break
+    return frames
+
+
+def _parse_frame(line: LogLinePart) -> list[Frame]:
+    """The frame in a line of a traceback; [] if it has none."""
+    match = _FRAME_LOCATION.search(line.text)
+    return [Frame(file=match["file"], line=int(match["line"]), function=match["function"])] if match else []
 
 
 class _Chain:

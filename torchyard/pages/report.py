@@ -233,7 +233,7 @@ def _list_cause_entries(report: Report) -> list[_Entry]:
     advice = "worth another attempt" if failure.retry else "another attempt would not help"
     entries = [_Entry("cause", f"{failure.cause}, {advice}")]
     if failure.line:
-        entries.append(_Entry("proof", single_line(failure.line, _MAX_DETAIL_CHARS)))
+        entries.append(_Entry("proof", single_line(failure.line.strip(), _MAX_DETAIL_CHARS)))
     return entries
 
 

@@ -446,3 +446,99 @@ def test_general_error_of_nccl_quotes_its_own_words(before: list[str], after: li
     failure = diagnose_lines({"node_0": 1}, node_0=rows)
     assert failure.cause == "nccl-system-error"
     assert "in a system call (failed to open the file): " in failure.sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "quote"),
+    [
+        ([], "SIGABRT"),
+        (["free(): invalid pointer"], "free(): invalid pointer"),
+        (["python: kernel.cc:12: void run(int): Assertion `n > 0' failed."], "Assertion `n > 0' failed)"),
+        (["Fatal Python error: Aborted"], "Fatal Python error: Aborted"),
+    ],
+)
+def test_rank_that_aborts_is_not_explained_by_the_peer_that_lost_it(words: list[str], quote: str) -> None:
+    """The peer raises seconds later; the abort is the program's, and another attempt would not help."""
+    lost = build_traceback(0, "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:55: Connection reset by peer")
+    node_0 = ["5", *lost, *build_summary_entry(0, 0, 1, 6)]
+    node_1 = ["3", *[f"[default0]:{word}" for word in words], *build_summary_entry(1, 0, -6, 4)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.rank, failure.retry) == ("abort", 1, False)
+    assert quote in failure.sentence
+
+
+def test_rank_that_aborts_because_it_lost_a_peer_is_not_the_first_failure() -> None:
+    """Its message is nearer than the signal: the peer that was killed is the cause."""
+    message = "[default0]:  what():  [pair.cc:537] Connection closed by peer [10.0.0.2]:55"
+    node_0 = ["5", "[default0]:terminate called after throwing an instance of 'gloo::IoException'", message]
+    node_0 += build_summary_entry(0, 0, -6, 5)
+    node_1 = ["6", *build_summary_entry(1, 0, -9, 6)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.rank) == ("killed", 1)
+
+
+def test_rank_that_handles_sigterm_and_ends_with_0_was_stopped() -> None:
+    """Lightning ends well after SIGTERM: the peers lose the rank, and another attempt may succeed."""
+    lost = build_traceback(0, "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:55")
+    node_0 = ["9", *lost, *build_summary_entry(0, 0, 1, 12)]
+    node_1 = [
+        "5",
+        "I1127 08:22:05 7 api.py:539]   global_ranks=[1]",
+        "[default0]:[rank: 0] Received SIGTERM: 15",
+        "I1127 08:22:08 7 api.py:952] [default] worker group successfully finished.",
+    ]
+    failure = diagnose_lines({"node_0": 1, "node_1": 0}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.node, failure.retry) == ("terminated", "node-1", True)
+    without_signal = diagnose_lines({"node_0": 1, "node_1": 0}, node_0=node_0, node_1=[*node_1[:2], node_1[3]])
+    assert without_signal.cause == "ended-early"
+
+
+def test_killed_data_worker_has_no_place() -> None:
+    """torch raises wherever the program is when its worker dies; a SIGKILL leaves no error of its own."""
+    frames = [
+        '  File "/srv/app/train.py", line 3, in <module>',
+        '  File "/v/site-packages/torch/utils/data/_utils/signal_handling.py", line 73, in handler',
+        "    _error_if_any_worker_fails()",
+        "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed. ",
+    ]
+    rows = [f"[default0]:{row}" for row in ["Traceback (most recent call last):", *frames]]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert failure.cause == "data-worker-lost"
+    assert "is killed by signal: Killed): check its host's kernel log" in failure.sentence
+    assert "train.py" not in failure.sentence
+
+
+def test_place_of_a_chain_is_that_of_the_program() -> None:
+    """If the quoted exception was raised and handled inside a library, a later one of the chain has the line."""
+    rows = [
+        "Traceback (most recent call last):",
+        '  File "/v/site-packages/hub/validators.py", line 1, in check',
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/model'",
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "/srv/app/sft.py", line 145, in <module>',
+        '  File "/srv/app/sft.py", line 103, in main',
+        '  File "/v/site-packages/hub/load.py", line 7, in load',
+        "OSError: it has no configuration",
+    ]
+    failure = diagnose_lines({"node_0": 1}, node_0=[f"[default0]:{row}" for row in rows])
+    assert (failure.cause, "(at sft.py:103)" in failure.sentence) == ("file-missing", True)
+
+
+def test_exception_that_the_program_survived_is_named_beside_its_exit_code() -> None:
+    """An exception that was caught is not the failure, but may be the reason for a code that the program chose."""
+    steps = [f"[default0]:step {step} loss 0.{step}" for step in range(20)]
+    rows = [*build_traceback(0, "KeyError: 'learning_rate'"), *steps, *build_summary_entry(0, 0, 3, 40)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert "exited with code 3 and without a traceback" in failure.sentence
+    assert "seen before it: KeyError: 'learning_rate'" in failure.sentence
+
+
+def test_exception_with_another_exit_code_than_pythons_names_the_code() -> None:
+    """Python ends with 1 after an exception that nothing catches: another code is the program's own."""
+    rows = [*build_traceback(0, "KeyError: 'learning_rate'."), *build_summary_entry(0, 0, 3, 40)]
+    failure = diagnose_lines({"node_0": 1}, node_0=rows)
+    assert failure.sentence.endswith("(at train.py:3); it exited with code 3.")
+    assert "'learning_rate'; read" in failure.sentence

@@ -15,7 +15,12 @@ def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str | No
     `it had waited 31 s for rank 3 in collective number 61 of the default group`. `records`: the latest of each rank.
     """
     record = records.get(rank)
-    if record is None or record.stalled_s < _SETTLED_S:
+    if record is None:
+        return None
+    waited_s = record.stalled_s
+    if record.raised_after is not None:
+        waited_s -= record.timestamp - record.raised_after  # since then its exception has ended it
+    if waited_s < _SETTLED_S:
         return None
     for name, progress in record.groups.items():
         if progress.enqueued <= progress.completed:
@@ -29,7 +34,7 @@ def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str | No
         if missing:
             group = "the default group" if name == DEFAULT_GROUP else f"group {name}"
             collective = f"collective number {progress.enqueued:,} of {group}"
-            return f"it had waited {record.stalled_s:.0f} s for {describe_ranks(missing)} in {collective}"
+            return f"it had waited {waited_s:.0f} s for {describe_ranks(missing)} in {collective}"
     return None
 
 

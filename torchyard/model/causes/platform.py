@@ -151,7 +151,7 @@ PLATFORM_RULES = (
         patterns=(
             "Received [A-Z0-9]{1,8} death signal",
             r"got signal: \d",
-            "received SIGTERM",
+            "[Rr]eceived SIGTERM",
             "SIGTERM received",
             "terminated with signal SIGTERM",
             r"return code = -(?:15|2)\b",

@@ -55,8 +55,14 @@ PROGRAM_RULES = (
     ),
     LogRule(
         cause=ProgramCause.DATA_WORKER_LOST,
+        symptom="had a DataLoader worker killed by SIGKILL ({evidence})",
+        patterns=("DataLoader worker.{0,60}killed by signal: Killed",),
+        own_advice="check its host's kernel log for the OOM killer, and lower num_workers or what a worker loads",
+    ),
+    LogRule(
+        cause=ProgramCause.DATA_WORKER_LOST,
         symptom="lost a DataLoader worker ({evidence})",
-        patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)",),
+        patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
     ),
     LogRule(
         cause=ProgramCause.KILLED,
@@ -130,11 +136,20 @@ PROGRAM_RULES = (
     ),
     LogRule(
         cause=ProgramCause.ABORT,
+        symptom="aborted in native code ({evidence})",
+        patterns=(
+            r"^(?:free|malloc|realloc|munmap_chunk)\(\): ",
+            "double free or corruption",
+            ": Assertion `.{1,200}' failed",
+            "^Fatal Python error: ",
+        ),
+        distance=Distance.STOPPED,
+    ),
+    LogRule(
+        cause=ProgramCause.ABORT,
         symptom="aborted in native code (SIGABRT)",
         patterns=(
             "terminate called",
-            r"^(?:free|malloc|realloc|munmap_chunk)\(\): ",
-            "double free or corruption",
             "error: Aborted",
             "SIGABRT",
             "Signal 6",

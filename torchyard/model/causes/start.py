@@ -154,6 +154,7 @@ START_RULES = (
             "No such option",
             "invalid choice",
             "flag provided but not defined",
+            "^Could not override '",
         ),
         worker_codes=(2,),
         agent_codes=(2,),

@@ -17,6 +17,13 @@ def test_rank_that_waited_names_the_absent_one() -> None:
     assert last_wait == "it had waited 12 s for rank 3 in collective number 6 of the default group"
 
 
+def test_time_after_its_exception_is_no_wait() -> None:
+    """A rank that lost its peer and took five seconds to end has not waited for it meanwhile."""
+    raised = died(0, stalled_s=12.0, timestamp=1000.0, raised_after=995.0)
+    wait = describe_last_wait(0, index_by_rank(raised, died(1), died(2), build_record(3, kind="end")))
+    assert wait == "it had waited 7 s for rank 3 in collective number 6 of the default group"
+
+
 @pytest.mark.parametrize(
     "first",
     [
