@@ -8,10 +8,12 @@ from typing import Any
 from torchyard.kube.absence import ResourcePath, parse_resource_path
 from torchyard.kube.credentials import Credentials
 from torchyard.kube.http import Connection, Request, read_body
-from torchyard.kube.retry import TransientError, UnprovenNotFoundError
+from torchyard.kube.retry import REQUEST_TIMEOUT_S, TransientError, UnprovenNotFoundError
 from torchyard.model.errors import ClusterError, NotFoundError
 
-_ACCESS_RULES_TIMEOUT_S = 15.0  # seconds that a server which refuses even discovery may take to read its access rules
+# Seconds that a server which refuses even discovery may take to read its access rules, like any other outage. A loaded
+# one needed more than 15.
+_ACCESS_RULES_TIMEOUT_S = REQUEST_TIMEOUT_S
 _UNREAD_ROLE_PATTERN = re.compile(r"RBAC: .*\bnot found")  # a binding was read before its role
 
 
