@@ -9,6 +9,7 @@ lost. A fault that hits more than one run (of a worker, a machine, the API serve
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -140,6 +141,8 @@ def main(argv: list[str]) -> int:
         print("\n".join(str(cell) for cell in cells))
         return 0
     exit_on_sigterm()
+    # A shell starts background commands with SIGINT ignored, and so would the launchers that the cells interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="torchyard-chaos-"))
     print(f"{len(cells)} cells in {folder}", flush=True)
     with ExitStack() as stack:
