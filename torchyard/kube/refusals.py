@@ -11,9 +11,6 @@ from torchyard.kube.http import Connection, Request, read_body
 from torchyard.kube.retry import REQUEST_TIMEOUT_S, TransientError, UnprovenNotFoundError
 from torchyard.model.errors import ClusterError, NotFoundError
 
-# Seconds that a server which refuses even discovery may take to read its access rules, like any other outage. A loaded
-# one needed more than 15.
-_ACCESS_RULES_TIMEOUT_S = REQUEST_TIMEOUT_S
 _UNREAD_ROLE_PATTERN = re.compile(r"RBAC: .*\bnot found")  # a binding was read before its role
 
 
@@ -107,7 +104,8 @@ def _find_startup_error(connection: Connection, message: str) -> TransientError 
         if error.status == HTTPStatus.FORBIDDEN and (
             _UNREAD_ROLE_PATTERN.search(error.message) or not _is_discovery_allowed(connection)
         ):
-            return TransientError(unready, HTTPStatus.FORBIDDEN, timeout_s=_ACCESS_RULES_TIMEOUT_S)
+            # Also for a caller with less patience: a loaded server needs more than 15 s to read its access rules.
+            return TransientError(unready, HTTPStatus.FORBIDDEN, timeout_s=REQUEST_TIMEOUT_S)
     return None
 
 

@@ -92,6 +92,9 @@ class RankRecord(FrozenModel):
     )
     longest_idle_s: float = Field(0.0, description="the longest idle time of this stall that ended with activity")
     is_polling: bool = Field(False, description="the thread that trains wakes up again and again, as a loop that polls")
+    waits_for_device: bool = Field(
+        False, description="the thread that trains is in a call that waits for a GPU; then the rank is not idle"
+    )
     uses_files: bool = Field(False, description="has read or written files in the last second")
     frozen_s: float = Field(
         0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped"

@@ -33,7 +33,6 @@ from torchyard.diagnosis.hang.pending_collectives import (
     find_pending_collectives,
     is_in_collective,
     is_stopped,
-    waits_for_gpu,
 )
 from torchyard.model.hang import Hang, RankRecord
 
@@ -130,7 +129,7 @@ def _is_blocked_in_call(hang: Hang, record: RankRecord) -> bool:
         return True
     if record.pending is None or record.pending.sequence == 0:
         return False
-    return hang.kind == "collective-mismatch" or waits_for_gpu(record.stack)
+    return hang.kind == "collective-mismatch" or record.waits_for_device
 
 
 # --- ranks whose groups differ

@@ -24,7 +24,6 @@ _SETUP_CALLS = {
     "init_device_mesh",
 }
 _COLLECTIVE_FILE = "/torch/distributed/distributed_c10d.py"
-_GPU_CODE = re.compile(r"/torch/cuda/")
 _FREEZER_WCHAN = re.compile(r"do_freezer_trap|cgroup_.*freez|__refrigerator|get_signal$")
 _P2P = re.compile(r"(send|recv|isend|irecv)\b(?: (\d+)(?:->|<-)(\d+))?")
 
@@ -79,11 +78,6 @@ def find_pending_collectives(
 def is_in_collective(stack: tuple[Frame, ...]) -> bool:
     """Whether the main thread is in a call of torch.distributed."""
     return any(_COLLECTIVE_FILE in frame.file for frame in stack)
-
-
-def waits_for_gpu(stack: tuple[Frame, ...]) -> bool:
-    """Whether the main thread is in a call of torch that waits for the GPU, as `torch.cuda.synchronize` does."""
-    return bool(stack) and bool(_GPU_CODE.search(stack[0].file))
 
 
 def is_point_to_point(operation: str) -> bool:

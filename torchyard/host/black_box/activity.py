@@ -54,11 +54,13 @@ class Activity(NamedTuple):
     knows.
     uses_files: they read or wrote files, or waited for pages of files.
     is_polling: the thread that trains was woken, as by a loop that sleeps and checks again.
+    waits_for_device: it is in a call that waits for a GPU.
     """
 
     is_active: bool
     uses_files: bool
     is_polling: bool
+    waits_for_device: bool = False
 
 
 class Sample:
@@ -148,7 +150,12 @@ def compare_samples(before: Sample, after: Sample, background: FrozenSet[int] = 
         or faults / elapsed_s > _MIN_FAULTS_PER_S
         or _computes(before, after, elapsed_s)
     )
-    return Activity(is_active=is_active, uses_files=uses_files, is_polling=is_polling)
+    return Activity(
+        is_active=is_active,
+        uses_files=uses_files,
+        is_polling=is_polling,
+        waits_for_device=after.waits_for_device,
+    )
 
 
 def _waits_for_device(record: Dict[str, Any], wchan: str) -> bool:

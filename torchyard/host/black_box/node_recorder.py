@@ -222,6 +222,8 @@ class NodeRecorder:
         if watch.meter.activity:
             details["uses_files"] = watch.meter.activity.uses_files
             details["is_polling"] = watch.meter.activity.is_polling
+            if watch.meter.activity.waits_for_device:
+                details["waits_for_device"] = True
         if record.get("exiting"):
             details["is_exiting"] = True
         return details

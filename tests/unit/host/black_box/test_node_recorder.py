@@ -179,6 +179,15 @@ def test_rank_that_waits_in_nccl_is_printed_as_one_that_is_idle(node: Node, monk
     assert max(later - earlier for earlier, later in pairwise(times)) <= 10
 
 
+def test_wait_for_a_gpu_is_printed(node: Node) -> None:
+    """The record of a rank that waits for its GPU shows it, and that the rank is not idle."""
+    frame = {"function": "synchronize", "file": "/v/site-packages/torch/cuda/__init__.py", "line": 1162}
+    node.poll(1.0, moved=node.start, stack=[frame])
+    (record,) = node.poll(1.6, moved=node.start, stack=[frame])
+    assert (record.waits_for_device, record.idle_s) == (True, 0.0)
+    assert not node.poll(2.4, moved=node.start, stack=[FRAME])[0].waits_for_device
+
+
 def test_long_stall_is_printed_less_often(node: Node) -> None:
     """A stalled rank is printed every two seconds after 12 s, and every ten after 40 s."""
     times = (13.0, 14.5, 15.1, 41.0, 50.0, 51.1)
