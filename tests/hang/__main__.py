@@ -1,12 +1,13 @@
 """`make hang`: jobs with every kind of hang, and healthy ones that look like it, under the black box; prints a table.
 
     python -m tests.hang [--only TEXT ...] [--skip TEXT ...] [--list] [--classes NAME ...] [--seeds N] [--ranks N ...]
-        [--jobs N] [--folder FOLDER] [--healthy-seconds S] [--python PYTHON]
+        [--jobs N] [--folder FOLDER] [--healthy-seconds S] [--python PYTHON] [--afterwards S]
+        [--backend gloo|nccl]
     python -m tests.hang --judge FOLDER
 
 A cell is a job on this machine. All lines of its nodes are kept in a folder with the moments of their arrival, and
 judged by torchyard as they arrive; `--judge` judges recorded cells again. The exit code is 1 if a figure misses its
-target.
+target. With `--backend nccl` all ranks share one GPU, each as a node of its own.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from tests.hang.cells import NAMES, RANKS, ROOT_ONLY, Cell, list_cells
+from tests.hang.cells import DEVICE_ONLY, NAMES, RANKS, ROOT_ONLY, UNSEEN_WITH_NCCL, Cell, list_cells
 from tests.hang.figures import HEADER, Row, evaluate_row, render_kinds, summarize
 from tests.hang.frameworks import find_missing_program
 from tests.hang.places import find_missing_permission
@@ -59,6 +60,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     defaults = Settings()
     parser.add_argument("--healthy-seconds", type=float, default=defaults.healthy_s, help="watch of a healthy job")
     parser.add_argument("--python", default=defaults.python, help="of the jobs: one with another version of torch")
+    parser.add_argument(
+        "--afterwards", type=float, default=defaults.afterwards_s, help="watch after a verdict; 60 shows the restart"
+    )
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: on one GPU")
     parser.add_argument("--folder", type=Path, help="where the cells are recorded; a new folder of it for each")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge the cells that were recorded there")
     return parser.parse_args(argv)
@@ -70,11 +75,16 @@ def list_playable_cells(args: argparse.Namespace) -> list[Cell]:
     names = []
     for name in args.classes:
         reason = missing if name in ROOT_ONLY else find_missing_program(name, args.python)
+        if name in DEVICE_ONLY and args.backend != "nccl":
+            reason = "needs a GPU (--backend nccl)"
+        if name in UNSEEN_WITH_NCCL and args.backend == "nccl":
+            reason = "not visible with NCCL"
         if reason:
             print(f"without {name}: {reason}")
         else:
             names.append(name)
-    return list_cells(names, range(args.first_seed, args.first_seed + args.seeds), args.ranks)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    return list_cells(names, seeds, args.ranks, args.backend)
 
 
 def main(argv: list[str]) -> int:
@@ -90,7 +100,7 @@ def main(argv: list[str]) -> int:
     exit_on_sigterm()
     get_log().setLevel("ERROR")  # the monitors' warnings are in the rows
     folder = args.judge or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
-    matrix = HangMatrix(folder, Settings(args.healthy_seconds, args.python), len(cells))
+    matrix = HangMatrix(folder, Settings(args.healthy_seconds, args.python, args.afterwards), len(cells))
     print(f"{len(cells)} cells in {matrix.folder}\n{HEADER}", flush=True)
     if args.judge:
         for cell in cells:

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torchyard.model.hang import HangClass
 
+Backend = Literal["gloo", "nccl"]
 RANKS = (4, 4, 8, 4, 6, 12, 4, 16)  # of the seeds, in turn
 HANGS: dict[str, tuple[HangClass, ...]] = {
     "sleep": ("missing-rank",),
@@ -50,11 +51,12 @@ HANGS: dict[str, tuple[HangClass, ...]] = {
     "failed-thread": ("missing-rank",),
     "freezer": ("stopped",),
     "hook": ("missing-rank",),
+    "kernel": ("compute",),
 }
 STRAGGLERS = ("slow", "throttled")
 # Reported only after minutes, because an evaluation looks like it, because a healthy rank is silent for a minute, or
 # because the other ranks first import torch.
-REPORTED_LATE = ("compute", "spin", "silent-node", "before-torch")
+REPORTED_LATE = ("compute", "spin", "kernel", "silent-node", "before-torch")
 STYLES = (
     *("plain", "uneven", "compile", "slow-loader"),
     *("checkpoint", "evaluation", "download", "evaluate-download", "remote-poll", "save", "child-process"),
@@ -64,22 +66,31 @@ STYLES = (
     *("background-save", "thread-training", "subgroups", "pipeline", "objects", "prepare-once", "normal-end"),
     *("accelerate", "lightning", "transformers"),
 )
+DEVICE_STYLES = ("blocking-wait", "device-thread", "cuda-graph", "mixed-precision")
+DEVICE_ONLY = ("kernel", *DEVICE_STYLES)  # on a GPU alone
 ROOT_ONLY = ("full-disk", "network", "throttled", "freezer")  # a small file system, network namespaces, control groups
-NAMES = (*HANGS, *STRAGGLERS, *STYLES)
+NAMES = (*HANGS, *STRAGGLERS, *STYLES, *DEVICE_STYLES)
+# What is not visible with NCCL: the root of a broadcast that has returned, and whose bytes arrive while a rank polls.
+UNSEEN_WITH_NCCL = ("broadcast", "poll", "file-lock")
 _WITHOUT_LINE = ("sigstop", "network", "outside", "silent-node", "freezer")
 _NETWORK_NODES = 3  # of two nodes, either one may be the isolated one
 
 
 class Cell(NamedTuple):
-    """One job: its fault or style, its size, and the seed that draws the rest."""
+    """One job: its fault or style, its size, the seed that draws the rest, and the backend with which it trains.
+
+    With NCCL all ranks share one GPU, each on a node of its own.
+    """
 
     name: str
     ranks: int
     nodes: int
     seed: int
+    backend: Backend = "gloo"
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.ranks}x{self.nodes}-{self.seed}"
+        backend = f"-{self.backend}" if self.backend != "gloo" else ""
+        return f"{self.name}-{self.ranks}x{self.nodes}-{self.seed}{backend}"
 
     @property
     def is_hang(self) -> bool:
@@ -152,18 +163,27 @@ def get_expected_verdict(cell: Cell) -> ExpectedVerdict:
 
 
 def _is_without_line(cell: Cell) -> bool:
-    """Whether the culprit waits for a thread at its exit, in no line of the program; or is one of several in a ring."""
+    """Whether no line is true: of a culprit that waits for a thread at its exit, that is one of several in a ring, or
+    whose call has returned while it is pending, as NCCL's do.
+    """
+    if cell.backend == "nccl" and cell.name == "operation":
+        return True
     return (cell.name == "exit" and cell.seed % 2 == 0) or (cell.name == "recv" and cell.seed % 2 == 1)
 
 
-def list_cells(names: Sequence[str], seeds: Sequence[int], ranks: Sequence[int]) -> list[Cell]:
-    """The cells of these classes and seeds; each third job has two nodes or four."""
+def list_cells(
+    names: Sequence[str], seeds: Sequence[int], ranks: Sequence[int], backend: Backend = "gloo"
+) -> list[Cell]:
+    """The cells of these classes and seeds; with gloo each third job has two nodes or four."""
     cells = []
     for seed in seeds:
         for name in names:
             rank_count = ranks[seed % len(ranks)]
             nodes = _count_nodes(name, seed, rank_count)
-            cells.append(Cell(name, max(rank_count // nodes, 1) * nodes, nodes, seed))
+            if backend == "nccl":
+                nodes = max(nodes, rank_count)
+                rank_count = nodes
+            cells.append(Cell(name, max(rank_count // nodes, 1) * nodes, nodes, seed, backend))
     return cells
 
 

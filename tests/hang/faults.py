@@ -52,7 +52,7 @@ class BlockedData(IterableDataset[torch.Tensor]):
     """Its worker yields some batches, and then waits for an event that is never set."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        yield from torch.zeros(4, 8)
+        yield from torch.zeros(4, 8, device="cpu")
         threading.Event().wait()
 
 
@@ -240,6 +240,13 @@ def compute(_: RankContext) -> None:
         value = value * 48271 % 2147483647
 
 
+def kernel(_: RankContext) -> None:
+    """A kernel of the GPU does not end."""
+    torch.cuda._sleep(1 << 60)
+    record_fault()
+    torch.cuda.synchronize()
+
+
 def run_wait(wait: Callable[[], None], context: RankContext) -> None:
     wait()
 
@@ -261,6 +268,7 @@ FAULTS: dict[str, Callable[[RankContext], None]] = {
     "exit": exit_early,
     "outside": outside,
     "compute": compute,
+    "kernel": kernel,
     "broadcast": broadcast,
     "new-group": new_group,
     "slow-start": first_step,

@@ -26,7 +26,7 @@ class Row(NamedTuple):
     reported_after_s: seconds from the fault to the first verdict; infinite if there was none.
     has_line: None if a correct verdict has no line.
     problem: a wrong verdict, as text; empty if there was none.
-    restarted_at_s: when `on_hang: restart` would have ended the attempt; None if never.
+    restarted_at_s: when `on_hang: restart` would have ended a healthy job's attempt; None if never.
     """
 
     cell: Cell
@@ -111,7 +111,10 @@ def evaluate_row(cell: Cell, truth: Truth | None, recorder: VerdictRecorder) -> 
     has_line = bool(line and int(line[1]) in truth.lines) if expected.has_line else None
     has_class = first.kind in expected.kinds
     has_ranks = expected.allows_ranks(first.ranks)
-    return Row(cell, first.time_s - truth.time_s, first.sentence, has_class, has_ranks, has_line, problem)
+    message = first.sentence
+    if recorder.restarted_at_s is not None:
+        message = f"restarted {recorder.restarted_at_s - first.time_s:.0f} s later: {message}"
+    return Row(cell, first.time_s - truth.time_s, message, has_class, has_ranks, has_line, problem)
 
 
 def _evaluate_healthy_job(cell: Cell, recorder: VerdictRecorder) -> Row:

@@ -1,4 +1,4 @@
-"""Healthy trainings as people write them with torch's wrappers and with the common libraries, on gloo."""
+"""Healthy trainings as people write them with torch's wrappers and with the common libraries."""
 
 import os
 import shutil
@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.hang.actions import burn
-from tests.hang.training import train
+from tests.hang.environment import get_backend
+from tests.hang.training import synchronize, train
 
 _STEP_PAUSE_S = 0.05
 # Each style's package, which an environment may lack; a style without one needs torch alone.
@@ -39,8 +40,21 @@ def build_model() -> nn.Sequential:
 
 
 def build_loader(workers: int = 0) -> DataLoader[tuple[torch.Tensor, ...]]:
-    data = TensorDataset(torch.rand(512, 64), torch.randint(8, (512,)))
-    return DataLoader(data, batch_size=32, shuffle=True, num_workers=workers)
+    """Its tensors lie in the memory of the host, as data does; workers of a loader cannot use a GPU."""
+    with torch.device("cpu"):
+        data = TensorDataset(torch.rand(512, 64), torch.randint(8, (512,)))
+    return DataLoader(
+        data,
+        batch_size=32,
+        shuffle=True,
+        num_workers=workers,
+        generator=torch.Generator(torch.get_default_device()),
+    )
+
+
+def compute_loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    device = torch.get_default_device()
+    return nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))
 
 
 def train_model(model: nn.Module, after_epoch: Callable[[int], None] | None = None, workers: int = 0) -> None:
@@ -50,8 +64,9 @@ def train_model(model: nn.Module, after_epoch: Callable[[int], None] | None = No
     while True:
         for inputs, labels in build_loader(workers):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
+            compute_loss(model, inputs, labels).backward()
             optimizer.step()
+            synchronize()
             time.sleep(_STEP_PAUSE_S)
         if after_epoch:
             after_epoch(epoch)
@@ -73,9 +88,10 @@ def accumulate() -> None:
         for number, (inputs, labels) in enumerate(build_loader()):
             if number % 8:
                 with model.no_sync():
-                    nn.functional.cross_entropy(model(inputs), labels).backward()
+                    compute_loss(model, inputs, labels).backward()
             else:
-                nn.functional.cross_entropy(model(inputs), labels).backward()
+                compute_loss(model, inputs, labels).backward()
+            synchronize()
             time.sleep(_STEP_PAUSE_S)
 
 
@@ -88,7 +104,7 @@ def use_fsdp() -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = build_model()
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    fully_shard(model, mesh=init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),)))
     train_model(model)
 
 
@@ -139,6 +155,7 @@ def use_subgroups() -> None:
     while True:
         if own_group < len(groups):
             dist.all_reduce(torch.ones(64), group=groups[own_group])
+        synchronize()
         time.sleep(_STEP_PAUSE_S * (1 + dist.get_rank() % 3))
         if step % 50 == 0:
             dist.all_reduce(torch.ones(64))
@@ -152,6 +169,7 @@ def use_pipeline() -> None:
     while True:
         if rank > 0:
             dist.recv(torch.empty(64), src=rank - 1)
+            synchronize()
         time.sleep(_STEP_PAUSE_S)
         if rank < world_size - 1:
             dist.send(torch.ones(64), dst=rank + 1)
@@ -191,7 +209,7 @@ def end_at_different_times() -> None:
 def use_accelerate() -> None:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=get_backend() == "gloo")
     model, optimizer, loader = accelerator.prepare(
         build_model(), torch.optim.SGD(build_model().parameters()), build_loader()
     )
@@ -221,7 +239,11 @@ def use_lightning() -> None:
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     nodes = int(os.environ["WORLD_SIZE"]) // local_ranks
     trainer = lightning.Trainer(
-        accelerator="cpu", strategy="ddp", devices=local_ranks, num_nodes=nodes, max_epochs=1000
+        accelerator="cpu" if get_backend() == "gloo" else "gpu",
+        strategy="ddp",
+        devices=local_ranks,
+        num_nodes=nodes,
+        max_epochs=1000,
     )
     trainer.fit(Module(), build_loader())
 
@@ -233,7 +255,12 @@ def use_transformers() -> None:
     data = [{"input_ids": torch.arange(32), "labels": torch.arange(32)} for _ in range(512)]
     folder = tempfile.mkdtemp()
     arguments = TrainingArguments(
-        output_dir=folder, use_cpu=True, max_steps=100_000, save_steps=50, save_total_limit=1, report_to=[]
+        output_dir=folder,
+        use_cpu=get_backend() == "gloo",
+        max_steps=100_000,
+        save_steps=50,
+        save_total_limit=1,
+        report_to=[],
     )
     Trainer(model=model, args=arguments, train_dataset=data).train()
 

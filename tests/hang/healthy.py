@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.hang.actions import ACTIONS, burn, compile_program
+from tests.hang.device import DEVICE_STYLES
 from tests.hang.frameworks import FRAMEWORKS, OWN_SETUP
 from tests.hang.training import STEP_S, start, train
 
@@ -28,7 +29,7 @@ class SlowData(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
             burn(self._rng.uniform(1, 3))
-            yield torch.zeros(8)
+            yield torch.zeros(8, device="cpu")
 
 
 def act_on_rank_zero(action: Callable[[float], None], seconds: tuple[float, float], rng: random.Random) -> None:
@@ -84,7 +85,7 @@ STYLES: dict[str, Callable[[int, random.Random], None]] = {
 }
 for _name, (_action, _seconds) in ACTIONS.items():
     STYLES[_name] = partial(run_action, _action, _seconds)
-for _name, _train in FRAMEWORKS.items():
+for _name, _train in (FRAMEWORKS | DEVICE_STYLES).items():
     STYLES[_name] = partial(run_framework, _train)
 
 

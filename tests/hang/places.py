@@ -34,6 +34,7 @@ class LoopbackNetwork:
 
     def __init__(self) -> None:
         self.address = "127.0.0.1"
+        self.interface = "lo"
         self.port = find_free_port()
 
     def build_prefix(self, _: int) -> list[str]:
@@ -52,12 +53,13 @@ class BridgedNetwork(LoopbackNetwork):
         self._number = number
         self._bridge = f"tyh{number}"
         self.address = self._address(0)
+        self.interface = "eth0"
 
     def _address(self, node: int) -> str:
         return f"10.77.{self._number}.{node + 1}"
 
     def build_prefix(self, node: int) -> list[str]:
-        return ["ip", "netns", "exec", f"{self._bridge}-{node}", "env", "GLOO_SOCKET_IFNAME=eth0"]
+        return ["ip", "netns", "exec", f"{self._bridge}-{node}"]
 
     def isolate(self, node: int) -> None:
         """Take the node's cable out of the bridge: its link stays up, and packets vanish."""

@@ -16,9 +16,13 @@ def main() -> None:
     if int(os.environ["RANK"]) == args.rank:
         record_fault()
         threading.Event().wait()
+    import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    from tests.hang.training import start
+
+    start()
+    dist.all_reduce(torch.ones(1))  # NCCL's process group does not wait for its ranks before that
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The loop of the matrix's programs: data-parallel steps with gloo."""
+"""The loop of the matrix's programs: data-parallel steps with gloo on processors, or with NCCL on a GPU."""
 
 import json
 import time
@@ -7,14 +7,23 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from tests.hang.environment import get_backend
+
 STEP_S = 0.05
 _BUCKETS = (4096, 1024, 128)  # gradients of a step, each with a separate all_reduce
+
+
+def use_device() -> None:
+    """Create tensors where the backend needs them; torch keeps this for each thread."""
+    if get_backend() == "nccl":
+        torch.set_default_device("cuda")
 
 
 def start() -> tuple[int, int]:
     """This rank and the number of ranks, in a process group."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    use_device()
+    dist.init_process_group(get_backend())
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -25,15 +34,23 @@ def train(
 
     `step_s`: the seconds of a step; `work_s`: of processor time beside them.
     """
+    use_device()
     step = 0
     while True:
         before_step(step)
         forward(step_s(), work_s)
         for size in _BUCKETS:
             dist.all_reduce(torch.ones(size))
+        synchronize()
         if dist.get_rank() == 0:
             print(json.dumps({"step": step}), flush=True)
         step += 1
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one, as a program does that reads its loss."""
+    if get_backend() == "nccl":
+        torch.cuda.synchronize()
 
 
 def forward(seconds: float, work_s: float) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.chaos.world import find_processes, kill_all
-from tests.hang.cells import STRAGGLERS, STYLES, Cell
+from tests.hang.cells import DEVICE_STYLES, STRAGGLERS, STYLES, Cell
+from tests.hang.environment import BACKEND_VARIABLE
 from tests.hang.figures import Truth
 from tests.hang.judge import Line, VerdictRecorder, replay
 from tests.hang.places import LoopbackNetwork, create_freezer, create_network, limit_cpu, mount_small_disk, serve_slowly
@@ -31,7 +32,6 @@ _ARRIVAL_S = 120.0  # until the fault strikes
 _WATCHED_S = 25.0  # after the fault
 _LONG_WATCHED_S = 330.0  # after a fault that is reported late
 _SLOW_WATCHED_S = 95.0  # after the first line
-_AFTERWARDS_S = 4.0  # after a verdict: another may follow
 
 
 class Settings(NamedTuple):
@@ -39,10 +39,12 @@ class Settings(NamedTuple):
 
     healthy_s: seconds that a healthy job is watched.
     python: the interpreter of the jobs, with torch.
+    afterwards_s: seconds that a job is watched after a verdict, because another may follow, or the end of the attempt.
     """
 
     healthy_s: float = 50.0
     python: str = sys.executable
+    afterwards_s: float = 4.0
 
 
 class Trial:
@@ -99,6 +101,10 @@ class Trial:
                 "PYTHONPATH": f"{_SITE}:{ROOT}",
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": network.interface,
+                "NCCL_SOCKET_IFNAME": network.interface,
+                "NCCL_HOSTID": f"node-{node}",  # it refuses two ranks of one host on one GPU
+                BACKEND_VARIABLE: self.cell.backend,
             }
         )
         process = subprocess.Popen(
@@ -118,7 +124,7 @@ class Trial:
         cell = self.cell
         torchrun = f"-m torch.distributed.run --nnodes {cell.nodes} --node-rank {node} --master-addr {network.address}"
         agent_options = f"--master-port {network.port} --nproc-per-node {cell.ranks // cell.nodes} --tee 3"
-        if cell.name in STYLES:
+        if cell.name in (*STYLES, *DEVICE_STYLES):
             program = f"healthy.py --style {cell.name}"
         elif cell.name == "before-torch":
             program = f"stuck_start.py --rank {cell.culprit} --step 0"
@@ -175,7 +181,10 @@ class Trial:
         if not truth:
             return _ARRIVAL_S
         end_s = truth.time_s + (_LONG_WATCHED_S if self.cell.is_reported_late else _WATCHED_S)
-        return min(end_s, recorder.verdicts[-1].time_s + _AFTERWARDS_S) if recorder.verdicts else end_s
+        if not recorder.verdicts:
+            return end_s
+        afterwards_s = self._settings.afterwards_s
+        return min(end_s + afterwards_s, recorder.verdicts[-1].time_s + afterwards_s)
 
 
 def read_cell(folder: Path) -> tuple[Cell, float]:

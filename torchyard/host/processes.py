@@ -26,6 +26,11 @@ FOLDER_VARIABLE = "TORCHYARD_SUPERVISED"  # the folder that its supervisor write
 FLOW_RUN_VARIABLE = "TORCHYARD_FLOW_RUN"  # the id of the flow run that has started it; absent without an orchestrator
 FLOW_RUN_SOURCE = "PREFECT__FLOW_RUN_ID"  # the same in the flow's process and in supervisors, set by Prefect's worker
 _KILL_TIMEOUT_S = 5.0
+_EXEC_TIMEOUT_S = 1.0
+# Of /proc/PID/stat, counted from the state (man 5 proc).
+_FLAGS_FIELD = 6
+_ENV_END_FIELD = 48
+_KERNEL_THREAD_FLAG = 0x00200000
 _PROCESS_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
 
 
@@ -48,7 +53,44 @@ def _list_pids() -> list[int]:
 
 def has_variable(pid: str, variable: bytes) -> bool:
     """Whether a variable of the process's environment starts with `variable` (`NAME=value`)."""
-    return b"\0" + variable in b"\0" + _read_proc_file(pid, "environ") + b"\0"
+    return b"\0" + variable in b"\0" + _read_environ(pid) + b"\0"
+
+
+def _read_environ(pid: object) -> bytes:
+    """The environment of a process; empty if it has none, has ended, or is another user's.
+
+    While a process starts another program it has none, for up to some milliseconds: then it is read again. Otherwise a
+    process of a job could be passed over, and "nothing is left" be untrue.
+    """
+    deadline = time.monotonic() + _EXEC_TIMEOUT_S
+    address: int | None = 0
+    while True:
+        try:
+            with open("/proc/%s/environ" % pid, "rb") as file:
+                environ = file.read()
+        except OSError:
+            return b""
+        if environ:
+            return environ
+        previous_address = address
+        address = _locate_environ(pid)
+        is_same_program = address == previous_address and address != 0
+        if address is None or is_same_program or time.monotonic() >= deadline:
+            return b""
+        if address == 0:
+            time.sleep(0.0005)
+
+
+def _locate_environ(pid: object) -> int | None:
+    """The address at which a process's environment ends: each program that it starts has another one.
+
+    0 while it starts a program, inside execve; None if it has no memory: it has ended, or is a thread of the kernel.
+    """
+    fields = _read_proc_file(pid, "stat").rpartition(b")")[2].split()
+    if len(fields) <= _ENV_END_FIELD or fields[0] in (b"Z", b"X"):
+        return None
+    is_kernel_thread = int(fields[_FLAGS_FIELD]) & _KERNEL_THREAD_FLAG
+    return None if is_kernel_thread else int(fields[_ENV_END_FIELD])
 
 
 def _read_proc_file(pid: object, name: str) -> bytes:
@@ -233,7 +275,7 @@ def _is_in_own_namespace(pid: int) -> bool:
 def _read_environment(pid: int) -> dict[str, str]:
     """The environment that the process was started with; empty if it cannot be read."""
     environment: dict[str, str] = {}
-    for variable in _read_proc_file(pid, "environ").decode(errors="replace").split("\0"):
+    for variable in _read_environ(pid).decode(errors="replace").split("\0"):
         name, _, value = variable.partition("=")
         environment[name] = value
     return environment

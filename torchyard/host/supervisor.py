@@ -309,17 +309,18 @@ def _reap_children(agent_pid: int) -> int | None:
 def _kill_leftovers(label: str) -> list[ProcessId]:
     """Kill what the agent left behind: workers have their own sessions and survive a killed agent.
 
-    Returns what still lives after 5 s: processes of other users (sudo), or ones that a disk or a driver holds.
+    Returns what still lives after 5 s: processes of other users (sudo), or ones that a disk or a driver holds. What has
+    died is reaped: in a container nobody else may do it.
     """
     job = JobProcesses(label, [identify_process(os.getpid())])
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    leftovers = job.find()
-    while leftovers and time.monotonic() < deadline:
+    while True:
+        leftovers = job.find()
+        _reap_children(0)  # after the look: what was found dead has exited, and can be reaped
+        if not leftovers or time.monotonic() >= deadline:
+            return leftovers
         job.send_signal(signal.SIGKILL)
         time.sleep(0.01)
-        _reap_children(0)
-        leftovers = job.find()
-    return leftovers
 
 
 def _drain_output(log: ProcessLog, output_fd: int) -> None:

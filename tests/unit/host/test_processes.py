@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -84,3 +85,16 @@ def test_script_ends_processes_on_a_host_without_our_files(start: Start) -> None
     command = script_command("far", sys.executable, "processes.py", "end", f"{RUN}/1/", "5")  # what goes over ssh
     result = run_command("localhost", command)
     assert (result, find_labelled(LABEL)) == ({"left": []}, [])
+
+
+def test_process_that_starts_a_program_is_found(tmp_path: Path) -> None:
+    """A process is found by its label also in the instant in which it becomes another program, without environment."""
+    script = tmp_path / "again.sh"
+    script.write_text(f"exec sh {script}\n", encoding="utf-8")
+    variables = {**os.environ, "TORCHYARD_JOB": LABEL}
+    with subprocess.Popen(["sh", str(script)], env=variables) as process:
+        try:
+            looks = [find_labelled(LABEL) for _ in range(300)]
+        finally:
+            process.kill()
+    assert looks == [[process.pid]] * 300

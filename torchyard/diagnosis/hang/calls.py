@@ -51,11 +51,14 @@ def find_call_groups(collective: PendingCollective, records: Mapping[int, RankRe
             calls[rank] = call
     has_sizes = all(clean_operation(call.operation) in _SAME_SIZE and call.sizes for call in calls.values())
     has_dtypes = all(call.dtypes for call in calls.values())
+    # A call that has returned shows no root: then those of the others prove no difference.
+    has_roots = all(call.root is not None for call in calls.values() if clean_operation(call.operation) in _ROOTED)
     ranks_by_call: dict[tuple[object, ...], list[int]] = {}
     for rank, call in calls.items():
         sizes = tuple(map(math.prod, call.sizes)) if has_sizes else ()
         dtypes = call.dtypes if has_dtypes else ()
-        key = (clean_operation(call.operation), sizes, dtypes, call.root, call.members)
+        root = call.root if has_roots else None
+        key = (clean_operation(call.operation), sizes, dtypes, root, call.members)
         ranks_by_call.setdefault(key, []).append(rank)
     groups = [CallGroup(tuple(ranks), describe_call(calls[ranks[0]])) for ranks in ranks_by_call.values()]
     return tuple(sorted(groups, key=_get_group_order))

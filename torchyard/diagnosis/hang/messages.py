@@ -15,6 +15,7 @@ from torchyard.diagnosis.hang.pending_collectives import (
     PendingCollective,
     clean_operation,
     count_enqueued,
+    is_in_collective,
 )
 from torchyard.diagnosis.hang.stack_locations import (
     choose_verb,
@@ -101,7 +102,7 @@ def describe_mismatch(
     clauses = []
     for call_group in reversed(call_groups):
         verb = choose_verb(call_group.ranks, "calls", "call")
-        line = _format_user_line(records, call_group.ranks[0])
+        line = _format_call_line(records, call_group.ranks[0])
         clauses.append(f"{describe_ranks(call_group.ranks)} {verb} {call_group.call}{line}")
     is_counted = collective.sequence > 0
     subject = f"number {collective.sequence:,} of {_format_group(collective)}" if is_counted else "the next group"
@@ -275,6 +276,13 @@ def _format_user_line(records: _Records, rank: int) -> str:
     """` (train.py:40)`; empty if no frame of the rank's stack is the user's."""
     frame = find_user_frame(records[rank].stack)
     return f" ({frame.file.rpartition('/')[2]}:{frame.line})" if frame else ""
+
+
+def _format_call_line(records: _Records, rank: int) -> str:
+    """` (train.py:40)`; ` (before train.py:41)` if the call has returned while it is pending, as those of NCCL do."""
+    line = _format_user_line(records, rank)
+    has_returned = not is_in_collective(records[rank].stack)
+    return line.replace("(", "(before ", 1) if has_returned else line
 
 
 def _describe_nodes_of(ranks: Iterable[int], records: _Records) -> str:

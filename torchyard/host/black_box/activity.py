@@ -11,6 +11,7 @@ import re
 from typing import Any, Dict, FrozenSet, NamedTuple, Set, Tuple
 
 from . import processes, socket_bytes
+from .stacks import is_device_wait
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SAMPLE_INTERVAL_S = 0.45  # at each poll of the node's recorder
@@ -28,13 +29,9 @@ _MIN_BACKGROUND_SAMPLES = 3
 _MIN_BACKGROUND_SHARE = 0.25
 # Threads of libraries, which run whatever the program does. /proc cuts names after 15 characters.
 _LIBRARY_THREADS = re.compile(r"gloo|pt_gloo|pt_nccl|nccl|cuda|pt_tcpstore|pt_elastic|rdma|jemalloc", re.IGNORECASE)
-# Code that waits for a GPU or another accelerator, and the kernel's functions for that. What the device does meanwhile
-# is not visible from here: a wait that blocks uses no processor, however long the device works.
-_DEVICE_CODE = re.compile(
-    r"/torch/(?:cuda|xpu|mps|mtia|accelerator)/|/(?:torch_npu|torch_xla|habana_frameworks|cupy|jax)/|/numba/cuda/"
-)
+# The kernel's functions that wait for a GPU or another accelerator. What the device does meanwhile is not visible from
+# here: a wait that blocks uses no processor, however long the device works.
 _DEVICE_WCHAN = re.compile(r"kfd_|amdgpu|nvidia|habana|dma_fence")
-_DEVICE_SETUP = "_lazy_init"  # the first use of the device: nothing works there yet
 _ThreadKey = Tuple[int, int]  # the process and the thread
 
 
@@ -50,11 +47,11 @@ class ThreadSample(NamedTuple):
 class Activity(NamedTuple):
     """What a rank and its children did between two samples.
 
-    is_active: they computed, waited for a processor or a GPU, exchanged data, or touched files or new memory; or nobody
-    knows.
+    is_active: they computed, waited for a processor or, in any thread, a GPU, exchanged data, or touched files or new
+    memory; or nobody knows.
     uses_files: they read or wrote files, or waited for pages of files.
     is_polling: the thread that trains was woken, as by a loop that sleeps and checks again.
-    waits_for_device: it is in a call that waits for a GPU.
+    waits_for_device: the thread that trains is in a call that waits for a GPU.
     """
 
     is_active: bool
@@ -69,7 +66,7 @@ class Sample:
     `record`: the rank's, with the numbers of its recorder's thread and of the thread that trains, and the port of its
     store: what those of torch and of the recorder use is not counted. What has ended, or a kernel does not count, is 0;
     `is_complete` is False if a process of another user hides its counters. `waits_for_device`: the thread that trains
-    is in a call that waits for a GPU, by its stack in `record` or by the kernel.
+    is in a call that waits for a GPU, by its stack in `record` or by the kernel; `has_device_thread`: another one is.
     """
 
     def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
@@ -83,6 +80,7 @@ class Sample:
         self.file_bytes: Dict[int, int] = {}
         self.wakes = _read_wakes(pid, record["trainer"])
         self.waits_for_device = _waits_for_device(record, processes.read_wchan(pid, record["trainer"]))
+        self.has_device_thread = bool(record.get("device_thread"))
         recorder_thread = record["tid"]
         pids = [pid, *list_descendants(pid)]
         for process in pids:
@@ -144,6 +142,7 @@ def compare_samples(before: Sample, after: Sample, background: FrozenSet[int] = 
     is_active = (
         not (before.is_complete and after.is_complete)
         or after.waits_for_device
+        or after.has_device_thread
         or uses_files
         or has_asked
         or received_bytes > _MIN_SOCKET_BYTES_PER_S * elapsed_s
@@ -163,9 +162,9 @@ def _waits_for_device(record: Dict[str, Any], wchan: str) -> bool:
     if _DEVICE_WCHAN.search(wchan):
         return True
     stack = record.get("stack")
-    if not stack or stack[0]["function"] == _DEVICE_SETUP:
+    if not stack:
         return False
-    return _DEVICE_CODE.search(stack[0]["file"]) is not None
+    return is_device_wait(stack[0]["file"], stack[0]["function"])
 
 
 def _computes(before: Sample, after: Sample, elapsed_s: float) -> bool:

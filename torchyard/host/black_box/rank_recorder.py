@@ -112,13 +112,19 @@ class RankRecorder:
             waiting_share=sum(self._waiting_ticks) / len(self._waiting_ticks),
         )
         if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["typical_pause_s"]):
-            stack = self._training_thread.read(torch_facts.find_call)
-            record["stack"] = stack.frames
-            record["exiting"] = stack.is_exiting
-            record["pending"] = self._find_pending(groups, stack.call)
-            for name in groups.keys() & self._settled_groups:
-                groups[name]["completed"] = groups[name]["enqueued"]
+            self._add_stack(record)
         return record
+
+    def _add_stack(self, record: Json) -> None:
+        """Add where the rank is, and the call in which it waits."""
+        stack = self._training_thread.read(torch_facts.find_call)
+        groups = record["groups"]
+        record["stack"] = stack.frames
+        record["exiting"] = stack.is_exiting
+        record["device_thread"] = stack.has_device_thread
+        record["pending"] = self._find_pending(groups, stack.call)
+        for name in groups.keys() & self._settled_groups:
+            groups[name]["completed"] = groups[name]["enqueued"]
 
     def _remember_pause(self, pause_s: float) -> None:
         """Add the pause that ended now to those of the line in which the program stood."""
@@ -134,13 +140,30 @@ class RankRecorder:
         return max(self._pauses.get(self._code_line, ()), default=0.0)
 
     def _find_pending(self, groups: dict[str, Json], call: Json | None) -> Json | None:
-        """The call that the rank waits in, by torch's records and its stack (`call`); None if it waits in none."""
+        """The call that the rank waits in, by torch's records and its stack (`call`); None if it waits in none.
+
+        A call that is not recorded yet adds its group to `groups`, if that is new.
+        """
         pending = self._find_wait(groups)
         if call is None:
             return pending
+        if "sequence" in call:  # a send or receive, or a new group
+            return pending or call
+        if pending:
+            return dict(pending, root=call["root"]) if "root" in call else pending
+        group = call["unrecorded"]
+        if group is None:
+            return None
+        ranks = torch_facts.choose_listed_ranks(group["name"], group["ranks"], self._world)
+        progress = groups.setdefault(group["name"], {"ranks": ranks, "enqueued": 0, "completed": 0})
+        pending = {
+            "group": group["name"],
+            "sequence": progress["enqueued"] + 1,
+            "operation": call["operation"],
+        }
         if "root" in call:
-            return dict(pending, root=call["root"]) if pending else None
-        return pending or call
+            pending["root"] = call["root"]
+        return pending
 
     def _find_wait(self, groups: dict[str, Json]) -> Json | None:
         """The call that the rank waits in, or None. torch is queried once per stall: that takes milliseconds."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
@@ -16,6 +17,12 @@ CodeLine = Tuple[str, int]  # the file and the line
 _MAX_FRAMES = 24
 _MAX_SEARCHED_FRAMES = 100
 _COLLECTIVE_FILE = "distributed_c10d.py"
+_BACKWARD_CODE = "/torch/autograd/"
+# Code that waits for a GPU or another accelerator.
+_DEVICE_CODE = re.compile(
+    r"/torch/(?:cuda|xpu|mps|mtia|accelerator)/|/(?:torch_npu|torch_xla|habana_frameworks|cupy|jax)/|/numba/cuda/"
+)
+_DEVICE_SETUP = "_lazy_init"  # the first use of the device: nothing works there yet
 _THREADING_FILE = threading.__file__
 _MAIN_MODULES = ("__main__", "runpy")  # with the outermost frame of a program: as a file, and with `-m`
 _LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/", os.path.dirname(os.__file__) + "/", "<frozen", "<string>")
@@ -34,11 +41,13 @@ class Stack(NamedTuple):
     frames: as JSON, the innermost first; of the exception, if one has ended the program.
     call: what `find_call` has found in its frames.
     is_exiting: whether the main thread has ended, and waits for the other threads.
+    has_device_thread: whether another thread is in a call that waits for a GPU or another accelerator.
     """
 
     frames: List[Json]
     call: Json
     is_exiting: bool
+    has_device_thread: bool
 
 
 class TrainingThread:
@@ -61,12 +70,16 @@ class TrainingThread:
     def read(self, find_call: Callable[[Iterable[Any]], Json]) -> Stack:
         """The stack of the thread that trains. `find_call` reads a call of torch.distributed from its frames."""
         frames = _list_threads()
-        frame = frames.get(self._choose(frames).ident or 0)
+        trainer = self._choose(frames).ident or 0
+        frame = frames.get(trainer)
         is_exiting = _is_waiting_in("_shutdown", frames.get(self._main.ident or 0))
+        chain = [*_iterate_frames(_find_backward_frame(frame, frames)), *_iterate_frames(frame)]
         failed_frames = _list_failed_frames() if is_exiting else []
-        running_frames = [_describe_frame(outer_frame, outer_frame.f_lineno) for outer_frame in _iterate_frames(frame)]
+        running_frames = [_describe_frame(outer_frame, outer_frame.f_lineno) for outer_frame in chain]
         stack = failed_frames or running_frames
-        return Stack(stack[:_MAX_FRAMES], find_call(_iterate_frames(frame)), is_exiting)
+        frames.pop(trainer, None)
+        has_device_thread = any(map(_is_in_device_code, frames.values()))
+        return Stack(stack[:_MAX_FRAMES], find_call(chain), is_exiting, has_device_thread)
 
     def has_ended_by_exception(self) -> bool:
         """Whether an exception has left the program's main module, which then does not run any more: Python prints it.
@@ -120,6 +133,30 @@ def _list_threads() -> Dict[int, Any]:
             gc.enable()
     frames.pop(threading.get_ident(), None)
     return frames
+
+
+def _find_backward_frame(frame: Any, frames: Dict[int, Any]) -> Any:
+    """The innermost frame of torch's own thread that runs a backward pass on a GPU, if `frame` waits for that pass.
+
+    The thread has Python frames only while a hook or a function of Python runs in it; None if there is none.
+    """
+    if frame is None or _BACKWARD_CODE not in frame.f_code.co_filename:
+        return None
+    # Python has a dummy for a thread of C++ that has asked for its name, as logging does.
+    python_threads = {thread.ident for thread in threading.enumerate() if type(thread).__name__ != "_DummyThread"}
+    for ident, other_frame in frames.items():
+        if ident not in python_threads:
+            return other_frame
+    return None
+
+
+def is_device_wait(file: str, function: str) -> bool:
+    """Whether the innermost frame of a thread, by its file and its function, waits for a device that may work."""
+    return function != _DEVICE_SETUP and _DEVICE_CODE.search(file) is not None
+
+
+def _is_in_device_code(frame: Any) -> bool:
+    return is_device_wait(frame.f_code.co_filename, frame.f_code.co_name)
 
 
 def _list_failed_frames() -> List[Json]:

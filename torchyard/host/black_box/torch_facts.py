@@ -8,6 +8,7 @@ the stack.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -28,6 +29,24 @@ _ROOTED = {
     "scatter": ("src", "group_src"),
     "reduce": ("dst", "group_dst"),
     "gather": ("dst", "group_dst"),
+}
+# The functions of torch that call a collective, and the names of these calls in the flight recorder, as far as one is
+# always recorded under one name.
+_OPERATIONS = {
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "all_gather_single": "all_gather_base",
+    "all_gather_into_tensor": "all_gather_base",
+    "_all_gather_base": "all_gather_base",
+    "reduce_scatter_single": "reduce_scatter_base",
+    "reduce_scatter_tensor": "reduce_scatter_base",
+    "_reduce_scatter_base": "reduce_scatter_base",
+    "all_to_all": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "barrier": "barrier",
 }
 _SETUP = "set-up"  # of process groups, which is not counted
 _DEFAULT_GROUP = "0"  # its ranks, all of them, are not listed
@@ -109,11 +128,18 @@ class GroupNames:
         groups = {}
         for number, (enqueued, completed) in counts.items():
             name = self._names.get(number, number)
-            ranks = members.get(name, [])
-            includes_all = name == _DEFAULT_GROUP and len(ranks) == world
-            listed_ranks = [] if includes_all or len(ranks) > _MAX_MEMBERS else ranks
-            groups[name] = {"ranks": listed_ranks, "enqueued": enqueued, "completed": min(completed, enqueued)}
+            groups[name] = {
+                "ranks": choose_listed_ranks(name, members.get(name, []), world),
+                "enqueued": enqueued,
+                "completed": min(completed, enqueued),
+            }
         return groups
+
+
+def choose_listed_ranks(name: str, ranks: list[int], world: int) -> list[int]:
+    """The ranks of a group as a record lists them: none if they are all ranks of the job, or too many."""
+    includes_all = name == _DEFAULT_GROUP and len(ranks) == world
+    return [] if includes_all or len(ranks) > _MAX_MEMBERS else ranks
 
 
 def list_settled_groups(entries: list[Json], groups: dict[str, Json]) -> list[str]:
@@ -159,8 +185,9 @@ def find_oldest_wait(entries: list[Json], groups: dict[str, Json]) -> Json | Non
 def find_call(frames: Iterable[Any]) -> Json | None:
     """What the stack shows of a call of torch.distributed, and its flight recorder does not; None if nothing.
 
-    A send or receive with its `peer`, because gloo's are not in the flight recorder; the `root` of a broadcast,
-    scatter, reduce or gather; the `members` of a new group.
+    A send or receive with its `peer`, because gloo's are not in the flight recorder; the `members` of a new group; the
+    `operation` of a collective, the `root` of a broadcast, scatter, reduce or gather, and as `unrecorded` the name and
+    the ranks of a group whose call may not be recorded yet.
     """
     for frame in frames:
         name = frame.f_code.co_name
@@ -168,12 +195,33 @@ def find_call(frames: Iterable[Any]) -> Json | None:
             continue
         if name in _TRANSFERS:
             return {"group": "0", "sequence": 0, "operation": name, "peer": _find_rank(frame, _TRANSFERS[name])}
-        if name in _ROOTED:
-            return {"root": _find_rank(frame, _ROOTED[name])}
+        if name in _OPERATIONS:
+            call = {"operation": _OPERATIONS[name], "unrecorded": _find_unrecorded_group(frame.f_locals.get("group"))}
+            if name in _ROOTED:
+                call["root"] = _find_rank(frame, _ROOTED[name])
+            return call
         if name == "new_group":
             ranks = frame.f_locals.get("ranks")
             members = [int(rank) for rank in ranks] if ranks is not None else []
             return {"group": _SETUP, "sequence": 0, "operation": name, "members": members[:_MAX_MEMBERS]}
+    return None
+
+
+def _find_unrecorded_group(group: object) -> Json | None:
+    """The group of a call that blocks before torch records it, as NCCL's first one does; None if it cannot.
+
+    `group`: the argument of the call; None: the default group.
+    """
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    core = sys.modules.get("torch._C._distributed_c10d")
+    with contextlib.suppress(Exception):  # of a torch that keeps its groups in another way
+        group = group or c10d._get_default_group()
+        backend = str(c10d._world.pg_map[group][0])
+        # A group of several backends, or of none that was named, may use gloo, which an older torch does not record.
+        may_use_nccl = "nccl" in backend or backend == "undefined"
+        if backend == "nccl" or (may_use_nccl and hasattr(core, _COMPLETE_DUMP)):
+            name = str(c10d._world.pg_names[group])
+            return {"name": name, "ranks": _list_members().get(name, [])}
     return None
 
 

@@ -229,6 +229,28 @@ def test_mismatch_in_nccl_is_proven_by_its_calls() -> None:
     other = build_waiting_record(3, pending=build_collective(size=500), **spinning)
     hang = judge(index_by_rank(*others, other))
     assert (hang.kind, hang.proven_s) == ("collective-mismatch", 40.0)
+    assert hang.sentence.endswith("rank 3 calls all_reduce of 500 float (before train.py:88)")
+
+
+def test_unknown_root_is_not_another_root() -> None:
+    """A broadcast that has returned while it is pending shows no root: it is not another call than one with a root."""
+    call = build_collective("broadcast")
+    inside = build_waiting_record(0, pending=call.model_copy(update={"root": 1}))
+    others = [build_waiting_record(rank, pending=call, stack=LOAD) for rank in (1, 2, 3)]
+    assert detect_hang(index_by_rank(inside, *others), 4) is None
+
+
+def test_first_calls_of_two_groups_in_opposite_order() -> None:
+    """Two ranks that each wait in the first call of another group deadlock; a third one only waits for them."""
+    members = GroupProgress(ranks=(0, 1), enqueued=0, completed=0)
+    default = GroupProgress(enqueued=4, completed=4)
+    records = []
+    for rank, name in enumerate(("1", "2")):
+        call = build_collective().model_copy(update={"group": name, "sequence": 1})
+        records.append(build_waiting_record(rank, pending=call, groups={"0": default, name: members}))
+    waiting = build_waiting_record(2, pending=build_collective())
+    hang = judge(index_by_rank(*records, waiting))
+    assert (hang.kind, hang.ranks, hang.waiting) == ("deadlock-between-groups", (0, 1), (2,))
 
 
 @pytest.mark.parametrize(("waits_for_device", "proven_s"), [(True, 40.0), (False, 0.0)])

@@ -94,6 +94,13 @@ def test_process_that_waits_for_its_gpu_is_active(path: str, function: str, is_a
         assert compare_samples(before, after).is_active == is_active
 
 
+def test_thread_that_waits_for_a_gpu_is_activity() -> None:
+    """The GPU may work for another thread, for which the one that trains waits."""
+    before, after = (build_sample(taken_at, has_device_thread=True) for taken_at in (1.0, 1.5))
+    activity = compare_samples(before, after)
+    assert (activity.is_active, activity.waits_for_device) == (True, False)
+
+
 def build_sample(taken_at: float, **fields: object) -> Sample:
     """A sample of a process that does not exist, with these counters."""
     sample = Sample(taken_at, 2**22 + 1, {"tid": 0, "trainer": 0, "store_port": 0})

@@ -138,6 +138,26 @@ def test_moved_is_when_the_counts_changed_last(rank: ScriptedRank) -> None:
     assert (rank.tick(5, 1, 1)["moved"], moved) == (1002.0, 1002.0)
 
 
+@pytest.mark.parametrize(
+    ("group", "pending"),
+    [
+        ("0", {"group": "0", "sequence": 4, "operation": "gather", "root": 2}),
+        ("7", {"group": "7", "sequence": 1, "operation": "gather", "root": 2}),
+    ],
+)
+def test_call_that_blocks_before_torch_records_it_is_pending(
+    rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch, group: str, pending: dict[str, object]
+) -> None:
+    """NCCL's first call in a group blocks until all ranks have connected: it is the next call of that group."""
+    call = {"operation": "gather", "root": 2, "unrecorded": {"name": group, "ranks": [0, 1]}}
+    monkeypatch.setattr(torch_facts, "list_entries", list)
+    monkeypatch.setattr(torch_facts, "find_call", lambda frames: call)
+    rank.tick(1, 3, 3)
+    record = rank.tick(5, 3, 3)
+    assert record["pending"] == pending
+    assert record["groups"]["7"]["ranks"] == [0, 1] if group == "7" else "7" not in record["groups"]
+
+
 def test_call_that_torch_has_not_counted_is_complete(rank: ScriptedRank, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a pause torch's list of calls decides, and if torch's counters cannot be read, the record has no groups."""
     call = {"process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": 3, "retired": True}

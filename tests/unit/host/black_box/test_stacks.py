@@ -107,6 +107,51 @@ thread.join()
     assert run_program(tmp_path, code) == f"False stuck {lines[0]} {lines[1]}"
 
 
+def test_hook_in_the_thread_of_a_backward_pass_is_the_place(tmp_path: Path) -> None:
+    """With a GPU, torch runs hooks in a thread of its own, which Python does not list, while the main thread waits."""
+    folder = tmp_path / "torch" / "autograd"
+    folder.mkdir(parents=True)
+    (folder / "graph.py").write_text("import time\ndef _engine_run_backward():\n    time.sleep(60)\n")
+    code = f"""
+AWAITED = "scale_gradient"
+import _thread, sys
+sys.path.insert(0, {str(folder)!r})
+import graph
+def scale_gradient():
+    time.sleep(60)
+_thread.start_new_thread(scale_gradient, ())
+graph._engine_run_backward()
+"""
+    lines = [find_line(code, "    time.sleep(60)"), find_line(code, "graph._engine_run_backward()")]
+    assert run_program(tmp_path, code) == f"False scale_gradient {lines[0]} {lines[1]}"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "has_device_thread"),
+    [
+        ("torch/cuda/streams.py", "synchronize", True),
+        ("torch/cuda/__init__.py", "_lazy_init", False),
+        ("torch/utils/data/dataloader.py", "synchronize", False),
+    ],
+)
+def test_other_thread_that_waits_for_a_device(
+    training_thread: TrainingThread, file: str, function: str, *, has_device_thread: bool
+) -> None:
+    """A thread beside the one that trains may wait for the GPU; the first use of the device is no such wait."""
+    scope: dict[str, Any] = {}
+    exec(compile(f"def {function}(wait):\n    wait.acquire()", f"/site-packages/{file}", "exec"), scope)
+    wait = threading.Lock()
+    wait.acquire()
+    thread = threading.Thread(target=scope[function], args=(wait,))
+    thread.start()
+    try:
+        stack = call_in_recorder(training_thread.read, find_nothing)
+    finally:
+        wait.release()
+        thread.join()
+    assert stack.has_device_thread is has_device_thread
+
+
 @pytest.fixture
 def waiting_thread() -> Iterator[threading.Thread]:
     event = threading.Event()

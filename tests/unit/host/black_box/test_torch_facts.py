@@ -150,20 +150,52 @@ def enter_collective(signature: str, *args: Any) -> Any:
     ("signature", "args", "call"),
     [
         ("recv(tensor, src=None)", (None, 3), {"group": "0", "sequence": 0, "operation": "recv", "peer": 3}),
-        ("broadcast(tensor, src=None, group=None, group_src=None)", (None, 2), {"root": 2}),
-        ("reduce(tensor, dst=None, group=None, group_dst=None)", (None, None, None, 1), {"root": 1}),
+        (
+            "broadcast(tensor, src=None, group=None, group_src=None)",
+            (None, 2),
+            {"operation": "broadcast", "unrecorded": None, "root": 2},
+        ),
+        (
+            "reduce(tensor, dst=None, group=None, group_dst=None)",
+            (None, None, None, 1),
+            {"operation": "reduce", "unrecorded": None, "root": 1},
+        ),
         (
             "new_group(ranks=None)",
             ([0, 1],),
             {"group": "set-up", "sequence": 0, "operation": "new_group", "members": [0, 1]},
         ),
-        ("all_reduce(tensor)", (None,), None),
+        ("all_gather_into_tensor(tensor)", (None,), {"operation": "all_gather_base", "unrecorded": None}),
+        ("all_gather_object(obj)", (None,), None),
     ],
-    ids=["recv", "broadcast", "reduce", "new_group", "all_reduce"],
+    ids=["recv", "broadcast", "reduce", "new_group", "all_gather_into_tensor", "all_gather_object"],
 )
 def test_call_is_read_from_the_stack(signature: str, args: tuple[Any, ...], call: Any) -> None:
-    """A frame of torch contains the peer of a receive, the root of a broadcast and the members of a new group."""
+    """A frame of torch contains a call's operation, peer or root, and the members of a new group."""
     assert torch_facts.find_call([enter_collective(signature, *args)]) == call
+
+
+@pytest.mark.parametrize(
+    ("backend", "dump", "has_group"),
+    [
+        ("nccl", "_dump_nccl_trace_json", True),
+        ("cpu:gloo,cuda:nccl", "_dump_fr_trace_json", True),
+        ("undefined", "_dump_fr_trace_json", True),
+        ("undefined", "_dump_nccl_trace_json", False),
+        ("gloo", "_dump_fr_trace_json", False),
+    ],
+)
+def test_group_of_a_call_that_nccl_has_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, backend: str, dump: str, *, has_group: bool
+) -> None:
+    """Only NCCL blocks in a call before torch records it; an older torch records no call of gloo at all."""
+    world = SimpleNamespace(
+        pg_names={"mine": "7"}, pg_group_ranks={"mine": {3: 0, 2: 1}}, pg_map={"mine": (backend, None)}
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(**{dump: None}))
+    call: Any = torch_facts.find_call([enter_collective("all_reduce(tensor, group=None)", None, "mine")])
+    assert call["unrecorded"] == ({"name": "7", "ranks": [2, 3]} if has_group else None)
 
 
 def test_group_without_this_rank_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
