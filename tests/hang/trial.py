@@ -122,8 +122,8 @@ class Trial:
 
     def _build_args(self, node: int, network: LoopbackNetwork) -> list[str]:
         cell = self.cell
-        torchrun = f"-m torch.distributed.run --nnodes {cell.nodes} --node-rank {node} --master-addr {network.address}"
-        agent_options = f"--master-port {network.port} --nproc-per-node {cell.ranks // cell.nodes} --tee 3"
+        torchrun = f"-m torch.distributed.run --nnodes {cell.nodes} --node_rank {node} --master_addr {network.address}"
+        agent_options = f"--master_port {network.port} --nproc_per_node {cell.ranks // cell.nodes} --tee 3"
         if cell.name in (*STYLES, *DEVICE_STYLES):
             program = f"healthy.py --style {cell.name}"
         elif cell.name == "before-torch":

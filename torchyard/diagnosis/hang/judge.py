@@ -31,6 +31,7 @@ from torchyard.diagnosis.hang.pending_collectives import (
     find_cycle,
     find_dependents,
     find_pending_collectives,
+    find_unfinished_call,
     is_in_collective,
     is_stopped,
 )
@@ -187,10 +188,7 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
     if collective.group == UNCOUNTED_CALL and len(suspects) > 1:
         return {}  # without torch's counters, no record shows which of them is expected
     waited_s = min(snapshot.records[rank].stalled_s for rank in collective.waiting)
-    typical_pause_s = max(snapshot.records[rank].typical_pause_s for rank in collective.waiting)
-    faults: dict[int, Fault] = {}
-    for rank in sorted(suspects):
-        faults[rank] = diagnose_missing_rank(snapshot.records.get(rank), typical_pause_s, waited_s)
+    faults = _diagnose_faults(snapshot, collective, suspects)
     expired = {rank: fault for rank, fault in faults.items() if _has_exceeded_limit(snapshot, rank, fault, waited_s)}
     certain = {rank: fault for rank, fault in expired.items() if fault.is_certain}
     if not certain and len(expired) < len(faults):
@@ -199,6 +197,17 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
     priorities = {rank: get_fault_facts(fault.kind).priority for rank, fault in blamed.items()}
     first_priority = min(priorities.values(), default=0)
     return {rank: fault for rank, fault in blamed.items() if priorities[rank] == first_priority}
+
+
+def _diagnose_faults(
+    snapshot: _JobSnapshot, collective: PendingCollective, suspects: frozenset[int]
+) -> dict[int, Fault]:
+    """The fault of each suspect, by rank."""
+    waited_s = min(snapshot.records[rank].stalled_s for rank in collective.waiting)
+    typical_pause_s = max(snapshot.records[rank].typical_pause_s for rank in collective.waiting)
+    return {
+        rank: diagnose_missing_rank(snapshot.records.get(rank), typical_pause_s, waited_s) for rank in sorted(suspects)
+    }
 
 
 def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_s: float) -> bool:
@@ -286,7 +295,10 @@ def _have_all_stalled(snapshot: _JobSnapshot, ranks: frozenset[int], floor_s: fl
 
 
 def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
-    """The hang of a job whose ranks have all been idle outside of collectives; None if one may still be active."""
+    """The hang of a job whose ranks have all been idle outside of collectives; None if one may still be active.
+
+    A torch that does not count completions does not show who waits in one: then the ranks that have called fewer hang.
+    """
     records = snapshot.records
     if snapshot.collectives or len(snapshot.stalled) < snapshot.world:
         return None
@@ -298,5 +310,10 @@ def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
     have_started = all(record.typical_pause_s > 0 or has_completed_collective(record) for record in records.values())
     slowest = max(max(record.typical_pause_s, record.longest_idle_s) for record in records.values())
     limit_s = max(IDLE_FLOOR_S if have_started else ACTIVE_FLOOR_S, PAUSE_FACTOR * slowest)
-    are_idle = all(record.idle_s >= limit_s for record in records.values())
-    return messages.describe_idle_job(records) if are_idle else None
+    if not all(record.idle_s >= limit_s for record in records.values()):
+        return None
+    collective = find_unfinished_call(records)
+    if collective is None:
+        return messages.describe_idle_job(records)
+    faults = _diagnose_faults(snapshot, collective, collective.missing)
+    return messages.describe_missing_ranks(collective, faults, records, frozenset())

@@ -259,9 +259,9 @@ def _describe_collective(collective: PendingCollective, records: _Records) -> st
     if collective.group == SETUP:
         return f"the set-up of a process group{line}"
     call = _find_call(collective, records)
-    operation = clean_operation(call.operation) if call else "a collective"
+    operation = clean_operation(call.operation) if call else "collective"
     if collective.group == UNCOUNTED_CALL or collective.group.startswith(PAIR_PREFIX):
-        return f"{operation}{line}"
+        return f"{operation}{line}" if call else f"a {operation}{line}"
     return f"{operation} number {collective.sequence:,} of {_format_group(collective)}{line}"
 
 

@@ -24,6 +24,7 @@ _SETUP_CALLS = {
     "init_device_mesh",
 }
 _COLLECTIVE_FILE = "/torch/distributed/distributed_c10d.py"
+_TORCH_CODE = re.compile(r"/torch/(?:autograd|cuda|distributed)/")  # where a rank waits for others, or for its GPU
 _FREEZER_WCHAN = re.compile(r"do_freezer_trap|cgroup_.*freez|__refrigerator|get_signal$")
 _P2P = re.compile(r"(send|recv|isend|irecv)\b(?: (\d+)(?:->|<-)(\d+))?")
 
@@ -73,6 +74,25 @@ def find_pending_collectives(
         return collectives
     keys = {rank: key for rank, key in keys.items() if rank not in finished_ranks}
     return _build_collectives(keys, records, world)
+
+
+def find_unfinished_call(records: Mapping[int, RankRecord]) -> PendingCollective | None:
+    """Return the first call of a group that some ranks have not made, while all others stand in torch's own code.
+
+    None if all have made as many calls, or one of the others stands elsewhere: it may have completed its calls.
+    """
+    for name in sorted({name for record in records.values() for name in record.groups}):
+        counts = {rank: count_enqueued(record, name) for rank, record in records.items() if name in record.groups}
+        fewest = min(counts.values())
+        waiting = frozenset(rank for rank, count in counts.items() if count > fewest)
+        if waiting and all(_stands_in_torch(records[rank].stack) for rank in waiting):
+            members = frozenset(counts)
+            return PendingCollective(name, fewest + 1, members, waiting, members - waiting)
+    return None
+
+
+def _stands_in_torch(stack: tuple[Frame, ...]) -> bool:
+    return bool(stack) and bool(_TORCH_CODE.search(stack[0].file))
 
 
 def is_in_collective(stack: tuple[Frame, ...]) -> bool:

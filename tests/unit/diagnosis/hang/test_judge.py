@@ -232,6 +232,19 @@ def test_mismatch_in_nccl_is_proven_by_its_calls() -> None:
     assert hang.sentence.endswith("rank 3 calls all_reduce of 500 float (before train.py:88)")
 
 
+@pytest.mark.parametrize(
+    ("file", "kind", "ranks"),
+    [(f"{TORCH}/autograd/graph.py", "missing-rank", (3,)), ("/work/wait.py", "all-waiting-outside", ())],
+)
+def test_torch_that_does_not_count_completions(file: str, kind: str, ranks: tuple[int, ...]) -> None:
+    """If all ranks are idle, the one that has called fewer collectives hangs, if all others stand in torch's code."""
+    stack = (Frame(function="_engine_run_backward", file=file, line=768), *STEP[-1:])
+    ahead = GroupProgress(ranks=(0, 1, 2, 3), enqueued=6, completed=6)
+    others = [build_record(rank, stalled_s=20.0, stack=stack, groups={"0": ahead}) for rank in range(3)]
+    hang = judge(index_by_rank(*others, build_record(3, stalled_s=20.0)))
+    assert (hang.kind, hang.ranks) == (kind, ranks)
+
+
 def test_unknown_root_is_not_another_root() -> None:
     """A broadcast that has returned while it is pending shows no root: it is not another call than one with a root."""
     call = build_collective("broadcast")
