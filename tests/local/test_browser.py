@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import TimeoutError as PageTimeoutError
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 
@@ -138,11 +139,21 @@ def test_form_refuses_a_mistake_and_starts_what_fits(page: Page, yard: str) -> N
     (run,) = list_runs()
     assert run.parameters["overrides"] == {"args": ["--epochs=25"], "attempts": 1}
     page.goto(f"{yard}/runs/flow-run/{run.id}")
-    page.get_by_text("epoch").first.wait_for(timeout=180_000)  # a loaded machine imports torch for a minute
+    await_progress(page, run)
     print(f"from the click to the first epoch: {time.time() - clicked:.1f} s")
     ended = await_end(run)
     assert (ended.state_name, ended.name) == ("Completed", f"digits-local 2x1 {run.id.hex[-8:]}")
     check_pages(page)
+
+
+def await_progress(page: Page, run: FlowRun) -> None:
+    """Wait until the open page of a run shows its first epoch; a loaded machine imports torch for a minute."""
+    try:
+        page.get_by_text("epoch").first.wait_for(timeout=300_000)
+    except PageTimeoutError:
+        (current,) = list_runs()
+        text = page.locator("body").inner_text()
+        pytest.fail(f"run {run.id} is {current.state_name} since {current.state and current.state.timestamp}:\n{text}")
 
 
 def fill_attempts_and_args(page: Page, attempts: int) -> None:

@@ -92,10 +92,11 @@ def test_cancelled_run_is_not_resumed(create_run: Callable[..., FlowRunProcesses
 
 def test_sweep_removes_only_abandoned_jobs(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A sweep removes a job once its launcher is dead and its lease has expired, and not before."""
-    run = create_run(ticks=6000, deadlines={"lease": "8s"})
+    lease_s = 20  # a loaded machine needs seconds for the second sweep
+    run = create_run(ticks=6000, deadlines={"lease": f"{lease_s}s"})
     process = run.start_process()
     wait_until(lambda: have_ranks_ticked(tmp_path))
-    time.sleep(8.5)
+    time.sleep(lease_s + 0.5)
     sweep(return_state=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
