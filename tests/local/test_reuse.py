@@ -61,16 +61,16 @@ def are_waiting(count: int) -> bool:
 
 
 def send_until_handled(process: "subprocess.Popen[str]", signal_number: signal.Signals, stderr: Path) -> str:
-    """Send a signal, again every ten seconds until Prefect's engine reports it; return the process's stdout at its end.
+    """Send a signal, again every half minute until Prefect's engine reports it; return the process's stdout at its end.
 
     The trainings start threads and processes at this time. One of these threads may handle the signal, which does not
     wake Python's main thread. After the report no signal may follow: the engine waits for the trainings, and a second
-    one ends this wait.
+    one ends this wait. A loaded machine may need more than ten seconds for the report.
     """
     for _ in range(9):
         process.send_signal(signal_number)
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: "Crash detected!" in stderr.read_text(), 10)
+            wait_until(lambda: "Crash detected!" in stderr.read_text(), 30)
             break
     try:
         return process.communicate(timeout=90)[0]

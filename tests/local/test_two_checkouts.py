@@ -99,9 +99,8 @@ def test_each_checkout_runs_its_own_runs(checkouts: list[Checkout], prefect_clie
     ada, ben = checkouts
     with ThreadPoolExecutor() as executor:
         processes = list(executor.map(lambda checkout: checkout.yard("train", "digits-local"), checkouts))
-    assert [process.returncode for process in processes] == [0, 0], [
-        process.stdout + process.stderr for process in processes
-    ]
+    outputs = "\n".join(process.stdout + process.stderr for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
     runs = {
         str(run.work_pool_name): run for run in prefect_client.read_flow_runs() if _read_deployment(prefect_client, run)
     }
