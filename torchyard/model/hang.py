@@ -96,6 +96,7 @@ class RankRecord(FrozenModel):
         False, description="the thread that trains is in a call that waits for a GPU; then the rank is not idle"
     )
     uses_files: bool = Field(False, description="has read or written files in the last second")
+    writes_files: bool = Field(False, description="has written files in the last five seconds")
     frozen_s: float = Field(
         0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped"
     )

@@ -91,7 +91,8 @@ def _diagnose_running_rank(record: RankRecord, typical_pause_s: float) -> Fault:
         lasted_s = max(record.frozen_s, record.idle_s)
         return Fault("stopped", limit_s, lasted_s, is_certain=True, predicate=_describe_stop(record))
     has_started = record.typical_pause_s > 0 or has_completed_collective(record)
-    if record.full_mount and has_started and (record.uses_files or not is_idle(record) or _is_in_storage(record)):
+    # Also a file system of another job may be full: only a rank that writes can wait for space.
+    if record.full_mount and has_started and (record.writes_files or _is_flushing(record)):
         predicate = f"is out of disk space at {record.full_mount}"
         limit_s = max(BLOCKED_FLOOR_S, slow_phase_limit_s)
         return Fault("storage", limit_s, record.stalled_s, is_certain=True, predicate=predicate)

@@ -6,6 +6,7 @@ A rank is idle only as long as every sample proves it, without a gap: what was n
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from typing import Any, Dict, FrozenSet, NamedTuple, Set, Tuple
@@ -21,6 +22,7 @@ _MAX_GAP_S = 5.0  # between two samples: a recorder that could not run for longe
 _MIN_PROCESSOR_SHARE = 0.05  # of the time in which the scheduler let a thread run, or sleep
 _MAX_QUEUED_SHARE = 0.95  # of the time: a thread that could hardly run proves nothing
 _MIN_FILE_BYTES_PER_S = 32768
+_RECENT_WRITE_S = 5.0  # a program that tries again and again to save writes now and then
 _MIN_SOCKET_BYTES_PER_S = 8192  # heartbeats of libraries need less
 _MIN_FAULTS_PER_S = 100.0
 # A connection is another thread's if bytes arrive on it while the thread that trains sleeps on: in so many samples, and
@@ -52,12 +54,21 @@ class Activity(NamedTuple):
     uses_files: they read or wrote files, or waited for pages of files.
     is_polling: the thread that trains was woken, as by a loop that sleeps and checks again.
     waits_for_device: the thread that trains is in a call that waits for a GPU.
+    writes_files: they wrote files.
     """
 
     is_active: bool
     uses_files: bool
     is_polling: bool
     waits_for_device: bool = False
+    writes_files: bool = False
+
+
+class _IoBytes(NamedTuple):
+    """Bytes that a process or thread has read and written, with those of pipes."""
+
+    read: int
+    written: int
 
 
 class Sample:
@@ -77,7 +88,8 @@ class Sample:
         self.library_processor_s: Dict[_ThreadKey, float] = {}
         self.minor_faults: Dict[int, int] = {}
         self.major_faults: Dict[int, int] = {}
-        self.file_bytes: Dict[int, int] = {}
+        self.file_bytes: Dict[int, int] = {}  # read and written
+        self.written_bytes: Dict[int, int] = {}
         self.wakes = _read_wakes(pid, record["trainer"])
         self.waits_for_device = _waits_for_device(record, processes.read_wchan(pid, record["trainer"]))
         self.has_device_thread = bool(record.get("device_thread"))
@@ -86,11 +98,15 @@ class Sample:
         for process in pids:
             self._add_process(process)
             self._add_threads(process, recorder_thread if process == pid else 0)
-        self.file_bytes[pid] -= self._read_io("/proc/%d/task/%d/io" % (pid, recorder_thread))
+        recorder_io = self._read_io("/proc/%d/task/%d/io" % (pid, recorder_thread))
+        self.file_bytes[pid] -= sum(recorder_io)
+        self.written_bytes[pid] -= recorder_io.written
         self.socket_bytes = socket_bytes.count_bytes(pids, record["store_port"])
 
     def _add_process(self, pid: int) -> None:
-        self.file_bytes[pid] = self._read_io("/proc/%d/io" % pid)
+        process_io = self._read_io("/proc/%d/io" % pid)
+        self.file_bytes[pid] = sum(process_io)
+        self.written_bytes[pid] = process_io.written
         with contextlib.suppress(OSError, IndexError, ValueError):
             _, fields = _read_stat("/proc/%d/stat" % pid)
             self.minor_faults[pid] = int(fields[7]) + int(fields[8])
@@ -116,16 +132,16 @@ class Sample:
                     runs = int(counters[2])
                 self.threads[pid, thread] = ThreadSample(processor_s, queued_s, runs, fields[0] == "R")
 
-    def _read_io(self, path: str) -> int:
-        """The bytes that a process or thread has read and written."""
+    def _read_io(self, path: str) -> _IoBytes:
+        """What a process or thread has read and written; 0 if that cannot be read."""
         try:
             counters = dict(line.split(": ") for line in _read_text(path).splitlines())
-            return int(counters["rchar"]) + int(counters["wchar"])
+            return _IoBytes(int(counters["rchar"]), int(counters["wchar"]))
         except PermissionError:
             self.is_complete = False
         except (OSError, ValueError, KeyError):
             pass
-        return 0
+        return _IoBytes(0, 0)
 
 
 def compare_samples(before: Sample, after: Sample, background: FrozenSet[int] = frozenset()) -> Activity:
@@ -154,6 +170,7 @@ def compare_samples(before: Sample, after: Sample, background: FrozenSet[int] = 
         uses_files=uses_files,
         is_polling=is_polling,
         waits_for_device=after.waits_for_device,
+        writes_files=_sum_growth(before.written_bytes, after.written_bytes) / elapsed_s > _MIN_FILE_BYTES_PER_S,
     )
 
 
@@ -226,6 +243,7 @@ class ActivityMeter:
     idle_s: until the last sample; 0 until two samples prove it, and after each activity.
     longest_idle_s: the longest idle time of this stall that ended with activity.
     activity: between the last two samples; None until there are two.
+    has_written_recently: whether files were written in the last seconds of this stall.
     """
 
     def __init__(self, pid: int) -> None:
@@ -240,6 +258,8 @@ class ActivityMeter:
         self.activity: Activity | None = None
         self.longest_idle_s = 0.0
         self.idle_s = 0.0
+        self.has_written_recently = False
+        self._written_at = -math.inf
 
     def measure(self, now: float, record: dict[str, Any]) -> None:
         """Take the next sample if it is due."""
@@ -259,6 +279,9 @@ class ActivityMeter:
             return
         self.activity = compare_samples(previous, sample, self._background.list_connections())
         self._background.add(previous, sample)
+        if self.activity.writes_files:
+            self._written_at = sample.taken_at
+        self.has_written_recently = sample.taken_at - self._written_at < _RECENT_WRITE_S
         if self.activity.is_active:
             self.longest_idle_s = max(self.longest_idle_s, self.idle_s)
             self._idle_since = sample.taken_at

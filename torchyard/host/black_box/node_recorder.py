@@ -224,6 +224,8 @@ class NodeRecorder:
             details["is_polling"] = watch.meter.activity.is_polling
             if watch.meter.activity.waits_for_device:
                 details["waits_for_device"] = True
+        if watch.meter.has_written_recently:
+            details["writes_files"] = True
         if record.get("exiting"):
             details["is_exiting"] = True
         return details

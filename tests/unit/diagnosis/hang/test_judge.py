@@ -146,7 +146,11 @@ def test_node_that_has_become_silent_is_named() -> None:
         pytest.param({"stalled_s": 310.0, "idle_s": 0.0}, 0.0, id="computes"),
         pytest.param({"state": "T", "frozen_s": 25.0, "idle_s": 0.0}, 25.0, id="stopped"),
         pytest.param({"kind": "end", "state": ""}, 320.0, id="ended"),
-        pytest.param({"full_mount": "/data", "stalled_s": 60.0, "idle_s": 0.0}, 0.0, id="retries a full disk"),
+        pytest.param(
+            {"full_mount": "/data", "writes_files": True, "stalled_s": 60.0, "idle_s": 0.0},
+            0.0,
+            id="retries a full disk",
+        ),
     ],
 )
 def test_proof_is_the_time_without_activity(fields: dict[str, Any], proven_s: float) -> None:

@@ -13,7 +13,7 @@ from torchyard.diagnosis.hang.judge import detect_hang
     [
         ({"state": "T"}, "rank 3 on node-1 is stopped in load (train.py:88): ranks 0-2 wait for it in "),
         (
-            {"full_mount": "/data", "uses_files": True, "idle_s": 0.0},
+            {"full_mount": "/data", "writes_files": True, "idle_s": 0.0},
             "rank 3 on node-1 is out of disk space at /data in load (train.py:88): ranks 0-2 wait ",
         ),
         ({"kind": "end", "state": ""}, "rank 3 on node-1 has ended: ranks 0-2 wait for it in "),

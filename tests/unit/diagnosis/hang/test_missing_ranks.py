@@ -27,7 +27,7 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
         ({"state": "D"}, 8.0),
         ({"state": "D", "wchan": "jbd2_log_wait_commit"}, 60.0),
         ({"state": "D", "uses_files": True, "idle_s": 0.0}, 300.0),
-        ({"full_mount": "/data", "uses_files": True, "idle_s": 0.0}, 8.0),
+        ({"full_mount": "/data", "writes_files": True, "idle_s": 0.0}, 8.0),
     ],
 )
 def test_limit_by_record(fields: dict[str, Any], limit_s: float) -> None:
@@ -51,9 +51,14 @@ def test_limit_by_record(fields: dict[str, Any], limit_s: float) -> None:
         ({"wchan": "request_wait_answer"}, "storage"),
         ({"wchan": "do_freezer_trap"}, "stopped"),
         ({"state": "D", "wchan": "__refrigerator"}, "stopped"),
-        ({"full_mount": "/data", "idle_s": 0.0}, "storage"),
+        ({"full_mount": "/data", "writes_files": True}, "storage"),
+        ({"full_mount": "/data", "stack": frame("save_weights", "/home/me/train.py")}, "storage"),
         ({"full_mount": "/data"}, "missing-rank"),
-        ({"full_mount": "/data", "idle_s": 0.0, "groups": {}, "typical_pause_s": 0.0}, "compute"),
+        ({"full_mount": "/data", "uses_files": True, "idle_s": 0.0}, "compute"),
+        (
+            {"full_mount": "/data", "writes_files": True, "idle_s": 0.0, "groups": {}, "typical_pause_s": 0.0},
+            "compute",
+        ),
         ({"frozen_s": 5.0, "state": "D"}, "storage"),
         ({"frozen_s": 5.0, "state": "T"}, "stopped"),
     ],

@@ -14,6 +14,7 @@ POLLING = "import time\nwhile True: time.sleep(0.01)"
 BESIDE_A_THREAD = f"import threading; threading.Thread(target=exec, args=({POLLING!r}, {{}})).start(); LOCK.acquire()"
 LOCKED = f"import threading; LOCK = threading.Lock(); LOCK.acquire(); {BESIDE_A_THREAD}"
 COMPUTING = "while True: pass"
+READING = "import os\nwhile True: os.pread(os.open('/proc/self/exe', 0), 65536, 0); os.closerange(3, 9)"
 WRITING = "import os\nwhile True: os.write(1, b'x' * 65536)"
 FAULTING = "import mmap, time\nwhile True:\n  m = mmap.mmap(-1, 1 << 20); m.write(bytes(1 << 20)); time.sleep(0.05)"
 WITH_BUSY_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {COMPUTING!r}]).wait()"
@@ -152,6 +153,25 @@ def test_idle_time_starts_again_after_each_activity() -> None:
     assert (meter.idle_s, meter.longest_idle_s) == (1.0, 3.0)
     meter.reset()
     assert (meter.idle_s, meter.longest_idle_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("code", "writes_files"), [(WRITING, True), (READING, False)], ids=["writes", "reads"])
+def test_process_that_reads_does_not_write(code: str, *, writes_files: bool) -> None:
+    """Bytes that were read do not count as written."""
+    with running_python(code) as pid:
+        wait_until(lambda: measure(pid).uses_files)
+        assert measure(pid).writes_files is writes_files
+
+
+def test_writes_are_remembered_for_seconds() -> None:
+    """A program that tries to save each second has written recently also while it pauses, until it stops trying."""
+    meter = ActivityMeter(PID)
+    meter.add(build_sample(0.0, written_bytes={PID: 0}))
+    recently = []
+    for second, written in enumerate((0, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20), start=1):
+        meter.add(build_sample(float(second), written_bytes={PID: written}))
+        recently.append(meter.has_written_recently)
+    assert recently == [False, True, True, True, True, True, False]
 
 
 def feed_polling(meter: ActivityMeter, wakes: list[int], received: list[int], inode: int) -> None:
