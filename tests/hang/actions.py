@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from tests.hang.environment import REQUEST
+
 SERVER_VARIABLE = "HANG_SERVER"  # port of a slow server on this machine
 _CHUNK_BYTES = 1 << 20
 _MAX_FILE_BYTES = 256 << 20
@@ -92,6 +94,7 @@ def map_in_threads(seconds: float) -> None:
 def download(_: float) -> None:
     """Receive a file at about 200 kB/s for 10 s."""
     with connect() as connection:
+        connection.sendall(b"file")
         while connection.recv(1 << 16):
             pass
 
@@ -107,6 +110,7 @@ def poll_remote_evaluation(seconds: float) -> None:
     with connect() as connection:
 
         def ask() -> None:
+            connection.sendall(REQUEST)
             connection.recv(100)
             time.sleep(1)
 

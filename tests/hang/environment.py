@@ -1,8 +1,9 @@
-"""The variable by which the matrix tells its programs with which backend they train; without torch."""
+"""What the matrix and its programs share; without torch."""
 
 import os
 
 BACKEND_VARIABLE = "HANG_BACKEND"
+REQUEST = b"is it done?"  # to the server of the matrix, which answers that it is not
 
 
 def get_backend() -> str:

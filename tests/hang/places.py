@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.server import find_free_port
+from tests.hang.environment import REQUEST
 from tests.support.waiting import wait_until
 
 _DISK_BYTES = 1 << 20
@@ -145,7 +146,7 @@ def create_freezer(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def serve_slowly() -> Iterator[int]:
-    """The port of a server that sends about 200 kB/s for 10 s."""
+    """The port of a server that answers each `REQUEST`, and sends about 200 kB/s for 10 s after any other one."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _SlowAnswer) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -155,10 +156,12 @@ def serve_slowly() -> Iterator[int]:
 
 class _SlowAnswer(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        for _ in range(100):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            while self.request.recv(100) == REQUEST:
+                self.request.sendall(b"not yet")
+            for _ in range(100):
                 self.request.sendall(bytes(20_000))
-            time.sleep(0.1)
+                time.sleep(0.1)
 
 
 def _run(command: str, is_required: bool = True) -> None:
