@@ -44,6 +44,11 @@ def test_every_cell_has_full_nodes() -> None:
     assert all(cell.ranks % cell.nodes == 0 for cell in list_cells(NAMES, range(9), RANKS))
 
 
+def test_ranks_of_nccl_have_nodes_of_their_own() -> None:
+    """With NCCL each rank is a node, because NCCL refuses two ranks of one host on one GPU."""
+    assert all(cell.ranks == cell.nodes for cell in list_cells(NAMES, range(3), (2, 4), "nccl"))
+
+
 def test_right_verdict_is_right() -> None:
     """A verdict with the right class, rank and line is right in all three; its delay is the time since the fault."""
     assert evaluate_row(SLEEP, TRUTH, build_recorder(REPORTED)) == Row(SLEEP, 3.0, "rank 2 hangs", True, True, True)

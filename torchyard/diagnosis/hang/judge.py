@@ -193,10 +193,14 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
     certain = {rank: fault for rank, fault in expired.items() if fault.is_certain}
     if not certain and len(expired) < len(faults):
         return {}
-    blamed = certain or expired
-    priorities = {rank: get_fault_facts(fault.kind).priority for rank, fault in blamed.items()}
+    return _select_most_certain(certain or expired)
+
+
+def _select_most_certain(faults: Mapping[int, Fault]) -> dict[int, Fault]:
+    """The faults of the kind that is most certain."""
+    priorities = {rank: get_fault_facts(fault.kind).priority for rank, fault in faults.items()}
     first_priority = min(priorities.values(), default=0)
-    return {rank: fault for rank, fault in blamed.items() if priorities[rank] == first_priority}
+    return {rank: fault for rank, fault in faults.items() if priorities[rank] == first_priority}
 
 
 def _diagnose_faults(
@@ -315,5 +319,5 @@ def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
     collective = find_unfinished_call(records)
     if collective is None:
         return messages.describe_idle_job(records)
-    faults = _diagnose_faults(snapshot, collective, collective.missing)
+    faults = _select_most_certain(_diagnose_faults(snapshot, collective, collective.missing))
     return messages.describe_missing_ranks(collective, faults, records, frozenset())

@@ -238,7 +238,7 @@ def test_mismatch_in_nccl_is_proven_by_its_calls() -> None:
 
 @pytest.mark.parametrize(
     ("file", "kind", "ranks"),
-    [(f"{TORCH}/autograd/graph.py", "missing-rank", (3,)), ("/work/wait.py", "all-waiting-outside", ())],
+    [(f"{TORCH}/autograd/graph.py", "missing-rank", (3,)), (TRAIN, "all-waiting-outside", ())],
 )
 def test_torch_that_does_not_count_completions(file: str, kind: str, ranks: tuple[int, ...]) -> None:
     """If all ranks are idle, the one that has called fewer collectives hangs, if all others stand in torch's code."""
@@ -247,6 +247,15 @@ def test_torch_that_does_not_count_completions(file: str, kind: str, ranks: tupl
     others = [build_record(rank, stalled_s=20.0, stack=stack, groups={"0": ahead}) for rank in range(3)]
     hang = judge(index_by_rank(*others, build_record(3, stalled_s=20.0)))
     assert (hang.kind, hang.ranks) == (kind, ranks)
+
+
+def test_most_certain_of_the_ranks_that_have_called_fewer_is_blamed() -> None:
+    """Of two ranks that have called fewer collectives, the one with a data loader as its reason hangs."""
+    stack = (Frame(function="_engine_run_backward", file=f"{TORCH}/autograd/graph.py", line=768), *STEP[-1:])
+    ahead = GroupProgress(ranks=(0, 1, 2, 3), enqueued=6, completed=6)
+    others = [build_record(rank, stalled_s=20.0, stack=stack, groups={"0": ahead}) for rank in range(2)]
+    hang = judge(index_by_rank(*others, build_record(2, stalled_s=20.0), build_record(3, stalled_s=20.0, stack=LOADER)))
+    assert (hang.kind, hang.ranks) == ("data-loader", (3,))
 
 
 def test_unknown_root_is_not_another_root() -> None:
