@@ -3,7 +3,7 @@
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -13,6 +13,7 @@ from torchyard.common.secrets import mask_text
 
 T = TypeVar("T")
 _MAX_REASON_CHARS = 300
+_MIN_SHARE_S = 1.0  # of a shared timeout
 
 
 class RefusedError(Exception):
@@ -233,3 +234,11 @@ class Outbox(Generic[T]):
         if not self._error and not self._settings.is_quiet:
             get_log().warning("%s: %s (retrying; the job is not affected)", self._name, message)
         self._error = message
+
+
+def share_timeout(receivers: Iterable[T], timeout_s: float) -> Iterator[tuple[T, float]]:
+    """Each receiver with the seconds that remain for it, at least one, even if the others have used up the time."""
+    deadline = time.monotonic() + timeout_s
+    min_share_s = min(_MIN_SHARE_S, timeout_s)
+    for receiver in receivers:
+        yield receiver, max(deadline - time.monotonic(), min_share_s)

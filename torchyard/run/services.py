@@ -3,13 +3,13 @@
 A run knows only these interfaces; torchyard/assembly.py chooses what implements them.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from torchyard.common.local_errors import LocalErrorGuard
+from torchyard.common.outbox import share_timeout
 from torchyard.model.event import EndReached, RunEvent
 from torchyard.model.finding import Finding, warning_check
 from torchyard.model.profile import Profile
@@ -18,7 +18,6 @@ from torchyard.model.trend import TrendVerdict
 
 # How long a run waits at its end for all receivers together: a busy machine takes half of it to import mlflow.
 _END_TIMEOUT_S = 30.0
-_MIN_TIMEOUT_S = 1.0  # for each sink, even if the others have used up the time
 
 
 class Sink:
@@ -71,12 +70,11 @@ class Sinks:
 
         All sinks start to send before the first of them is waited for.
         """
-        deadline = time.monotonic() + _END_TIMEOUT_S
         self.emit(EndReached(report))
         losses: list[str] = []
-        for sink in self._sinks:
+        for sink, remaining_s in share_timeout(self._sinks, _END_TIMEOUT_S):
             with self._local_errors.tolerate(sink.purpose, ignore_errors=True):
-                losses += sink.finish(max(deadline - time.monotonic(), _MIN_TIMEOUT_S))
+                losses += sink.finish(remaining_s)
         return tuple(losses)
 
 

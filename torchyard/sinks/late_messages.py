@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from torchyard.common.log import get_log
 from torchyard.common.outbox import DeliveryError
@@ -34,7 +34,8 @@ class KeyedMessage(NamedTuple):
     created_at: float
 
 
-LATE_MESSAGES = LateItems("late-messages.json", TypeAdapter(list[KeyedMessage]), "messages")
+_MESSAGES = TypeAdapter(list[KeyedMessage], config=ConfigDict(defer_build=True))  # few processes need it
+LATE_MESSAGES = LateItems("late-messages.json", _MESSAGES, "messages")
 
 
 def list_sent(folder: Path, key: str) -> set[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchyard.common.log import get_log
-from torchyard.common.outbox import Outbox, OutboxSettings
+from torchyard.common.outbox import Outbox, OutboxSettings, share_timeout
 from torchyard.model.errors import FolderError
 from torchyard.model.event import AttemptStarted, BadLossRead, EndReached, RunEvent, StatusRead
 from torchyard.model.finding import Finding
@@ -103,8 +103,8 @@ class MessageSink(Sink):
         late_messages: list[KeyedMessage] = []
         outboxes = self._outboxes
         self._outboxes = {}
-        for index, outbox in outboxes.items():
-            undelivered = outbox.finish(timeout_s)
+        for (index, outbox), remaining_s in share_timeout(outboxes.items(), timeout_s):
+            undelivered = outbox.finish(remaining_s)
             if undelivered is None:
                 continue
             for item in undelivered.items:

@@ -21,6 +21,7 @@ from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open
 from torchyard.sinks.late_messages import send_late_messages
+from torchyard.sinks.late_metrics import send_late_metrics
 from torchyard.steps.descriptors import raise_file_limit
 
 from .flow_run.late_reports import publish_late_pages
@@ -68,6 +69,7 @@ def sweep_lost_runs(
     raise_file_limit()
     publish_late_pages()
     send_late_messages()
+    send_late_metrics()
     requested_runs = None if runs is None else frozenset(runs)
     faults: list[str] = []
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
@@ -94,6 +96,7 @@ def sweep_machine() -> State[Any]:
     raise_file_limit()
     publish_late_pages()
     send_late_messages()
+    send_late_metrics()
     faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
     abandoned_runs = [*find_local_runs(None, faults), *find_orphan_process_runs(None)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.support.waiting import wait_until
-from torchyard.common.outbox import DeliveryError, Outbox, OutboxSettings, RefusedError
+from torchyard.common.outbox import DeliveryError, Outbox, OutboxSettings, RefusedError, share_timeout
 
 FAST = OutboxSettings(retry_s=0.01, last_retry_s=0.01)
 
@@ -190,3 +190,11 @@ def test_discarded_item_is_not_delivered(gate: threading.Event) -> None:
     gate.set()
     assert outbox.finish(10) is None
     assert receiver.batches == [[1]]
+
+
+def test_receivers_share_a_timeout() -> None:
+    """Each receiver gets what the others have left of the timeout, but at least a second or the whole timeout."""
+    remaining_s = dict(share_timeout("ab", 60.0))
+    assert 59.0 < remaining_s["b"] <= remaining_s["a"] <= 60.0
+    assert dict(share_timeout("ab", 1.0)) == {"a": 1.0, "b": 1.0}
+    assert dict(share_timeout("ab", 0.1)) == {"a": 0.1, "b": 0.1}

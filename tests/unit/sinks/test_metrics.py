@@ -11,7 +11,7 @@ from torchyard.sinks.metrics import MetricsSink
 
 
 def read_written(folder: RunFolder) -> dict[str, int]:
-    """The attempt and the number of rows that the tracker has."""
+    """The attempt and the number of the last row that the tracker has."""
     written: dict[str, int] = json.loads((folder.path / "metrics-to-tensorboard.json").read_text())
     return written
 
@@ -24,7 +24,7 @@ def test_rows_of_the_attempt_are_written(write: Write, folder: RunFolder, tmp_pa
     sink.take(RowsRead(({"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}, {"comment": "no number"})))
     sink.take(EndReached(short_report()))
     assert sink.finish(30) == []
-    assert read_written(folder) == {"attempt": 2, "rows": 2}
+    assert read_written(folder) == {"attempt": 2, "row": 2}
     assert list((tmp_path / "boards").rglob("events.out.*"))
 
 

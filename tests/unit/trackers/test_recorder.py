@@ -10,7 +10,7 @@ from tests.builders.experiments import build_experiment, build_experiment_end, b
 from tests.support.waiting import wait_until
 from torchyard.common.outbox import OutboxSettings
 from torchyard.trackers import recorder as recorder_module
-from torchyard.trackers.recorder import TrackerRecorder
+from torchyard.trackers.recorder import TrackerRecorder, Unrecorded
 from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
 
 
@@ -48,9 +48,10 @@ def start_recorder(tmp_path: Path, tracker: FakeTracker, attempt: int, *steps: i
 
 
 def end_run(recorder: TrackerRecorder, timeout_s: float = 10) -> str | None:
-    """Write the end of the run; what is not recorded."""
+    """Write the end of the run; the sentence about what is not recorded."""
     recorder.end(build_experiment_end())
-    return recorder.finish(timeout_s)
+    unrecorded = recorder.finish(timeout_s)
+    return unrecorded.sentence if unrecorded else None
 
 
 def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
@@ -66,11 +67,51 @@ def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
 def test_process_that_takes_over_repeats_no_row(tmp_path: Path) -> None:
     """A new process reads the job's log from its beginning, and writes only the rows that were not written."""
     start_recorder(tmp_path, FakeTracker(), 2, 1, 2)
-    wait_until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"rows": 2' in path.read_text()])
+    wait_until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"row": 2' in path.read_text()])
     successor = FakeTracker()
     recorder = start_recorder(tmp_path, successor, 2, 1, 2, 3)
     assert end_run(recorder) is None
     assert successor.steps == [3]
+
+
+def keep_rows(tmp_path: Path, *steps: int) -> Unrecorded:
+    """What a tracker that is down has not recorded of the first attempt of a run."""
+
+    def refuse(method: str) -> None:
+        raise ConnectionError("no server")
+
+    recorder = start_recorder(tmp_path, FakeTracker(refuse), 1, *steps)
+    recorder.end(build_experiment_end("failed"))
+    unrecorded = recorder.finish(0.2)
+    assert unrecorded
+    return unrecorded
+
+
+def test_rows_that_were_not_written_are_returned(tmp_path: Path) -> None:
+    """What a tracker did not take is returned in order, with the end of the run."""
+    unrecorded = keep_rows(tmp_path, 1, 2)
+    assert [(row.number, row.point.step) for row in unrecorded.rows] == [((1, 1), 1), ((1, 2), 2)]
+    assert unrecorded.end == build_experiment_end("failed")
+
+
+def test_late_rows_are_written_first_and_once(tmp_path: Path) -> None:
+    """A launcher that continues the run writes the rows that were kept, and reads none of them again from the log."""
+    late_rows = keep_rows(tmp_path, 1, 2).rows
+    tracker = FakeTracker()
+    recorder = TrackerRecorder("fake", tracker, build_experiment(tmp_path), SETTINGS, late_rows)
+    for point in build_points(1, 2, 3):
+        recorder.add(1, point)
+    assert end_run(recorder) is None
+    assert tracker.steps == [1, 2, 3]
+
+
+def test_late_rows_that_were_written_meanwhile_are_skipped(tmp_path: Path) -> None:
+    """Rows that another process has written since they were kept are not written again."""
+    late_rows = keep_rows(tmp_path, 1, 2).rows
+    assert end_run(start_recorder(tmp_path, FakeTracker(), 1, 1)) is None
+    tracker = FakeTracker()
+    assert end_run(TrackerRecorder("fake", tracker, build_experiment(tmp_path), SETTINGS, late_rows)) is None
+    assert tracker.steps == [2]
 
 
 def test_next_attempt_starts_with_its_first_row(tmp_path: Path) -> None:
