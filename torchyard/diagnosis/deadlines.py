@@ -23,6 +23,7 @@ class JobSnapshot(NamedTuple):
     logs_current: every log is read to its current end.
     started: the job is running, or has been.
     line_count: log lines read so far, of all logs.
+    collective_count: collectives that the ranks have completed so far, as far as their records show.
     job_age_s: seconds since the job was submitted, as its host has measured them; None if it has not reported them.
     """
 
@@ -31,6 +32,7 @@ class JobSnapshot(NamedTuple):
     logs_current: bool
     started: bool
     line_count: int
+    collective_count: int = 0
     job_age_s: float | None = None
 
 
@@ -51,7 +53,8 @@ class DeadlineMonitor:
     - `run` expires earlier by `notice`, so that the job has ended by then.
     - After a gap (a log stream was broken, or this process was suspended) they are checked again `_LOG_GRACE_S` later,
       because what was written during the gap is still arriving. `run` does not wait for logs.
-    - `silence` is the time since the last new line, once the job has started. Gaps are not counted and do not reset it.
+    - `silence` is the time since the last new line or completed collective, once the job has started: a program whose
+      progress bar prints nothing into a file trains on. Gaps are not counted and do not reset it.
 
     A job that has started once is never late for its start. `check` returns an expired deadline; nothing is raised.
     """
@@ -64,7 +67,7 @@ class DeadlineMonitor:
         self._last_log_gap_at = -math.inf
         self._last_suspension_at = -math.inf
         self._silence_s = 0.0
-        self._line_count = 0
+        self._progress = (0, 0)  # lines and collectives
         self._has_started = False
 
     def check(self, snapshot: JobSnapshot) -> ExpiredDeadline | None:
@@ -92,7 +95,7 @@ class DeadlineMonitor:
         return None
 
     def _update(self, snapshot: JobSnapshot) -> None:
-        """Add the time since the last poll to the silence, unless it was a gap; reset the silence on a new line."""
+        """Add the time since the last poll to the silence, unless it was a gap; reset the silence on progress."""
         if snapshot.job_age_s is not None:
             self._submitted_at = snapshot.time - snapshot.job_age_s
         elapsed_s = snapshot.time - self._last_poll_at
@@ -102,10 +105,11 @@ class DeadlineMonitor:
             self._last_log_gap_at = snapshot.time
         elif self._has_started:
             self._silence_s += elapsed_s
-        if snapshot.line_count != self._line_count:
+        progress = (snapshot.line_count, snapshot.collective_count)
+        if progress != self._progress:
             self._silence_s = 0.0
         self._last_poll_at = snapshot.time
-        self._line_count = snapshot.line_count
+        self._progress = progress
         self._has_started = self._has_started or snapshot.started
 
 

@@ -69,7 +69,9 @@ class Deadlines(FrozenModel):
 
     start: Duration = Field(600.0, description="until every node has joined")
     run: Duration = Field(86400.0, description="until the job has ended")
-    silence: Duration = Field(1800.0, description="without a single new line in any log")
+    silence: Duration = Field(
+        1800.0, description="without a single new line in any log, and without a completed collective"
+    )
     lease: Duration = Field(1800.0, description="without a running launcher")
     notice: Pause = Field(
         0.0, description="so long before the end of `run` the job is asked to stop (SIGTERM), at most `grace`"

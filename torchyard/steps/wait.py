@@ -235,6 +235,7 @@ class _JobPoller:
             logs_current=are_logs_current,
             started=has_started,
             line_count=self._logs.line_count,
+            collective_count=self._logs.black_box.count_all_collectives(),
             job_age_s=self._watch.job_age_s(),
         )
 

@@ -106,6 +106,13 @@ def test_new_line_resets_the_silence(monitor: DeadlineMonitor) -> None:
     assert poll(monitor, RUNNING._replace(line_count=1), 10, start=191.0) == "silence"
 
 
+def test_completed_collective_resets_the_silence(monitor: DeadlineMonitor) -> None:
+    """A program that prints nothing is not silent while its ranks complete collectives."""
+    poll(monitor, RUNNING, 95)
+    assert poll(monitor, RUNNING._replace(collective_count=8), 95, start=95.5) is None
+    assert poll(monitor, RUNNING._replace(collective_count=8), 10, start=191.0) == "silence"
+
+
 def test_suspension_of_the_monitor_is_not_silence(monitor: DeadlineMonitor) -> None:
     """After more than 10 s between two polls nothing is checked until the events of that time have arrived."""
     poll(monitor, RUNNING, 90)

@@ -3,11 +3,13 @@
 import resource
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.builders.rank_records import build_record
 from tests.conftest import Planned
 from tests.doubles.fake_api import FakeApi
 from tests.doubles.job_events import take_rows, take_status
@@ -16,6 +18,7 @@ from tests.doubles.scripted_jobs import JOINED_TEXT, OLD_LINE, Make, wait_briefl
 from tests.inputs.nccl_lines import list_socket_lines
 from tests.support.waiting import wait_until
 from torchyard.model.event import JobEvent, RankFailed, RowsRead, StatusRead
+from torchyard.model.hang import RECORD_PREFIX, GroupProgress
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Deadlines
@@ -26,12 +29,12 @@ from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import FabricMonitor, wait
 
 
-def append_lines(path: Path, timestamp: str, line_count: int) -> None:
+def append_lines(path: Path, timestamp: str, texts: Iterable[str]) -> None:
     """Append a line with this time stamp five times per second."""
-    for _ in range(line_count):
+    for text in texts:
         time.sleep(0.2)
         with path.open("a") as file:
-            file.write(f"{timestamp} node-0 | text\n")
+            file.write(f"{timestamp} node-0 | {text}\n")
 
 
 def test_attached_run_gets_the_whole_silence_limit(job: Make) -> None:
@@ -57,9 +60,27 @@ def test_age_of_an_attached_job_comes_from_its_host(process: CommandPlan) -> Non
 def test_node_whose_clock_is_behind_is_not_silent(job: Make) -> None:
     """Lines that arrive end the silence, even if their time stamps are old."""
     plan = job(tenths=22)
-    thread = threading.Thread(target=append_lines, args=(Path(plan.processes[0].log), "2026-01-01T00:00:00Z", 11))
+    thread = threading.Thread(
+        target=append_lines, args=(Path(plan.processes[0].log), "2026-01-01T00:00:00Z", ["text"] * 11)
+    )
     thread.start()
     assert wait_briefly(plan).status.state == "succeeded"
+    thread.join()
+
+
+@pytest.mark.parametrize(("calls_per_record", "state"), [(1, "succeeded"), (0, "failed")])
+def test_job_that_completes_collectives_is_not_silent(job: Make, calls_per_record: int, state: str) -> None:
+    """A job that prints nothing is silent unless the records of its ranks show that they complete collectives."""
+    plan = job(tenths=22)
+    records: list[str] = []
+    for index in range(11):
+        count = 100 + calls_per_record * index
+        record = build_record(0, kind="pulse", groups={"0": GroupProgress(enqueued=count, completed=count)})
+        records.append(RECORD_PREFIX + record.model_dump_json())
+    log = Path(plan.processes[0].log)
+    thread = threading.Thread(target=append_lines, args=(log, "2026-01-01T00:00:00Z", records))
+    thread.start()
+    assert wait_briefly(plan).status.state == state
     thread.join()
 
 

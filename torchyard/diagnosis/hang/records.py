@@ -95,6 +95,10 @@ class BlackBox:
             return None
         return sum(progress.completed for progress in record.groups.values())
 
+    def count_all_collectives(self) -> int:
+        """The collectives that the ranks have completed, each counted once for each rank that reports it."""
+        return sum(self.count_collectives(rank) or 0 for rank in self.latest)
+
     def get_last_collectives(self) -> dict[int, float]:
         """When each rank last called or completed a collective, in seconds since the epoch by its node's clock.
 

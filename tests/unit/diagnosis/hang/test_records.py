@@ -130,6 +130,7 @@ def test_collectives_of_a_rank_are_those_of_all_its_groups() -> None:
     box = BlackBox(Clock())
     box.process_text("node-1", format_pulse() + "\n")
     assert [box.count_collectives(rank) for rank in (0, 1, 2)] == [11, None, None]
+    assert box.count_all_collectives() == 11
 
 
 def test_last_collective_is_as_long_ago_as_the_rank_has_stalled() -> None:
