@@ -13,6 +13,7 @@ _MIN_RELATIVE_RANGE = 1e-9  # a smaller range is drawn as one value: floats have
 _HOUR_S = 3600
 _DAY_S = 86_400
 _TIME_STEPS_S = (60, 300, 900, 1800, _HOUR_S, 3 * _HOUR_S, 6 * _HOUR_S, 12 * _HOUR_S, _DAY_S, 2 * _DAY_S, 4 * _DAY_S)
+_MIN_EXPONENT = -1074  # of the smallest positive float
 _SIZE_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
@@ -75,7 +76,7 @@ def fit_axis(scale: Scale, values: Iterable[float], *, starts_at_zero: bool = Fa
     low = min(positions, default=0.0)
     high = max(positions, default=1.0)
     if scale == "log2":
-        return Axis(scale, math.ceil(low) - 1, math.floor(high) + 1)
+        return Axis(scale, max(math.ceil(low) - 1, _MIN_EXPONENT), math.floor(high) + 1)
     largest = max(abs(low), abs(high))
     margin = _MARGIN * (high - low)
     if high - low <= _MIN_RELATIVE_RANGE * largest or margin == 0:

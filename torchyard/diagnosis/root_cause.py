@@ -233,12 +233,10 @@ def _list_suspects(
         worker = _find_worker(workers, local_rank, rank, is_single_stream=len(streams) == 1)
         workers = [other for other in workers if other is not worker]
         peers_progress = [time for key, time in progress_times.items() if key != (local_rank, rank)]
-        global_rank = _find_global_rank(stream)
-        if global_rank is None:
-            global_rank = worker.rank if worker else global_ranks.get(local_rank)
+        global_rank = _find_global_rank(stream, local_rank, worker, report.global_ranks)
         yield _Suspect(
             node=node,
-            rank=global_rank,
+            rank=global_ranks.get(local_rank) if global_rank is None else global_rank,
             exit_code=worker.exit_code if worker else None,
             last_line_at=stream[-1].timestamp,
             lines=stream,
@@ -306,8 +304,17 @@ def _find_worker(
     return None
 
 
-def _find_global_rank(stream: Iterable[LogLinePart]) -> int | None:
-    """The rank in the first prefix of a stream that names one; None if no prefix does."""
+def _find_global_rank(
+    stream: Iterable[LogLinePart], local_rank: int | None, worker: WorkerReport | None, ranks: Mapping[int | None, int]
+) -> int | None:
+    """The rank of a stream, as torchrun reports it or else its own first prefix that names one; None if none does.
+
+    A program's prefix may be wrong: Lightning prints `[rank: 0]` in every rank until its strategy is set up.
+    """
+    if worker and worker.rank is not None:
+        return worker.rank
+    if local_rank in ranks:
+        return ranks[local_rank]
     for line in stream:
         if line.rank is not None:
             return line.rank

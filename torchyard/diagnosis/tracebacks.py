@@ -16,6 +16,8 @@ _FRAME = re.compile(r'[\s|]{1,200}File "')
 _FRAME_LOCATION = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
 _MAX_TRACEBACK_LINES = 500
 _WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
+# Python's thread that sends objects to child processes prints an exception, as when a child has ended, and goes on.
+_SURVIVING_FRAME = re.compile(r'/multiprocessing/resource_sharer\.py", line \d+, in _serve\b')
 _MODULE_FRAME = ", in <module>"
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]{0,200}"
@@ -41,7 +43,7 @@ class RaisedException(NamedTuple):
     message: the further lines of the last one's message.
     start: the index of the chain's first line in the log.
     end: the index of its last line in the log.
-    is_harmless: Python ignored it, or a logger reported it below the level of an error.
+    is_harmless: Python ignored it, or reported it and went on, or a logger reported it below the level of an error.
     has_traceback: False for a line that only looks like an exception.
     """
 
@@ -187,7 +189,9 @@ class _TracebackReader:
             self._chain = _Chain(index, is_harmless=is_logged_below_error, is_ignored=self._is_ignored)
             self.chains.append(self._chain)
         assert self._chain
-        self._chain.has_frame = self._chain.has_frame or not header
+        if not header and not self._chain.has_frame:
+            self._chain.has_frame = True
+            self._chain.is_harmless = self._chain.is_harmless or bool(_SURVIVING_FRAME.search(line.text))
         self._chain.has_module_frame = self._chain.has_module_frame or line.text.rstrip().endswith(_MODULE_FRAME)
         self._in_traceback = True
         self._foreign_lines = 0

@@ -1,7 +1,7 @@
 """The range of an axis, and its ticks."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchyard.charts.axis import fit_axis
@@ -31,6 +31,7 @@ def test_ticks_are_round_values(scale: Scale, values: list[float], labels: list[
     assert [tick.label for tick in fit_axis(scale, values).list_ticks()] == labels
 
 
+@example([5e-324], "log2", False)
 @given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.sampled_from(["linear", "log2"]), st.booleans())
 def test_every_value_has_its_place(values: list[float], scale: Scale, starts_at_zero: bool) -> None:
     """Any values are placed between the ends of their axis, whose ticks are few, in order, and between them too."""

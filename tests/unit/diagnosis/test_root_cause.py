@@ -183,6 +183,16 @@ def test_local_rank_becomes_global() -> None:
     assert diagnose_lines({"node_0": None, "node_1": 1}, node_0=["hello"], node_1=node_1).rank == 3
 
 
+def test_rank_that_a_program_prints_is_not_believed() -> None:
+    """Lightning prints `[rank: 0]` in every rank until its strategy is set up: torchrun knows better."""
+    node_1 = [
+        "I1121 api.py:553]   global_ranks=[1]",
+        "[default0]:[rank: 0] Seed set to 42",
+        *build_traceback(0, "KeyError: 'x'"),
+    ]
+    assert diagnose_lines({"node_0": None, "node_1": 1}, node_0=["hello"], node_1=node_1).rank == 1
+
+
 def test_report_of_torchrun_1_9_is_read() -> None:
     """The older form of torchrun's failure summary is read as well."""
     fields = ["time: 2021-07-13_13:18:54", "rank: 3 (local_rank: 1)", "exitcode: -9 (pid: 4404)", "error_file: <N/A>"]

@@ -89,6 +89,22 @@ def test_exception_that_python_ignores_is_harmless() -> None:
     assert list_exceptions(rows[0], *TRACEBACK) == [["torch.OutOfMemoryError: CUDA out of memory."]]
 
 
+def test_exception_that_the_thread_for_shared_objects_survives_is_harmless() -> None:
+    """The thread of multiprocessing that sends objects to children prints an exception, and serves the next child."""
+    rows = [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 138, in _serve',
+        "[rank1]:     with self._listener.accept() as conn:",
+        '[rank1]:   File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv',
+        "[rank1]:     chunk = read(handle, remaining)",
+        "[rank1]: ConnectionResetError: [Errno 104] Connection reset by peer",
+    ]
+    assert list_exceptions(*rows) == []
+    assert list_exceptions(*(row.replace("_serve", "fetch") for row in rows)) == [
+        ["ConnectionResetError: [Errno 104] Connection reset by peer"]
+    ]
+
+
 def test_exception_that_cython_ignores_is_harmless() -> None:
     """Cython prints its traceback twice, before and after the line that announces it; the first failure counts."""
     ignored = [
