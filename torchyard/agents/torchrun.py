@@ -15,7 +15,6 @@ LOCAL_RANK_0_MARKER = b"[default0"
 GROUP_RANK_MARKER = b"group_rank="
 _GROUP_RANK_PATTERN = re.compile(r"\sgroup_rank=(\d+)\s*$")
 _WORKER_LINE_PATTERN = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
-_JOINED_LINE_PATTERN = re.compile(r"(?=\[default\d{1,6}\]:)")
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SHUTDOWN_VARIABLE_VERSION = "2.12"  # of torch, whose torchrun reads it first
 OLD_SHUTDOWN_TIMEOUT_S = 30  # between SIGTERM and SIGKILL of the ranks, in every earlier torchrun
@@ -163,16 +162,6 @@ def parse_group_rank(text: str) -> int | None:
     """
     match = _GROUP_RANK_PATTERN.search(text)
     return int(match[1]) if match else None
-
-
-def split_teed_line(text: str) -> list[str]:
-    """The lines of ranks in one line of torchrun, each with its prefix.
-
-    torchrun writes the prefix of the next line after a line that a rank has not ended, such as a progress bar.
-    """
-    if text.find("[default", 1) < 0:
-        return [text]
-    return [line for line in _JOINED_LINE_PATTERN.split(text) if line]
 
 
 class WorkerLine(NamedTuple):

@@ -11,6 +11,12 @@ from torchyard.model.run import LogLine
 BLOCK_BYTES = 1 << 18
 _LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
 _EMPTY_LINE = re.compile(r"(?:\[[a-z_-]{0,40}\d{1,6}\]:)?\s*")  # only torchrun's prefix, which names the rank
+# What torchrun writes behind a line that a rank has not ended: the prefix of a rank, or the beginning of a line of its
+# own, by the version of torch. A line of that form that a rank prints has a prefix, whose colon precedes it.
+_JOINED_LINE = re.compile(
+    r"(?=\[default\d{1,6}\]:)|(?<!:)(?=[DIWEF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} \d{1,10} torch/distributed/elastic/"
+    r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\] torch\.distributed\.elastic\.|[A-Z]{4,8}:torch\.distributed\.elastic\.)"
+)
 
 
 def parse_log_line(text: str, node: str) -> LogLine:
@@ -50,6 +56,17 @@ def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
                 return
             offset += len(line)
             yield line[:-1].decode(errors="replace"), offset
+
+
+def split_teed_line(text: str) -> list[str]:
+    """The lines of ranks and of their agent in one line of torchrun, those of ranks with their prefix.
+
+    torchrun writes the next line behind one that a rank has not ended, such as a progress bar.
+    """
+    may_end_with_agent_line = text.startswith("[default") and "distributed" in text
+    if text.find("[default", 1) < 0 and not may_end_with_agent_line:
+        return [text]
+    return [line for line in _JOINED_LINE.split(text) if line]
 
 
 def strip_record(text: str) -> str | None:

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torchyard.common.log_lines import split_teed_line
 from torchyard.model.run import LogLine
 
 _MAX_END_CHARS = 1000  # kept of each end of a long line
-_MAX_LINE_PARTS = 20  # kept of a line with carriage returns: a progress bar may write thousands
+_MAX_LINE_PARTS = 20  # kept of a line of many, joined or with carriage returns: a progress bar may write thousands
 # A colour code may lack its first character.
 _COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
@@ -64,12 +65,31 @@ class LostWorker(NamedTuple):
 def parse_line(line: LogLine) -> Iterator[LogLinePart]:
     """Yield the first and the last parts of a line whose parts overwrite each other; a long part loses its middle.
 
-    A part without a rank in its own prefixes has that of the part before it.
+    A part without a rank in its own prefixes has that of the part before it. Lines that torchrun has joined are apart.
     """
+    lines = split_teed_line(line.text)
+    if len(lines) > 1 and not _strip_prefixes(lines[0]):
+        lines[:2] = ["".join(lines[:2])]  # Ray and kubectl write their prefix before that of torchrun
+    for text in _select_ends(lines):
+        yield from _parse_one_line(line._replace(text=text))
+
+
+def _strip_prefixes(text: str) -> str:
+    while prefix := _LINE_PREFIX.match(text):
+        text = text[prefix.end() :]
+    return text
+
+
+def _select_ends(parts: list[str]) -> list[str]:
+    """The first and the last parts of a line."""
+    return [*parts[:1], *parts[1:][-_MAX_LINE_PARTS:]]
+
+
+def _parse_one_line(line: LogLine) -> Iterator[LogLinePart]:
     local_rank: str | None = None
     rank: str | None = None
     parts = [part for part in re.split(r"[\r\n]+", line.text) if part] or [""]
-    for part in [*parts[:1], *parts[1:][-_MAX_LINE_PARTS:]]:
+    for part in _select_ends(parts):
         excerpt = part
         if len(part) > 2 * _MAX_END_CHARS:
             excerpt = f"{part[:_MAX_END_CHARS]} ... {part[-_MAX_END_CHARS:]}"

@@ -7,7 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchyard.agents import torchrun
-from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
+from torchyard.common.log_lines import (
+    parse_log_line,
+    parse_log_line_text,
+    read_new_lines,
+    split_teed_line,
+    strip_record,
+)
 from torchyard.diagnosis.first_failure.failure_signs import FailureSignReader
 from torchyard.diagnosis.hang.records import BlackBox, parse_line
 from torchyard.diagnosis.nccl.log import NcclLogReader
@@ -36,7 +42,7 @@ class RankZeroFilter:
 
     def select(self, line: LogLine) -> Iterator[str]:
         """The texts in a line that rank 0 printed: torchrun may join several lines of its ranks in one."""
-        for text in torchrun.split_teed_line(line.text):
+        for text in split_teed_line(line.text):
             selected = self._select_one(line._replace(text=text))
             if selected is not None:
                 yield selected

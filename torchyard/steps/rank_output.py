@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torchyard.agents import torchrun
-from torchyard.common.log_lines import parse_log_line, parse_log_line_text, strip_record
+from torchyard.common.log_lines import parse_log_line, parse_log_line_text, split_teed_line, strip_record
 from torchyard.model.errors import SelectionError
 from torchyard.model.plan import Ranks
 from torchyard.model.run import LogLine
@@ -66,7 +66,7 @@ class RankFilter:
 
     def select(self, line: LogLine) -> Iterator[str]:
         """The texts of a line that the rank printed: torchrun may join several lines of its ranks in one."""
-        for part in torchrun.split_teed_line(line.text):
+        for part in split_teed_line(line.text):
             text = strip_record(part)
             if text is None:
                 continue

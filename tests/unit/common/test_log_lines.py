@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.log_lines import parse_log_line, parse_log_line_text, read_new_lines, strip_record
+from torchyard.common.log_lines import (
+    parse_log_line,
+    parse_log_line_text,
+    read_new_lines,
+    split_teed_line,
+    strip_record,
+)
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.run import LogLine
 
@@ -58,3 +64,26 @@ def test_only_complete_new_lines_are_read(tmp_path: Path) -> None:
 def test_record_is_removed_from_a_line(text: str, output: str | None) -> None:
     """Only the text before a record was printed by the program."""
     assert strip_record(text) == output
+
+
+AGENT_LINES = [
+    "I1128 07:19:11.789000 17072 torch/distributed/elastic/agent/server/api.py:931] [default] worker group finished.",
+    "[2024-02-03 10:00:00,123] torch.distributed.elastic.agent.server.api: [INFO] [default] worker group finished.",
+    "INFO:torch.distributed.elastic.agent.server.api:[default] worker group finished.",
+]
+
+
+@pytest.mark.parametrize("agent_line", AGENT_LINES)
+def test_line_of_an_agent_behind_a_progress_bar_is_apart(agent_line: str) -> None:
+    """What torchrun itself writes behind a line that a rank has not ended is no output of that rank."""
+    bar = "[default0]:  3%|#  | 146/5000 [00:05<02:50, 28.48it/s]"
+    assert split_teed_line(bar + agent_line) == [bar, agent_line]
+    assert split_teed_line(f"{bar}[default1]:x{agent_line}") == [bar, "[default1]:x", agent_line]
+
+
+@pytest.mark.parametrize(
+    "text", [*AGENT_LINES, f"[default0]:{AGENT_LINES[0]}", f"[default0]:[rank0]:{AGENT_LINES[0]}", "[default0]:", ""]
+)
+def test_whole_line_is_not_split(text: str) -> None:
+    """A line of an agent, or one that a rank logs by torch itself, is one line."""
+    assert split_teed_line(text) == [text]

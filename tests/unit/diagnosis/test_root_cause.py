@@ -503,6 +503,21 @@ def test_rank_that_handles_sigterm_and_ends_with_0_was_stopped() -> None:
     assert without_signal.cause == "ended-early"
 
 
+def test_end_of_a_rank_is_read_behind_its_progress_bar() -> None:
+    """torchrun reports behind an open progress bar that its ranks have ended with 0, and waits for the other agents."""
+    bar = "[default0]:  3%|#  | 146/5000 [00:05<02:50, 28.48it/s]"
+    agent = "I1128 07:19:11.789000 17072 torch/distributed/elastic/agent/server/api.py"
+    node_0 = [
+        "0",
+        f"{agent}:552]   global_ranks=[0]",
+        f"{bar}{agent}:931] [default] worker group successfully finished. Waiting 300 seconds",
+    ]
+    lost = build_traceback(0, "RuntimeError: [pair.cc:545] Read error [127.0.0.1]:22193: Connection reset by peer")
+    node_1 = ["5", *lost, *build_summary_entry(1, 0, 1, 12)]
+    failure = diagnose_lines({"node_0": None, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.node, failure.rank, failure.retry) == ("ended-early", "node-0", 0, False)
+
+
 def test_killed_data_worker_has_no_place() -> None:
     """torch raises wherever the program is when its worker dies; a SIGKILL leaves no error of its own."""
     frames = [

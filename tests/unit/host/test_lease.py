@@ -21,7 +21,7 @@ from torchyard.host import lease
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import find_labelled
 
-_LEASE_S = 2.0  # ten times the interval of the renewals, so that a loaded machine does not miss one
+_LEASE_S = 4.0  # a loaded machine may need two seconds until the status command renews it for the first time
 
 
 class Clock:

@@ -8,7 +8,7 @@ import os
 import struct
 import threading
 import zlib
-from typing import Any
+from typing import Any, Callable
 
 from .descriptors import own_descriptors
 
@@ -26,10 +26,10 @@ class RecordSlot:
     program with SIGBUS if the file system fails. The file is not locked: a checksum shows that a record is incomplete,
     and the reader tries again at its next poll.
 
-    Threads. While `run` is the target of a thread, `write` gives the record to it: this thread alone opens the file,
-    with a table of descriptors of its own, because a number of the program's table could change its meaning between
-    opening and writing. The thread that builds the records needs the program's table: the driver of a GPU does. Where
-    the kernel refuses a table, the number is compared with the file immediately before it is used.
+    Threads. From `start_writer` on, `write` gives the record to a thread, which alone opens the file, with a table of
+    descriptors of its own: a number of the program's table could change its meaning between opening and writing. The
+    thread that builds the records needs the program's table: the driver of a GPU does. Where the kernel refuses a
+    table, the number is compared with the file immediately before it is used.
     """
 
     def __init__(self, path: str, identity: tuple[int, int]) -> None:
@@ -59,10 +59,14 @@ class RecordSlot:
         slot.write({})
         return slot
 
-    def run(self) -> None:
+    def start_writer(self, start_thread: Callable[[Callable[[], None]], object]) -> None:
+        """Let a thread write all further records. `start_thread`: starts a daemon thread with this target."""
+        self._has_writer = True  # before the thread runs: the first record waits for it
+        start_thread(self._write_pending)
+
+    def _write_pending(self) -> None:
         """Write the records that `write` passes on, for as long as the process runs; errors are ignored."""
         own_descriptors()
-        self._has_writer = True
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._pending is not None)

@@ -33,7 +33,7 @@ def start_recorders() -> None:
         return  # a helper of the rank that has the slot
     torch_facts.enable_flight_recorder()
     recorder = rank_recorder.RankRecorder(slot, int(rank), int(world))
-    _start_thread(slot.run)
+    slot.start_writer(_start_thread)
     _start_thread(recorder.run)
     if "LOCAL_RANK" not in os.environ:
         _start_node_recorder(folder)

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,18 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     slot.write({"rank": 3, "stack": [1, 2, 3]})
     slot.write({"rank": 3})
     assert read_slots(str(tmp_path)) == {3: {"rank": 3}}
+
+
+def test_record_waits_for_the_thread_that_writes(tmp_path: Path) -> None:
+    """A record that comes before the writing thread runs is not written with the program's descriptors, but later."""
+    slot = claim(tmp_path)
+    targets: list[Callable[[], None]] = []
+    slot.start_writer(targets.append)
+    slot.write({"rank": 0})
+    assert read_slots(str(tmp_path)) == {}
+    threading.Thread(target=targets[0], daemon=True).start()
+    slot.flush(30)
+    assert read_slots(str(tmp_path)) == {0: {"rank": 0}}
 
 
 def test_rank_that_has_written_nothing_has_no_record(tmp_path: Path) -> None:
