@@ -65,7 +65,7 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
     first.send_signal(signal.SIGKILL)
     first.communicate()
     (folder,) = list_run_folders()
-    assert json.loads(written.read_text())["rows"] == 10
+    assert json.loads(written.read_text())["row"] == 10
     (tmp_path / "go").touch()
     for _ in range(2):
         attached = start_command("attach", folder.name)
