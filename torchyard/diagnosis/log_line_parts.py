@@ -86,6 +86,7 @@ def _select_ends(parts: list[str]) -> list[str]:
 
 
 def _parse_one_line(line: LogLine) -> Iterator[LogLinePart]:
+    """The parts of a line that was not joined with others."""
     local_rank: str | None = None
     rank: str | None = None
     parts = [part for part in re.split(r"[\r\n]+", line.text) if part] or [""]

@@ -67,9 +67,7 @@ def sweep_lost_runs(
 ) -> State[Any]:
     """Sweep this machine and the clusters (flows/sweep.py explains the parameters); return the sweep's final state."""
     raise_file_limit()
-    publish_late_pages()
-    send_late_messages()
-    send_late_metrics()
+    _deliver_late_items()
     requested_runs = None if runs is None else frozenset(runs)
     faults: list[str] = []
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
@@ -94,9 +92,7 @@ def sweep_lost_runs(
 def sweep_machine() -> State[Any]:
     """Do this machine's part of a sweep without a flow run, as every machine's `make up` does regularly."""
     raise_file_limit()
-    publish_late_pages()
-    send_late_messages()
-    send_late_metrics()
+    _deliver_late_items()
     faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
     abandoned_runs = [*find_local_runs(None, faults), *find_orphan_process_runs(None)]
@@ -104,6 +100,13 @@ def sweep_machine() -> State[Any]:
     faults += recovery.faults
     faults += _flatten(leftovers)
     return build_sweep_state(format_summary(abandoned_runs, len(recovery.resumed), dry_run=False), faults)
+
+
+def _deliver_late_items() -> None:
+    """Deliver what ended runs of this machine could not. Nothing is raised; a receiver that fails costs a try."""
+    publish_late_pages()
+    send_late_messages()
+    send_late_metrics()
 
 
 def _flatten(leftovers: Sequence[Sequence[str] | None]) -> Iterator[str]:
