@@ -9,6 +9,7 @@ from torchyard.diagnosis.hang.classes import get_fault_facts
 from torchyard.diagnosis.hang.missing_ranks import HAS_ENDED, IS_SILENT, NEVER_REPORTED, Fault
 from torchyard.diagnosis.hang.pending_collectives import (
     DEFAULT_GROUP,
+    DEFAULT_SETUP,
     PAIR_PREFIX,
     SETUP,
     UNCOUNTED_CALL,
@@ -256,7 +257,7 @@ def _describe_waiting(collective: PendingCollective) -> str:
 def _describe_collective(collective: PendingCollective, records: _Records) -> str:
     """`all_reduce number 6 of the default group (train.py:40)`."""
     line = _format_user_line(records, min(collective.waiting))
-    if collective.group == SETUP:
+    if collective.group in (DEFAULT_SETUP, SETUP):
         return f"the set-up of a process group{line}"
     call = _find_call(collective, records)
     operation = clean_operation(call.operation) if call else "collective"

@@ -7,15 +7,16 @@ from typing import NamedTuple
 from torchyard.model.hang import Collective, Frame, RankRecord
 
 DEFAULT_GROUP = "0"
-SETUP = "set-up"  # of process groups: all ranks wait for each other in the store
+DEFAULT_SETUP = "set-up of the default group"  # the ranks that have not passed it wait for each other
+SETUP = "set-up"  # of further groups: all ranks wait for each other in the store
 UNCOUNTED_CALL = "call"  # of torch.distributed, which only the stack shows, because no counter of a group does
 PAIR_PREFIX = "pair "  # of a send or receive: the group is the pair of its ranks
 _MAX_COUNTER_AGE_S = 3.0
 BARRIER = "barrier"
 _NCCL_BARRIER = "all_reduce_barrier"  # it reduces a tensor of one element, which the program does not see
 MAX_SEQUENCES = 16  # pending collectives of one group that are examined, the oldest first
+_DEFAULT_SETUP_CALL = "init_process_group"
 _SETUP_CALLS = {
-    "init_process_group",
     "new_group",
     "_new_group_with_tag",
     "_new_process_group_helper",
@@ -32,7 +33,7 @@ _P2P = re.compile(r"(send|recv|isend|irecv)\b(?: (\d+)(?:->|<-)(\d+))?")
 class PendingCollective(NamedTuple):
     """A collective in which ranks wait.
 
-    group: the process group's name in torch, SETUP, UNCOUNTED_CALL, or PAIR_PREFIX and a name.
+    group: the process group's name in torch, DEFAULT_SETUP, SETUP, UNCOUNTED_CALL, or PAIR_PREFIX and a name.
     sequence: the number of the call in its group, from 1; 0 if it is not counted.
     members: the ranks of the group, as far as the records show them.
     waiting: the stalled ranks that have called it.
@@ -165,10 +166,18 @@ def _find_collective_key(record: RankRecord) -> _CollectiveKey | None:
     for name, progress in sorted(record.groups.items()):
         if progress.enqueued > progress.completed:
             return _CollectiveKey(name, progress.ranks, progress.completed + 1)
-    functions = [frame.function for frame in record.stack if _COLLECTIVE_FILE in frame.file]
+    group = _find_uncounted_group(record.stack)
+    return _CollectiveKey(group, (), 0) if group else None
+
+
+def _find_uncounted_group(stack: tuple[Frame, ...]) -> str | None:
+    """The set-up, or the call that no counter shows, in which the main thread is; None if in no torch.distributed."""
+    functions = [frame.function for frame in stack if _COLLECTIVE_FILE in frame.file]
+    if _DEFAULT_SETUP_CALL in functions:
+        return DEFAULT_SETUP
     if _SETUP_CALLS.intersection(functions):
-        return _CollectiveKey(SETUP, (), 0)
-    return _CollectiveKey(UNCOUNTED_CALL, (), 0) if functions else None
+        return SETUP
+    return UNCOUNTED_CALL if functions else None
 
 
 def _build_pair_key(record: RankRecord, call: Collective) -> _CollectiveKey:
@@ -195,6 +204,8 @@ def _build_collectives(
     for (name, ranks), sequences in groups.items():
         waiting_ranks = frozenset().union(*sequences.values())
         members = _find_members(name, ranks, records, world) | waiting_ranks
+        if name == DEFAULT_SETUP and members == waiting_ranks and len(members) < world:
+            continue  # the other ranks have passed it, and make none of these wait
         for sequence in sorted(sequences)[:MAX_SEQUENCES]:
             if sequence > 0:
                 missing = frozenset(rank for rank in members if not _has_joined(records.get(rank), name, sequence))
@@ -208,9 +219,19 @@ def _find_members(name: str, ranks: tuple[int, ...], records: Mapping[int, RankR
     """The ranks of a group; if none are reported (gloo), those that have the group."""
     if ranks:
         return frozenset(ranks)
+    if name == DEFAULT_SETUP:
+        return frozenset(rank for rank in range(world) if not _has_default_group(records.get(rank)))
     if name in (DEFAULT_GROUP, SETUP, UNCOUNTED_CALL):
         return frozenset(range(world))
     return frozenset(rank for rank, record in records.items() if name in record.groups)
+
+
+def _has_default_group(record: RankRecord | None) -> bool:
+    """Whether a rank has set up its default group, as far as its record shows: its groups do, or a call that it makes.
+
+    A torch without counters reports no groups.
+    """
+    return record is not None and (bool(record.groups) or is_in_collective(record.stack))
 
 
 def is_stopped(record: RankRecord) -> bool:

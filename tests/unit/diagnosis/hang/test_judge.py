@@ -443,15 +443,40 @@ def test_job_before_its_first_step_may_stand_still_for_longer(
     assert (detect_hang(index_by_rank(*records), 4) is not None) is is_hang
 
 
+SETUP = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
+BEFORE_SETUP: dict[str, Any] = {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 25.0}
+
+
 def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
     """In the set-up of a process group, which has no counters, the stacks show the missing rank."""
-    setup = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
-    fields: dict[str, Any] = {"groups": {}, "typical_pause_s": 0.0, "stalled_s": 25.0}
-    waiting_records = [build_record(rank, stack=setup, **fields) for rank in range(3)]
-    records = index_by_rank(*waiting_records, build_record(3, **fields))
+    waiting_records = [build_record(rank, stack=SETUP, **BEFORE_SETUP) for rank in range(3)]
+    records = index_by_rank(*waiting_records, build_record(3, **BEFORE_SETUP))
     hang = judge(records)
     assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
     assert "the set-up of a process group" in hang.sentence
+
+
+@pytest.mark.parametrize("slow_rank", [{"kind": "pulse"}, {"idle_s": 0.0}], ids=["unknown", "imports"])
+def test_ranks_that_have_passed_the_setup_are_not_waited_for_in_it(slow_rank: dict[str, Any]) -> None:
+    """A rank in its first call and one in the set-up of the default group do not wait for each other."""
+    records = index_by_rank(
+        build_waiting_record(0),
+        build_record(1, **{**BEFORE_SETUP, **slow_rank}),
+        build_record(2, stack=SETUP, **BEFORE_SETUP),
+        build_record(3, stack=SETUP, **BEFORE_SETUP),
+    )
+    assert detect_hang(records, 4) is None
+
+
+@pytest.mark.parametrize(("stalled_s", "is_hang"), [(8.0, False), (25.0, True)])
+def test_rank_that_stays_in_the_setup_is_waited_for(stalled_s: float, is_hang: bool) -> None:
+    """A rank that alone has not left the set-up of the default group, and is idle there, hangs as in any other call."""
+    late = {**BEFORE_SETUP, "stalled_s": stalled_s, "idle_s": stalled_s}
+    others = [build_waiting_record(rank, stalled_s=stalled_s) for rank in range(3)]
+    hang = detect_hang(index_by_rank(*others, build_record(3, stack=SETUP, **late)), 4)
+    assert (hang is not None) is is_hang
+    if hang:
+        assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
 
 
 def test_late_completion_is_not_a_wait() -> None:
