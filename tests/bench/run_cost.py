@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.cluster import PROFILE, count_requests, new_namespace
-from tests.bench.many_runs import count_running_pods
+from tests.bench.many_runs import await_running_pods
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import build_node
 from tests.cluster.jobs import as_user, until
@@ -188,7 +188,7 @@ def measure_stop(show: Any) -> None:
     ):
         ping_as_user()
         child = start_run(namespace, node_name, Path(folder), 2, 600)
-        until(lambda: count_running_pods(namespace) == 2, timeout_s=START_TIMEOUT_S)
+        await_running_pods(namespace, 2, START_TIMEOUT_S)
         set_finalizers(namespace, [FINALIZER])
         count_before = count_requests(admin)
         child.send_signal(signal.SIGINT)
@@ -220,7 +220,7 @@ def measure_starts(show: Any) -> None:
             run_folder.mkdir()
         started_at = time.monotonic()
         children = [start_run(namespace, node_name, run_folder, 2, 600) for run_folder in folders]
-        until(lambda: count_running_pods(namespace) == 2 * STARTS, timeout_s=START_TIMEOUT_S)
+        await_running_pods(namespace, 2 * STARTS, START_TIMEOUT_S)
         duration_s = time.monotonic() - started_at
         for child in children:
             child.send_signal(signal.SIGINT)

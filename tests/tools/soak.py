@@ -103,10 +103,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="soak", description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--rounds", type=int, default=20, help="how often to run the suite")
-    parser.add_argument("--loaded", type=int, default=5, help="how many of the rounds run under load")
+    parser.add_argument("--loaded", type=int, help="how many of the rounds run under load (default: at most 5)")
     parser.add_argument("--load", type=int, default=8, help="busy processes during those rounds")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "soak", help="folder for the output of each round")
     args = parser.parse_args(argv)
+    if args.loaded is None:
+        args.loaded = min(5, args.rounds)
     if not 0 <= args.loaded <= args.rounds:
         parser.error(f"--loaded must be between 0 and {args.rounds}, the number of rounds")
 

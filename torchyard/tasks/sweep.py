@@ -67,7 +67,6 @@ def sweep_lost_runs(
 ) -> State[Any]:
     """Sweep this machine and the clusters (flows/sweep.py explains the parameters); return the sweep's final state."""
     raise_file_limit()
-    _deliver_late_items()
     requested_runs = None if runs is None else frozenset(runs)
     faults: list[str] = []
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
@@ -79,6 +78,7 @@ def sweep_lost_runs(
         abandoned_runs.append(run)
         leftovers.append(remove_run(run, dry_run=dry_run))
 
+    _deliver_late_items()  # last: a receiver that hangs must not delay the recovery of a run
     _publish_table(abandoned_runs, leftovers)
     faults += _flatten(leftovers)
     if requested_runs:
@@ -92,11 +92,11 @@ def sweep_lost_runs(
 def sweep_machine() -> State[Any]:
     """Do this machine's part of a sweep without a flow run, as every machine's `make up` does regularly."""
     raise_file_limit()
-    _deliver_late_items()
     faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
     abandoned_runs = [*find_local_runs(None, faults), *find_orphan_process_runs(None)]
     leftovers = [remove_run(run, dry_run=False) for run in abandoned_runs]
+    _deliver_late_items()
     faults += recovery.faults
     faults += _flatten(leftovers)
     return build_sweep_state(format_summary(abandoned_runs, len(recovery.resumed), dry_run=False), faults)

@@ -203,3 +203,16 @@ def test_each_machine_sweeps_its_own_folders(folder: CreateFolder, fake_prefect:
         current_folder.read_record().find_last("end").get("end"),
     ) == ("swept", None)
     assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]
+
+
+def test_receiver_that_hangs_delays_no_recovery(
+    folder: CreateFolder, fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended runs could not deliver is delivered once the abandoned runs are swept, as a receiver may hang."""
+    expired_folder = folder("old-00000001", -1)
+    ends: list[object] = []
+    monkeypatch.setattr(
+        sweep, "send_late_metrics", lambda: ends.append(expired_folder.read_record().find_last("end").get("end"))
+    )
+    sweep_machine()
+    assert ends == ["swept"]
