@@ -53,7 +53,7 @@ def main(show: Any, wait_count: int = WAITS, pods: int = PODS) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             handles = list(pool.map(lambda _: submit_job(folder, namespace, pods), range(wait_count)))
         try:
-            await_running_pods(namespace, wait_count * pods, START_TIMEOUT_S)
+            await_pods(namespace, "Running", wait_count * pods, START_TIMEOUT_S)
             measure(show, handles, folder)
         finally:
             with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -70,27 +70,28 @@ def submit_job(folder: Path, namespace: str, pods: int) -> Handle:
     return handle
 
 
-def await_running_pods(namespace: str, count: int, timeout_s: float) -> None:
-    """Wait until so many pods of a namespace run. AssertionError after `timeout_s`.
+def await_pods(namespace: str, phase: str, count: int, timeout_s: float) -> float:
+    """Wait until so many pods of a namespace are in a phase; return when that was, in monotonic seconds.
 
-    It watches: a repeated list of the pods would take half a processor from what is measured.
+    It watches: a repeated list of the pods would take half a processor from what is measured. AssertionError after
+    `timeout_s`.
     """
     client = get_cluster_client(Cluster(namespace=namespace))
-    query = {"watch": "1", "fieldSelector": "status.phase=Running"}
-    running: set[str] = set()
+    query = {"watch": "1", "fieldSelector": f"status.phase={phase}"}
+    names: set[str] = set()
     deadline = time.monotonic() + timeout_s
     for line in client.stream_lines(client.path("v1", "Pod"), query, timeout_s):
         event = json.loads(line)
         name = event["object"]["metadata"]["name"]
         if event["type"] == "DELETED":
-            running.discard(name)
+            names.discard(name)
         else:
-            running.add(name)
-        if len(running) == count:
-            return
+            names.add(name)
+        if len(names) == count:
+            return time.monotonic()
         if time.monotonic() > deadline:
             break
-    raise AssertionError(f"{len(running)} of {count} pods run after {timeout_s:g} s")
+    raise AssertionError(f"{len(names)} of {count} pods are {phase} after {timeout_s:g} s")
 
 
 def measure(show: Any, handles: list[Handle], folder: Path) -> None:

@@ -15,15 +15,15 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.cluster import PROFILE, count_requests, new_namespace
-from tests.bench.many_runs import await_running_pods
+from tests.bench.many_runs import await_pods
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import build_node
 from tests.cluster.jobs import as_user, until
@@ -42,6 +42,7 @@ MAX_STOP_REQUESTS = 15
 STARTS = 40  # runs that start at once
 MAX_STARTS_S = 20.0
 START_TIMEOUT_S = 300.0
+RUN_TIMEOUT_S = 900.0
 FINALIZER = "torchyard.test/hold"  # keeps a deleted pod until the benchmark removes it
 
 
@@ -160,8 +161,10 @@ def run_job(admin: Client, namespace: str, node_name: str, folder: Path, pod_cou
     count_before = count_requests(admin)
     used_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     child = start_run(namespace, node_name, folder, pod_count, RUN_S)
-    threads, memory_mib = sample_process(child)
-    exited_at = time.time()
+    with ThreadPoolExecutor(1) as pool:
+        last_end = pool.submit(await_pods, namespace, "Succeeded", pod_count, RUN_TIMEOUT_S)
+        threads, memory_mib = sample_process(child)
+        exited_at = time.monotonic()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert child.returncode == 0, (folder / "output").read_text()[-3000:]
     return Cost(
@@ -169,7 +172,7 @@ def run_job(admin: Client, namespace: str, node_name: str, folder: Path, pod_cou
         cpu_s=used.ru_utime + used.ru_stime - used_before.ru_utime - used_before.ru_stime,
         memory_mib=memory_mib,
         threads=threads,
-        exit_s=exited_at - read_last_end(folder / "runs"),
+        exit_s=exited_at - last_end.result(),
     )
 
 
@@ -188,7 +191,7 @@ def measure_stop(show: Any) -> None:
     ):
         ping_as_user()
         child = start_run(namespace, node_name, Path(folder), 2, 600)
-        await_running_pods(namespace, 2, START_TIMEOUT_S)
+        await_pods(namespace, "Running", 2, START_TIMEOUT_S)
         set_finalizers(namespace, [FINALIZER])
         count_before = count_requests(admin)
         child.send_signal(signal.SIGINT)
@@ -220,7 +223,7 @@ def measure_starts(show: Any) -> None:
             run_folder.mkdir()
         started_at = time.monotonic()
         children = [start_run(namespace, node_name, run_folder, 2, 600) for run_folder in folders]
-        await_running_pods(namespace, 2 * STARTS, START_TIMEOUT_S)
+        await_pods(namespace, "Running", 2 * STARTS, START_TIMEOUT_S)
         duration_s = time.monotonic() - started_at
         for child in children:
             child.send_signal(signal.SIGINT)
@@ -245,18 +248,6 @@ def sample_process(child: "subprocess.Popen[bytes]") -> tuple[int, float]:
         time.sleep(SAMPLE_INTERVAL_S)
     child.wait()
     return threads, memory_mib
-
-
-def read_last_end(runs: Path) -> float:
-    """When the last pod ended, in seconds since the epoch: whole seconds, as the API states them."""
-    (objects_path,) = runs.glob("*/*/objects.json")
-    ends = []
-    for name, obj in json.loads(objects_path.read_text()).items():
-        if name.startswith("Pod/"):
-            for status in obj["status"]["containerStatuses"]:
-                finished_at = status["state"]["terminated"]["finishedAt"]
-                ends.append(datetime.fromisoformat(finished_at).timestamp())
-    return max(ends)
 
 
 if __name__ == "__main__":

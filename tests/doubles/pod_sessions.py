@@ -127,9 +127,10 @@ class _Command:
         self._terminal, slave = pty.openpty() if "tty" in query else (-1, -1)
         pipe = subprocess.PIPE if slave < 0 else slave
         input_pipe = pipe if "stdin" in query else subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            query["command"], stdin=input_pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
+        argv = query["command"]
+        if slave >= 0:
+            argv = ["setsid", "--ctty", *argv]  # the kernel reports changes of its size to the session that has it
+        self.process = subprocess.Popen(argv, stdin=input_pipe, stdout=pipe, stderr=pipe, start_new_session=slave < 0)
         self._input: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         if self.process.stdin:
             threading.Thread(target=self._write_input, daemon=True).start()
