@@ -7,8 +7,8 @@ from typing import NamedTuple
 from torchyard.model.hang import Collective, Frame, RankRecord
 
 DEFAULT_GROUP = "0"
-DEFAULT_SETUP = "set-up of the default group"  # the ranks that have not passed it wait for each other
-SETUP = "set-up"  # of further groups: all ranks wait for each other in the store
+DEFAULT_SETUP = "set-up of the default group"  # what a rank waits in before it has any group
+SETUP = "set-up"  # of a further group: its members wait for each other, with an older torch all ranks
 UNCOUNTED_CALL = "call"  # of torch.distributed, which only the stack shows, because no counter of a group does
 PAIR_PREFIX = "pair "  # of a send or receive: the group is the pair of its ranks
 _MAX_COUNTER_AGE_S = 3.0
@@ -16,11 +16,12 @@ BARRIER = "barrier"
 _NCCL_BARRIER = "all_reduce_barrier"  # it reduces a tensor of one element, which the program does not see
 MAX_SEQUENCES = 16  # pending collectives of one group that are examined, the oldest first
 _DEFAULT_SETUP_CALL = "init_process_group"
+_SETUP_BARRIER = "_store_based_barrier"  # of all ranks, at the end of a set-up
 _SETUP_CALLS = {
     "new_group",
     "_new_group_with_tag",
     "_new_process_group_helper",
-    "_store_based_barrier",
+    _SETUP_BARRIER,
     "split_group",
     "init_device_mesh",
 }
@@ -204,13 +205,16 @@ def _build_collectives(
     for (name, ranks), sequences in groups.items():
         waiting_ranks = frozenset().union(*sequences.values())
         members = _find_members(name, ranks, records, world) | waiting_ranks
-        if name == DEFAULT_SETUP and members == waiting_ranks and len(members) < world:
-            continue  # the other ranks have passed it, and make none of these wait
+        if name == SETUP:
+            members = _find_setup_members(waiting_ranks, records) or members
+        passed_ranks = _find_ranks_past_setup(name, waiting_ranks, records)
+        if passed_ranks and members <= waiting_ranks | passed_ranks:
+            continue  # they wait for nobody: the set-up takes them longer
         for sequence in sorted(sequences)[:MAX_SEQUENCES]:
             if sequence > 0:
                 missing = frozenset(rank for rank in members if not _has_joined(records.get(rank), name, sequence))
             else:  # not counted: a member that does not wait there is missing
-                missing = members - waiting_ranks
+                missing = members - waiting_ranks - passed_ranks
             collectives.append(PendingCollective(name, sequence, members, frozenset(sequences[sequence]), missing))
     return tuple(collectives)
 
@@ -219,19 +223,41 @@ def _find_members(name: str, ranks: tuple[int, ...], records: Mapping[int, RankR
     """The ranks of a group; if none are reported (gloo), those that have the group."""
     if ranks:
         return frozenset(ranks)
-    if name == DEFAULT_SETUP:
-        return frozenset(rank for rank in range(world) if not _has_default_group(records.get(rank)))
-    if name in (DEFAULT_GROUP, SETUP, UNCOUNTED_CALL):
+    if name in (DEFAULT_GROUP, DEFAULT_SETUP, SETUP, UNCOUNTED_CALL):
         return frozenset(range(world))
     return frozenset(rank for rank, record in records.items() if name in record.groups)
 
 
-def _has_default_group(record: RankRecord | None) -> bool:
-    """Whether a rank has set up its default group, as far as its record shows: its groups do, or a call that it makes.
+def _find_setup_members(waiting: Set[int], records: Mapping[int, RankRecord]) -> frozenset[int] | None:
+    """The ranks that must call the set-up of a further group; None if all must, or if they are not known."""
+    members: set[int] = set()
+    for rank in waiting:
+        record = records[rank]
+        is_in_barrier = any(frame.function == _SETUP_BARRIER for frame in record.stack)
+        if is_in_barrier or record.pending is None or not record.pending.members:
+            return None
+        members.update(record.pending.members)
+    return frozenset(members) | frozenset(waiting)
 
-    A torch without counters reports no groups.
+
+def _find_ranks_past_setup(name: str, waiting: Set[int], records: Mapping[int, RankRecord]) -> frozenset[int]:
+    """The ranks that have passed a set-up in which others wait, as NCCL lets each do by itself; none for other calls.
+
+    They have the group that the others set up. A torch without counters reports no groups: there, whoever is in a call
+    has passed the set-up of the default group.
     """
-    return record is not None and (bool(record.groups) or is_in_collective(record.stack))
+    if name == DEFAULT_SETUP:
+        own_groups = 0
+    elif name == SETUP:
+        own_groups = max(len(records[rank].groups) for rank in waiting)
+    else:
+        return frozenset()
+    passed_ranks = set()
+    for rank, record in records.items():
+        is_in_call = name == DEFAULT_SETUP and is_in_collective(record.stack)
+        if rank not in waiting and (is_in_call or len(record.groups) > own_groups):
+            passed_ranks.add(rank)
+    return frozenset(passed_ranks)
 
 
 def is_stopped(record: RankRecord) -> bool:

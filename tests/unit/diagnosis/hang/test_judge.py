@@ -479,6 +479,42 @@ def test_rank_that_stays_in_the_setup_is_waited_for(stalled_s: float, is_hang: b
         assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
 
 
+def build_new_group_record(rank: int, *members: int) -> RankRecord:
+    """The record of a rank that waits in the set-up of a group of some ranks."""
+    call = Collective(group="set-up", sequence=0, operation="new_group", members=members)
+    stack = (Frame(function="new_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
+    return build_record(rank, stack=stack, pending=call)
+
+
+def test_ranks_that_are_not_in_a_new_group_are_not_waited_for_in_its_setup() -> None:
+    """A rank that sets up a group waits for its members alone: here for one that computes, as all others do."""
+    records = [build_waiting_record(0), build_waiting_record(1), build_new_group_record(2, 2, 3)]
+    assert detect_hang(index_by_rank(*records, build_record(3, idle_s=0.0)), 4) is None
+    hang = judge(index_by_rank(*records, build_record(3)))
+    assert (hang.kind, hang.ranks, hang.waiting) == ("missing-rank", (3,), (0, 1, 2))
+
+
+def test_rank_that_has_a_new_group_is_not_waited_for_in_its_setup() -> None:
+    """With NCCL a rank may pass the set-up of a group before others: it waits for them, and not they for it."""
+    has_group = {"0": GroupProgress(enqueued=6, completed=5), "1": GroupProgress(enqueued=0, completed=0)}
+    late_rank = build_new_group_record(3, 0, 1, 2, 3).model_copy(update={"idle_s": 0.0})
+    records = [build_waiting_record(rank, groups=has_group) for rank in range(3)]
+    assert detect_hang(index_by_rank(*records, late_rank), 4) is None
+
+
+def test_member_that_waits_elsewhere_is_a_deadlock_with_a_new_group() -> None:
+    """A member of a new group that waits in another call for a rank that sets it up: they wait for each other."""
+    hang = judge(
+        index_by_rank(
+            build_waiting_record(0),
+            build_waiting_record(1),
+            build_new_group_record(2, 1, 2, 3),
+            build_new_group_record(3, 1, 2, 3),
+        )
+    )
+    assert (hang.kind, set(hang.ranks) >= {1}) == ("deadlock-between-groups", True)
+
+
 def test_late_completion_is_not_a_wait() -> None:
     """A rank that hangs outside, and has not recorded that its last call is complete, is still the culprit."""
     lag = GroupProgress(ranks=(0, 1, 2, 3), enqueued=5, completed=4)
