@@ -63,7 +63,16 @@ STYLES = (
     *("short-children", "process-pool", "thread-pool", "json", "pickle", "regex", "sort", "garbage", "svd", "hash"),
     *("archive", "database", "mapped-file", "back-off"),
     *("ddp", "ddp-workers", "ddp-accumulate", "ddp-evaluate", "fsdp", "distributed-save", "torch-compile"),
-    *("background-save", "thread-training", "subgroups", "pipeline", "objects", "prepare-once", "normal-end"),
+    *(
+        "background-save",
+        "thread-training",
+        "subgroups",
+        "late-group",
+        "pipeline",
+        "objects",
+        "prepare-once",
+        "normal-end",
+    ),
     *("accelerate", "lightning", "transformers"),
 )
 DEVICE_STYLES = ("blocking-wait", "device-thread", "cuda-graph", "mixed-precision")

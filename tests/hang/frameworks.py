@@ -21,6 +21,8 @@ from tests.hang.environment import get_backend
 from tests.hang.training import synchronize, train
 
 _STEP_PAUSE_S = 0.05
+_GROUP_INTERVAL_STEPS = 60
+_LATE_WORK_S = 15.0
 # Each style's package, which an environment may lack; a style without one needs torch alone.
 PACKAGES = {"accelerate": "accelerate", "lightning": "lightning", "transformers": "transformers"}
 
@@ -162,6 +164,20 @@ def use_subgroups() -> None:
         step += 1
 
 
+def set_up_groups_late() -> None:
+    """Now and then the last two ranks set up a group, before which one works for long; the others train on."""
+    rank = dist.get_rank()
+    last_rank = dist.get_world_size() - 1
+
+    def before_step(step: int) -> None:
+        if step % _GROUP_INTERVAL_STEPS == _GROUP_INTERVAL_STEPS - 1:
+            if rank == last_rank:
+                burn(_LATE_WORK_S)
+            dist.new_group([last_rank - 1, last_rank])
+
+    train(before_step)
+
+
 def use_pipeline() -> None:
     """Each rank receives from the one before, works, and sends to the one after."""
     rank = dist.get_rank()
@@ -278,6 +294,7 @@ FRAMEWORKS: dict[str, Callable[[], None]] = {
     "background-save": save_in_background,
     "thread-training": train_in_thread,
     "subgroups": use_subgroups,
+    "late-group": set_up_groups_late,
     "pipeline": use_pipeline,
     "objects": gather_objects,
     "prepare-once": prepare_data_once,
