@@ -34,12 +34,13 @@ from torchyard.model.causes.program import (
     ProgramCause,
 )
 from torchyard.model.causes.registry import LOG_RULES
-from torchyard.model.causes.rendezvous import STORE_ENDED
+from torchyard.model.causes.rendezvous import STORE_ENDED, RendezvousCause
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
 TAIL_LINES = 50  # of the failing process, for the report
 _CLOCK_SKEW_S = 5.0  # clocks differ between nodes, and torchrun's tee delays lines
+_TIMEOUTS = (FabricCause.NCCL_TIMEOUT, RendezvousCause.PEER_TIMEOUT)  # of a collective
 # These decide the cause alone: a process that was killed could not log why.
 _DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})
 _UNCAUGHT_EXCEPTION_CODE = 1  # with which Python ends
@@ -536,9 +537,24 @@ def _can_explain(other: _Finding, finding: _Finding) -> bool:
         exited_at = report.get_failure_time() if report else finding.timestamp
         return other.distance == Distance.OWN and other.timestamp <= exited_at
     if other.rule.cause is PlatformCause.TERMINATED and finding.distance in (Distance.PEER, Distance.WAIT):
-        # A node that is drained takes its ranks away; torchyard itself ends the other nodes only after a failure.
-        return other.timestamp <= finding.timestamp
-    return other.distance < finding.distance and other.timestamp <= finding.timestamp + _CLOCK_SKEW_S
+        # A node that is drained takes its ranks away. After a failure torchyard ends the other nodes, and an agent its
+        # other workers.
+        return not other.suspect.is_stopped and other.timestamp <= finding.timestamp
+    has_times = finding.timestamp > 0
+    if has_times and _is_timeout_behind(other, finding):
+        return other.timestamp <= finding.timestamp + _CLOCK_SKEW_S
+    skew_s = -_CLOCK_SKEW_S if has_times and _is_timeout_behind(finding, other) else _CLOCK_SKEW_S
+    return other.distance < finding.distance and other.timestamp <= finding.timestamp + skew_s
+
+
+def _is_timeout_behind(timeout: _Finding, finding: _Finding) -> bool:
+    """Whether a finding may follow from a timeout: a rank that has waited in vain ends, and its peers lose it.
+
+    Of two timeouts, that of a watchdog or a monitored barrier is reported with the ranks that have not come.
+    """
+    if finding.rule.cause is RendezvousCause.PEER_TIMEOUT:
+        return timeout.rule.cause is FabricCause.NCCL_TIMEOUT
+    return timeout.rule.cause in _TIMEOUTS and finding.distance == Distance.PEER
 
 
 def _has_failed(finding: _Finding) -> bool:

@@ -20,6 +20,7 @@ from torchyard.model.causes.program import ProgramCause
 from torchyard.model.causes.registry import LOG_RULES
 from torchyard.model.checkpoint import Checkpoint
 from torchyard.model.fabric import FabricReading, FabricVerdict
+from torchyard.model.hang import Hang
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.run import MAX_CHECKPOINTS, Collected, Failure, LogFile, Metrics, Outcome, Row
 from torchyard.steps.log_scan import LogScan
@@ -46,8 +47,8 @@ def collect(plan: Plan, outcome: Outcome) -> Collected:
     failure = None if is_success else find_failure(plan, outcome, scan)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
-    if failure and not outcome.hang:
-        failure = _add_last_record(failure, scan.records)
+    if failure:
+        failure = _add_hang(failure, outcome.hang) if outcome.hang else _add_last_record(failure, scan.records)
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
@@ -192,6 +193,13 @@ def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
 
     node = max(logs, key=read_last_time)
     return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail(logs, node))
+
+
+def _add_hang(failure: Failure, hang: Hang) -> Failure:
+    """Add the hang to the sentence of a failure of a rank that waited in it, such as one that timed out."""
+    if failure.rank not in hang.waiting:
+        return failure
+    return failure.model_copy(update={"sentence": f"{failure.sentence.removesuffix('.')}; {hang.sentence}."})
 
 
 def _add_last_record(failure: Failure, records: BlackBox) -> Failure:

@@ -55,7 +55,7 @@ class HangMonitor:
         self._report_straggler(box)
         previous = self.hang
         if previous and _has_waiting_rank_ended(previous, box.latest):
-            return None  # the job ends, by its watchdog or a signal: the verdict stays, and dying ranks are not judged
+            return None  # the job ends, by a timeout or a signal: the verdict stays, and dying ranks are not judged
         self.hang = detect_hang(box.latest, box.world, box.get_record_ages())
         if not _is_same(previous, self.hang):
             self._standing_since = self._clock()
@@ -117,7 +117,9 @@ class HangMonitor:
 
 
 def _has_waiting_rank_ended(hang: Hang, records: Mapping[int, RankRecord]) -> bool:
-    return any(records[rank].kind == "end" for rank in hang.waiting if rank in records)
+    """Whether a rank that waited has ended, or an exception, such as that of its timeout, has ended its program."""
+    waiting_records = [records[rank] for rank in hang.waiting if rank in records]
+    return any(record.kind == "end" or record.raised_after is not None for record in waiting_records)
 
 
 def _has_progress(hang: Hang, records: Mapping[int, RankRecord]) -> bool:

@@ -503,6 +503,40 @@ def test_rank_that_handles_sigterm_and_ends_with_0_was_stopped() -> None:
     assert without_signal.cause == "ended-early"
 
 
+def test_rank_that_its_agent_stopped_does_not_explain_a_timeout() -> None:
+    """Ranks time out, and their agent stops the one that hung: it was not stopped from outside."""
+    timed_out = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
+    stopped = build_summary_entry(3, 1, -15, 11)
+    first = [line.replace("pid: 42", "pid: 41") for line in build_summary_entry(2, 0, 1, 10)]
+    node_0 = ["9", *build_traceback(0, timed_out), *build_summary_entry(0, 0, 1, 10)]
+    node_1 = ["9", *build_traceback(0, timed_out), "W1 api.py:1028] Sending process 42 closing signal SIGTERM"]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=[*node_1, *stopped, *first])
+    assert failure.cause == "peer-timeout"
+    assert failure.rank in (0, 2)
+
+
+@pytest.mark.parametrize(("lost_at", "cause", "rank"), [(29, "nccl-timeout", 0), (10, "peer-lost", 2)])
+def test_end_of_a_rank_that_timed_out_is_lost_by_its_peers(lost_at: int, cause: str, rank: int) -> None:
+    """A rank that times out and ends is lost by others at this moment; a loss long before is a reason of its own."""
+    timed_out = build_traceback(0, "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 12000 ms")
+    lost = build_traceback(0, "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:6023")
+    node_0 = ["30", *timed_out, *build_summary_entry(0, 0, 1, 31)]
+    node_1 = [str(lost_at), *lost, *build_summary_entry(2, 0, 1, lost_at)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.rank) == (cause, rank)
+
+
+def test_timeout_that_names_the_missing_ranks_is_reported() -> None:
+    """Of ranks that time out together, the one that reports which ranks have not come is quoted."""
+    timed_out = build_traceback(0, "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation")
+    barrier = build_traceback(0, "RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 12000 ms")
+    node_0 = ["30", *barrier, *build_summary_entry(0, 0, 1, 31)]
+    node_1 = ["29", *timed_out, *build_summary_entry(3, 0, 1, 30)]
+    failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.rank) == ("nccl-timeout", 0)
+    assert "rank 1, rank 2 did not join it" in failure.sentence
+
+
 def test_end_of_a_rank_is_read_behind_its_progress_bar() -> None:
     """torchrun reports behind an open progress bar that its ranks have ended with 0, and waits for the other agents."""
     bar = "[default0]:  3%|#  | 146/5000 [00:05<02:50, 28.48it/s]"

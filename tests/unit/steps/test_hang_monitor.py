@@ -144,10 +144,11 @@ def test_old_records_end_no_job(scripted_job: ScriptedJob) -> None:
         assert scripted_job.check({}, at_s=at_s) is None
 
 
-def test_verdict_stays_while_the_job_dies(scripted_job: ScriptedJob) -> None:
-    """When the ranks that waited are ended, by a signal or their watchdog, the verdict stays and is on disk."""
+@pytest.mark.parametrize("end", [{"kind": "end", "state": ""}, {"kind": "resume", "raised_after": 7.0}])
+def test_verdict_stays_while_the_job_dies(scripted_job: ScriptedJob, end: dict[str, Any]) -> None:
+    """When the ranks that waited end, by a signal, their watchdog or an exception, the verdict stays and is on disk."""
     scripted_job.check(stalled_records(5.0), at_s=5.0)
-    dying = {rank: build_waiting_record(rank, kind="end", state="") for rank in range(2)}
+    dying = {rank: build_waiting_record(rank, **end) for rank in range(2)}
     scripted_job.check(dying, at_s=8.0)
     scripted_job.check({3: build_record(3, kind="end", state="")}, at_s=30.0)
     hang = scripted_job.monitor.hang
