@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from torchyard.diagnosis.failure_words import DIGITS, has_failure_word
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
-from torchyard.diagnosis.tracebacks import RaisedException, split_lines
+from torchyard.diagnosis.tracebacks import RaisedException, is_raised_by_data_worker, split_lines
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import PROGRAM_ERROR, ProgramCause
+from torchyard.model.causes.program import DATA_WORKER_LOST, PROGRAM_ERROR, ProgramCause
 from torchyard.model.causes.registry import LOG_RULES
 
 # Metrics and progress bars: a number after the name of one.
@@ -153,6 +153,8 @@ class ProcessSymptoms:
                 continue
             if rule and (best is None or _RULE_ORDER[rule] < _RULE_ORDER[best.rule]):
                 best = Symptom(rule, line, exception.end, exception.has_traceback)
+        if best and best.rule.distance > Distance.OWN and is_raised_by_data_worker(self._lines, exception):
+            return best._replace(rule=DATA_WORKER_LOST)
         if best:
             return best
         for line in exception.message:

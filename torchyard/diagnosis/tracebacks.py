@@ -16,6 +16,8 @@ _FRAME = re.compile(r'[\s|]{1,200}File "')
 _FRAME_LOCATION = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
 _MAX_TRACEBACK_LINES = 500
 _WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
+_DATA_LOADER = "/torch/utils/data/dataloader.py"
+_CHILD_CONNECTION = "/multiprocessing/connection.py"
 # Python's thread that sends objects to child processes prints an exception, as when a child has ended, and goes on.
 _SURVIVING_FRAME = re.compile(r'/multiprocessing/resource_sharer\.py", line \d+, in _serve\b')
 _MODULE_FRAME = ", in <module>"
@@ -82,6 +84,14 @@ def find_raising_frame(lines: Sequence[LogLinePart], end: int) -> Frame | None:
     if any(_WORKER_SIGNAL_CODE in frame.file for frame in frames):
         return None
     return find_user_frame(frames) or find_user_frame(_list_later_frames(lines, end))
+
+
+def is_raised_by_data_worker(lines: Sequence[LogLinePart], exception: RaisedException) -> bool:
+    """Whether torch's data loader raised it because the connection to one of its processes broke: no rank was lost."""
+    frames: list[Frame] = []
+    for line in lines[exception.start : exception.end]:
+        frames += _parse_frame(line)
+    return bool(frames) and _CHILD_CONNECTION in frames[-1].file and any(_DATA_LOADER in frame.file for frame in frames)
 
 
 def _list_later_frames(lines: Sequence[LogLinePart], end: int) -> list[Frame]:

@@ -280,6 +280,20 @@ def test_exception_has_the_line_of_the_program(frames: list[str], location: str)
     assert failure.sentence.endswith(location if location.endswith(".") else f"correct the program {location}.")
 
 
+@pytest.mark.parametrize(
+    ("caller", "cause"), [("torch/utils/data/dataloader.py", "data-worker-lost"), ("w/train.py", "peer-lost")]
+)
+def test_connection_to_a_data_worker_is_none_to_a_peer(caller: str, cause: str) -> None:
+    """A data loader whose process was killed may see only that its connection broke: no other rank was lost."""
+    frames = [("w/train.py", 9), (caller, 1291), ("usr/lib/python3.11/multiprocessing/connection.py", 395)]
+    traceback = ["Traceback (most recent call last):"]
+    traceback += [f'  File "/{file}", line {line}, in read' for file, line in frames]
+    traceback.append("ConnectionResetError: [Errno 104] Connection reset by peer")
+    lines = [f"[default0]:[rank0]: {text}" for text in traceback]
+    failure = diagnose_lines({"node_0": 1}, node_0=[*lines, *build_summary_entry(0, 0, 1, 10)])
+    assert failure.cause == cause
+
+
 def test_silent_rank_has_no_lines_of_others() -> None:
     """A rank that exits and has printed nothing has an empty tail, and the sentence states that."""
     failure = diagnose_lines({"node_0": 1}, node_0=["[default0]:Connection closed", *build_summary_entry(1, 1, 3, 10)])

@@ -23,6 +23,12 @@ class ProgramCause(Cause):
     UNKNOWN = CauseFacts("unknown", advice="read its last lines")
 
 
+# Also a broken connection to a process that torch's data loader has started: see diagnosis/symptoms.py.
+DATA_WORKER_LOST = LogRule(
+    cause=ProgramCause.DATA_WORKER_LOST,
+    symptom="lost a DataLoader worker ({evidence})",
+    patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
+)
 # A SIGKILL does not name its sender, and a guess in a text ("killed by the OOM killer", as Ray writes) proves nothing.
 PROGRAM_RULES = (
     LogRule(
@@ -59,11 +65,7 @@ PROGRAM_RULES = (
         patterns=("DataLoader worker.{0,60}killed by signal: Killed",),
         own_advice="check its host's kernel log for the OOM killer, and lower num_workers or what a worker loads",
     ),
-    LogRule(
-        cause=ProgramCause.DATA_WORKER_LOST,
-        symptom="lost a DataLoader worker ({evidence})",
-        patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
-    ),
+    DATA_WORKER_LOST,
     LogRule(
         cause=ProgramCause.KILLED,
         symptom="was killed by SIGKILL",
