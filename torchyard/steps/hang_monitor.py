@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torchyard.common.log import get_log
-from torchyard.diagnosis.hang.classes import get_proof_limit_s, points_at_node
+from torchyard.diagnosis.hang.classes import get_proof_limit_s, list_waiting_ranks, points_at_node
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
@@ -118,7 +118,7 @@ class HangMonitor:
 
 def _has_waiting_rank_ended(hang: Hang, records: Mapping[int, RankRecord]) -> bool:
     """Whether a rank that waited has ended, or an exception, such as that of its timeout, has ended its program."""
-    waiting_records = [records[rank] for rank in hang.waiting if rank in records]
+    waiting_records = [records[rank] for rank in list_waiting_ranks(hang) if rank in records]
     return any(record.kind == "end" or record.raised_after is not None for record in waiting_records)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.inputs.nccl_lines import list_rdma_lines, list_socket_lines
 from torchyard.common.private_files import make_private_folder
-from torchyard.model.hang import Hang
+from torchyard.model.hang import Hang, HangClass
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import MetricsPattern, MetricsSetting
@@ -61,13 +61,18 @@ def test_hang_keeps_the_stack_of_its_rank(plan: ManifestPlan) -> None:
     assert find_failure(plan, outcome, LogScan(plan)).tail == stack
 
 
-@pytest.mark.parametrize(("rank", "names_hang"), [(0, True), (1, False)])
-def test_failure_of_a_rank_that_waited_names_the_hang(plan: ManifestPlan, rank: int, names_hang: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rank", "names_hang"),
+    [("missing-rank", 0, True), ("missing-rank", 1, False), ("deadlock-between-groups", 1, True)],
+)
+def test_failure_of_a_rank_that_waited_names_the_hang(
+    plan: ManifestPlan, kind: HangClass, rank: int, names_hang: bool
+) -> None:
     """The sentence of a rank that timed out has the rank for which it waited, as the verdict named it before."""
     error = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
     write_logs(plan, [[f"[rank{rank}]: {error}", ""], [""]])
     sentence = "rank 1 on worker-1 hangs in load (train.py:88): rank 0 waits for it"
-    hang = Hang(kind="missing-rank", ranks=(1,), nodes=("worker-1",), waiting=(0,), sentence=sentence)
+    hang = Hang(kind=kind, ranks=(1,), nodes=("worker-1",), waiting=(0,), sentence=sentence)
     outcome = Outcome(status=Status(state="failed", reason=""), exit_codes=dict.fromkeys(plan.logs, 1), hang=hang)
     failure = collect(plan, outcome).failure
     assert failure

@@ -81,3 +81,16 @@ def points_at_node(kind: HangClass) -> bool:
             return False
         case _:
             assert_never(kind)
+
+
+def list_waiting_ranks(hang: Hang) -> tuple[int, ...]:
+    """The ranks that wait in a call: where calls exclude each other, also those that cause the hang."""
+    match hang.kind:
+        case "collective-mismatch" | "deadlock-between-groups":
+            return (*hang.waiting, *hang.ranks)
+        case "missing-rank" | "stopped" | "network" | "storage" | "unknown" | "compute" | "data-loader" | "gil":
+            return hang.waiting
+        case "all-waiting-outside":
+            return ()
+        case _:
+            assert_never(hang.kind)
