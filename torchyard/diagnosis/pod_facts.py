@@ -7,7 +7,7 @@ wrong type, which counts as missing. Nothing is raised. All times are in seconds
 import functools
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeGuard
 
 Pods = Mapping[str, Mapping[str, Any]]
@@ -74,7 +74,7 @@ def parse_timestamp(timestamp: Any) -> float:
 def _parse_text_timestamp(timestamp: str) -> float:
     """Cached: these times are in whole seconds, so even a thousand pods have few different ones."""
     try:
-        return datetime.fromisoformat(timestamp).timestamp()
+        return datetime.fromisoformat(timestamp).astimezone(UTC).timestamp()  # OverflowError: no year 0 in UTC
     except (ValueError, OverflowError):
         return 0.0
 
