@@ -137,7 +137,8 @@ class NodeRecorder:
                 watch = self._watches[rank] = _RankWatch(record["pid"])
             kind = None if watch.has_ended else self._choose_kind(watch, record, now)
             if kind == "healthy":
-                healthy_records.append(record)
+                if not watch.has_raised:  # else an exception has ended its program: it does not go on
+                    healthy_records.append(record)
             elif kind:
                 watch.printed_at = now
                 details = self._complete_record(kind, watch, record, now)

@@ -94,6 +94,12 @@ def test_rank_that_has_raised_has_one_line_at_once(node: Node) -> None:
     assert [(record.kind, record.raised_after) for record in records] == [("end", 1000.25)]
 
 
+def test_rank_that_has_raised_is_not_healthy(node: Node) -> None:
+    """A rank whose program an exception has ended has no pulse, which would report that it goes on."""
+    node.poll(0.5, raised_after=1000.25)
+    assert [node.poll(elapsed_s, raised_after=1000.25) for elapsed_s in (15.5, 40.0)] == [[], []]
+
+
 def test_healthy_ranks_share_one_short_line(tmp_path: Path) -> None:
     """Eight healthy ranks print fewer than 450 bytes a minute, once the first minute is over."""
     recorder = NodeRecorder(str(tmp_path))
