@@ -4,7 +4,7 @@ from collections.abc import Set
 
 from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.diagnosis.hang.classes import list_waiting_ranks
+from torchyard.diagnosis.hang.classes import has_exclusive_calls, list_waiting_ranks
 from torchyard.diagnosis.hang.last_wait import describe_last_collective, describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
@@ -197,10 +197,12 @@ def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
 
 
 def _add_hang(failure: Failure, hang: Hang) -> Failure:
-    """Add the hang to the sentence of a failure of a rank that waited in it, such as one that timed out."""
+    """Add the hang to the failure of a rank that waited in it, such as one that timed out."""
     if failure.rank not in list_waiting_ranks(hang):
         return failure
-    return failure.model_copy(update={"sentence": f"{failure.sentence.removesuffix('.')}; {hang.sentence}."})
+    sentence = f"{failure.sentence.removesuffix('.')}; {hang.sentence}."
+    retry = failure.retry and not has_exclusive_calls(hang.kind)
+    return failure.model_copy(update={"sentence": sentence, "retry": retry})
 
 
 def _add_last_record(failure: Failure, records: BlackBox) -> Failure:

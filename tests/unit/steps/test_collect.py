@@ -68,7 +68,7 @@ def test_hang_keeps_the_stack_of_its_rank(plan: ManifestPlan) -> None:
 def test_failure_of_a_rank_that_waited_names_the_hang(
     plan: ManifestPlan, kind: HangClass, rank: int, names_hang: bool
 ) -> None:
-    """The sentence of a rank that timed out has the rank for which it waited, as the verdict named it before."""
+    """The failure of a rank that timed out has the verdict; calls that exclude each other would do so again."""
     error = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
     write_logs(plan, [[f"[rank{rank}]: {error}", ""], [""]])
     sentence = "rank 1 on worker-1 hangs in load (train.py:88): rank 0 waits for it"
@@ -78,6 +78,7 @@ def test_failure_of_a_rank_that_waited_names_the_hang(
     assert failure
     assert (failure.cause, failure.rank) == ("peer-timeout", rank)
     assert failure.sentence.endswith(f"; {sentence}.") is names_hang
+    assert failure.retry is (kind == "missing-rank")
 
 
 @pytest.mark.parametrize(

@@ -83,14 +83,19 @@ def points_at_node(kind: HangClass) -> bool:
             assert_never(kind)
 
 
+def has_exclusive_calls(kind: HangClass) -> bool:
+    """Whether the ranks are in calls that exclude each other: a mistake of the program, which an attempt repeats."""
+    match kind:
+        case "collective-mismatch" | "deadlock-between-groups":
+            return True
+        case "missing-rank" | "stopped" | "network" | "storage" | "compute" | "data-loader" | "gil":
+            return False
+        case "all-waiting-outside" | "unknown":
+            return False
+        case _:
+            assert_never(kind)
+
+
 def list_waiting_ranks(hang: Hang) -> tuple[int, ...]:
     """The ranks that wait in a call: where calls exclude each other, also those that cause the hang."""
-    match hang.kind:
-        case "collective-mismatch" | "deadlock-between-groups":
-            return (*hang.waiting, *hang.ranks)
-        case "missing-rank" | "stopped" | "network" | "storage" | "unknown" | "compute" | "data-loader" | "gil":
-            return hang.waiting
-        case "all-waiting-outside":
-            return ()
-        case _:
-            assert_never(hang.kind)
+    return (*hang.waiting, *hang.ranks) if has_exclusive_calls(hang.kind) else hang.waiting

@@ -13,7 +13,7 @@ from torchyard.diagnosis.hang.calls import (
     find_member_groups,
     find_network_fault,
 )
-from torchyard.diagnosis.hang.classes import get_fault_facts
+from torchyard.diagnosis.hang.classes import get_fault_facts, has_exclusive_calls
 from torchyard.diagnosis.hang.missing_ranks import (
     ACTIVE_FLOOR_S,
     BLOCKED_FLOOR_S,
@@ -41,7 +41,6 @@ FRESH_S = 25.0  # a stall is reported again within seconds, later every ten or, 
 SILENT_AFTER_S = 75.0  # a healthy rank reports every 15 to 60 s, and a stalled one every 20 at least
 IDLE_FLOOR_S = 12.0  # no rank waits in a collective, and none is active
 STUCK_FLOOR_S = 15.0  # of ranks that are all in one collective, where no data moves; or that are all stopped
-_PROVEN_BY_CALLS = ("collective-mismatch", "deadlock-between-groups")  # by the calls of ranks that are inside of them
 
 
 class _JobSnapshot(NamedTuple):
@@ -113,7 +112,7 @@ def _measure_proof(hang: Hang, records: Mapping[int, RankRecord]) -> float:
             proofs.append(waited_s)
         elif is_stopped(record):
             proofs.append(max(record.frozen_s, record.idle_s))
-        elif hang.kind in _PROVEN_BY_CALLS and _is_blocked_in_call(hang, record):
+        elif has_exclusive_calls(hang.kind) and _is_blocked_in_call(hang, record):
             proofs.append(record.stalled_s)
         else:
             proofs.append(record.idle_s)
