@@ -80,17 +80,17 @@ def await_pods(namespace: str, phase: str, count: int, timeout_s: float) -> floa
     query = {"watch": "1", "fieldSelector": f"status.phase={phase}"}
     names: set[str] = set()
     deadline = time.monotonic() + timeout_s
-    for line in client.stream_lines(client.path("v1", "Pod"), query, timeout_s):
-        event = json.loads(line)
-        name = event["object"]["metadata"]["name"]
-        if event["type"] == "DELETED":
-            names.discard(name)
-        else:
-            names.add(name)
-        if len(names) == count:
-            return time.monotonic()
-        if time.monotonic() > deadline:
-            break
+    while time.monotonic() < deadline:
+        names.clear()  # the server ends a watch now and then; the next one begins with all pods
+        for line in client.stream_lines(client.path("v1", "Pod"), query, timeout_s):
+            event = json.loads(line)
+            name = event["object"]["metadata"]["name"]
+            if event["type"] == "DELETED":
+                names.discard(name)
+            else:
+                names.add(name)
+            if len(names) == count:
+                return time.monotonic()
     raise AssertionError(f"{len(names)} of {count} pods are {phase} after {timeout_s:g} s")
 
 
