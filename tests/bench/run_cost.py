@@ -121,11 +121,7 @@ def fake_nodes(admin: Client, pod_count: int, refuses_logs: bool) -> Iterator[st
         taint = {"key": BENCH_LABEL, "effect": "NoSchedule"}
         admin.request("POST", "/api/v1/nodes", body=node | {"spec": {"taints": [taint]}})
     try:
-        # A new node has a taint until its first heartbeat.
-        query = {"labelSelector": f"{BENCH_LABEL}={name}"}
-        until(
-            lambda: all(len(node["spec"]["taints"]) == 1 for node in admin.list("v1", "Node", query, everywhere=True))
-        )
+        until(lambda: are_nodes_ready(admin, name))
         yield name
     finally:
         for number in range(node_count):
