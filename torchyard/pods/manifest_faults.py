@@ -1,5 +1,6 @@
 """Why the job of a user's manifest cannot be launched: each finding names the key, and what is valid there."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -130,11 +131,15 @@ def find_job_faults(main: Manifest, job_name: str, job_kind: JobKind) -> list[Fi
 
 
 def _find_count_faults(node: Any, key_path: str) -> Iterator[Finding]:
-    """Numbers of pods that are texts: Kubernetes takes numbers."""
+    """Numbers of pods that are texts, negative or fractions: Kubernetes takes whole numbers of at least 0."""
     for path, key, value in _walk(node, key_path):
-        if key in _COUNT_KEYS and isinstance(value, str):
+        if key not in _COUNT_KEYS:
+            continue
+        if isinstance(value, str):
             fix = f"write {value}" if value.isdecimal() else "write a number"
             yield _find_placeholder(path, value) or Finding(path, f"`{value}` is a text, not a number", fix)
+        elif isinstance(value, bool | float) or (isinstance(value, int) and value < 0):
+            yield Finding(path, f"`{json.dumps(value)}` is not a whole number of at least 0", "write a number")
 
 
 def _find_amount_faults(node: Any, key_path: str) -> Iterator[Finding]:
