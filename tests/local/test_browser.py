@@ -1,5 +1,7 @@
 """Prefect's pages in a real browser: the form of a profile, a run from its form to its end, its page, a benchmark.
 
+The same server and worker also run what `prefect deployment run --watch` starts in a terminal.
+
 With TORCHYARD_PICTURES=FOLDER the pictures of these pages in docs/pictures are written to that folder.
 """
 
@@ -232,3 +234,18 @@ def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:
     page.get_by_text("plan-digits-local").first.click()
     page.get_by_text("2 x 1, started by torchrun").first.wait_for()
     save_picture(page, "plan")
+
+
+@pytest.mark.usefixtures("yard")
+def test_watch_of_a_failed_run_prints_its_sentence() -> None:
+    """`prefect deployment run --watch` ends with an exit code of 1, and prints the report's lines and its sentence."""
+    command = [str(Path(sys.executable).parent / "prefect"), "deployment", "run", DEPLOYMENT, "--watch"]
+    parameters = ["--param", 'overrides={"args": ["--no-such-option"]}']
+    completed = subprocess.run([*command, *parameters], capture_output=True, text=True, cwd=ROOT, check=False)
+    (run,) = (run for run in list_runs() if run.parameters["overrides"] == {"args": ["--no-such-option"]})
+    assert run.state
+    assert run.state.message
+    assert "--no-such-option" in run.state.message
+    assert (run.state_name, completed.returncode) == ("Failed", 1)
+    output = " ".join(completed.stdout.split())
+    assert output.count(" ".join(run.state.message.split())) >= 1

@@ -9,6 +9,7 @@ from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.cause import Cause, LogRule, PodRule
 from torchyard.model.causes.events import EVENT_RULES
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.pods import POD_RULES
 from torchyard.model.causes.program import (
     PROGRAM_ERROR,
@@ -18,7 +19,7 @@ from torchyard.model.causes.program import (
     UNKNOWN_CAUSE,
 )
 from torchyard.model.causes.registry import CAUSES, LOG_RULES
-from torchyard.model.causes.rendezvous import STORE_ENDED
+from torchyard.model.causes.rendezvous import STORE_ENDED, RendezvousCause
 
 PAGE = ROOT / "docs" / "causes.md"
 HEADER = """\
@@ -43,6 +44,7 @@ peer counts, also if the peer left without a traceback, or ended with 0 before t
 `avoid_failed` lets the next attempt avoid the node of a failure if its cause points at a node. Where a line, a status
 or an event shows more than the cause, it decides about another attempt: the tables below list these cases.
 """
+_OWN_CAUSES = {*LauncherCause, RendezvousCause.RENDEZVOUS_STORE}  # that torchyard detects, also without a log
 LOGS_HEADER = """
 ## From the logs
 The line that proves the cause provides the values in braces.
@@ -132,7 +134,7 @@ def render() -> str:
 
 
 def list_sources(cause: Cause) -> str:
-    """Where the rules of a cause look: `logs, pods`; `torchyard` if it has no rule."""
+    """Where a cause is found: `logs, pods`; `torchyard` if it detects the cause itself."""
     sources = []
     if any(rule.cause is cause for rule in (*LOG_RULES, PROGRAM_ERROR, RANKS_ENDED_EARLY, UNKNOWN_CAUSE)):
         sources.append("logs")
@@ -140,7 +142,9 @@ def list_sources(cause: Cause) -> str:
         sources.append("pods")
     if any(rule.pod_rule.cause is cause for rule in EVENT_RULES):
         sources.append("events")
-    return ", ".join(sources) or "torchyard"
+    if not sources or cause in _OWN_CAUSES:
+        sources.append("torchyard")
+    return ", ".join(sources)
 
 
 def format_flag(value: bool) -> str:

@@ -63,9 +63,14 @@ def play_round(suite: str, folder: Path) -> Round:
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--junit-xml", str(junit), *SUITES[suite]]
     started_at = time.monotonic()
     with (folder / "output").open("wb") as output:
-        completed = subprocess.run(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
-    if completed.returncode > _PYTEST_FAILED:
-        raise subprocess.CalledProcessError(completed.returncode, argv)
+        pytest = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        exit_code = pytest.wait()
+    except KeyboardInterrupt:
+        pytest.wait()  # Ctrl-C has reached it too: killed now, it would leave its workers behind
+        raise
+    if exit_code > _PYTEST_FAILED:
+        raise subprocess.CalledProcessError(exit_code, argv)
     return parse_junit(junit, time.monotonic() - started_at)
 
 

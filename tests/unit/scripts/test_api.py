@@ -1,12 +1,15 @@
 """A Prefect API that is missing, does not respond or refuses: one message each, with a remedy."""
 
 import os
+from uuid import UUID
 
 import pytest
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.api import YardError, open_prefect_client
 from scripts.server import find_free_port
+from tests.conftest import RUN_ID
 from tests.doubles.fake_prefect import FakePrefect
 
 
@@ -45,3 +48,11 @@ def test_refusal_names_the_setting(fake_prefect: FakePrefect, status: int, messa
     fake_prefect.status = status
     with pytest.raises(YardError, match=f"^the Prefect API at {fake_prefect.url} {message}"):
         list_pools()
+
+
+def test_request_to_a_busy_server_is_sent_again(fake_prefect: FakePrefect) -> None:
+    """A server that is busy for a moment does not leave an installation half made."""
+    fake_prefect.refusals = 1
+    with open_prefect_client() as client:
+        client.update_deployment(UUID(RUN_ID), DeploymentUpdate(paused=True))
+    assert [update["paused"] for update in fake_prefect.updates] == [True]

@@ -49,6 +49,16 @@ def test_claim_replaces_the_empty_folder(tmp_path: Path) -> None:
     assert read_run_pod(tmp_path)["volumes"] == [{"name": "runs"} | claim]
 
 
+def test_server_does_not_start_without_its_password() -> None:
+    """A container whose Secret is missing is not started, unless its reference is optional: the password's is not."""
+    objects = yaml.safe_load_all((KUBERNETES / "server" / "server.yaml").read_text())
+    (server,) = [obj for obj in objects if obj["kind"] in ("Deployment", "StatefulSet")]
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable for variable in container["env"]}
+    reference = variables["PREFECT_SERVER_API_AUTH_STRING"]["valueFrom"]["secretKeyRef"]
+    assert not reference.get("optional")
+
+
 @pytest.mark.parametrize("text", ["[1]", "a: [", "word"])
 def test_file_that_is_not_a_pod_is_named(tmp_path: Path, text: str) -> None:
     """A file that is not a YAML mapping is an error with its path."""

@@ -264,6 +264,7 @@ FABRIC_RULES = (
             r"communicator was aborted(?!.{0,200}timeout)",
             "ConnectionResetError",
             r"got error: Connection",
+            "monitoredBarrier, but received errors",
         ),
         distance=Distance.PEER,
     ),

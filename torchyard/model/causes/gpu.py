@@ -27,6 +27,7 @@ GPU_RULES = (
             "no kernel image is available",
             "(?:CUDA|HIP) error: invalid device function",
             "hipErrorNoBinaryForGpu",
+            "device kernel image is invalid",
         ),
     ),
     # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74), what the GPU did; 45 only follows.
@@ -51,6 +52,7 @@ GPU_RULES = (
             "GPU is lost",
             "GPU requires reset",
             "Unable to determine the device handle for GPU",
+            "Invalid access of peer GPU memory over nvlink or a hardware error",
         ),
     ),
     LogRule(
@@ -103,6 +105,9 @@ GPU_RULES = (
             "No CUDA GPUs",
             "no GPUs found",
             "not compiled with CUDA",
+            "doesn't have NCCL built in",
+            "No supported gpu backend found",
+            "device < num_gpus",
             "invalid device ordinal",
             r"libcuda\.so\.1: cannot open",
             "CUDA unknown error",

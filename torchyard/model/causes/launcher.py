@@ -1,4 +1,7 @@
-"""Causes that torchyard itself detects, in its launcher, its supervisors or its recorder: no log shows them."""
+"""Causes that torchyard itself detects, in its launcher, its supervisors or its recorder.
+
+A log shows only one of them, if a program checks its own loss.
+"""
 
 from torchyard.model.causes.cause import Cause, CauseFacts
 

@@ -94,6 +94,9 @@ MEMORY_RULES = (
             "Cannot send after transport endpoint shutdown",
             "Transport endpoint is not connected: '",
             r"\bfd \d{1,7} failed with Input/output error",
+            "OSError.{0,20}(?:Communication error on send|Host is down|No locks available)",
+            "TimeoutError.{0,20}Connection timed out: '",
+            "error message = 'No locks available'",
         ),
     ),
     # torch reports that a write failed, and not why.

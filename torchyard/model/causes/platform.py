@@ -122,6 +122,7 @@ PLATFORM_RULES = (
             "worker died or was killed",
             "worker process has died",
             "NodeDiedError",
+            "ObjectLostError",
         ),
     ),
     LogRule(

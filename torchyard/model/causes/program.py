@@ -1,6 +1,7 @@
 """Causes in the program: signals, crashes, exceptions and exit codes."""
 
 from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
+from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 
 
@@ -66,6 +67,12 @@ PROGRAM_RULES = (
         own_advice="check its host's kernel log for the OOM killer, and lower num_workers or what a worker loads",
     ),
     DATA_WORKER_LOST,
+    LogRule(
+        cause=ProgramCause.DATA_WORKER_LOST,
+        symptom="lost a process of its pool ({evidence})",
+        patterns=("BrokenProcessPool: .{0,40}terminated abruptly",),
+        own_advice="check its host's kernel log for the OOM killer, and start fewer workers, or those that load less",
+    ),
     LogRule(
         cause=ProgramCause.KILLED,
         symptom="was killed by SIGKILL",
@@ -142,6 +149,8 @@ PROGRAM_RULES = (
         patterns=(
             r"^(?:free|malloc|realloc|munmap_chunk)\(\): ",
             "double free or corruption",
+            "^corrupted (?:double-linked list|size vs)",
+            "stack smashing detected",
             ": Assertion `.{1,200}' failed",
             "^Fatal Python error: ",
         ),
@@ -162,6 +171,15 @@ PROGRAM_RULES = (
         distance=Distance.STOPPED,
         worker_codes=(-6,),
         agent_codes=(-6,),
+    ),
+    LogRule(
+        cause=LauncherCause.LOSS_NAN,
+        symptom="ended itself, because its loss or its gradients are not numbers any more ({evidence})",
+        patterns=(
+            "Minimum loss scale reached",
+            "Current loss scale already at minimum",
+            "found NaN in local (?:grad|forward)",
+        ),
     ),
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,

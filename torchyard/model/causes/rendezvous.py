@@ -40,6 +40,18 @@ RENDEZVOUS_RULES = (
         distance=Distance.WAIT,
     ),
     LogRule(
+        cause=RendezvousCause.RENDEZVOUS_STORE,
+        symptom="cannot serve the rendezvous, because its address is not one of this host ({evidence})",
+        patterns=(r"failed to listen on any local.{0,300}(?:errno: 99\b|EADDRNOTAVAIL)",),
+        own_advice="name an address of the first node in MASTER_ADDR or in the rendezvous endpoint",
+    ),
+    LogRule(
+        cause=RendezvousCause.RENDEZVOUS_STORE,
+        symptom="may not serve the rendezvous at its port ({evidence})",
+        patterns=(r"failed to listen on any local.{0,300}(?:errno: 13\b|EACCES)",),
+        own_advice="choose a port of 1024 or above",
+    ),
+    LogRule(
         cause=RendezvousCause.PORT_TAKEN,
         symptom="found its port taken",
         patterns=(
@@ -86,7 +98,8 @@ RENDEZVOUS_RULES = (
             "Timeout waiting for key",
             r"[Tt]imed out waiting \d{1,9} ?ms",
             "timeout caused pair closure",
-            "DistStoreError",
+            "Timed out initializing process group",
+            "DistStoreError(?!: use_libuv)",
         ),
         distance=Distance.WAIT,
     ),

@@ -47,7 +47,13 @@ START_RULES = (
     LogRule(
         cause=StartCause.COMMAND_NOT_FOUND,
         symptom="did not find its command",
-        patterns=("executable file not found in", r"exec: .{1,200}: not found$"),
+        patterns=(
+            "executable file not found in",
+            r"exec: .{1,200}: not found$",
+            r"exec user process caused: no such file",
+            r"^exec \S{1,200}: no such file or directory",
+            r"execve\(\): .{1,200}: No such file",
+        ),
         worker_codes=(127,),
         agent_codes=(127,),
     ),
@@ -69,7 +75,13 @@ START_RULES = (
     LogRule(
         cause=StartCause.MODULE_MISSING,
         symptom="lacks the Python package {name}",
-        patterns=(r"No package metadata was found for (?P<name>[\w.-]{1,100})",),
+        patterns=(
+            (
+                "(?:No package metadata was found for |packages that were not found in your environment: "
+                r"|the package (?=\S{1,100} seems to be not installed))(?P<name>[\w.-]{0,99}\w)"
+            ),
+        ),
+        failure_words=("No package metadata", "not found in your environment", "seems to be not installed"),
     ),
     LogRule(
         cause=StartCause.LIBRARY_MISSING,
@@ -89,6 +101,7 @@ START_RULES = (
             r"sh: .{0,200}: No such file or directory",
             "Dataset not found",
             "mount source .{1,200} doesn't exist",
+            "enroot-mount: failed to mount: .{1,300}No such file",
             "Parent directory .{1,300} does not exist",
             "is not a local folder",
             "Incorrect path_or_model_id",
@@ -132,6 +145,8 @@ START_RULES = (
             "HfHubHTTPError",
             r"^botocore\.exceptions\.",
             r"^google\.(?:api_core|auth|cloud)\b",
+            r"^azure\.core\.",
+            r"^gcsfs\.",
             "RepositoryNotFoundError",
             "DatasetNotFoundError",
             "certificate verify failed",
