@@ -85,7 +85,10 @@ def explain_error(error: ErrorDetails, prefix: tuple[str, ...], model: type[Base
     message = pydantic_message[:1].lower() + pydantic_message[1:]
     message = shorten_message(message)
     if loc:
-        return LocatedFinding(loc, Finding(key_path, f"{message}, not {shorten_value(repr(error['input']))}"))
+        is_about_a_part = error["type"] == "value_error" and isinstance(error["input"], dict)
+        if not is_about_a_part:  # else the message names the key, and the whole mapping would hide it
+            message = f"{message}, not {shorten_value(repr(error['input']))}"
+        return LocatedFinding(loc, Finding(key_path, message))
     # The error is about the whole profile. The message may begin with a key, whose line is then shown.
     first_key, _, problem = message.partition(": ")
     if first_key in model.model_fields:

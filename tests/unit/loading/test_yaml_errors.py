@@ -85,3 +85,11 @@ def test_mistake_beside_an_override_is_blamed_on_the_file(write: Write) -> None:
     """A mistake in the file is reported with its line, not as an override of another variable."""
     path = write(env={"A": "1", "B": True})
     assert f"{path}:4: env.B: true is a boolean" in get_refusal(path, {"env.A": "2"})
+
+
+@pytest.mark.parametrize("resources", [{"gpus": -1, "cpu": 8}, {"gpu": 1, "cpu": 8}])
+def test_part_of_a_mapping_is_named_without_the_whole(write: Write, resources: dict[str, int]) -> None:
+    """An error in one value of a mapping names its key, and does not print the whole mapping."""
+    refusal = get_refusal(write(resources=resources))
+    assert f"resources: {'gpus: -1' if 'gpus' in resources else 'unknown resource gpu'}" in refusal
+    assert "cpu'" not in refusal
