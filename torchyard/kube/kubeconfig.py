@@ -60,7 +60,15 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
         problem = f"{get_kubeconfig_paths()} does not have the structure of a kubeconfig: {error}"
         raise ClusterError("kubeconfig", "read it", problem, 0) from error
     except ConfigException as error:
-        return _load_pod_account(settings, context, str(error))
+        return _load_pod_account(settings, context, _explain_missing_configuration(error))
+
+
+def _explain_missing_configuration(error: ConfigException) -> str:
+    """Why the kubeconfig has no configuration: the client library does not name the files."""
+    paths = get_kubeconfig_paths()
+    if any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
+        return f"{paths}: {error}"
+    return f"there is no file {paths}"
 
 
 def get_kubeconfig_paths() -> str:

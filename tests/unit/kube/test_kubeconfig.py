@@ -21,9 +21,13 @@ def test_unknown_context_error_lists_the_contexts(fake_api: FakeApi) -> None:
 
 
 def test_missing_kubeconfig_error_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a kubeconfig the error names the variable KUBECONFIG."""
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(ClusterError, match="set KUBECONFIG"):
+    """Without a kubeconfig the error names the file that does not exist or is empty, and the variable KUBECONFIG."""
+    path = tmp_path / "none"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(ClusterError, match=f"there is no file {path}; set KUBECONFIG"):
+        Client(Cluster())
+    path.touch()
+    with pytest.raises(ClusterError, match=f"{path}: .*; set KUBECONFIG"):
         Client(Cluster())
 
 
