@@ -23,6 +23,7 @@ from torchyard.pods.volumes import Manifest
 _MAX_PODS = 10_000  # as of `nodes`: a plan has an entry for each
 _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 _COUNT_KEYS = ("replicas", "parallelism", "completions", "minAvailable", "minReplicas", "maxReplicas", "backoffLimit")
+_TEXTS_KEYS = ("labels", "annotations", "matchLabels", "nodeSelector")  # mappings of texts, whose keys are the user's
 _PLACEHOLDER_PATTERN = re.compile(r"\$\{?\w+\}?|\{\{.*?\}\}|<[\w .-]+>|__\w+__")
 _RENDER_FIX = "fill it in first (envsubst, or helm template), and name the result"
 _SUPPORTED = (
@@ -158,11 +159,12 @@ def _find_amount_faults(node: Any, key_path: str) -> Iterator[Finding]:
 
 
 def _walk(node: Any, key_path: str) -> Iterator[tuple[str, str, Any]]:
-    """Every value of a mapping at any depth, with its path and its key."""
+    """Every value of a mapping at any depth, with its path and its key; without what is in labels and annotations."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield f"{key_path}.{key}", str(key), value
-            yield from _walk(value, f"{key_path}.{key}")
+            if key not in _TEXTS_KEYS:
+                yield from _walk(value, f"{key_path}.{key}")
     elif isinstance(node, list):
         for index, item in enumerate(node):
             yield from _walk(item, f"{key_path}[{index}]")

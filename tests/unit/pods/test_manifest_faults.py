@@ -54,3 +54,10 @@ def test_amount_is_a_number(launched: Launched, amount: str | None, message: str
     task = {"name": "lead", "replicas": 1, "template": {"spec": {"containers": [container]}}}
     with pytest.raises(ProfileError, match=message):
         launched(change_spec(JOB, tasks=[task]))
+
+
+def test_label_may_have_the_name_of_a_count(launched: Launched) -> None:
+    """The keys of labels and annotations are the user's, and their values are texts."""
+    template = {"metadata": {"labels": {"replicas": "2"}}, "spec": {"containers": [{"name": "main", "image": "a:1"}]}}
+    plan = launched(change_spec(JOB, tasks=[{"name": "lead", "replicas": 2, "template": template}]))
+    assert len(plan.pods) == 2
