@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchyard.common.json_text import parse_json
+
 JOURNAL = "journal"
 RECORD = "record.json"
 REPORT = "report.json"
@@ -117,8 +119,8 @@ def _list_complete_lines(journal: bytes) -> list[bytes]:
 def _parse_event(line: bytes) -> dict[str, Any]:
     """Parse a line; empty if it is not an event."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return {}
     is_event = (
         isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)

@@ -144,7 +144,9 @@ class WhyDocument(FrozenModel):
     """Why a run failed or hangs, and the state of each rank."""
 
     run: str = Field(description="the run, or the folder of torch's dumps")
-    attempt: int | None = Field(None, description="the last one; null for dumps")
+    attempt: int | None = Field(
+        None, description="the last one; null for dumps, and for a run that ended before its first"
+    )
     end: End | None = Field(None, description="how the run ended; null while it runs, or if it was lost")
     sentence: str = Field("", description="why it ended this way")
     failure: Failure | None = Field(None, description="the cause of the last attempt's failure; null if none is known")

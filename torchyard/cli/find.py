@@ -20,7 +20,7 @@ _MAX_NODES = 8  # that a message lists
 
 
 class FoundRun(NamedTuple):
-    """A run that has started an attempt.
+    """A run that has started an attempt, or that has ended before it.
 
     archive: the URL of the archive from which `folder` was copied; empty for a folder of this machine.
     """
@@ -57,15 +57,25 @@ def find_run(name: str) -> FoundRun:
     """A run that has started an attempt: its folder, or a copy of the one in the archive.
 
     NoRunError, whose hint is for a command with the option `--cluster`, if neither exists; TorchyardError if the run
-    has not started an attempt yet; ArchiveError if the archive cannot be read.
+    has not started an attempt; ArchiveError if the archive cannot be read.
     """
+    found_run = find_started_run(name)
+    if not found_run.folder.attempts():
+        report = found_run.folder.report()
+        assert report
+        raise TorchyardError(f"run {name} has no log: it ended before its first attempt: {report.sentence}")
+    return found_run
+
+
+def find_started_run(name: str) -> FoundRun:
+    """A run that has started an attempt, or that has ended before it and has a report. Errors as in `find_run`."""
     folder = RunFolder(runs_folder() / name)
-    if folder.attempts():
+    if folder.attempts() or (is_started_here(folder) and folder.report()):
         return FoundRun(folder)
     store = open_store() if is_run_name(name) else None
     copy = fetch_to_read(store, runs_folder(), name) if store else None
     archived = RunFolder(copy) if copy else None
-    if store and archived and archived.attempts():
+    if store and archived and (archived.attempts() or archived.report()):
         return FoundRun(archived, store.url)
     if is_started_here(folder):
         raise TorchyardError(f"run {name} has no attempt yet, so it has no log: `torchyard ps` shows its state")

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from torchyard.cli.documents import WhyDocument, find_failure, print_document
 from torchyard.cli.exit_codes import ExitCode
-from torchyard.cli.find import FoundRun, find_run, report_missing_logs
+from torchyard.cli.find import FoundRun, find_started_run, report_missing_logs
 from torchyard.common.escaping import single_line, strip_control_codes
-from torchyard.common.ranks import format_ranks
-from torchyard.common.text import align_columns, format_duration, select_ends
+from torchyard.common.text import align_columns, format_duration, format_ranks, select_ends
 from torchyard.diagnosis.hang.flight_recorder import DumpError, build_record, parse_dump
 from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
@@ -51,10 +50,13 @@ def explain_run(name: str, *, as_json: bool) -> int:
     """Print why a run hangs, or the state of its ranks. Errors as in `find_run`.
 
     The verdict of a job that ends or has ended is the last one from the time when it ran: the records of dying ranks
-    prove nothing.
+    prove nothing. A run that ended before its first attempt has no ranks: its report states why.
     """
-    found_run = find_run(name)
+    found_run = find_started_run(name)
     folder = found_run.folder
+    report = folder.report()
+    if report and not folder.attempts():
+        return _explain_end_without_attempt(name, report, as_json=as_json)
     number = folder.attempts()[-1]
     ended = folder.ended(number)
     outcome = ended.outcome if ended else folder.outcome(number)
@@ -63,7 +65,6 @@ def explain_run(name: str, *, as_json: bool) -> int:
         findings = findings._replace(hang=outcome.hang, straggler=outcome.straggler or findings.straggler)
     elif folder.read_record().ending:
         findings = findings._replace(hang=read_hang(folder.attempt(number)))
-    report = folder.report()
     if as_json:
         report_missing_logs(found_run)
         failure = _find_failure(report, ended)
@@ -84,6 +85,16 @@ def explain_run(name: str, *, as_json: bool) -> int:
         lines.append(f"failed: {single_line(failure_sentence)}")
     lines += _list_run_lines(found_run, findings)
     print(strip_control_codes("\n".join(lines)))
+    return ExitCode.SUCCESS
+
+
+def _explain_end_without_attempt(name: str, report: Report, *, as_json: bool) -> int:
+    """Print why a run ended before it had started a job."""
+    if as_json:
+        document = _build_document(name, Findings({}, 0))
+        print_document(document.model_copy(update={"end": report.end, "sentence": report.sentence}))
+    else:
+        print(strip_control_codes(f"{report.end} before the first attempt: {single_line(report.sentence)}"))
     return ExitCode.SUCCESS
 
 

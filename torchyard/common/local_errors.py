@@ -52,7 +52,10 @@ def retry_step(timeout_s: float | None) -> Callable[[Callable[P, R]], Callable[P
 
 
 def _log_retry(state: RetryCallState) -> None:
-    get_log().warning("%s; trying again", state.outcome and state.outcome.exception())
+    """Log the error of the first attempt, of the second, the fourth, the eighth and so on."""
+    is_power_of_two = state.attempt_number.bit_count() == 1
+    if is_power_of_two:
+        get_log().warning("%s; trying again", state.outcome and state.outcome.exception())
 
 
 class LocalErrorGuard:

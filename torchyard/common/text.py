@@ -1,10 +1,15 @@
-"""Text for people: durations, columns, the two ends of a long list."""
+"""Text for people: durations, ranks, columns, the two ends of a long list."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 MAX_SENTENCE_CHARS = 2000  # of a sentence about a run
+
+
+class _RankRange(NamedTuple):
+    first: int
+    last: int
 
 
 def format_duration(seconds: float) -> str:
@@ -17,6 +22,22 @@ def format_duration(seconds: float) -> str:
     if rounded < 3600:
         return f"{rounded // 60} min {rounded % 60:02} s"
     return f"{rounded // 3600} h {rounded % 3600 // 60:02} min"
+
+
+def format_ranks(ranks: Iterable[int], max_ranges: int | None = None) -> str:
+    """`0-6, 8`; empty without ranks. After `max_ranges` ranges the other ranks are counted: `0, 2 and 12 more`."""
+    ranges: list[_RankRange] = []
+    for rank in sorted(set(ranks)):
+        if ranges and rank == ranges[-1].last + 1:
+            ranges[-1] = ranges[-1]._replace(last=rank)
+        else:
+            ranges.append(_RankRange(rank, rank))
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges[:max_ranges])
+    hidden_ranges = ranges[max_ranges:] if max_ranges is not None else []
+    hidden_count = sum(last - first + 1 for first, last in hidden_ranges)
+    if hidden_count:
+        text += f" and {hidden_count:,} more"
+    return text
 
 
 def select_ends(items: Sequence[T], max_items: int) -> Sequence[T]:

@@ -4,13 +4,13 @@ A recorder reports a checkpoint that it has looked at, in the folder of TORCHYAR
 `{"checkpoint": PATH, "step": N}`: that shows a save, but not that it is complete.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from torchyard.common.json_text import parse_json
 from torchyard.diagnosis.hang.records import read_record_text
 from torchyard.model.base import FrozenModel
 from torchyard.model.checkpoint import Checkpoint, CheckpointState
@@ -100,8 +100,8 @@ def _parse_object(text: str) -> dict[str, Any]:
     """The JSON object of a line; empty if it is not one."""
     start = text.find("{")
     try:
-        values = json.loads(text[start:]) if start >= 0 else None
-    except (ValueError, RecursionError):
+        values = parse_json(text[start:]) if start >= 0 else None
+    except ValueError:
         return {}
     return values if isinstance(values, dict) else {}
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
-from torchyard.common.ranks import format_ranks
+from torchyard.common.text import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line

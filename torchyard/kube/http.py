@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.connection import HTTPConnection
 
+from torchyard.common.json_text import parse_json
 from torchyard.kube.absence import is_reported_absent
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, UnprovenNotFoundError, parse_retry_after
 from torchyard.model.errors import ClusterError, NotFoundError
@@ -143,8 +144,8 @@ def build_error(
 def _parse_object(text: str) -> dict[str, Any]:
     """A JSON object; empty if the text is something else."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse_json(text)
+    except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -5,11 +5,11 @@ shows that each unit is one device. Over RoCE a pod can use only the HCAs on whi
 network that is attached; InfiniBand needs no such address.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from torchyard.common.json_text import parse_json
 from torchyard.lint.workload import Workload, YamlNode, yaml_mapping, yaml_text, yaml_value
 from torchyard.model.finding import Finding
 
@@ -95,8 +95,8 @@ def _count_networks(annotation: object) -> int | None:
     if not text.lstrip().startswith(("[", "{")):
         return len([name for name in text.split(",") if name.strip()])
     try:
-        networks = json.loads(text)
-    except (ValueError, RecursionError):
+        networks = parse_json(text)
+    except ValueError:
         return None
     return len(networks) if isinstance(networks, list) else None
 

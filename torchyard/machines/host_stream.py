@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchyard.common.identity import identify_holder
+from torchyard.common.json_text import parse_json
 from torchyard.host.log import ENDED_PHASES
 from torchyard.machines import processes
 from torchyard.machines.host_script import build_command
@@ -266,8 +267,8 @@ class HostStream:
 def _parse_object(line: bytes) -> dict[str, Any]:
     """A line as a JSON object, as a host may send anything; empty if it is not one (a shell's greeting)."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 

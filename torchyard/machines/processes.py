@@ -30,6 +30,7 @@ from typing import IO, Any, Literal, NoReturn, TypeVar, cast
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
+from torchyard.common.json_text import parse_json
 from torchyard.model.errors import HostError, UnreachedError
 from torchyard.model.requirements import THIS_MACHINE
 
@@ -259,8 +260,8 @@ def _read_response(host: str, command: Command, process: ChildProcess, timeout_s
             if stream:
                 stream.close()
     try:
-        return json.loads(stdout)
-    except (ValueError, RecursionError) as error:
+        return parse_json(stdout)
+    except ValueError as error:
         if stdout and not stderr:
             noise = decode_last_line(stdout)[:60].encode()
             stderr = b"answers `%s`: its shell must not print anything by itself" % noise

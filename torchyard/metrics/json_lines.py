@@ -1,9 +1,9 @@
 """json-lines: the output of a program that prints one JSON object per line."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
+from torchyard.common.json_text import parse_json
 from torchyard.metrics.rows import Rows, build_metrics
 from torchyard.metrics.text import drop_non_finite, find_row_key
 from torchyard.model.run import Metrics, Row
@@ -52,8 +52,8 @@ def parse_object(line: str) -> Row:
     if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
+        data = parse_json(line)
+    except ValueError:
         return {}
     fields = {key: drop_non_finite(value) for key, value in data.items() if type(value) in _PLAIN_TYPES}
     if "\\u" not in line:  # only an escape can make a surrogate

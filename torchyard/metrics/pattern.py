@@ -21,6 +21,7 @@ from torchyard.model.run import Metrics, Row, RowValue
 
 MAX_LINE_CHARS = 1000
 _MAX_PATTERN_CHARS = 1000
+_MAX_GROUPS = 100  # in each other, they would use up the stack of Python's compiler
 _MAX_TEXT_CHARS = 200  # of a value that is not a number
 _FIRST_SEARCH_CHARS = 64  # searched first, then twice as many, up to the whole line
 _MAX_SEARCH_S = 0.02  # of a processor; a usual pattern needs a thousandth of it
@@ -31,12 +32,10 @@ _PUNCTUATION = ",;:%)]}'\""  # after a number, as in `loss=0.25,`
 
 def find_pattern_problem(pattern: str) -> str | None:
     """Why a pattern cannot be used, as a clause; None if it can."""
-    if len(pattern) > _MAX_PATTERN_CHARS:
-        return f"must have at most {_MAX_PATTERN_CHARS:,} characters, not {len(pattern):,}"
     try:
-        expression = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        return f"is not a regular expression of Python: {error}"
+        expression = _compile(pattern)
+    except ValueError as error:
+        return str(error)
     if not expression.groupindex:
         return "needs a named group for each value, such as (?P<loss>[^ ,]+)"
     if _has_nested_repeat(parser.parse(pattern), in_repeat=False):
@@ -47,6 +46,18 @@ def find_pattern_problem(pattern: str) -> str | None:
     if expression.search(""):
         return "must not match an empty text: it would match everywhere"
     return None
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    """The expression. ValueError with a clause if it is too long, has too many groups, or is not one."""
+    if len(pattern) > _MAX_PATTERN_CHARS:
+        raise ValueError(f"must have at most {_MAX_PATTERN_CHARS:,} characters, not {len(pattern):,}")
+    if pattern.count("(") > _MAX_GROUPS:
+        raise ValueError(f"must have at most {_MAX_GROUPS} groups")
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"is not a regular expression of Python: {error}") from error
 
 
 def _has_nested_repeat(node: Any, *, in_repeat: bool) -> bool:

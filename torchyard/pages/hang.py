@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from torchyard.common import page
 from torchyard.common.escaping import shorten_text, single_line
 from torchyard.common.page import Block, Items, Page, Paragraph, Table
-from torchyard.common.ranks import format_ranks
-from torchyard.common.text import select_ends
+from torchyard.common.text import format_ranks, select_ends
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import Hang, HangUpdate, RankGroup, Straggler
 from torchyard.model.run import Report

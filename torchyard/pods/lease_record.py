@@ -16,6 +16,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from torchyard.common.json_text import parse_json
 from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_number, to_text
 from torchyard.model.base import FrozenModel
 from torchyard.model.profile import Profile
@@ -238,7 +239,7 @@ def _read_sealed(lease: LeaseObject, key: str, model: type[Model], secret: str) 
     try:
         is_valid = seal.is_valid_seal(secret, data.get("seal"), read_lease_name(lease), attempt, field, data.get(field))
         return model.model_validate(data[field]) if is_valid and data.get("attempt") == attempt else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
@@ -247,8 +248,8 @@ def _parse_json(text: str) -> Mapping[str, Any]:
     if len(text) > 2 * MAX_TEXT_CHARS:
         return {}
     try:
-        return get_mapping(json.loads(text))
-    except (ValueError, RecursionError):
+        return get_mapping(parse_json(text))
+    except ValueError:
         return {}
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torchyard.common.json_text import parse_json
 from torchyard.common.private_files import append_line
 
 _LOG = logging.getLogger("torchyard")
@@ -46,8 +47,8 @@ def parse_events(text: bytes) -> list[dict[str, Any]]:
 def _parse_event(line: bytes) -> dict[str, Any] | None:
     """Parse one line of a journal; None if it is torn."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # the latter for a line with thousands of brackets
+        event = parse_json(line)
+    except ValueError:
         return None
     is_event = (
         isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)

@@ -7,8 +7,8 @@ from typing import TextIO
 
 from torchyard.common.escaping import strip_control_codes
 from torchyard.common.log import get_log
-from torchyard.common.ranks import format_ranks
 from torchyard.common.secrets import mask_text
+from torchyard.common.text import format_ranks
 from torchyard.model.event import AttemptStarted, RankFailed, ReportWritten, RowsRead, RunEvent, WaitEnded
 from torchyard.pages.report import render_text
 from torchyard.run.services import Sink

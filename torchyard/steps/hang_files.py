@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchyard.common.escaping import single_line
 from torchyard.common.private_files import make_private_folder, write_private_text
-from torchyard.common.ranks import format_ranks
+from torchyard.common.text import format_ranks
 from torchyard.model.hang import Frame, Hang, RankRecord
 
 HANG_FOLDER = "hang"

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.builders.archives import archive_run, create_archive
+from tests.builders.reports import report
 from tests.conftest import Write, command_plan_of
 from tests.processes.lone_processes import build_lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
-from torchyard.cli.find import fetch_run_to_resume, find_run
+from torchyard.cli.find import fetch_run_to_resume, find_run, find_started_run
 from torchyard.cli.main import main
 from torchyard.model.errors import ArchiveError, NoRunError, TorchyardError
 from torchyard.model.profile import Deadlines
@@ -125,6 +126,16 @@ def test_similar_names_are_suggested(run: RunFolder, capsys: pytest.CaptureFixtu
     message = capsys.readouterr().err
     assert message.startswith(f"there is no run sample-a1b2c3d6 in {runs_folder()} or file://")
     assert "did you mean sample-a1b2c3d5 or sample-a1b2c3d4? `torchyard ps --all` lists the runs" in message
+
+
+def test_run_that_ended_before_its_first_attempt_has_no_log() -> None:
+    """Its report has the reason, which the error for a verb that reads logs quotes."""
+    start_run("sample-a1b2c3d5")
+    folder = RunFolder(runs_folder() / "sample-a1b2c3d5")
+    folder.save_report(report("there is no kubeconfig", attempts=0))
+    assert find_started_run("sample-a1b2c3d5").folder.path == folder.path
+    with pytest.raises(TorchyardError, match="ended before its first attempt: there is no kubeconfig"):
+        find_run("sample-a1b2c3d5")
 
 
 def test_run_without_an_attempt_is_not_missing() -> None:

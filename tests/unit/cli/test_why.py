@@ -285,3 +285,14 @@ def test_dumps_are_not_in_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixtur
     """A folder and `--cluster` exclude each other."""
     assert main(["why", f"{tmp_path}/", "--cluster"]) == 2
     assert "use it without FOLDER/" in capsys.readouterr().err
+
+
+def test_end_before_the_first_attempt_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose preflight failed has no ranks: the sentence of its report is printed, also as JSON."""
+    folder = RunFolder(runs_folder() / "sample-a1b2c3d5")
+    folder.path.mkdir(parents=True)
+    folder.record_event("start", run="an-id")
+    folder.save_report(report("there is no kubeconfig", attempts=0))
+    assert explain(folder, capsys) == ["failed before the first attempt: there is no kubeconfig"]
+    document = json.loads("".join(explain(folder, capsys, "--json")))
+    assert (document["attempt"], document["end"], document["sentence"]) == (None, "failed", "there is no kubeconfig")

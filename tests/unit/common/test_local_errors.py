@@ -42,6 +42,23 @@ def test_step_is_repeated_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> 
     assert call_count == 1
 
 
+def test_retries_are_logged_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of twelve failures of a step, the first, second, fourth and eighth are logged."""
+    monkeypatch.setattr(local_errors, "RETRY_PAUSE_S", 0.001)
+    failures = iter(range(1, 13))
+
+    def write() -> None:
+        for number in failures:
+            raise OSError(28, f"failure {number}")
+
+    retry_step(30.0)(write)()
+    assert [message.partition("failure ")[2] for message in caplog.messages] == [
+        f"{number}; trying again" for number in (1, 2, 4, 8)
+    ]
+
+
 def test_fault_of_the_program_is_not_repeated() -> None:
     """A step that fails for another reason is not repeated."""
     call_count = 0

@@ -1,6 +1,6 @@
-"""Text that all pages share: durations, columns, the ends of a long list."""
+"""Text that all pages share: durations, ranks, columns, the ends of a long list."""
 
-from torchyard.common.text import align_columns, format_duration, select_ends
+from torchyard.common.text import align_columns, format_duration, format_ranks, select_ends
 
 
 def test_durations_are_formatted_with_their_units() -> None:
@@ -22,3 +22,17 @@ def test_middle_of_a_long_list_is_left_out() -> None:
     """A list up to the limit is returned unchanged; of a longer one the two ends are returned."""
     assert select_ends([1, 2, 3, 4], 4) == [1, 2, 3, 4]
     assert select_ends([1, 2, 3, 4, 5], 4) == [1, 2, 4, 5]
+
+
+def test_consecutive_ranks_are_a_range() -> None:
+    """A thousand ranks are as short as two, and a gap is shown."""
+    assert format_ranks([]) == ""
+    assert format_ranks([3]) == "3"
+    assert format_ranks([2, 0, 1, 1]) == "0-2"
+    assert format_ranks([0, 1, 2, 8, 10, 11]) == "0-2, 8, 10-11"
+    assert format_ranks(range(1024)) == "0-1023"
+
+
+def test_long_list_is_truncated() -> None:
+    """The first ranges of a long list are shown, and the ranks of the others are counted."""
+    assert format_ranks(range(0, 40, 2), max_ranges=8) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"

@@ -34,6 +34,7 @@ def test_pattern_can_be_used(pattern: str) -> None:
         (r"(?P<loss>(\w?){30}x)", "has a repeat or an alternative inside a repeat"),
         (r"(?=(?P<loss>(a*)*b))", "has a repeat or an alternative inside a repeat"),
         (r"(?P<loss>\d*)", "must not match an empty text"),
+        ("(" * 101 + "(?P<loss>x)" + ")" * 101, "must have at most 100 groups"),
         ("(?P<loss>x)" + "y" * 1000, "must have at most 1,000 characters, not 1,011"),
     ],
 )

@@ -3,13 +3,13 @@
 Formats 1.5 to 2.10 (torch 2.4 to 2.13). A dump is untrusted: of a pickle only plain values are read.
 """
 
-import json
 import pickle
 import pickletools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torchyard.common.json_text import parse_json
 from torchyard.model.hang import Collective, Frame, GroupProgress, RankRecord
 
 MAX_DUMP_BYTES = 256 * 1024 * 1024
@@ -84,8 +84,8 @@ def parse_dump(data: bytes) -> Dump:
 
 def _parse_json(data: bytes) -> object:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return parse_json(data)
+    except ValueError as error:
         raise DumpError(f"the dump is not valid JSON: {str(error)[:200]}") from None
 
 

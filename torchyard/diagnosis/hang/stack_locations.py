@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from torchyard.common.ranks import format_ranks
+from torchyard.common.text import format_ranks
 from torchyard.model.hang import Frame, RankGroup, RankRecord
 
 _LIBRARY_CODE = re.compile(
