@@ -5,7 +5,8 @@ import re
 from typing import Any
 
 _MAX_LEVELS = 200  # of lists and objects in each other
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that is cut off is one token too: to search in it again from each of its quotes would take forever.
+_TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -37,6 +37,12 @@ def test_deep_text_does_not_use_up_the_stack(text: str) -> None:
         sys.setrecursionlimit(limit)
 
 
+def test_string_that_is_cut_off_is_read_once() -> None:
+    """A line that ends within a string, in which another document is quoted, is refused at once."""
+    with pytest.raises(ValueError, match="Unterminated"):
+        parse_json('{"a": "' + '[\\"' * 300_000)
+
+
 def test_wide_text_is_read() -> None:
     """Many objects beside each other, and brackets in strings, are not levels."""
     assert len(parse_json("[" + ",".join(['{"a": []}'] * 1000) + "]")) == 1000
