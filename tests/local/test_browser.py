@@ -238,7 +238,7 @@ def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:
 
 @pytest.mark.usefixtures("yard")
 def test_watch_of_a_failed_run_prints_its_sentence() -> None:
-    """`prefect deployment run --watch` ends with an exit code of 1, and prints the report's lines and its sentence."""
+    """`prefect deployment run --watch` ends with an exit code of 1, and prints the sentence of the report."""
     command = [str(Path(sys.executable).parent / "prefect"), "deployment", "run", DEPLOYMENT, "--watch"]
     parameters = ["--param", 'overrides={"args": ["--no-such-option"]}']
     completed = subprocess.run([*command, *parameters], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -247,5 +247,4 @@ def test_watch_of_a_failed_run_prints_its_sentence() -> None:
     assert run.state.message
     assert "--no-such-option" in run.state.message
     assert (run.state_name, completed.returncode) == ("Failed", 1)
-    output = " ".join(completed.stdout.split())
-    assert output.count(" ".join(run.state.message.split())) >= 1
+    assert " ".join(run.state.message.split()) in " ".join(completed.stdout.split())
