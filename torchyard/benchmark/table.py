@@ -163,6 +163,6 @@ def _build_page(benchmark: Benchmark, plot: str | None) -> Page:
     if plot:
         blocks.append(Picture("bandwidth", plot))
     for collective, cells in build_tables(benchmark).items():
-        blocks += [Heading(collective), Table(cells[0], cells[1:], is_numeric=True)]
+        blocks += [Heading(collective), Table(cells[0], cells[1:])]
     blocks.append(Items([single_line(note, _MAX_SENTENCE_CHARS) for note in list_notes(benchmark)]))
     return Page(benchmark.profile, blocks)

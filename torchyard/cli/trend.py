@@ -1,6 +1,6 @@
 """`torchyard trend`: the histories of runs, and one of them as a table or as a plot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from torchyard.archive.histories import fetch_histories
@@ -8,6 +8,7 @@ from torchyard.archive.store import open_store
 from torchyard.cli.documents import HistoryDocument, TrendDocument, TrendRun, print_document
 from torchyard.cli.exit_codes import ExitCode
 from torchyard.common.escaping import strip_control_codes
+from torchyard.common.text import align_columns
 from torchyard.model.errors import FolderError, ProfileError
 from torchyard.model.finding import Finding
 from torchyard.model.trend import Trend
@@ -35,7 +36,7 @@ def show_histories(*, as_json: bool) -> int:
         if records:
             noun = "run" if len(records) == 1 else "runs"
             rows.append([path.stem, f"{len(records)} {noun}", describe_key(records[-1].key)])
-    _print_columns(rows)
+    _print_lines(align_columns(rows, indent=""))
     return ExitCode.SUCCESS
 
 
@@ -56,7 +57,7 @@ def show_history(name: str, trend: Trend | None, plot: str | None, *, as_json: b
         print(plot)
     else:
         table = build_table(history, trend)
-        _print_columns([table.header, *table.rows])
+        _print_lines(align_columns([table.header, *table.rows], indent=""))
         suffix = f": {history.skipped} lines cannot be read" if history.skipped else ""
         print(f"{path}{suffix}")
     return ExitCode.SUCCESS
@@ -143,8 +144,6 @@ def _save_plot(history: History, trend: Trend | None, path: Path) -> None:
         raise ProfileError("--plot", (Finding("", f"{path} cannot be written: {error.strerror or error}"),)) from error
 
 
-def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        print(strip_control_codes("  ".join(cells).rstrip()))
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(strip_control_codes(line))

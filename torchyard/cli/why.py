@@ -242,7 +242,7 @@ def _list_lines(findings: Findings, no_record_reason: str) -> list[str]:
 def _describe_hang(hang: Hang) -> list[str]:
     """The sentence, the locations of the ranks, and the evidence."""
     lines = [single_line(hang.sentence, _MAX_TEXT_CHARS)]
-    lines += align_columns(tabulate_locations(hang), str.ljust)
+    lines += align_columns(tabulate_locations(hang))
     lines += [f"  - {single_line(evidence, _MAX_TEXT_CHARS)}" for evidence in hang.evidence]
     return lines
 
@@ -251,7 +251,7 @@ def _tabulate_ranks(findings: Findings) -> list[str]:
     """The state of each rank in columns, and the ranks that have not reported."""
     header = ["rank", "node", "collectives done", "waits in", "place", "since", "seen (UTC)"]
     rows = [_describe_rank(record) for _, record in sorted(findings.records.items())]
-    lines = align_columns([header, *select_ends(rows, _MAX_ROWS)], str.ljust)
+    lines = align_columns([header, *select_ends(rows, _MAX_ROWS)])
     if len(rows) > _MAX_ROWS:
         lines.insert(1 + _MAX_ROWS // 2, f"    ... {len(rows) - _MAX_ROWS:,} more: see --json")
     missing = format_ranks(set(range(min(findings.world, _MAX_WORLD))) - findings.records.keys())

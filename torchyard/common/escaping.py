@@ -6,7 +6,9 @@ In every function `max_chars` limits the length of the text before it is escaped
 import html
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from torchyard.common.text import is_numeric_column
 
 # Sequences that a terminal executes (CSI; OSC, DCS and the like up to their end), then the remains of incomplete ones:
 # the control characters C0 except tab and newline, C1, and those that change the direction of writing.
@@ -85,11 +87,14 @@ def fold_lines(summary: str, lines: Sequence[str]) -> str:
     )
 
 
-def format_markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:
-    """The lines of a table of a page; `ruler` aligns its columns, `---:` to the right."""
+def format_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table of a page; columns of numbers are on the right."""
+    rulers: list[str] = []
+    for index in range(len(header)):
+        rulers.append("---:" if is_numeric_column(row[index] for row in rows) else "---")
     cells = [[escape_markdown(cell) for cell in row] for row in (header, *rows)]
     table_lines = [f"| {' | '.join(row)} |" for row in cells]
-    return [table_lines[0], f"|{ruler}" * len(header) + "|", *table_lines[1:]]
+    return [table_lines[0], f"|{'|'.join(rulers)}|", *table_lines[1:]]
 
 
 def _count_longest_ticks(lines: Sequence[str]) -> int:

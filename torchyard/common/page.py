@@ -96,18 +96,17 @@ class Entries(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows in columns under a header. `is_numeric`: the cells are aligned to the right."""
+    """Rows in columns under a header."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_numeric: bool = False
 
     def render_text(self) -> list[str]:
         rows = [[single_line(cell) for cell in row] for row in (self.header, *self.rows)]
-        return align_columns(rows, str.rjust if self.is_numeric else str.ljust)
+        return align_columns(rows)
 
     def render_markdown(self) -> list[str]:
-        return format_markdown_table(self.header, self.rows, "---:" if self.is_numeric else "---")
+        return format_markdown_table(self.header, self.rows)
 
 
 class Items(NamedTuple):

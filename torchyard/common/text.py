@@ -1,10 +1,12 @@
 """Text for people: durations, ranks, columns, the two ends of a long list."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 MAX_SENTENCE_CHARS = 2000  # of a sentence about a run
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)(?: ?[A-Za-z%/]{1,4})?")
 
 
 class _RankRange(NamedTuple):
@@ -48,11 +50,17 @@ def select_ends(items: Sequence[T], max_items: int) -> Sequence[T]:
     return [*items[:half], *items[-half:]]
 
 
-def align_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> list[str]:
-    """The rows as indented lines with columns of equal width. `align`: str.ljust or str.rjust."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    for row in rows:
-        cells = [align(cell, width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("    " + "  ".join(cells).rstrip())
-    return lines
+def align_columns(rows: Sequence[Sequence[str]], indent: str = "    ") -> list[str]:
+    """The rows, of which the first is the header, as lines with columns of equal width; numbers are on the right."""
+    columns: list[list[str]] = []
+    for column in zip(*rows, strict=True):
+        width = max(map(len, column))
+        align = str.rjust if is_numeric_column(column[1:]) else str.ljust
+        columns.append([align(cell, width) for cell in column])
+    return [indent + "  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def is_numeric_column(cells: Iterable[str]) -> bool:
+    """Whether the cells that are not empty, one or more, are numbers, perhaps with a unit: `-0.5`, `4 MiB`, `nan`."""
+    filled = [cell for cell in cells if cell]
+    return bool(filled) and all(_NUMBER.fullmatch(cell) for cell in filled)

@@ -98,7 +98,7 @@ def _build_metrics_blocks(metrics: Metrics, plot: str | None) -> list[Block]:
         blocks.append(Picture("metrics", plot))
     if metrics.rows:
         header, rows = _list_table_cells(metrics)
-        blocks.append(Table(header, rows, is_numeric=True))
+        blocks.append(Table(header, rows))
     values = _list_summary_values(metrics)
     if values:
         blocks.append(Entries(("value", ""), values))

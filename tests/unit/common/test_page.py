@@ -26,7 +26,7 @@ PAGE = Page(
         Heading("numbers"),
         Entries(("step", "took", ""), [("submit", "0.5 s", "2 agents"), ("wait", "12.5 s", "")]),
         Entries(("log",), [("/runs/x/log",)], label="log", code_column=0),
-        Table(("epoch", "loss"), [("1", "0.5"), ("10", "0.25")], is_numeric=True),
+        Table(("epoch", "loss"), [("1", "0.5"), ("10", "0.25")]),
         Items(["one", "two"]),
         Code(["Boom: 1"]),
         Folded("the whole plan", ["kind: Job"]),

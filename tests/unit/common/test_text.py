@@ -15,7 +15,18 @@ def test_durations_are_formatted_with_their_units() -> None:
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:
     """The cells of a column have one width, and no line ends with spaces."""
-    assert align_columns([["a", "long"], ["longer", "b"]], str.ljust) == ["    a       long", "    longer  b"]
+    assert align_columns([["a", "long"], ["longer", "b"]]) == ["    a       long", "    longer  b"]
+
+
+def test_numbers_are_aligned_to_the_right() -> None:
+    """A column of numbers, some of them missing, is on the right; one with other texts is not."""
+    rows = [["name", "loss", "size", "note"], ["a", "-0.5", "4 MiB", "7"], ["b", "", "128 MiB", "none"]]
+    assert align_columns([*rows, ["c", "nan", "1 MiB", ""]], indent="") == [
+        "name  loss     size  note",
+        "a     -0.5    4 MiB  7",
+        "b           128 MiB  none",
+        "c      nan    1 MiB",
+    ]
 
 
 def test_middle_of_a_long_list_is_left_out() -> None:

@@ -11,7 +11,7 @@ from torchyard.trend.records import History, history_path, store_record
 
 def test_table_shows_each_run_beside_its_band() -> None:
     """A row has the time, the run, the end of its job, its number, the band and the verdict."""
-    header, rows, _ = build_table(build_history([100.0] * 6 + [50.0]), TREND)
+    header, rows = build_table(build_history([100.0] * 6 + [50.0]), TREND)
     assert header == ["when (UTC)", "run", "job", "seconds", "busbw", "usual", "verdict"]
     assert rows[0] == ["1970-01-02 00:00", "sample-00000001", "succeeded", "60.0", "100", "", "unknown"]
     assert rows[-1][4:] == ["50", "97 to 103", "worse"]
@@ -19,7 +19,7 @@ def test_table_shows_each_run_beside_its_band() -> None:
 
 def test_table_without_a_trend_shows_the_numbers() -> None:
     """A profile that compares nothing has a table of its numbers."""
-    header, rows, _ = build_table(History(tuple(build_records([1.5], trend=None))), None)
+    header, rows = build_table(History(tuple(build_records([1.5], trend=None))), None)
     assert (header[4:], rows[0][4:]) == (["busbw", "step"], ["1.5", "3"])
 
 

@@ -26,7 +26,7 @@ def test_runs_of_all_histories_of_a_profile_are_listed_newest_first(runs: Path) 
     """A row has the end, the cause of a failure, the duration and the numbers; another profile's runs are left out."""
     records = read_profile_records(runs, "sample")
     assert describe_runs(records) == "4 runs: 1 failed, 3 succeeded"
-    header, rows, _ = build_runs_table(records)
+    header, rows = build_runs_table(records)
     assert header[1:] == ["run", "end", "cause", "took", "nodes", "busbw", "step"]
     assert [row[1:] for row in rows] == [
         ["sample-00000003", "failed", "oom-host", "1 min 00 s", "2x1", "", ""],
