@@ -214,17 +214,21 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, store_pod: KubeObject
         return True
     failure = pod_reasons.find_pod_failure({node: pod}, watch.now())
     exit_code = pod_facts.get_pod_exit_code(pod)
-    if failure or exit_code is not None:
-        sentence = failure.sentence if failure else f"{node} {pod_facts.describe_exit(exit_code)}"
-        last_line = _read_last_line(watch, node)
-        log_text = f"last line of its log: {last_line}" if last_line else "its log is empty"
-        if is_code_upload(store_pod):
-            raise CodeError(f"in pod {name}", f"{sentence}; {log_text}", code_upload.UPLOAD_REMEDY)
-        remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
-        is_retryable = failure.retry if failure else (exit_code or 0) > 128  # a signal ended it
-        raise RendezvousError(plan.probe or name, f"{sentence}; {log_text}", remedy, retry=is_retryable)
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    if failure:
+        sentence = failure.sentence
+        is_retryable = failure.retry
+    elif exit_code is not None:
+        sentence = f"{node} {pod_facts.describe_exit(exit_code)}"
+        is_retryable = pod_facts.normalize_exit_code(exit_code) < 0
+    else:
+        conditions = pod.get("status", {}).get("conditions") or ()
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    last_line = _read_last_line(watch, node)
+    log_text = f"last line of its log: {last_line}" if last_line else "its log is empty"
+    if is_code_upload(store_pod):
+        raise CodeError(f"in pod {name}", f"{sentence}; {log_text}", code_upload.UPLOAD_REMEDY)
+    remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
+    raise RendezvousError(plan.probe or name, f"{sentence}; {log_text}", remedy, retry=is_retryable)
 
 
 def _read_last_line(watch: ClusterWatch, node: str) -> str:

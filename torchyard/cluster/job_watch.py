@@ -292,10 +292,7 @@ class ClusterWatch:
     def exit_codes(self) -> dict[str, int | None]:
         """Exit code by node; negative is a signal, None if the pod has not exited."""
         exit_codes = pod_facts.get_pod_exit_codes(self._get_pods())
-        for node, code in exit_codes.items():
-            if code and code > 128:  # a shell's code for a process that a signal ended
-                exit_codes[node] = 128 - code
-        return exit_codes
+        return {node: pod_facts.normalize_exit_code(code) for node, code in exit_codes.items()}
 
     def ended_at(self) -> float | None:
         """When the last container exited, in seconds since the epoch by its node's clock; None if none has."""

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 Pods = Mapping[str, Mapping[str, Any]]
 ROLE_LABEL = "torchyard/role"
@@ -17,6 +17,8 @@ ENDED_POD_PHASES = ("Succeeded", "Failed")
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 _OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for
 _KILL_EXIT_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
+_ExitCode = TypeVar("_ExitCode", int, int | None)
+_LAST_SIGNAL = 64  # of Linux
 _NON_MAPPING_TYPES = (type(None), str, list, int, bool, float)  # of JSON
 
 
@@ -256,7 +258,19 @@ def find_silence_start(pod: Mapping[str, Any]) -> float | None:
     return parse_timestamp(condition.get("lastTransitionTime")) or None
 
 
-def describe_exit(exit_code: int | None) -> str:
-    if exit_code and exit_code > 128:
-        return f"was killed by signal {exit_code - 128}"
+def normalize_exit_code(exit_code: _ExitCode) -> _ExitCode:
+    """The exit code, -n for signal n: shells and containers report 128 + n. None if it is unknown.
+
+    Codes above that of the last signal are a program's own: 255 is `sys.exit(-1)`, or ssh's failure.
+    """
+    if exit_code is not None and 128 < exit_code <= 128 + _LAST_SIGNAL:
+        return 128 - exit_code
+    return exit_code
+
+
+def describe_exit(exit_code: int) -> str:
+    """How a container or a process ended, as a verb phrase: `was killed by signal 9`."""
+    code = normalize_exit_code(exit_code)
+    if code < 0:
+        return f"was killed by signal {-code}"
     return f"ended with exit code {exit_code}"

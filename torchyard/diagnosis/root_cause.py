@@ -13,6 +13,7 @@ from torchyard.common.text import format_ranks
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.evidence import extract_details, quote_match
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless, parse_line
+from torchyard.diagnosis.pod_facts import normalize_exit_code
 from torchyard.diagnosis.symptoms import (
     RULES_BY_DISTANCE,
     ProcessSymptoms,
@@ -157,13 +158,6 @@ def _parse_lines(lines: Iterable[LogLine]) -> list[LogLinePart]:
     for line in lines:
         parts += parse_line(line)
     return parts
-
-
-def normalize_exit_code(exit_code: int | None) -> int | None:
-    """The exit code, -n for signal n: shells and containers report 128 + n. None if it is unknown."""
-    if exit_code is not None and 128 < exit_code <= 128 + 64:
-        return 128 - exit_code
-    return exit_code
 
 
 class ProcessCause(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torchyard.diagnosis.failure_words import DIGITS
 from torchyard.diagnosis.first_failure.failure_signs import FailureSign, FailureSignReader
 from torchyard.diagnosis.first_failure.last_words import find_first_failure, find_same_ranks
-from torchyard.diagnosis.root_cause import normalize_exit_code
+from torchyard.diagnosis.pod_facts import normalize_exit_code
 from torchyard.model.event import RankFailed
 from torchyard.model.plan import Plan
 from torchyard.model.run import LogLine

@@ -91,8 +91,16 @@ def test_missing_value_is_empty(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("exit_code", "description"),
-    [(7, "ended with exit code 7"), (137, "was killed by signal 9"), (None, "ended with exit code None")],
+    [
+        (7, "ended with exit code 7"),
+        (128, "ended with exit code 128"),
+        (137, "was killed by signal 9"),
+        (192, "was killed by signal 64"),
+        (193, "ended with exit code 193"),
+        (255, "ended with exit code 255"),
+        (-9, "was killed by signal 9"),
+    ],
 )
-def test_exit_code_above_128_is_a_signal(exit_code: int | None, description: str) -> None:
-    """A container reports 128 + n for signal n."""
+def test_exit_code_of_a_signal_is_described(exit_code: int, description: str) -> None:
+    """A container reports 128 + n for signal n up to 64; a program that exits with -1 has the code 255."""
     assert pod_facts.describe_exit(exit_code) == description
