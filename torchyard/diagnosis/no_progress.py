@@ -22,11 +22,11 @@ from torchyard.diagnosis.pod_facts import (
     find_condition,
     find_silence_start,
     find_unscheduled_reason,
+    get_creation_time,
     get_mapping,
     get_mappings,
     get_node_name,
     get_pod_phase,
-    parse_timestamp,
     to_number,
     to_text,
 )
@@ -323,10 +323,9 @@ def _explain_by_scheduler(context: _Context) -> Diagnosis | None:
 
 
 def _explain_by_capacity(summary: str, capacity: Finding) -> Diagnosis:
-    """Only new nodes would help, so the deadline decides: a cluster may grow."""
-    is_tainted = "tolerations`" in capacity.remedy and "ask for less" not in capacity.remedy
+    """The diagnosis of a job for which not even the empty nodes have room. It is never final: a cluster may grow."""
     sentence = f"{summary}, and even empty nodes would not do: {capacity.what}; {capacity.remedy}"
-    cause = PlatformCause.TAINT if is_tainted else PlatformCause.UNSCHEDULABLE
+    cause = PlatformCause.TAINT if capacity.lacks_toleration else PlatformCause.UNSCHEDULABLE
     return _diagnose(Failure(cause=cause, sentence=sentence))
 
 
@@ -392,11 +391,7 @@ def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation, que
 def _has_missed_job(job: Mapping[str, Any], observed: Observation) -> bool:
     """Whether a controller that has created no pods is late; it has created those that were removed since."""
     has_created_pods = any(key.startswith("Removed/") for key in observed.states)
-    return not has_created_pods and observed.observed_at - _get_creation_time(job) > _CONTROLLER_TIMEOUT_S
-
-
-def _get_creation_time(obj: Mapping[str, Any]) -> float:
-    return parse_timestamp(get_mapping(obj, "metadata").get("creationTimestamp"))
+    return not has_created_pods and observed.observed_at - get_creation_time(job) > _CONTROLLER_TIMEOUT_S
 
 
 def _describe_gang(plan: ManifestPlan) -> str:

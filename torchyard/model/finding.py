@@ -20,10 +20,11 @@ class Finding:
 
     where: what was examined: a key (`options.hosts`), an object of a manifest and its key, or a requirement
         (`queue default`, `port 29400 of gpu1`). Empty for a whole profile.
-    what: what is the case there, as a clause.
+    what: the observation, as a clause.
     remedy: what to do; empty if there is nothing to do, or if `what` says it.
     verdict: whether it prevents the run.
     takes_other_port: whether the run can take another port instead of the one that is held.
+    lacks_toleration: whether nodes are large enough, and have a taint that the pods do not tolerate.
     file: the file with the mistake, or `override` if the value is not from a file; empty if it is not about a file.
     line: the line in this file, counted from 1; None if it is not known.
     """
@@ -33,6 +34,7 @@ class Finding:
     remedy: str = ""
     verdict: Verdict = "failed"
     takes_other_port: bool = False
+    lacks_toleration: bool = False
     file: str = ""
     line: int | None = None
 

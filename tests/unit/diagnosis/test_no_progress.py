@@ -35,8 +35,7 @@ from torchyard.testing.sample_observations import JUNK
 
 OPEN = passed_check("room", "2 fit on 4 of 9 nodes")
 ROOM = failed_check("room", "2 needed, 0 fit; 4 nodes: no nvidia.com/gpu", "ask for less nvidia.com/gpu")
-TAINT = failed_check("room", "2 needed, 0 fit; 4 nodes: taint team-b", "add team-b to `pod.tolerations`")
-TAINT_OF_MANIFEST = failed_check("room", "4 nodes: taint team-b", "add team-b to `spec.template.spec.tolerations`")
+TAINT = Finding("room", "2 needed, 0 fit; 4 nodes: taint team-b", "tolerate team-b", lacks_toleration=True)
 CLOSED = Queue(name="default", refusal="is Closed", open_queues=())
 
 
@@ -100,8 +99,7 @@ def test_container_that_is_not_ready_is_not_on_a_lost_node(plan: ManifestPlan) -
 
 ROOMS: dict[str, tuple[Finding | None, str, str]] = {
     "too small": (ROOM, "unschedulable", "and even empty nodes would not do: 2 needed, 0 fit; 4 nodes: no nvidia"),
-    "tainted": (TAINT, "taint", "4 nodes: taint team-b; add team-b to `pod.tolerations`"),
-    "tainted, of a manifest": (TAINT_OF_MANIFEST, "taint", "add team-b to `spec.template.spec.tolerations`"),
+    "tainted": (TAINT, "taint", "4 nodes: taint team-b; tolerate team-b"),
     "busy": (OPEN, "unschedulable", "; nodes would do if they were free: 0/9 nodes are available"),
     "not to be seen": (None, "unschedulable", ": 0/9 nodes are available"),
 }

@@ -3,25 +3,36 @@
 from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from torchyard.kube.client import Client, parse_decimal_quantity
 from torchyard.model.errors import ClusterError
-from torchyard.model.finding import Finding, failed_check, passed_check
+from torchyard.model.finding import Finding, passed_check
 from torchyard.model.pod import read_toleration
 from torchyard.model.requirements import Capacity
 
 ClusterNode = dict[str, Any]
 _NODES_PLACEHOLDER = "{nodes}"  # in a remedy: replaced by the names of its nodes
+_DESCRIBE_NODES = f"`kubectl describe node {_NODES_PLACEHOLDER}`"
 _MAX_NAMED_NODES = 3
 
 
+class MismatchKind(Enum):
+    """What keeps pods off a node."""
+
+    LABEL = auto()  # the node does not have the labels that the job needs: it is of another kind
+    TAINT = auto()  # that the pods may tolerate
+    SHORTAGE = auto()  # it is too small
+    FAULT = auto()  # cordoned, not ready, or its devices are lost
+
+
 class NodeMismatch(NamedTuple):
-    """Why no pod fits on a node; `is_other_kind`: the node does not have the labels that the job needs."""
+    """Why no pod fits on a node."""
 
     reason: str
     remedy: str
-    is_other_kind: bool = False
+    kind: MismatchKind
 
 
 def check_capacity(
@@ -48,7 +59,10 @@ def check_capacity(
     remedies = "; or ".join(list_remedies(mismatches) + _list_alternatives(requirement))
     needed = _describe_needed_room(requirement)
     details = [f"needs {needed}, found room for {pod_count}", *_group_mismatches(mismatches), *plugin_details]
-    check = failed_check(name, "; ".join(details) if nodes else "the cluster has no node", remedies)
+    detail = "; ".join(details) if nodes else "the cluster has no node"
+    kinds = {mismatch.kind for mismatch in _select_right_kind(mismatches).values()}
+    is_tainted = MismatchKind.TAINT in kinds and MismatchKind.SHORTAGE not in kinds
+    check = Finding(name, detail, remedies, lacks_toleration=is_tainted)
     position = requirement.manifest.position if requirement.manifest else None
     return check.at(position) if position else check
 
@@ -108,12 +122,12 @@ def find_mismatch(node: ClusterNode, requirement: Capacity) -> NodeMismatch | No
     if label_mismatch:
         return label_mismatch
     if spec.get("unschedulable"):
-        return NodeMismatch("cordoned", f"`kubectl uncordon {_NODES_PLACEHOLDER}`")
+        return NodeMismatch("cordoned", f"`kubectl uncordon {_NODES_PLACEHOLDER}`", MismatchKind.FAULT)
     if not _is_node_ready(node):
-        return NodeMismatch("not Ready", f"`kubectl describe node {_NODES_PLACEHOLDER}`")
+        return NodeMismatch("not Ready", _DESCRIBE_NODES, MismatchKind.FAULT)
     for taint in spec.get("taints", ()):
         if taint["effect"] in ("NoSchedule", "NoExecute") and not _is_tolerated(taint, requirement):
-            return NodeMismatch(f"taint {taint['key']}", _describe_taint_remedy(taint["key"], requirement))
+            return _explain_taint(taint["key"], requirement)
     for name in requirement.resources:
         shortage = _find_shortage(node, name, requirement)
         if shortage:
@@ -134,16 +148,15 @@ def _find_label_mismatch(labels: Mapping[str, str], requirement: Capacity) -> No
     for key, value in requirement.labels.items():
         if labels.get(key) != value:
             remedy = _describe_label_remedy(key, requirement, "nodeSelector")
-            return NodeMismatch(f"no label {key}={value}", remedy, is_other_kind=True)
+            return NodeMismatch(f"no label {key}={value}", remedy, MismatchKind.LABEL)
     for key, values in requirement.only.items():
         if values and labels.get(key) not in values:
             remedy = _describe_label_remedy(key, requirement, "affinity")
-            return NodeMismatch(f"label {key} is not one of {', '.join(values)}", remedy, is_other_kind=True)
+            return NodeMismatch(f"label {key} is not one of {', '.join(values)}", remedy, MismatchKind.LABEL)
     for key, values in requirement.avoid.items():
         if labels.get(key) in values:
-            return NodeMismatch(
-                f"label {key}={labels[key]}, which must be avoided", f"`kubectl describe node {_NODES_PLACEHOLDER}`"
-            )
+            reason = f"label {key}={labels[key]}, which must be avoided"
+            return NodeMismatch(reason, _DESCRIBE_NODES, MismatchKind.FAULT)
     return None
 
 
@@ -153,12 +166,13 @@ def _describe_label_remedy(key: str, requirement: Capacity, field: str) -> str:
     return f"{remedy}, for `{requirement.manifest.pod_spec}.{field}`" if requirement.manifest else remedy
 
 
-def _describe_taint_remedy(key: str, requirement: Capacity) -> str:
-    """The remedy for a taint. One that Kubernetes sets reports a fault of the node, and must not be tolerated."""
+def _explain_taint(key: str, requirement: Capacity) -> NodeMismatch:
+    """The mismatch of a taint. One that Kubernetes sets reports a fault of the node, and must not be tolerated."""
+    reason = f"taint {key}"
     if key.startswith("node.kubernetes.io/"):
-        return f"`kubectl describe node {_NODES_PLACEHOLDER}`"
-    # no_progress recognizes this remedy by its words
-    return f"add {key} to `{_name_pod_key(requirement, 'pod.tolerations', 'tolerations')}`"
+        return NodeMismatch(reason, _DESCRIBE_NODES, MismatchKind.FAULT)
+    remedy = f"add {key} to `{_name_pod_key(requirement, 'pod.tolerations', 'tolerations')}`"
+    return NodeMismatch(reason, remedy, MismatchKind.TAINT)
 
 
 def _is_node_ready(node: ClusterNode) -> bool:
@@ -183,13 +197,13 @@ def _find_shortage(node: ClusterNode, name: str, requirement: Capacity) -> NodeM
     capacity = _get_node_quantity(node, name, "capacity")
     if _is_extended_resource(name) and capacity >= requested:
         detail = f"{name} {allocatable_text or 0} of {capacity} usable, its devices are lost or unhealthy"
-        return NodeMismatch(detail, f"`kubectl describe node {_NODES_PLACEHOLDER}`")
-    remedy = f"ask for less {name}"  # no_progress recognizes this remedy by its words
+        return NodeMismatch(detail, _DESCRIBE_NODES, MismatchKind.FAULT)
+    remedy = f"ask for less {name}"
     if requirement.manifest:
         remedy += f" (`{requirement.manifest.container}.resources`)"
     if not allocatable_text:
-        return NodeMismatch(f"no {name}", remedy)
-    return NodeMismatch(f"{name} {allocatable_text} < {amount}", remedy)
+        return NodeMismatch(f"no {name}", remedy, MismatchKind.SHORTAGE)
+    return NodeMismatch(f"{name} {allocatable_text} < {amount}", remedy, MismatchKind.SHORTAGE)
 
 
 def _is_extended_resource(name: str) -> bool:
@@ -208,11 +222,16 @@ def _group_mismatches(mismatches: dict[str, NodeMismatch]) -> list[str]:
 
 def list_remedies(mismatches: dict[str, NodeMismatch]) -> list[str]:
     """The remedies for the nodes of the right kind; if there are none, those that list which kinds exist."""
-    relevant = {name: mismatch for name, mismatch in mismatches.items() if not mismatch.is_other_kind} or mismatches
     nodes_by_remedy: dict[str, list[str]] = {}
-    for name, mismatch in relevant.items():
+    for name, mismatch in _select_right_kind(mismatches).items():
         nodes_by_remedy.setdefault(mismatch.remedy, []).append(name)
     return [_insert_node_names(remedy, nodes) for remedy, nodes in nodes_by_remedy.items()]
+
+
+def _select_right_kind(mismatches: dict[str, NodeMismatch]) -> dict[str, NodeMismatch]:
+    """The mismatches of the nodes that have the job's labels; those of all nodes if none has them."""
+    right_kind = {name: mismatch for name, mismatch in mismatches.items() if mismatch.kind is not MismatchKind.LABEL}
+    return right_kind or mismatches
 
 
 def _insert_node_names(remedy: str, nodes: list[str]) -> str:

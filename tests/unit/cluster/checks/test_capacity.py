@@ -7,6 +7,7 @@ import pytest
 from tests.doubles.fake_api import FakeApi
 from torchyard.cluster.checks.capacity import (
     ClusterNode,
+    MismatchKind,
     NodeMismatch,
     check_capacity,
     count_pods,
@@ -120,11 +121,12 @@ def test_only_nodes_with_one_of_the_values_hold_pods() -> None:
 
 def test_remedy_names_three_nodes() -> None:
     """A remedy for many nodes stays one line: it names three of them, and how many more there are."""
-    mismatch = NodeMismatch("not Ready", "`kubectl describe node {nodes}`")
+    mismatch = NodeMismatch("not Ready", "`kubectl describe node {nodes}`", MismatchKind.FAULT)
     assert list_remedies({"a": mismatch}) == ["`kubectl describe node a`"]
     (remedy,) = list_remedies({f"node-{index}": mismatch for index in range(43)})
     assert remedy == "`kubectl describe node node-0 node-1 node-2`, and 40 more"
-    assert list_remedies({name: NodeMismatch("no gpu", "ask for less gpu") for name in "abcd"}) == ["ask for less gpu"]
+    mismatches = {name: NodeMismatch("no gpu", "ask for less gpu", MismatchKind.SHORTAGE) for name in "abcd"}
+    assert list_remedies(mismatches) == ["ask for less gpu"]
 
 
 # --- the finding
@@ -158,7 +160,8 @@ def test_remedies_name_the_fields_of_a_manifest(fake_server: Client) -> None:
     for index, node in enumerate((tainted, small)):
         node["metadata"] = {"name": f"node-{index}", "labels": {"pool": "a"}}
     check = check_capacity(fake_server, requirement, "x", [other_kind, tainted, small])
-    assert (check.file, check.line) == ("job.yaml", 7)
+    assert (check.file, check.line, check.lacks_toleration) == ("job.yaml", 7, False)
+    assert check_capacity(fake_server, requirement, "x", [other_kind, tainted]).lacks_toleration
     assert check.remedy.split("; or ") == [
         "add team to `spec.tasks[1].template.spec.tolerations`",
         "ask for less nvidia.com/gpu (`spec.tasks[1].template.spec.containers[0].resources`)",
