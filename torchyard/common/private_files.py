@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 
 FILE_MODE = 0o600
@@ -25,9 +26,20 @@ def open_private_file(path: str, flags: int) -> int:
 
 
 def write_private_text(path: Path, text: str) -> None:
-    """Replace the content of a file; a new file is private. OSError."""
-    with open(path, "w", encoding="utf-8", opener=open_private_file) as file:
-        file.write(text)
+    """Replace the content of a file; a new file is private. OSError: then the file has its earlier content.
+
+    No reader sees half of the text. It is not synced: after a power cut the file may have either content, or be empty.
+    """
+    temp_path = path.with_name(f"{path.name}.part")
+    try:
+        with open(temp_path, "w", encoding="utf-8", opener=open_private_file) as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # the user may have changed it
+            file.write(text)
+        temp_path.replace(path)
+    except OSError:
+        temp_path.unlink(missing_ok=True)
+        raise
 
 
 def append_line(path: Path, line: str) -> None:

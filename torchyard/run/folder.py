@@ -59,7 +59,8 @@ _MAX_CHECKPOINTS = 1000  # of all attempts
 _MAX_SIMILAR_NAMES = 3
 _MIN_SIMILARITY = 0.6  # 0 to 1: two runs of one profile have it, because only their last 8 characters differ
 _LOG = logging.getLogger("torchyard")
-_UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
+_LOST_PLAN_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
+_LOST_REPORT_REMEDY = "move it away: the journal and the logs of the run are not affected"
 
 
 class AttemptPlan(FrozenModel):
@@ -257,7 +258,7 @@ class RunFolder:
 
     def attempt_plan(self, number: int) -> AttemptPlan | None:
         """The plan of an attempt; None if there is no such attempt. FolderError if the plan cannot be read."""
-        return self._read(self.attempt(number) / "plan.json", AttemptPlan)
+        return self._read_or_raise(self.attempt(number) / "plan.json", AttemptPlan, _LOST_PLAN_REMEDY)
 
     def save_outcome(self, number: int, outcome: Outcome) -> None:
         self._write(self.attempt(number) / "outcome.json", outcome)
@@ -268,11 +269,8 @@ class RunFolder:
 
     def save_progress(self, progress: JobProgress) -> None:
         """Replace what is recorded about the job that runs. It is not synced to disk: the next one follows soon."""
-        path = self.path / "progress.json"
-        temp_path = path.with_suffix(".part")
         with self._usable():
-            write_private_text(temp_path, progress.model_dump_json() + "\n")
-            temp_path.replace(path)
+            write_private_text(self.path / "progress.json", progress.model_dump_json() + "\n")
 
     def progress(self) -> JobProgress | None:
         """What the launcher has read of its last job; None if that is nothing, or if the file cannot be parsed."""
@@ -312,7 +310,7 @@ class RunFolder:
 
     def report(self) -> Report | None:
         """The run's report; None until the run has ended. FolderError if it cannot be read."""
-        return self._read(self.path / "report.json", Report)
+        return self._read_or_raise(self.path / "report.json", Report, _LOST_REPORT_REMEDY)
 
     def _write(self, path: Path, model: BaseModel) -> None:
         """Write a file atomically: no reader sees half of it, not even after a power cut."""
@@ -324,22 +322,30 @@ class RunFolder:
             sync_folder(path.parent)
 
     def _read(self, path: Path, model_type: type[N]) -> N | None:
-        """Parse a file; None if it does not exist. FolderError if it exists and cannot be read."""
+        """Parse a file; None if it does not exist. FolderError if it cannot be read, ValidationError if not parsed."""
         with self._usable():
             try:
                 return model_type.model_validate_json(path.read_bytes())
             except FileNotFoundError:
                 return None
-            except ValidationError as error:
-                reason = f"{path.relative_to(self.path)} cannot be read ({error.errors()[0]['msg']})"
-                raise FolderError(str(self.path), reason, _UNREADABLE_REMEDY) from error
 
-    def _read_or_ignore(self, path: Path, model_type: type[N]) -> N | None:
-        """Parse a file whose facts supervisors or pods can report again; None if it is missing or unreadable."""
+    def _read_or_raise(self, path: Path, model_type: type[N], remedy: str) -> N | None:
+        """Parse a file; None if it does not exist. FolderError if it cannot be read, with `remedy` if not parsed."""
         try:
             return self._read(path, model_type)
-        except FolderError as error:
-            _LOG.warning("%s is ignored: %s", path.name, error.reason)
+        except ValidationError as error:
+            reason = f"{path.relative_to(self.path)} cannot be read ({error.errors()[0]['msg']})"
+            raise FolderError(str(self.path), reason, remedy) from error
+
+    def _read_or_ignore(self, path: Path, model_type: type[N]) -> N | None:
+        """Parse a file whose facts supervisors or pods can report again; None if it is missing or cannot be parsed.
+
+        FolderError if it cannot be read: that proves nothing about its content.
+        """
+        try:
+            return self._read(path, model_type)
+        except ValidationError as error:
+            _LOG.warning("%s is ignored: it cannot be parsed (%s)", path.name, error.errors()[0]["msg"])
             return None
 
 

@@ -39,13 +39,19 @@ class LateItems(Generic[T]):
         """The folders of this machine's runs that have kept items."""
         return [folder.path for folder in list_run_folders() if (folder.path / self._name).exists()]
 
-    def read(self, folder: Path) -> list[T]:
-        """The items that a run has kept; none if the file cannot be read, which is reported."""
+    def read(self, folder: Path) -> list[T] | None:
+        """The items that a run has kept; none if the file is damaged, None if it cannot be read now: both are reported.
+
+        A file that cannot be read keeps its items for the next call.
+        """
         path = folder / self._name
         try:
             return self._adapter.validate_json(path.read_bytes())
         except FileNotFoundError:  # another sweep has delivered them
             return []
-        except (OSError, ValidationError) as error:
+        except OSError as error:
+            get_log().warning("%s cannot be read now: %s", path, error)
+            return None
+        except ValidationError as error:
             get_log().warning("%s cannot be read, and its %s are lost: %s", path, self._title, error)
             return []

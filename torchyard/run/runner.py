@@ -394,6 +394,7 @@ class Runner:
         `first`: the number of the first attempt of the budget.
         """
         self._first_number = first
+        self.may_run = self.control.count > 1  # until the journal proves that there is no job
         latest = max([first, *self.folder.attempts()])
         self.may_run = self.folder.read_record().has_possible_job
         ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
@@ -405,9 +406,28 @@ class Runner:
     def run(self) -> EndedRun:
         """Take the run from its current state to its end; return the end, with the report of a run that ended here.
 
-        RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can.
+        RunInUseError if another process owns it. DetachedError if this process cannot continue and the job can, which
+        is every error of a run that has begun, until its end is recorded.
         """
         is_resumed = self.control.count > 1
+        try:
+            return self._run(is_resumed=is_resumed)
+        except (RunInUseError, DetachedError):
+            raise
+        except TorchyardError as error:
+            if (is_resumed or self.plan) and not self._has_recorded_end():
+                raise DetachedError(str(error)) from error
+            raise
+
+    def _has_recorded_end(self) -> bool:
+        """Whether the journal proves that the run has ended."""
+        try:
+            return self.folder.read_record().end not in ("", "moved")
+        except FolderError:
+            return False
+
+    def _run(self, *, is_resumed: bool) -> EndedRun:
+        """Own the run, bring its past up to date, and take it to its end, if it has not ended. Errors as for `run`."""
         archive = self.services.open_archive(self.folder.path, self._check_owner, is_resumed=is_resumed)
         with self.folder.owned(), self.control, archive as self.archive:
             if is_resumed:

@@ -61,7 +61,8 @@ def send_late_messages() -> None:
     failed_addresses: set[str] = set()
     for folder in LATE_MESSAGES.list_folders():
         items = LATE_MESSAGES.read(folder)
-        LATE_MESSAGES.keep(folder, [item for item in items if not _send_late(folder, item, failed_addresses)])
+        if items is not None:
+            LATE_MESSAGES.keep(folder, [item for item in items if not _send_late(folder, item, failed_addresses)])
 
 
 def _send_late(folder: Path, item: KeyedMessage, failed_addresses: set[str]) -> bool:

@@ -51,8 +51,8 @@ def send_late_metrics() -> None:
     """
     failed_trackers: list[tuple[str, Trackers]] = []
     for folder in LATE_METRICS.list_folders():
-        if _is_over(folder):  # else the launcher writes them
-            items = LATE_METRICS.read(folder)
+        items = LATE_METRICS.read(folder) if _is_over(folder) else None  # until then the launcher writes them
+        if items is not None:
             LATE_METRICS.keep(folder, [item for item in items if not _send_late(item, failed_trackers)])
 
 
@@ -88,7 +88,7 @@ def take_over_late_rows(folder: Path) -> dict[str, Sequence[NumberedRow]]:
 
     The end that was kept with them no longer holds.
     """
-    items = LATE_METRICS.read(folder)
+    items = LATE_METRICS.read(folder) or []
     if items:
         LATE_METRICS.keep(folder, [item._replace(end=None) for item in items])
     return {item.tracker: item.rows for item in items}

@@ -56,9 +56,7 @@ class _LastWritten:
         """Store the number. If the disk is full, the next process sends these rows again."""
         self.number = number
         with contextlib.suppress(OSError):
-            temp_path = self._path.with_suffix(".part")
-            write_private_text(temp_path, json.dumps(number._asdict()))
-            temp_path.replace(self._path)
+            write_private_text(self._path, json.dumps(number._asdict()))
 
     def _read(self) -> RowNumber:
         """The stored number; zero if there is none, or if it is damaged."""

@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,3 +116,22 @@ def test_filesystem_without_locks_is_an_error(folder: RunFolder, number: int, mo
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(FolderError, match=r"cannot lock files \(.*\); choose another folder with TORCHYARD_RUNS"):
         folder.owned().__enter__()
+
+
+@pytest.mark.parametrize(
+    "read", [RunFolder.checkpoints, lambda folder: folder.outcome(1), lambda folder: folder.ended(1)]
+)
+def test_file_that_cannot_be_read_now_is_not_a_missing_one(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, read: Callable[[RunFolder], object]
+) -> None:
+    """An error of the disk or of this process proves nothing about a file of the run: a retry may read it."""
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    with pytest.raises(FolderError, match="Too many open files"):
+        read(folder)
+
+
+def test_unreadable_report_has_its_own_remedy(folder: RunFolder) -> None:
+    """A damaged report loses nothing else, and the remedy does not ask for the end of the job."""
+    (folder.path / "report.json").write_text("{")
+    with pytest.raises(FolderError, match=r"report.json cannot be read .*; move it away"):
+        folder.report()

@@ -1,7 +1,9 @@
 """What a run could not deliver, in a file of its folder."""
 
+import errno
 import logging
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from pydantic import TypeAdapter
@@ -30,12 +32,34 @@ def test_items_are_kept_until_they_are_delivered(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '["x"]'])
-def test_file_that_cannot_be_read_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_damaged_file_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
     """A damaged file is reported with its path, and has no items."""
     (folder / "late.json").write_text(text)
     with caplog.at_level(logging.WARNING):
         assert ITEMS.read(folder) == []
     assert f"{folder}/late.json cannot be read, and its numbers are lost" in caplog.text
+
+
+def test_file_that_cannot_be_read_keeps_its_items(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that cannot be read now is reported, and its items are there once it can."""
+    ITEMS.keep(folder, [1])
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert ITEMS.read(folder) is None
+    assert "cannot be read now" in caplog.text
+    assert ITEMS.read(folder) == [1]
+
+
+def test_full_disk_does_not_lose_what_was_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If new items cannot be written, those of the last call stay."""
+    ITEMS.keep(folder, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        ITEMS.keep(folder, [1, 2])
+    assert ITEMS.read(folder) == [1]
+    assert not list(folder.glob("*.part"))
 
 
 def test_folder_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

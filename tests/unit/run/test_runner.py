@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,7 +59,7 @@ from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
 from torchyard.run import runner as runner_module
 from torchyard.run.control import LocalControl
-from torchyard.run.folder import AttemptPlan, list_run_folders, runs_folder
+from torchyard.run.folder import AttemptPlan, RunFolder, list_run_folders, runs_folder
 from torchyard.run.runner import OpenAttempt, Runner
 from torchyard.run.signals import CancelRequested, SignalHold, protect_run
 from torchyard.steps.hang_files import write_hang_files
@@ -386,6 +387,37 @@ def test_resumed_run_keeps_its_budget(write: Write) -> None:
     runner = create_runner(profile, RUN_ID, LocalControl(2), fail_with(None))
     runner.run()
     assert [ended.number for ended in runner.attempts] == [2, 3]
+
+
+def test_error_of_a_resumed_run_leaves_its_job(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that cannot resume a run leaves its job running for the next process, whatever the reason is."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    runner.folder.record_event("step", name="submit")
+    full = FolderError(str(runner.folder.path), "No space left on device")
+    monkeypatch.setattr(RunFolder, "record_event", Mock(side_effect=full))
+    with pytest.raises(DetachedError, match="No space left on device"):
+        runner.run()
+
+
+def test_journal_that_cannot_be_read_proves_no_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the journal fails during a resume, a job may run, so that the run does not end."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(2), fail_with(None))
+    runner.folder.path.mkdir(parents=True)
+    runner.folder.record_event("start", entry="fresh", first=1)
+    monkeypatch.setattr(RunFolder, "attempts", Mock(side_effect=FolderError("x", "Stale file handle")))
+    with pytest.raises(DetachedError, match="Stale file handle"):
+        runner.run()
+    assert runner.folder.read_record().is_lost
+
+
+def test_error_of_a_run_that_never_began_is_its_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first process that cannot write its folder has started nothing, and reports the error itself."""
+    runner = create_runner(build_lone_profile(write), RUN_ID, LocalControl(), fail_with(None))
+    monkeypatch.setattr(RunFolder, "record_event", Mock(side_effect=FolderError("x", "No space left on device")))
+    with pytest.raises(FolderError):
+        runner.run()
 
 
 def test_duration_of_a_resumed_run_counts_from_its_first_process(write: Write) -> None:

@@ -26,6 +26,8 @@ def publish_late_pages() -> None:
         with open_bounded_client() as client:
             for folder in folders:
                 pages = LATE_PAGES.read(folder)
+                if pages is None:
+                    continue
                 while pages and _publish_page(client, pages[0]):
                     pages = pages[1:]
                 LATE_PAGES.keep(folder, pages)
