@@ -72,11 +72,16 @@ def judge_run(profile: Profile, folder: Path, end: End, collected: Collected | N
 
 
 def sweep_run(
-    folder: RunFolder, ended_by: str, reason: str, on_end: Callable[[str, End, str], object] | None = None
+    folder: RunFolder,
+    ended_by: str,
+    reason: str,
+    on_end: Callable[[str, End, str], object] | None = None,
+    *,
+    only_expired: bool = False,
 ) -> tuple[str, ...] | None:
     """Tear down everything of a run without a launcher, and report its end to the run's receivers and to `on_end`.
 
-    Returns the leftovers; None if a living process owns the run (see run/sweep.py).
+    Returns the leftovers; None if a living process owns the run, or its lease has not ended (see run/sweep.py).
     """
 
     def report_end(run_id: str, report: Report) -> None:
@@ -84,7 +89,7 @@ def sweep_run(
             on_end(run_id, report.end, report.sentence)
         _send_swept_end(folder, run_id, report)
 
-    return end_lost_run(folder, ended_by, reason, open_run_archive, report_end)
+    return end_lost_run(folder, ended_by, reason, open_run_archive, report_end, only_expired=only_expired)
 
 
 class _ProfileSink(Sink):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from uuid import UUID, uuid4
 
 import pytest
+from httpx import HTTPStatusError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import (
@@ -20,7 +21,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
 
-from torchyard.tasks.flow_run.states import open_bounded_client
+from torchyard.tasks.flow_run.states import is_missing, open_bounded_client
 
 
 class PrefectContract:
@@ -40,9 +41,16 @@ class PrefectContract:
         assert (flow_run.state.type, flow_run.state.name) == (StateType.RUNNING, "Running")
 
     def test_unknown_run_is_not_found(self, client: SyncPrefectClient) -> None:
-        """Only the response 404 proves that a run does not exist on this server."""
-        with pytest.raises(ObjectNotFound):
+        """A 404 with the server's own text proves that a run does not exist on this server."""
+        with pytest.raises(ObjectNotFound) as caught:
             client.read_flow_run(uuid4())
+        assert is_missing(caught.value)
+
+    def test_unknown_path_proves_nothing(self, client: SyncPrefectClient) -> None:
+        """A 404 for a path that the server does not have is not about an object."""
+        with pytest.raises(HTTPStatusError) as caught:
+            client.request("GET", "/no-such-path")  # type: ignore[arg-type]
+        assert not is_missing(caught.value)
 
     def test_filter_without_a_match_returns_no_run(self, client: SyncPrefectClient) -> None:
         """A filter that no run matches returns an empty list, and not an error."""

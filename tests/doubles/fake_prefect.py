@@ -65,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
     server_of: FakePrefect
 
     def do_GET(self) -> None:
-        if "csrf-token" in self.path or "/events/" in self.path:  # events: Prefect's own thread, at any time
+        # events: Prefect's own thread, at any time
+        if any(part in self.path for part in ("csrf-token", "no-such-path", "/events/")):
             return self.send_error(404)
         run_id = self.path.rpartition("/flow_runs/")[2]
         is_other_run = "/flow_runs/" in self.path and "/" not in run_id and run_id != RUN_ID
@@ -113,11 +114,11 @@ class Handler(BaseHTTPRequestHandler):
         """Respond with the server's status; `record` is called first if that is 200, so that the caller finds it."""
         self.server_of.request_count += 1
         self.server_of.answering.wait()
-        data = json.dumps(body).encode()
         status = 404 if body is None else self.server_of.status
         if self.command == "PATCH" and self.server_of.refusals:
             self.server_of.refusals -= 1
             status = 503
+        data = json.dumps({"detail": "Flow run not found"} if status == 404 else body).encode()
         if status == 200 and record is not None:
             record()
         if self.path.endswith("/artifacts/") and status == 200 and self.server_of.lost_responses:

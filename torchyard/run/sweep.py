@@ -41,15 +41,24 @@ class _RemovedRun(NamedTuple):
 
 
 def end_lost_run(
-    folder: RunFolder, ended_by: str, reason: str, open_archive: OpenArchive, on_end: EndCallback
+    folder: RunFolder,
+    ended_by: str,
+    reason: str,
+    open_archive: OpenArchive,
+    on_end: EndCallback,
+    *,
+    only_expired: bool = False,
 ) -> tuple[str, ...] | None:
     """Tear down everything of one run, journal its end, write its report, call `on_end`; return the leftovers.
 
-    None if a living process owns the run. A run that was ending when its launcher died gets the end that the launcher
-    had recorded. What cannot be read or removed is a leftover.
+    None if a living process owns the run, or if `only_expired` and its lease has not ended: a process may have resumed
+    the run since it was listed. A run that was ending when its launcher died gets the end that the launcher had
+    recorded. What cannot be read or removed is a leftover.
     """
     try:
         with folder.owned(), open_archive(folder.path, lambda: None, is_resumed=True) as archive:
+            if only_expired and folder.remaining_lease_s() >= 0:
+                return None
             if not is_run_open(folder):
                 return ()
             if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may know more than this folder

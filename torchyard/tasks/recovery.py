@@ -45,6 +45,7 @@ from .flow_run.states import (
     build_final_state,
     get_flow_run_pool,
     has_user_request,
+    is_missing,
     open_bounded_client,
     report_end,
     report_state,
@@ -172,8 +173,12 @@ def _recover_run(client: SyncPrefectClient, candidate: _Candidate, *, check_leas
     folder = candidate.folder
     try:
         run = client.read_flow_run(UUID(run_id))
-    except (ObjectNotFound, ValueError):  # a folder may be of a run on another server
+    except ValueError:  # not the id of a flow run
         return None
+    except ObjectNotFound as error:
+        if is_missing(error):  # a folder may be of a run on another server
+            return None
+        raise
     if folder and (folder.is_owned() or (check_lease and folder.remaining_lease_s() < 0)):
         return None
     # A user's own flow is never started again, because its other steps may not be repeatable.

@@ -182,7 +182,9 @@ def find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) ->
                 reason = "no launcher owns it"
                 if has_lease_ended:
                     reason += ", and its lease has ended"
-                yield AbandonedRun(folder.name, "here", reason, partial(sweep_run, folder, "sweep", reason, report_end))
+                only_expired = requested_runs is None
+                remove = partial(sweep_run, folder, "sweep", reason, report_end, only_expired=only_expired)
+                yield AbandonedRun(folder.name, "here", reason, remove)
         except TorchyardError as error:
             faults.append(str(error))
 

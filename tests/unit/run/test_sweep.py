@@ -23,14 +23,14 @@ from torchyard.steps.submit import submit
 REASON = "its lease has ended"
 
 
-def sweep(folder: RunFolder) -> tuple[tuple[str, ...] | None, list[tuple[str, ...]]]:
+def sweep(folder: RunFolder, *, only_expired: bool = False) -> tuple[tuple[str, ...] | None, list[tuple[str, ...]]]:
     """The result of a sweep, and the ends that it reports."""
     ends: list[tuple[str, ...]] = []
 
     def record_end(run_id: str, report: Report) -> None:
         ends.append((run_id, report.end, report.sentence))
 
-    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, record_end)
+    leftovers = end_lost_run(folder, "sweep", REASON, open_run_archive, record_end, only_expired=only_expired)
     return leftovers, ends
 
 
@@ -43,6 +43,17 @@ def test_swept_run_has_an_end(folder: RunFolder, saved_plan: CommandPlan) -> Non
     end = folder.read_record().find_last("end")
     assert (end["end"], end["by"], end["sentence"], end["left"]) == ("swept", "sweep", REASON, [])
     assert sweep(folder) == ((), [])
+
+
+def test_run_whose_lease_was_renewed_is_not_swept(folder: RunFolder, saved_plan: CommandPlan) -> None:
+    """A run that was resumed, and lost again, since a sweep listed it has a new lease, and keeps its job."""
+    submit(saved_plan, Deadlines())
+    folder.renew(600.0)
+    assert sweep(folder, only_expired=True) == (None, [])
+    assert find_labelled(saved_plan.label)
+    folder.renew(-1.0)
+    assert sweep(folder, only_expired=True)[0] == ()
+    assert find_labelled(saved_plan.label) == []
 
 
 CODE = """

@@ -7,7 +7,6 @@ lease there has ended.
 
 import logging
 import os
-import time
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, NoReturn
 from uuid import UUID
@@ -44,7 +43,8 @@ class MachineHold(NamedTuple):
     machine: identity of the machine; empty if no machine is recorded.
     boot_id: of its kernel.
     state_count: states that the flow run had in Prefect when the machine took the run.
-    claimed_at: when another machine first took the run instead (Unix time); 0 if none has.
+    claimed_at: when another machine first took the run instead, in seconds since the epoch by Prefect's clock, which
+        all machines share; 0 if none has.
     """
 
     machine: str = ""
@@ -117,11 +117,12 @@ def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: Machi
         if run.deployment_id is None or not is_elsewhere or is_started_anew(new_states):
             return own_hold
 
-        claimed_at = hold.claimed_at or time.time()
+        now = _read_server_time(run)
+        claimed_at = hold.claimed_at or now
         if has_journal:
             remaining_s = folder.remaining_lease_s()
         else:
-            remaining_s = claimed_at + profile.deadlines.lease + profile.deadlines.grace - time.time()
+            remaining_s = claimed_at + profile.deadlines.lease + profile.deadlines.grace - now
         if remaining_s > 0:
             delay_s = min(_MAX_GIVE_BACK_DELAY_S, profile.deadlines.lease / _GIVE_BACKS_PER_LEASE)
             _write_hold(client, run, hold._replace(claimed_at=claimed_at))
@@ -129,6 +130,16 @@ def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: Machi
         if not has_journal and not is_launcher_dead(new_states):
             raise HolderGoneError(hold.machine, profile.deadlines.lease)
         return own_hold
+
+
+def _read_server_time(run: FlowRun) -> float:
+    """When the flow run took its state, by Prefect's clock: for a run that a worker has just started, a moment ago.
+
+    An older time only makes this machine wait longer.
+    """
+    if run.state is None:
+        raise ValueError(f"flow run {run.name} has no state")
+    return run.state.timestamp.timestamp()
 
 
 def give_back(client: SyncPrefectClient, run: FlowRun, machine: str, *, delay_s: float) -> NoReturn:

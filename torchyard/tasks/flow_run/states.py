@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -28,12 +29,12 @@ from tenacity import (
     Retrying,
     retry,
     retry_if_exception,
-    retry_if_not_exception_type,
     stop_after_delay,
     wait_fixed,
     wait_random,
 )
 
+from torchyard.common.json_text import parse_json
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
 from torchyard.model.run import RunResult
@@ -42,6 +43,7 @@ from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, is_reques
 CALL_TIMEOUT_S = 5.0  # for one request to Prefect
 Result = TypeVar("Result")
 _TRANSIENT_STATUSES = (401, 403, 408, 429)  # below 500, but may change a moment later
+_UNKNOWN_PATH = "Not Found"  # the detail of FastAPI's 404
 _REPORT_TIMEOUT_S = 30.0  # for retrying the report of an end while Prefect is unreachable
 
 
@@ -100,8 +102,29 @@ def is_transient_error(error: BaseException) -> bool:
     The server is unreachable, busy or broken, has not authorized the call, or has not recorded yet what it needs.
     """
     if isinstance(error, HTTPStatusError):
-        return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
+        status = error.response.status_code
+        if status == HTTPStatus.NOT_FOUND:
+            return not is_missing(error)
+        return status >= 500 or status in _TRANSIENT_STATUSES
     return isinstance(error, TransportError | NotRecordedError)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether Prefect itself reports that an object does not exist.
+
+    Its client raises ObjectNotFound for every 404. Prefect's own one names the object in `detail`; one of a proxy does
+    not, nor does one of its web framework for an unknown path, and neither proves anything.
+    """
+    if isinstance(error, ObjectNotFound):
+        error = error.http_exc
+    if not isinstance(error, HTTPStatusError) or error.response.status_code != HTTPStatus.NOT_FOUND:
+        return False
+    try:
+        body = parse_json(error.response.content)
+    except ValueError:
+        return False
+    detail = body.get("detail") if isinstance(body, dict) else None
+    return isinstance(detail, str) and detail not in ("", _UNKNOWN_PATH)
 
 
 def get_flow_run_pool() -> str:
@@ -114,14 +137,16 @@ def get_flow_run_pool() -> str:
 def read_liveness(run_id: str) -> str | None:
     """Why a run may be alive: its state's name, or that Prefect does not respond.
 
-    None if the run has ended, is scheduled, or does not exist on this server.
+    None if the run has ended, is scheduled, or does not exist on this server: a 404 of a proxy does not prove that.
     """
     try:
         with open_bounded_client() as client:
             state = client.read_flow_run(UUID(run_id)).state
-    except (ObjectNotFound, ValueError):
+    except ValueError:  # not the id of a flow run
         return None
     except Exception as error:
+        if is_missing(error):
+            return None
         return f"cannot query Prefect: {error}"
     if state is None or state.is_final() or state.is_scheduled():
         return None
@@ -189,7 +214,7 @@ def report_state(run_id: str, state: State[Any], run_count: int | None = None) -
 @retry(
     stop=stop_after_delay(_REPORT_TIMEOUT_S),
     wait=wait_fixed(1),
-    retry=retry_if_not_exception_type((ObjectNotFound, ValueError)),
+    retry=retry_if_exception(lambda error: not isinstance(error, ValueError) and not is_missing(error)),
 )
 def _set_flow_run_state(run_id: str, state: State[Any], run_count: int | None) -> None:
     with open_bounded_client() as client:

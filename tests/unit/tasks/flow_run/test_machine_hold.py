@@ -1,6 +1,7 @@
 """The machine that holds a run on plain machines; tests/local plays two machines with a real server."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,22 @@ def test_run_of_another_machine_is_given_back(prefect: FakePrefect, write: Write
         hold_sample_run(write)
     labels_written = get_written_labels(prefect)
     assert (labels_written["torchyard.machine"], labels_written["torchyard.sought"] > 0) == ("other:/runs#1", True)
+
+
+@pytest.mark.parametrize(("age_s", "is_given_back"), [(50.0, True), (100.0, False)])
+def test_lease_is_measured_by_prefects_clock(
+    prefect: FakePrefect, write: Write, age_s: float, is_given_back: bool
+) -> None:
+    """The clocks of two machines may differ by hours, so that a run is taken over by the times of its states alone."""
+    taken_at = datetime.fromisoformat(str(STATE["timestamp"])).timestamp()
+    prefect.run_fields["labels"]["torchyard.sought"] = taken_at - age_s
+    if is_given_back:
+        with pytest.raises(Exception, match="cannot read from Prefect"):  # the process would have ended
+            hold_sample_run(write)
+    else:
+        hold_sample_run(write)
+    own_machine = identify_machine(runs_folder())
+    assert (get_written_labels(prefect)["torchyard.machine"] == own_machine) != is_given_back
 
 
 def test_run_whose_launcher_is_dead_starts_here_after_its_lease(prefect: FakePrefect, write: Write) -> None:

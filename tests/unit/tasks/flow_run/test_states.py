@@ -3,12 +3,15 @@
 import os
 import threading
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
-from httpx import HTTPStatusError
+from httpx import HTTPStatusError, Request, Response
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
 
 from tests.conftest import RUN_ID
 from tests.doubles.fake_prefect import FakePrefect
@@ -17,6 +20,7 @@ from torchyard.tasks.flow_run.states import (
     delete_runs_with_same_end,
     get_flow_run_pool,
     open_bounded_client,
+    read_liveness,
     report_state,
 )
 
@@ -54,6 +58,20 @@ def test_end_is_reported_again_if_prefect_was_busy(server: FakePrefect) -> None:
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
     report_state(RUN_ID, build_final_state("swept", "it was lost"))
     assert server.requested_states == ["Swept"]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_proof"),
+    [(b'{"detail": "Flow run not found"}', True), (b'{"detail": "Not Found"}', False), (b"<h1>no site</h1>", False)],
+)
+def test_only_prefect_proves_that_a_run_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, is_proof: bool
+) -> None:
+    """A 404 of a proxy, or for an unknown path, leaves a run that may be alive."""
+    response = Response(404, content=body, request=Request("GET", "http://prefect/api/flow_runs/1"))
+    refusal = ObjectNotFound(http_exc=HTTPStatusError("404", request=response.request, response=response))
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", Mock(side_effect=refusal))
+    assert (read_liveness(RUN_ID) is None) == is_proof
 
 
 def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
