@@ -191,7 +191,7 @@ class BuildPlan(Protocol):
 
 
 class Owner:
-    """Who owns a run outside of this machine: its other machines learn of it here.
+    """Records who owns a run, where other machines can read it.
 
     This class is the owner where nothing but the run's folder and the job itself records one: it does nothing.
 

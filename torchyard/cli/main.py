@@ -157,8 +157,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_run_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the verbs that show runs, or one run."""
     runs = verb_parsers["ps"]
-    runs.add_argument("--all", action="store_true", help="also the runs that are over")
-    runs.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
+    runs.add_argument("--all", action="store_true", help="also the runs that have ended")
+    runs.add_argument("--watch", action="store_true", help="refresh the list until Ctrl-C")
     _add_cluster_option(runs, "also the runs of a cluster, whichever machine started them")
     for name in ("logs", "attach", "stop"):
         verb_parsers[name].add_argument("run_name", metavar="RUN", help=_RUN_HELP)
@@ -186,11 +186,10 @@ def _add_cluster_option(parser: argparse.ArgumentParser, help_text: str) -> None
 
 
 def _parse_rank(text: str) -> int:
-    """A global rank. ValueError, which the parser reports, if it is not one."""
-    rank = int(text)
-    if rank < 0:
-        raise ValueError
-    return rank
+    """A global rank. ArgumentTypeError, which the parser reports, if it is not one."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank, which is a number from 0")
+    return int(text)
 
 
 def _add_node_arguments(verb_parsers: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -347,7 +346,7 @@ def _show_schema(args: argparse.Namespace) -> int:
 
 
 def _show_runs(args: argparse.Namespace) -> int:
-    """list the runs that go on: their state, progress and time left, and where they run"""
+    """list the active runs: their state, progress and time left, and where they run"""
     from torchyard.cli.ps import show_runs, watch_runs
 
     if args.watch:

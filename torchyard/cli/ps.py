@@ -1,4 +1,4 @@
-"""`torchyard ps`: the runs that go on, or all, as a table or as JSON; once, or again and again."""
+"""`torchyard ps`: the active runs, or all, as a table or as JSON; once, or refreshed until Ctrl-C."""
 
 import gc
 import shutil
@@ -39,11 +39,11 @@ def show_runs(*, with_finished: bool, context: str | None, as_json: bool) -> int
 
 
 def _describe_no_run(context: str | None) -> str:
-    """That no run goes on, where that was looked for, and where else there may be runs."""
-    hint = "`torchyard ps --all` lists those that are over"
+    """That no run is active, where that was looked for, and where else there may be runs."""
+    hint = "`torchyard ps --all` lists those that have ended"
     if context is not None:
-        return f"no run goes on; {hint}"
-    return f"no run that this machine knows goes on; {hint}, `torchyard ps --cluster` those in the cluster"
+        return f"no run is active; {hint}"
+    return f"no run of this machine is active; {hint}, `torchyard ps --cluster` those in the cluster"
 
 
 def watch_runs(*, with_finished: bool, context: str | None, as_json: bool) -> NoReturn:

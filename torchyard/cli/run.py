@@ -180,7 +180,7 @@ def stop_run(name: str, *, as_json: bool) -> int:
             time.sleep(_END_POLL_INTERVAL_S)
         record = folder.read_record()
     if record.end == "moved":
-        raise TorchyardError(f"run {name} goes on on another machine, which has taken it over: stop it there")
+        raise TorchyardError(f"run {name} was taken over by another machine, where it runs now: stop it there")
     if not _is_over_here(record):
         raise TorchyardError(f"no process owns run {name}: `torchyard attach {name}` continues it; then stop that one")
     _report_recorded_end(folder, record, as_json=as_json)

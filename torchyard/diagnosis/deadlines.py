@@ -86,11 +86,11 @@ class DeadlineMonitor:
         if states_current and job_age_s > deadlines.run - deadlines.notice:
             message = f"not ended within {deadlines.run:g} s (deadlines.run)"
             if deadlines.notice:
-                message = f"not ended {deadlines.notice:g} s (deadlines.notice) before {deadlines.run:g} s are over"
+                message = f"not ended by {deadlines.notice:g} s (deadlines.notice) before {deadlines.run:g} s"
                 message += " (deadlines.run)"
             return ExpiredDeadline(LauncherCause.RUN_DEADLINE, message)
         if logs_current and self._has_started and self._silence_s > deadlines.silence:
-            message = f"no line in any log for {deadlines.silence:g} s (deadlines.silence): the job hangs"
+            message = f"no line in any log and no completed collective for {deadlines.silence:g} s (deadlines.silence)"
             return ExpiredDeadline(LauncherCause.SILENCE, message)
         return None
 

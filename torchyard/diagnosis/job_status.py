@@ -119,7 +119,7 @@ def build_succeeded_status(observed: Observation, job: Mapping[str, Any], gang: 
     succeeded = max(_count_observed_successes(observed, pods), _count_reported_successes(job))
     planned_pods = max(gang.pod_count, succeeded, len(pods))
     if not planned_pods:
-        return Status(state="succeeded", reason="its controller says so; its pods are gone")
+        return Status(state="succeeded", reason="its controller reports success; its pods are gone")
     if failed_pods:
         reason = f"{succeeded} of {planned_pods} pods succeeded, as many as the job requires"
     elif succeeded >= planned_pods:

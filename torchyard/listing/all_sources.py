@@ -25,7 +25,7 @@ class RunLister:
     """
 
     def __init__(self, *, with_finished: bool, context: str | None) -> None:
-        """`with_finished`: also the runs that are over.
+        """`with_finished`: also the runs that have ended.
 
         `context`: of a cluster, "" for the current one; None for no cluster.
         """

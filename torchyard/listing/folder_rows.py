@@ -14,7 +14,7 @@ class FolderLister:
     """List the runs of this machine, again at each call. A run that is over is read once. Not thread-safe."""
 
     def __init__(self, *, with_finished: bool) -> None:
-        """`with_finished`: read the plans of the runs that are over too; else their rows lack what the plan adds."""
+        """`with_finished`: read the plans of the runs that have ended too; else their rows lack what the plan adds."""
         self._with_finished = with_finished
         self._reader = RunsReader()
         self._finished: dict[str, tuple[RunSummary, ListedRun]] = {}

@@ -311,7 +311,7 @@ def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     from torchyard.loading.helm_files import read_values  # 5 % of the time of `torchyard plan`; few profiles need it
 
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ProfileKeyError("values", f"it is a list of files, not {shorten_value(repr(names))}")
+        raise ProfileKeyError("values", f"must be a list of files, not {shorten_value(repr(names))}")
     if raw.get("manifest"):
         raise ProfileKeyError("values", "a manifest is a whole job, which values do not change: name one of the two")
     paths = [_resolve_relative_path(path, name) for name in names]
@@ -345,7 +345,7 @@ def _load_named_files(raw: Mapping[str, Any], path: Path, findings: Findings) ->
             continue
         try:
             if not isinstance(value, str):
-                raise ProfileKeyError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
+                raise ProfileKeyError(key, f"must be the name of a file, not {shorten_value(repr(value))}")
             loaded[key] = load_hardware(value) if key == "hardware" else _load_manifest(value, path, findings)
         except (ProfileError, ProfileKeyError) as error:
             findings.add_error(key, error)

@@ -10,15 +10,16 @@ TorchyardError
       NotFoundError      the API server reports that an object or a kind does not exist
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
+    CodeError          the code of a run cannot be brought into its job
     ArchiveError       the archive of run folders refuses, fails or cannot be reached
       NoArchiveError     it answers, and there is no archive at its URL
     DetachedError      this process cannot continue; the job keeps running
       HandedOverError    another process resumes the run
     NoRunError         no run has the name that the user gave
+    SelectionError     the job does not have the node or rank that the user gave
     RunInUseError      another process owns this run
     HolderGoneError    the machine that holds this run has not resumed it
-    NoReportError      a run of a benchmark has left no report
-      NoReportError      the run over one fabric has no report
+    NoReportError      the run over one fabric of a benchmark has no report
     SettingError       an environment variable has an invalid value
     ExtensionError     a launcher, reader, tracker or hardware file of another package cannot be used
     MissingPackageError  a feature needs a package that is not installed

@@ -194,7 +194,7 @@ class Capacity(FrozenModel):
     only: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values of which a node must have one")
     one_per_node: bool = Field(description="one pod per node")
     uses_host_ports: bool = Field(
-        False, description="`alone` only because the pod's port is the node's, under the host's network"
+        False, description="`one_per_node` only because the pod's port is the node's, under the host's network"
     )
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
     manifest: ManifestFields | None = Field(None, description="the pods' fields in a manifest; None without one")

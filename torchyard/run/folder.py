@@ -4,8 +4,9 @@ lock           held (flock) by the process that owns the run
 lease          renewed while a process watches the run: how long it lasts, in seconds, and when it was renewed, as the
                kernel's boot id and the seconds since that boot
 journal        one JSON line per event: start, step, end
-attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process,
-               and hang/ if a rank hung: hang.txt, stacks.txt, rank-N.json
+attempt-N/     plan.json (written before anything is started), outcome.json (how its job ended), ended.json (with what
+               its logs contain, once they are collected), one folder per supervised process, and hang/ if a rank hung:
+               hang.txt, stacks.txt, rank-N.json
 code-DIGEST.tar.gz, code-DIGEST/  the code of the job; the folder only if it runs on this machine
 checkpoints/   what the program saves, shared by all attempts
 checkpoints.json  what is known of each of them

@@ -161,10 +161,10 @@ class Runner:
             ended = self.collect(attempt, outcome)
             leftovers = self.teardown(attempt)
             if not may_try_again(self.attempts, self.profile, first_number=self._first_number):
-                return _describe_end(ended)
+                return _build_end(ended)
             live_processes = self._await_processes(attempt, leftovers)
             if live_processes:
-                return _describe_blocked_end(ended, live_processes)
+                return _build_blocked_end(ended, live_processes)
         raise AssertionError("there is always another number")
 
     def preflight(self, number: int) -> OpenAttempt:
@@ -630,7 +630,7 @@ class Runner:
             self.leftovers.append(str(error))
 
 
-def _describe_end(attempt: Attempt) -> RunEnd:
+def _build_end(attempt: Attempt) -> RunEnd:
     """The end of a run whose last attempt this is."""
     if attempt.outcome.status.state == "succeeded":
         return RunEnd("succeeded", describe_success(attempt))
@@ -638,9 +638,9 @@ def _describe_end(attempt: Attempt) -> RunEnd:
     return RunEnd("failed", attempt.collected.failure.sentence)
 
 
-def _describe_blocked_end(attempt: Attempt, live_processes: list[str]) -> RunEnd:
+def _build_blocked_end(attempt: Attempt, live_processes: list[str]) -> RunEnd:
     """The end of a run whose next attempt would share hosts or files with processes of this one."""
-    end = _describe_end(attempt)
+    end = _build_end(attempt)
     blocked = "another attempt is not started, because processes of this one may still run"
     return RunEnd(end.end, f"{end.sentence}; {blocked}: {'; '.join(live_processes)}")
 

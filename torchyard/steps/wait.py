@@ -311,7 +311,7 @@ class _JobPoller:
 
 
 def _ignore_event(event: JobEvent) -> None:
-    """Nobody has asked for the events."""
+    """Ignore the event: the caller passed no `emit`."""
 
 
 class FabricMonitor:

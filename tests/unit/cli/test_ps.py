@@ -23,7 +23,7 @@ def test_runs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     build_folder(*FAILED, name="over-a1b2c3d4")
     assert main(["ps"]) == 0
     assert capsys.readouterr().out.startswith(
-        "no run that this machine knows goes on; `torchyard ps --all` lists those that are over"
+        "no run of this machine is active; `torchyard ps --all` lists those that have ended"
     )
     build_folder(*RUNNING)
     assert main(["ps"]) == 0

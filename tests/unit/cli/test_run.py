@@ -146,7 +146,7 @@ def test_run_of_another_machine_is_neither_stopped_nor_reported(
         folder.record_event("start", run="an-id", profile="sample")
         folder.record_event("end", end="moved", by="flow", sentence="another process owns it")
     assert main(["stop", "sample-1"]) == 1
-    assert "run sample-1 goes on on another machine" in capsys.readouterr().err
+    assert "run sample-1 was taken over by another machine" in capsys.readouterr().err
     assert main(["attach", "sample-1"]) == 1
     assert "prefect flow-run retry an-id" in capsys.readouterr().err
 

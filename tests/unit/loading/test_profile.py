@@ -91,7 +91,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"values": "a.yaml"}, ":4: values: it is a list of files, not 'a.yaml'"),
+        ({"values": "a.yaml"}, ":4: values: must be a list of files, not 'a.yaml'"),
         ({"values": ["a.yaml"]}, ":4: values: there is no file"),
         ({"values": ["sample.py"], "manifest": "job.yaml"}, ":5: values: a manifest is a whole job"),
     ],

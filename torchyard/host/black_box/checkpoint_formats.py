@@ -52,7 +52,7 @@ _NOT_WEIGHTS = re.compile(
 _SAVED_WITH_OPTIMIZER = re.compile(r"^(?:scheduler|rng_state)")
 _OPTIMIZER = re.compile(r"optim|_model_states\.pt$")  # DeepSpeed may have it in the model's file
 _STATE_FILES = re.compile(r"^(?:optimizer|scheduler|sampler|scaler|custom_checkpoint)[^/]*\.(?:pt|bin|pkl)$")
-_TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # DeepSpeed's and Megatron's, written last
+_LATEST_FILES = ("latest", "latest_checkpointed_iteration.txt")  # DeepSpeed's and Megatron's, written last
 _MAX_PEERS = 4  # checkpoints beside this one that are compared
 _ORDER_TOLERANCE_S = 1.0  # between the times of two files that several nodes wrote
 
@@ -297,7 +297,7 @@ def _check_folder(folder: str, name: str, format_name: str, listing: FolderListi
     elif not format_name:
         yield "%s has no known format: nothing shows that it has all of its files" % name
     if _DEEPSPEED_NAME.match(name) or _MEGATRON_NAME.match(name):
-        yield from _check_tracker(folder, name)
+        yield from _check_latest_files(folder, name)
     yield from _check_files(folder, listing)
     if listing.is_partial:
         yield "%s has too many files or levels, or a folder that cannot be read" % name
@@ -449,21 +449,21 @@ def _check_shards(listing: FolderListing) -> Iterator[str]:
         yield "an index of the shards is missing"
 
 
-def _check_tracker(folder: str, name: str) -> Iterator[str]:
+def _check_latest_files(folder: str, name: str) -> Iterator[str]:
     """The file beside the folder that is written after it names this step, or a later one."""
     parent = os.path.dirname(os.path.abspath(folder))
     step = parse_step(name)
-    for tracker in _TRACKERS:
+    for latest_file in _LATEST_FILES:
         try:
-            text = checkpoint_files.read_text(os.path.join(parent, tracker), max_bytes=256).strip()
+            text = checkpoint_files.read_text(os.path.join(parent, latest_file), max_bytes=256).strip()
         except (OSError, UnverifiedError):
             continue
         tracked_step = int(text) if text.isdigit() and len(text) < 16 else parse_step(text)
         if tracked_step is not None and step is not None and tracked_step >= step:
             return
-        yield "%s names %s, which is older" % (tracker, text[:40])
+        yield "%s names %s, which is older" % (latest_file, text[:40])
         return
-    yield "%s, which is written last, is missing" % " or ".join(_TRACKERS)
+    yield "%s, which is written last, is missing" % " or ".join(_LATEST_FILES)
 
 
 def _read_trainer_step(folder: str) -> Optional[int]:

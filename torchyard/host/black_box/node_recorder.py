@@ -80,8 +80,11 @@ class _RankWatch:
             self.pauses.append((self.stalled_s, now))
         self.stalled_s = stalled_s
 
-    def find_usual_pause(self, now: float) -> float:
-        """The longest of the rank's last pauses, at most `_MAX_USUAL_PAUSE_S`."""
+    def get_pause_limit_s(self, now: float) -> float:
+        """Seconds without progress that are normal for the rank: `_PAUSE_FACTOR` times its longest recent pause.
+
+        At most `_MAX_USUAL_PAUSE_S`; 0 without a recent pause.
+        """
         recent = [pause_s for pause_s, ended_at in self.pauses if now - ended_at < _PAUSE_MEMORY_S]
         return min(max(recent, default=0.0) * _PAUSE_FACTOR, _MAX_USUAL_PAUSE_S)
 
@@ -174,7 +177,7 @@ class NodeRecorder:
             is_due = _TORCHLESS_FLOOR_S < stalled_s < _TORCHLESS_UNTIL_S and watch.meter.idle_s > _TORCHLESS_FLOOR_S
             return "stall" if is_due and now - watch.printed_at >= _choose_interval_s(math.inf) else None
         floor_s = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
-        limit_s = max(floor_s, _STALL_FACTOR * record["typical_pause_s"], watch.find_usual_pause(now))
+        limit_s = max(floor_s, _STALL_FACTOR * record["typical_pause_s"], watch.get_pause_limit_s(now))
         if is_frozen or stalled_s > limit_s:
             interval_s = _choose_interval_s(stalled_s if record["groups"] else math.inf)
             is_active = watch.meter.activity is not None and watch.meter.activity.is_active
