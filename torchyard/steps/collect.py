@@ -1,5 +1,6 @@
 """Reads the logs of an ended job: whether they are complete, the metrics, and the cause of a failure."""
 
+import re
 from collections.abc import Set
 
 from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
@@ -26,6 +27,9 @@ from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.run import MAX_CHECKPOINTS, Collected, Failure, LogFile, Metrics, Outcome, Row
 from torchyard.steps.log_scan import LogScan
 from torchyard.steps.log_tail import LogTails
+
+_STOP_LINE = re.compile(r"Received \S{1,20} death signal, shutting down workers")  # of torchrun
+_STOP_LINES = 100  # at most, that it prints from then on
 
 
 @retry_step(COLLECT_TIMEOUT_S)
@@ -184,7 +188,7 @@ def find_failure(plan: Plan, outcome: Outcome, scan: LogScan) -> Failure:
 
 
 def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
-    """The expired deadline as the failure, with the last lines of the node that logged last."""
+    """The expired deadline as the failure, with the last lines of the node that logged last, before the stop."""
     assert outcome.cause
     sentence = f"{outcome.status.reason}: {outcome.hang.sentence}" if outcome.hang else outcome.status.reason
 
@@ -193,7 +197,7 @@ def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
         return last_lines[0].timestamp if last_lines else 0.0
 
     node = max(logs, key=read_last_time)
-    return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail(logs, node))
+    return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail_before_stop(logs, node))
 
 
 def _add_hang(failure: Failure, hang: Hang) -> Failure:
@@ -220,6 +224,18 @@ def _add_last_record(failure: Failure, records: BlackBox) -> Failure:
 
 def _read_tail(logs: LogTails, node: str) -> tuple[str, ...]:
     return tuple(line.text for line in logs.last(node, TAIL_LINES)) if node in logs else ()
+
+
+def _read_tail_before_stop(logs: LogTails, node: str) -> tuple[str, ...]:
+    """A node's last lines, without what torchrun prints when it is stopped; all of them if it printed nothing else."""
+    if node not in logs:
+        return ()
+    texts = [line.text for line in logs.last(node, TAIL_LINES + _STOP_LINES)]
+    for index, text in enumerate(texts):
+        if index and _STOP_LINE.search(text):
+            texts = texts[:index]
+            break
+    return tuple(texts[-TAIL_LINES:])
 
 
 def blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:

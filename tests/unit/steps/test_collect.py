@@ -52,6 +52,22 @@ def test_explained_cause_goes_before_the_deadline(plan: ManifestPlan) -> None:
     )
 
 
+def test_tail_of_an_expired_deadline_ends_before_the_stop(plan: ManifestPlan) -> None:
+    """The last lines show what the program did until the stop, and not the traceback of torchrun that it caused."""
+    stop_lines = [
+        "W0101 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers",
+        "Traceback (most recent call last):",
+        *('  File "torch/distributed/run.py", line 1, in main' for _ in range(60)),
+        "SignalException: Process 7 got signal: 15",
+    ]
+    write_logs(plan, [[*(f"step {step}" for step in range(60)), *stop_lines] for _ in plan.logs])
+    outcome = Outcome(status=Status(state="failed", reason="late"), cause="silence", exit_codes={})
+    tail = find_failure(plan, outcome, LogScan(plan)).tail
+    assert (len(tail), tail[0], tail[-1]) == (50, "[default0]:step 10", "[default0]:step 59")
+    write_logs(plan, [stop_lines for _ in plan.logs])
+    assert len(find_failure(plan, outcome, LogScan(plan)).tail) == 50
+
+
 def test_hang_keeps_the_stack_of_its_rank(plan: ManifestPlan) -> None:
     """The last lines of the log, which the stop of the job has printed, do not replace the stack."""
     write_logs(plan, [["Received Signals.SIGTERM death signal"] for _ in plan.logs])
