@@ -67,8 +67,41 @@ _DATA_KEYS = ("data", "stringData")  # their keys are the user's
 # Of a variable, or of a key in a ConfigMap, with the name of a job.
 _JOB_NAME_VARIABLE_PATTERN = re.compile(r"(?:^|[_.-])(?:vc|pytorch)?job(?:_?set)?[_-]?name$", re.IGNORECASE)
 _LABEL_KEYS = ("labels", "matchLabels", "nodeSelector", "selector")
-# Before a name: the start of a word that is not a part of a path. `//` begins a host, and `s/` a sed expression.
-_START = r"(?:(?<![\w./-])|(?<=//)|(?<=\bs/)|(?<=/\^))"
+# After the `//` of these schemes comes a host; after that of a store (gs, s3, hf, file) a bucket or a path.
+_NETWORK_SCHEMES = (
+    "amqp",
+    "c10d",
+    "etcd",
+    "ftp",
+    "gloo",
+    "grpc",
+    "grpcs",
+    "http",
+    "https",
+    "kafka",
+    "mongodb",
+    "mysql",
+    "nats",
+    "nccl",
+    "postgres",
+    "postgresql",
+    "ray",
+    "redis",
+    "rediss",
+    "rsync",
+    "sftp",
+    "ssh",
+    "tcp",
+    "tls",
+    "udp",
+    "ws",
+    "wss",
+    "zmq",
+)
+_SCHEME = rf"\b(?:{'|'.join(_NETWORK_SCHEMES)})://"
+_AFTER_SCHEME = "|".join(rf"(?<=\b{scheme}://)" for scheme in _NETWORK_SCHEMES)  # each as wide as its scheme
+# Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression.
+_START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
 _VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w+|\$\(\w[^()\n]*\))"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
@@ -279,7 +312,7 @@ class _Marker:
             name = re.escape(service)
             yield re.compile(rf"([{marks}][^\s\"',:/.]*\.|{_VARIABLE}\.){name}(?![\w(-])"), rf"\1{marked}"
             yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\1{marked}"
-            host = rf"({_HOST_OPTION}[\"']?\s*[=:]?\s*[\"']?(?:\w+://)?){name}(?=[:\"'\s,/]|$)"
+            host = rf"({_HOST_OPTION}[\"']?\s*[=:]?\s*[\"']?(?:{_SCHEME})?){name}(?=[:\"'\s,/]|$)"
             yield re.compile(host, re.IGNORECASE), rf"\1{marked}"
             if "-" in service:
                 yield re.compile(rf"{_START}{name}{_END}{_FILE_NAME_END}"), marked

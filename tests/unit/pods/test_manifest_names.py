@@ -96,6 +96,23 @@ def test_what_only_looks_like_the_name_stays(script: str) -> None:
         assert rename(job, document) == ([document], [], [])
 
 
+@pytest.mark.parametrize("name", ["train", "llm-train"])
+@pytest.mark.parametrize(
+    "scheme", ["abfss", "aws", "az", "azureml", "dbfs", "file", "gcs", "gs", "hdfs", "hf", "mlflow", "oci", "s3", "s3a"]
+)
+def test_bucket_and_pod_of_one_name(name: str, scheme: str) -> None:
+    """What follows the scheme of a store is a bucket or a path and stays, also as a host option's value."""
+    script = f"python t.py --url {scheme}://{name}/ckpt {scheme}://{name} {scheme}://{name}-worker-0/ckpt"
+    for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
+        assert rename_script(job._replace(name=name), script) == script
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "http", "https", "grpc", "ssh", "ws", "redis", "etcd", "nccl"])
+def test_host_after_a_network_scheme_follows(scheme: str) -> None:
+    """What follows the scheme of a protocol is a host: a pod's name follows the job's."""
+    assert rename_script(VOLCANO, f"curl {scheme}://train-worker-0:1") == f"curl {scheme}://{NEW}-worker-0:1"
+
+
 def test_variable_that_builds_a_pods_name_follows() -> None:
     """A variable with the job's name follows if a script builds the name of a pod from it; another one stays."""
     env = [{"name": "JOB", "value": "train"}, {"name": "WANDB_NAME", "value": "train"}]
