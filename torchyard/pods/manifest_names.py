@@ -103,10 +103,33 @@ _AFTER_SCHEME = "|".join(rf"(?<=\b{scheme}://)" for scheme in _NETWORK_SCHEMES) 
 # Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression.
 _START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
-_VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w+|\$\(\w[^()\n]*\))"
+_VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w++|\$\(\w[^()\n]*\))"
+_VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE})+[\w-]*|`hostname[^`\n]*`)"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
-_HOST_OPTION = r"(?:addr|address|endpoint|host|hostname|(?<![a-z])ip|url|server|service|svc)"
-_FILE_NAME_END = r"(?!\.(?:py|sh|ya?ml|json|log|txt|pth?|tar|gz)\b)"
+_FILE_NAME_END = (
+    r"(?!\.(?:bin|cfg|ckpt|conf|csv|err|gz|h5|ini|jsonl?|log|md|np[yz]|onnx|out|parquet|pkl|pth?|py|safetensors|sh|tar|tgz"
+    r"|tmp|toml|tsv|txt|whl|ya?ml|zip)\b)"
+)
+# --- where a Service's name is a host's, for it may be an experiment's or a model's elsewhere
+# The end of a variable, an option or a key whose value is a host. DD_SERVICE is what Datadog calls an application.
+_HOST_WORD = (
+    r"(?:addr|address|coordinator|endpoint|fqdn|hosts|(?<![a-z])ip|leader|master|peer|(?<!\bdd_)service|svc|url"
+    r"|(?:domain|host|server)(?:[_-]?name)?)"
+)
+_HOST_OPTION = (
+    rf"(?i:(?<![\w-])--?[\w.-]*{_HOST_WORD}\s+[\"']?"  # --master_addr NAME
+    rf"|{_HOST_WORD}(?:[\"']?\s*=\s*|[\"']?\s*:\s+|[\"']:)[\"']?)"  # MASTER_ADDR=NAME, "host": "NAME"
+)
+_HOST_COMMAND = (
+    r"\b(?:curl|dig|getent\s+a?hosts(?:v[46])?|nc(?:at)?|nslookup|ping6?|ssh|telnet|wget)"
+    r"(?:\s+[-+]\S+(?:\s+(?:\d+|\w+=\S+))?)*\s+[\"']?"  # its options, such as -c 1, before the host
+)
+_USER = r"(?<![\w./:@-])[\w.-]+@"
+_HOST_START = rf"(?:(?:{_SCHEME}|{_HOST_OPTION}|{_HOST_COMMAND})(?:[\w.-]+@)?|{_USER})"
+_HOST_END = rf"(?![\w-]){_FILE_NAME_END}(?=(?:\.[\w-]+)?(?:[:\"'\s,/;&|)\]}}\\]|$))"
+_PORT = r":(?:\d{2,5}(?![\w.-])|[${(]+(?i:\w*port))"
+# The option, variable or key right before its value.
+_PURPOSE_PATTERN = re.compile(r"(?:(?<![\w-])--?[\w.-]+(?:=|\s+)|\w\s*=\s*|[\w\"']\s*:\s+|[\"']:)[\"']?$")
 _SED_PATTERN = r"\bs/[^/\n]*/"  # of a sed expression, before its replacement
 _KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
 _HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
@@ -157,12 +180,14 @@ class _Text(NamedTuple):
 
     keys: the path in its object, with `[i]` for an item of a list.
     parents: the mappings around it, the outermost first.
+    previous: the text before it in its list, such as an option; empty if there is none.
     replace: sets another value.
     """
 
     location: str
     keys: tuple[str, ...]
     parents: tuple[Mapping[str, Any], ...]
+    previous: str
     value: str
     replace: Callable[[str], None]
 
@@ -170,6 +195,29 @@ class _Text(NamedTuple):
     def key(self) -> str:
         """The name of the last key that is not a position in a list."""
         return next(key for key in reversed(self.keys) if not key.startswith("["))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of which it is the value, or may be, as an entry of a ConfigMap; else empty."""
+        if self.keys[0] in _DATA_KEYS:
+            return self.key
+        name = self.parents[-1].get("name")
+        return name if self.key == "value" and isinstance(name, str) else ""
+
+    @property
+    def prefix(self) -> str:
+        """What a script has before such a value: `MASTER_ADDR=`, `--master_addr ` or `host: `; empty if unknown.
+
+        It contains nothing that could be marked.
+        """
+        is_entry = self.keys[0] in _DATA_KEYS
+        if self.variable and not is_entry:
+            return re.sub(r"\W", "_", self.variable) + "="
+        if self.keys[-1].startswith("["):
+            is_option = re.fullmatch(r"--?[\w.-]+", self.previous)
+            return "--" + re.sub(r"\W", "_", self.previous.lstrip("-")) + " " if is_option else ""
+        # A pod's own host name is not that of a Service.
+        return "" if self.key == "hostname" and not is_entry else re.sub(r"\W", "_", self.key) + ": "
 
     @property
     def where(self) -> str:
@@ -189,6 +237,7 @@ def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference
             text.replace(marker.finish(marked, new_name))
         if not _is_opaque(text):
             doubts += _find_doubts(text, marked, jobs, new_name)
+            doubts += marker.find_bare_services(text, marked, new_name)
         if marked == text.value and _is_config_map_name(text):
             doubts += _find_composed_name(text, jobs, new_name)
     for document in documents:
@@ -212,7 +261,10 @@ def _walk(node: Any, location: str, keys: tuple[str, ...], parents: tuple[Mappin
     for key, key_text in entries:
         child = node[key]
         if isinstance(child, str):
-            yield _Text(location, (*keys, key_text), parents, child, functools.partial(node.__setitem__, key))
+            previous = node[key - 1] if isinstance(node, list) and key else ""
+            previous_text = previous if isinstance(previous, str) else ""
+            replace = functools.partial(node.__setitem__, key)
+            yield _Text(location, (*keys, key_text), parents, previous_text, child, replace)
         else:
             yield from _walk(child, location, (*keys, key_text), parents)
 
@@ -304,18 +356,17 @@ class _Marker:
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
 
     def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
-        """Services: pod.train, $(hostname).train, train.ns.svc, --rdzv-endpoint=train:29500."""
+        """Services, where the name is a host's: pod.train, $(hostname).train, train.ns.svc, train:29500, ping train."""
         marks = "".join(mark for mark, _ in self._list_marks())
         for (kind, service), marked in self._objects.items():
             if kind != "Service":
                 continue
             name = re.escape(service)
-            yield re.compile(rf"([{marks}][^\s\"',:/.]*\.|{_VARIABLE}\.){name}(?![\w(-])"), rf"\1{marked}"
+            pod = rf"(?:[{marks}][^\s\"',:/.]*|{_VARIABLE_WORD})"
+            yield re.compile(rf"({pod}\.){name}(?![\w(-]){_FILE_NAME_END}"), rf"\1{marked}"
             yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\1{marked}"
-            host = rf"({_HOST_OPTION}[\"']?\s*[=:]?\s*[\"']?(?:{_SCHEME})?){name}(?=[:\"'\s,/]|$)"
-            yield re.compile(host, re.IGNORECASE), rf"\1{marked}"
-            if "-" in service:
-                yield re.compile(rf"{_START}{name}{_END}{_FILE_NAME_END}"), marked
+            yield re.compile(rf"{_START}{name}(?=(?:\.(?:[\w-]+|{_VARIABLE}))*{_PORT})"), marked
+            yield re.compile(rf"({_HOST_START}){name}{_HOST_END}"), rf"\1{marked}"
 
     def _list_label_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Selectors: volcano.sh/job-name=train."""
@@ -342,10 +393,10 @@ class _Marker:
             return marked_name
         if _is_opaque(text):
             return text.value
-        is_variable = text.key == "value" and isinstance(text.parents[-1].get("name"), str)
-        if is_variable:
-            return self._mark_variable(text.parents[-1]["name"], text.value)
-        return self._mark_script(text.value)
+        for mark, job in self._list_marks():
+            if text.value == job.name and text.variable in self._variables:
+                return mark
+        return self._mark_script(text.prefix + text.value).removeprefix(text.prefix)
 
     def _mark_name(self, text: _Text) -> str | None:
         """The marked name of an object, if the text is one; None if it is another text."""
@@ -377,14 +428,6 @@ class _Marker:
                 return f"{mark}{match[1] or ''}"
         return self._objects.get(("PodGroup", value))
 
-    def _mark_variable(self, name: str, value: str) -> str:
-        """The value of an environment variable."""
-        for mark, job in self._list_marks():
-            if value == job.name and name in self._variables:
-                return mark
-        prefix = f"{name}="
-        return self._mark_script(prefix + value).removeprefix(prefix)
-
     def _mark_script(self, value: str) -> str:
         """A script, an argument, or the content of a file."""
         rules = self._rules + self._kubectl_rules if _KUBECTL_PATTERN.search(value) else self._rules
@@ -403,6 +446,26 @@ class _Marker:
         for mark, _ in self._list_marks():
             marked = marked.replace(mark, new_name)
         return marked
+
+    def find_bare_services(self, text: _Text, marked: str, new_name: str) -> Iterator[Finding]:
+        """The name of a Service in a text, where it may be its host and was not marked.
+
+        As the value of an option, a variable or a key that is not a host's, the job's name names something else.
+        """
+        job_names = [job.name for job in self._jobs]
+        script = text.prefix + marked
+        for (kind, service), marked_service in self._objects.items():
+            if kind != "Service" or "-" not in service:  # a word, such as train, may mean anything
+                continue
+            for match in re.finditer(rf"{_START}{re.escape(service)}(?![\w/-]){_FILE_NAME_END}", script):
+                purpose = _PURPOSE_PATTERN.search(script[: match.start()])
+                if purpose and service in job_names and not re.search(rf"(?i){_HOST_WORD}\W*$", purpose[0]):
+                    continue
+                new_service = self.finish(marked_service, new_name)
+                problem = f"a run gives the Service {service} the name {new_service}: `{service}` stays as it is"
+                fix = f"if it means the Service, write {service}.NAMESPACE.svc, or {_KEEP_FIX}"
+                yield Finding(text.where, problem, fix, "warning")
+                break
 
     def describe_changes(self, value: str, marked: str, new_name: str) -> str:
         """`train-worker-0 becomes run-worker-0` for each word that changes; of many words the first."""

@@ -1,6 +1,7 @@
 """What refers to a job inside its own manifest follows when a run names the job."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,18 @@ PYTORCHJOB = JobReference("PyTorchJob", "train", ("master", "worker"), has_servi
 JOBSET = JobReference("JobSet", "train", ("node-0", "node"), has_service=True)
 INDEXED = JobReference("Job", "train", ("",), has_service=False)
 NEW = "night-1a2b-1"
+# Of the jobs: a word that may mean anything, and one that hardly does.
+NAMES = ("train", "llm-train")
+
+
+def give_name(job: JobReference, name: str) -> JobReference:
+    """The job under another name."""
+    return job._replace(name=name, config_map=job.config_map.replace(job.name, name))
+
+
+def put_name(text: str, name: str) -> str:
+    """The text with another job's name in place of `train`."""
+    return re.sub(r"\btrain\b", name, text)
 
 
 def build_job(job: JobReference, **pod: Any) -> dict[str, Any]:
@@ -34,7 +47,10 @@ def rename_script(job: JobReference, script: str, *others: dict[str, Any]) -> st
     return str(document["spec"]["template"]["spec"]["containers"][0]["command"][2])
 
 
-SERVICE = {"kind": "Service", "metadata": {"name": "train-hosts"}, "spec": {"clusterIP": "None"}}
+def build_service(name: str) -> dict[str, Any]:
+    return {"kind": "Service", "metadata": {"name": name}, "spec": {"clusterIP": "None"}}
+
+
 REFERENCES = [
     (JOBSET, "MASTER=train-node-0-0.train python t.py", f"MASTER={NEW}-node-0-0.{NEW} python t.py"),
     (JOBSET, "for i in 0 1; do ping train-node-0-$i.train; done", f"for i in 0 1; do ping {NEW}-node-0-$i.{NEW}; done"),
@@ -65,38 +81,96 @@ REFERENCES = [
         f"kubectl get vcjob/{NEW}; kubectl delete cm train-x",
     ),
     (INDEXED, "torchrun --master_addr train-0.train-hosts", f"torchrun --master_addr {NEW}-0.{NEW}-hosts"),
+    (
+        INDEXED,
+        "ping ${PREFIX}0.train-hosts; ping $(JOB)-$i.train-hosts",
+        f"ping ${{PREFIX}}0.{NEW}-hosts; ping $(JOB)-$i.{NEW}-hosts",
+    ),
+    (JOBSET, "curl http://train; curl -s train/x", f"curl http://{NEW}; curl -s {NEW}/x"),
+    (JOBSET, "until nslookup train; do ping -c 1 train; done", f"until nslookup {NEW}; do ping -c 1 {NEW}; done"),
+    (JOBSET, "nc -zv -w 1 train 22; ssh -p 222 root@train ls", f"nc -zv -w 1 {NEW} 22; ssh -p 222 root@{NEW} ls"),
+    (JOBSET, "getent hosts train; ssh-copy-id root@train", f"getent hosts {NEW}; ssh-copy-id root@{NEW}"),
+    (JOBSET, "export MASTER_ADDR=train RDZV_HOST='train'", f"export MASTER_ADDR={NEW} RDZV_HOST='{NEW}'"),
+    (JOBSET, "python t.py --host train --server-name=train", f"python t.py --host {NEW} --server-name={NEW}"),
+    (JOBSET, "python t.py --master_addr train.ml", f"python t.py --master_addr {NEW}.ml"),
+    (JOBSET, 'echo \'{"host": "train", "url":"train"}\'', f'echo \'{{"host": "{NEW}", "url":"{NEW}"}}\''),
+    (JOBSET, "torchrun --rdzv train:$MASTER_PORT", f"torchrun --rdzv {NEW}:$MASTER_PORT"),
+    (JOBSET, "etcdctl train.ml:2379", f"etcdctl {NEW}.ml:2379"),
 ]
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("job", "script", "expected"), REFERENCES, ids=[row[1] for row in REFERENCES])
-def test_reference_in_a_script_follows(job: JobReference, script: str, expected: str) -> None:
-    """A pod's name, its address, the job's Service and the job in a selector follow the job's new name."""
-    assert rename_script(job, script, SERVICE) == expected
+def test_reference_in_a_script_follows(job: JobReference, script: str, expected: str, name: str) -> None:
+    """A pod's name, its address, the job's Service as a host, and the job in a selector follow the job's new name."""
+    service = build_service(f"{name}-hosts")
+    assert rename_script(give_name(job, name), put_name(script, name), service) == put_name(expected, name)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "script",
     [
         "python train.py --name train --data /mnt/train-worker-0/data",
-        "import train; train.train(model.train)",
+        "train.train(model.train)",
         "export WANDB_NAME=train; tee /logs/train.log",
         "docker pull registry/train:1",
-        "gzip train /data",
+        "gzip train/data",
         "RANK=$(hostname | rev | cut -d- -f1 | rev)",
         "pretrain-worker-0 train-ing train_worker_0",
         "python -m train --split train --resnet train-50",
         "python t.py --job-name=train --job-name train",
+        "python t.py --model train --tokenizer=train --output_dir train --hub meta/train --cfg train.toml 'train.pt'",
+        "export DD_SERVICE=train MODEL_NAME=train EXPERIMENT='train'",
+        'echo \'{"run": {"name": "train", "results_dir":"train"}}\'',
+        "tee logs/$RANK.train.log > $RANK.train.txt; cat data/$SPLIT.train",
+        "python t.py --server train.py; ssh -p 22 head python t.py --name train",
+        "zip train.zip --clip train",
     ],
 )
-def test_what_only_looks_like_the_name_stays(script: str) -> None:
-    """A path, a module, a data set or an experiment of the same name is not the job, and causes no doubt."""
+def test_what_only_looks_like_the_name_stays(script: str, name: str) -> None:
+    """A path, a module, a data set, a model or an experiment of the same name is not the job, and causes no doubt."""
     for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
-        container = {"name": "train", "command": ["bash", "-c", script]}
-        document = build_job(job, containers=[container])
-        assert rename(job, document) == ([document], [], [])
+        container = {"name": "train", "command": ["bash", "-c", put_name(script, name)]}
+        document = build_job(give_name(job, name), containers=[container])
+        assert rename(give_name(job, name), document) == ([document], [], [])
 
 
-@pytest.mark.parametrize("name", ["train", "llm-train"])
+@pytest.mark.parametrize("script", ["import train", "gzip train /data", "python client.py train 22", "scp x train:/y"])
+def test_word_that_may_be_the_jobs_service_is_a_doubt(script: str) -> None:
+    """Where nothing shows whether the name is a host's it stays, with a doubt, unless it is a word of the language."""
+    for name, count in (("train", 0), ("llm-train", 1)):
+        container = {"name": "a", "command": ["bash", "-c", put_name(script, name)]}
+        for job in (VOLCANO, JOBSET):
+            document = build_job(give_name(job, name), containers=[container])
+            (new_document,), replaced, doubts = rename(give_name(job, name), document)
+            assert (new_document, replaced, len(doubts)) == (document, [], count)
+
+
+def test_name_of_a_companion_service_as_another_value_is_a_doubt() -> None:
+    """No experiment has the name of a companion Service: with any option or variable it is a doubt."""
+    container = {"name": "a", "args": ["--tracker=train-svc"], "env": [{"name": "X", "value": "train-svc"}]}
+    _, _, doubts = rename(INDEXED, build_job(INDEXED, containers=[container]), build_service("train-svc"))
+    assert [doubt.split(":")[0].rpartition(".")[2] for doubt in doubts] == ["args[0]", "value"]
+    assert f"a run gives the Service train-svc the name {NEW}-svc: `train-svc` stays as it is" in doubts[0]
+
+
+def test_host_in_a_value_of_its_own_follows() -> None:
+    """A host follows as the value of a variable, of the option before it, and of an entry of a ConfigMap."""
+    env = [{"name": "RDZV_ENDPOINT", "value": "train"}, {"name": "RUN_NAME", "value": "train"}]
+    args = ["--master_addr", "train", "--model", "train", "train"]
+    data = {"MASTER_ADDR": "train", "model": "train", "config.yaml": "host: train\nname: train\n"}
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
+    document = build_job(JOBSET, hostname="train", containers=[{"name": "a", "args": args, "env": env}])
+    (new_job, new_config), _, doubts = rename(JOBSET, document, config)
+    pod = new_job["spec"]["template"]["spec"]
+    assert [variable["value"] for variable in pod["containers"][0]["env"]] == [NEW, "train"]
+    assert pod["containers"][0]["args"] == ["--master_addr", NEW, "--model", "train", "train"]
+    assert new_config["data"] == {"MASTER_ADDR": NEW, "model": "train", "config.yaml": f"host: {NEW}\nname: train\n"}
+    assert (pod["hostname"], doubts) == ("train", [])
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "scheme", ["abfss", "aws", "az", "azureml", "dbfs", "file", "gcs", "gs", "hdfs", "hf", "mlflow", "oci", "s3", "s3a"]
 )
@@ -104,7 +178,7 @@ def test_bucket_and_pod_of_one_name(name: str, scheme: str) -> None:
     """What follows the scheme of a store is a bucket or a path and stays, also as a host option's value."""
     script = f"python t.py --url {scheme}://{name}/ckpt {scheme}://{name} {scheme}://{name}-worker-0/ckpt"
     for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
-        assert rename_script(job._replace(name=name), script) == script
+        assert rename_script(give_name(job, name), script) == script
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "http", "https", "grpc", "ssh", "ws", "redis", "etcd", "nccl"])
@@ -216,7 +290,9 @@ def test_subdomain_follows_its_service() -> None:
     job = build_job(VOLCANO, subdomain="train")
     (new_job,), _, _ = rename(VOLCANO, job)
     assert new_job["spec"]["template"]["spec"]["subdomain"] == NEW
-    (new_job, service), _, _ = rename(INDEXED, build_job(INDEXED, subdomain="train-hosts"), SERVICE)
+    (new_job, service), _, _ = rename(
+        INDEXED, build_job(INDEXED, subdomain="train-hosts"), build_service("train-hosts")
+    )
     assert new_job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == f"{NEW}-hosts"
 
 
