@@ -106,9 +106,18 @@ _END = r"(?![\w-])"
 _VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w++|\$\(\w[^()\n]*\))"
 _VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE})+[\w-]*|`hostname[^`\n]*`)"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
-_FILE_NAME_END = (
-    r"(?!\.(?:bin|cfg|ckpt|conf|csv|err|gz|h5|ini|jsonl?|log|md|np[yz]|onnx|out|parquet|pkl|pth?|py|safetensors|sh|tar|tgz"
-    r"|tmp|toml|tsv|txt|whl|ya?ml|zip)\b)"
+_FILE_ENDING = (
+    r"\.(?:bin|cfg|ckpt|conf|csv|err|gz|h5|ini|jsonl?|log|md|np[yz]|onnx|out|parquet|pkl|pth?|py|safetensors|sh|tar|tgz|tmp"
+    r"|toml|tsv|txt|whl|ya?ml|zip)\b"
+)
+_FILE_NAME_END = rf"(?!{_FILE_ENDING})"
+# --- names and addresses of pods that a script builds from variables
+_REST_OF_WORD = rf"(?:[\w-]|{_VARIABLE})*"
+_NO_FILE_AFTER = rf"(?!{_REST_OF_WORD}(?:/|{_FILE_ENDING}))"
+_CAPTURED_VARIABLE = r"\$[{(]?(\w++)[)}]?"
+_HOST_IN_VARIABLE = r"(?i:addr|head|host|leader|master|node|peer|pod|worker)"
+_HOST_VARIABLE = (
+    rf"(?:\$\{{\w*{_HOST_IN_VARIABLE}[^}}\n]*\}}|\$\w*{_HOST_IN_VARIABLE}\w*+|\$\(\w*{_HOST_IN_VARIABLE}[^()\n]*\))"
 )
 # --- where a Service's name is a host's, for it may be an experiment's or a model's elsewhere
 # The end of a variable, an option or a key whose value is a host. DD_SERVICE is what Datadog calls an application.
@@ -336,9 +345,17 @@ class _Marker:
     def _list_name_variables(self, value: str) -> Iterator[str]:
         """The variables from which a text builds the names or addresses of pods."""
         for job in self._jobs:
+            name = re.escape(job.name)
             roles = _alternate(role for role in job.roles if role)
-            for pattern in (rf"\$[{{(]?(\w+)[}})]?-(?:{roles})\b", r"[\w})]\.\$[{(]?(\w+)[})]?(?![\w(])"):
-                yield from re.findall(pattern, value)
+            starts = [rf"(?:{name}|{_VARIABLE})-(?:\d{{1,4}}|{_VARIABLE})", rf"[\w-]*{_HOST_VARIABLE}"]
+            if roles:
+                starts.append(rf"(?:{name}|{_VARIABLE})-(?:{roles})\b")
+                yield from re.findall(rf"{_START}{_CAPTURED_VARIABLE}-(?:{roles})\b{_NO_FILE_AFTER}", value)
+            if "" in job.roles:
+                pod = rf"{_START}{_CAPTURED_VARIABLE}-(?:\d{{1,4}}|{_VARIABLE})"
+                yield from re.findall(rf"{pod}(?:{_PORT}|{_FILE_NAME_END}\.(?=[a-z$]))", value)
+            address = rf"(?:{_START}(?:{'|'.join(starts)}){_REST_OF_WORD}|`hostname[^`\n]*`)\."
+            yield from re.findall(rf"{address}{_CAPTURED_VARIABLE}(?![\w(]){_FILE_NAME_END}", value)
 
     # --- rules
 
@@ -352,7 +369,8 @@ class _Marker:
                 yield re.compile(rf"({_SED_PATTERN}){name}(?=-(?:{roles})-)"), rf"\1{mark}"
                 yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles})[\"']?(?:[\s;&]|$))"), rf"\1{mark}"
             if "" in job.roles:
-                yield re.compile(rf"{_START}{name}(?=-(?:\d{{1,4}}|{_VARIABLE})\.)"), mark
+                index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
+                yield re.compile(rf"{_START}{name}(?={index}{_FILE_NAME_END}\.[a-z$])"), mark
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
 
     def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:

@@ -126,6 +126,7 @@ def test_reference_in_a_script_follows(job: JobReference, script: str, expected:
         "tee logs/$RANK.train.log > $RANK.train.txt; cat data/$SPLIT.train",
         "python t.py --server train.py; ssh -p 22 head python t.py --name train",
         "zip train.zip --clip train",
+        "python t.py --init train-7.safetensors --old train-7.1",
     ],
 )
 def test_what_only_looks_like_the_name_stays(script: str, name: str) -> None:
@@ -194,6 +195,54 @@ def test_variable_that_builds_a_pods_name_follows() -> None:
     (document,), _, _ = rename(VOLCANO, build_job(VOLCANO, containers=[container]))
     variables = document["spec"]["template"]["spec"]["containers"][0]["env"]
     assert [variable["value"] for variable in variables] == [NEW, "train"]
+
+
+@pytest.mark.parametrize(
+    ("job", "script"),
+    [
+        (INDEXED, "torchrun --master-addr=$V-0.headless t.py"),
+        (INDEXED, "torchrun --rdzv-endpoint ${V}-0.headless:29500"),
+        (INDEXED, "for i in 0 1; do ping $(V)-${i}.$SUBDOMAIN; done"),
+        (VOLCANO, "P=$V-worker; ping $P-0"),
+        (JOBSET, "curl http://$V-node-$i-0.$V:80"),
+        (JOBSET, "ssh ${JOB_LABEL}-${i}.$V"),
+        (VOLCANO, "ping train-worker-0.$V"),
+        (VOLCANO, "ping $(hostname).$V"),
+        (VOLCANO, "ping ${HOSTNAME_PREFIX}${i}.${V}"),
+        (VOLCANO, "ping `hostname`.$V"),
+    ],
+)
+def test_variable_in_an_address_follows(job: JobReference, script: str) -> None:
+    """A variable that begins a pod's name, or follows one in its address, has the job's new name."""
+    container = {"name": "a", "command": ["sh", "-c", script], "env": [{"name": "V", "value": "train"}]}
+    (document,), _, _ = rename(job, build_job(job, containers=[container]))
+    assert document["spec"]["template"]["spec"]["containers"][0]["env"] == [{"name": "V", "value": NEW}]
+
+
+def test_variable_of_a_config_map_follows() -> None:
+    """An entry of a ConfigMap may be a variable of the pods, and follows like one."""
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"JOB": "train", "MODEL": "train"}}
+    container = {"name": "a", "command": ["sh", "-c", "ping ${JOB}-worker-0"], "envFrom": []}
+    (_, new_config), _, _ = rename(VOLCANO, build_job(VOLCANO, containers=[container]), config)
+    assert new_config["data"] == {"JOB": NEW, "MODEL": "train"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python t.py --model $V --output /ckpt/$V-finetuned",
+        "python t.py --config configs/sft.$V.yaml --log $HOSTNAME.$V.log",
+        "cp $V-7.safetensors /models/$V-0.ml; ls $V-2.1; docker pull $V-7:latest",
+        "tee logs/$V-worker-0.log /logs/$V-node-0; tee $V-worker-$i.log; ls $V-worker/ckpt $V-node-0/ckpt",
+        "cat /data/$HOSTNAME.$V; cat data.$V; ls $LANG.$V",
+    ],
+)
+def test_variable_in_another_text_stays(script: str) -> None:
+    """A variable in the name of a file or a model, or in a path, is not the job's, whatever the job's kind."""
+    container = {"name": "a", "command": ["sh", "-c", script], "env": [{"name": "V", "value": "train"}]}
+    for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
+        document = build_job(job, containers=[container])
+        assert rename(job, document) == ([document], [], [])
 
 
 def test_selector_of_the_jobs_pods_follows() -> None:
