@@ -119,6 +119,9 @@ _HOST_IN_VARIABLE = r"(?i:addr|head|host|leader|master|node|peer|pod|worker)"
 _HOST_VARIABLE = (
     rf"(?:\$\{{\w*{_HOST_IN_VARIABLE}[^}}\n]*\}}|\$\w*{_HOST_IN_VARIABLE}\w*+|\$\(\w*{_HOST_IN_VARIABLE}[^()\n]*\))"
 )
+_VALUE_END = r"(?=[\"']?(?:[\s;&]|$))"
+_PREFIX_VARIABLE = r"(?:\$\{(\w+)\}|\$\((\w+)\)|\$(\w++)(?=\$))"
+_PREFIX_WORD = r"(?i:host|pod|worker)"  # in a variable, an option or a key for the start of pods' names
 # --- where a Service's name is a host's, for it may be an experiment's or a model's elsewhere
 # The end of a variable, an option or a key whose value is a host. DD_SERVICE is what Datadog calls an application.
 _HOST_WORD = (
@@ -309,6 +312,7 @@ class _Marker:
                 self._objects["ConfigMap", job.config_map] = job.config_map.replace(job.name, mark, 1)
         for text in texts:
             self._add_companion(text)
+        self._prefix_variables = {name for text in texts for name in self._list_prefix_variables(text.value)}
         self._variables = {name for text in texts for name in self._list_name_variables(text.value)}
         self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
         self._kubectl_rules = list(self._list_kubectl_rules())
@@ -357,21 +361,33 @@ class _Marker:
             address = rf"(?:{_START}(?:{'|'.join(starts)}){_REST_OF_WORD}|`hostname[^`\n]*`)\."
             yield from re.findall(rf"{address}{_CAPTURED_VARIABLE}(?![\w(]){_FILE_NAME_END}", value)
 
+    def _list_prefix_variables(self, value: str) -> Iterator[str]:
+        """The variables with which the names of pods begin in a text: ${PREFIX}worker-0, ${PREFIX}$i.train."""
+        ends = [rf"(?:\d{{1,4}}|{_VARIABLE})(?:{_PORT}|{_FILE_NAME_END}\.(?=[a-z$]))"]
+        for job in self._jobs:
+            ends += [rf"{re.escape(role)}-" for role in job.roles if role]
+        for names in re.findall(rf"{_START}{_PREFIX_VARIABLE}(?:{'|'.join(ends)})", value):
+            yield next(filter(None, names))
+
     # --- rules
 
     def _list_pod_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
-        """Pods: train-worker-0, train-worker-$i, ${HOSTNAME#train-}."""
+        """Pods: train-worker-0, train-worker-$i, ${HOSTNAME#train-}, HOST_PREFIX=train-."""
         for mark, job in self._list_marks():
             name = re.escape(job.name)
             roles = _alternate(role for role in job.roles if role)
             if roles:
                 yield re.compile(rf"{_START}{name}(?=-(?:{roles})-)"), mark
                 yield re.compile(rf"({_SED_PATTERN}){name}(?=-(?:{roles})-)"), rf"\1{mark}"
-                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles})[\"']?(?:[\s;&]|$))"), rf"\1{mark}"
+                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\1{mark}"
             if "" in job.roles:
                 index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
                 yield re.compile(rf"{_START}{name}(?={index}{_FILE_NAME_END}\.[a-z$])"), mark
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
+            option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
+            words = "|".join([*sorted(self._prefix_variables), rf"\w*{_PREFIX_WORD}\w*"])
+            variable = rf"\b(?:{words})[\"']?(?:\s*=\s*|\s*:\s+)"
+            yield re.compile(rf"((?:{option}|{variable})[\"']?){name}(?=-{_VALUE_END})"), rf"\1{mark}"
 
     def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Services, where the name is a host's: pod.train, $(hostname).train, train.ns.svc, train:29500, ping train."""
@@ -453,7 +469,7 @@ class _Marker:
             value = pattern.sub(marked, value)
         for mark, job in self._list_marks():
             for variable in self._variables:
-                assignment = rf"(\b{variable}=[\"']?){re.escape(job.name)}(?=[\"']?(?:[\s;&]|$))"
+                assignment = rf"(\b{variable}=[\"']?){re.escape(job.name)}{_VALUE_END}"
                 value = re.sub(assignment, rf"\1{mark}", value)
         return value
 
@@ -547,6 +563,10 @@ def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_nam
         if pod:
             problem = f"a run gives the job the name {new_name}: `{pod[0][:_MAX_SHOWN_CHARS]}` stays as it is"
             yield Finding(text.where, problem, f"if it means a pod of the job, {_KEEP_FIX}", "warning")
+        prefix = re.search(rf"(?:^|=)[\"']?{re.escape(job.name)}-{_VALUE_END}", marked)
+        if prefix:
+            problem = f"a run gives the job the name {new_name}: `{job.name}-` stays as it is"
+            yield Finding(text.where, problem, f"if names of its pods begin with it, {_KEEP_FIX}", "warning")
 
 
 def _find_kept_claims(document: Manifest) -> Iterator[Finding]:

@@ -219,6 +219,40 @@ def test_variable_in_an_address_follows(job: JobReference, script: str) -> None:
     assert document["spec"]["template"]["spec"]["containers"][0]["env"] == [{"name": "V", "value": NEW}]
 
 
+@pytest.mark.parametrize(
+    ("job", "variable", "script"),
+    [
+        (INDEXED, "HOSTNAME_PREFIX", "bash /scripts/run.sh"),
+        (INDEXED, "POD_PREFIX", "bash /scripts/run.sh"),
+        (INDEXED, "P", "ping ${P}${i}.hosts"),
+        (INDEXED, "P", "ping $P$i.hosts:80"),
+        (VOLCANO, "P", "ping $(P)worker-0"),
+        (JOBSET, "P", "ping ${P}node-0-$i"),
+    ],
+)
+def test_start_of_pods_names_follows(job: JobReference, variable: str, script: str) -> None:
+    """A variable with the job's name and a dash follows if it is a host's, or the names of pods begin with it."""
+    env = [{"name": variable, "value": "train-"}, {"name": "Q", "value": "train"}]
+    script = f"{script}; {variable}='train-' python t.py"
+    container = {"name": "a", "command": ["sh", "-c", script], "env": env}
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {variable: "train-"}}
+    (new_job, new_config), _, doubts = rename(job, build_job(job, containers=[container]), config)
+    new_container = new_job["spec"]["template"]["spec"]["containers"][0]
+    assert [entry["value"] for entry in new_container["env"]] == [f"{NEW}-", "train"]
+    assert new_container["command"][2].endswith(f"; {variable}='{NEW}-' python t.py")
+    assert (new_config["data"], doubts) == ({variable: f"{NEW}-"}, [])
+
+
+def test_start_of_another_name_is_a_doubt() -> None:
+    """A value or an assignment of the job's name and a dash may begin an experiment's name: it is a doubt."""
+    env = [{"name": "RUN_PREFIX", "value": "train-"}, {"name": "X", "value": "train-x"}]
+    script = "X=train- python t.py --out /ckpt/${X}${i}.pt --run ${RUN_PREFIX}$(date)"
+    document = build_job(INDEXED, containers=[{"name": "a", "command": ["sh", "-c", script], "env": env}])
+    documents, replaced, doubts = rename(INDEXED, document)
+    assert (documents, replaced, len(doubts)) == ([document], [], 2)
+    assert f"a run gives the job the name {NEW}: `train-` stays as it is; if names of its pods begin" in doubts[0]
+
+
 def test_variable_of_a_config_map_follows() -> None:
     """An entry of a ConfigMap may be a variable of the pods, and follows like one."""
     config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"JOB": "train", "MODEL": "train"}}
