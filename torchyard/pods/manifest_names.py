@@ -34,7 +34,7 @@ _JOB_NAME_KEYS = (
     "workload.codeflare.dev/appwrapper",
 )
 # The companions that belong to one job: each run gets its own if the job's name is a part of theirs.
-_RENAMED_KINDS = (
+RENAMED_KINDS = (
     "ConfigMap",
     "NetworkPolicy",
     "PodDisruptionBudget",
@@ -331,7 +331,7 @@ class _Marker:
             mark, job = next(self._list_marks())
             self._objects["Pod", text.value] = f"{mark}-{text.value.removeprefix(f'{job.name}-')}"
             return
-        if kind not in _RENAMED_KINDS or (kind, text.value) in self._objects:
+        if kind not in RENAMED_KINDS or (kind, text.value) in self._objects:
             return
         for mark, job in self._list_marks():
             marked, count = re.subn(rf"(?<![^-.]){re.escape(job.name)}(?![^-.])", mark, text.value)
