@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchyard.model.finding import Finding
+from torchyard.model.requirements import plural_kind
 from torchyard.pods.job_kind import describe_object
 from torchyard.pods.volumes import Manifest
 
@@ -33,19 +34,37 @@ _JOB_NAME_KEYS = (
     "volcano.sh/job-name",
     "workload.codeflare.dev/appwrapper",
 )
-# The companions that belong to one job: each run gets its own if the job's name is a part of theirs.
+# The companions that may belong to one job: each run gets its own if they refer to the job, in their name or elsewhere.
+# A ServiceAccount is not among them, because what its name may do is often granted outside of the cluster.
 RENAMED_KINDS = (
+    "ComputeDomain",
     "ConfigMap",
     "NetworkPolicy",
     "PodDisruptionBudget",
     "PodGroup",
     "PodMonitor",
+    "ResourceClaimTemplate",
+    "Role",
+    "RoleBinding",
     "Service",
     "ServiceMonitor",
 )
-_CONFIG_MAP_KEYS = ("configMap", "configMapRef", "configMapKeyRef")
-_SERVICE_KEYS = ("subdomain", "serviceName")
+# By the key whose value is a name: the kind of the object that it names.
+_REFERENCE_KEYS = {
+    "resourceClaimTemplateName": "ResourceClaimTemplate",
+    "serviceName": "Service",
+    "subdomain": "Service",
+}
+# The same for a mapping with the name.
+_REFERENCE_PARENTS = {
+    "configMap": "ConfigMap",
+    "configMapKeyRef": "ConfigMap",
+    "configMapRef": "ConfigMap",
+    "resourceClaimTemplate": "ResourceClaimTemplate",
+    "service": "Service",
+}
 _JOBSET_SERVICE_KEYS = ("spec", "network", "subdomain")  # of the Service that JobSet creates
+_CHANNEL_KEYS = ("spec", "channel", "resourceClaimTemplate", "name")  # of the template that a ComputeDomain creates
 # Keys whose text names something else: an image, a place in a file system, an object of another kind.
 _OPAQUE_KEYS = (
     "apiVersion",
@@ -209,6 +228,17 @@ class _Text(NamedTuple):
         return next(key for key in reversed(self.keys) if not key.startswith("["))
 
     @property
+    def companion(self) -> tuple[str, str] | None:
+        """The kind and the name of the innermost object around it that may belong to one job; None without one."""
+        for parent in reversed(self.parents):
+            kind = parent.get("kind")
+            metadata = parent.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, Mapping) else None
+            if kind in RENAMED_KINDS and isinstance(name, str):
+                return kind, name
+        return None
+
+    @property
     def variable(self) -> str:
         """The environment variable of which it is the value, or may be, as an entry of a ConfigMap; else empty."""
         if self.keys[0] in _DATA_KEYS:
@@ -250,7 +280,7 @@ def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference
         if not _is_opaque(text):
             doubts += _find_doubts(text, marked, jobs, new_name)
             doubts += marker.find_bare_services(text, marked, new_name)
-        if marked == text.value and _is_config_map_name(text):
+        if marked == text.value and _get_referenced_kind(text) == "ConfigMap":
             doubts += _find_composed_name(text, jobs, new_name)
     for document in documents:
         doubts += _find_kept_claims(document)
@@ -289,9 +319,11 @@ def _is_opaque(text: _Text) -> bool:
     return is_name or any(key in _LABEL_KEYS for key in text.keys[:-1])
 
 
-def _is_config_map_name(text: _Text) -> bool:
-    """Whether a text is the name of a ConfigMap that a pod uses."""
-    return text.key == "name" and len(text.keys) > 1 and text.keys[-2] in _CONFIG_MAP_KEYS
+def _get_referenced_kind(text: _Text) -> str | None:
+    """The kind of the object whose name a text is, by its key, as in a pod; None for another text."""
+    if text.key == "name" and len(text.keys) > 1:
+        return _REFERENCE_PARENTS.get(text.keys[-2])
+    return _REFERENCE_KEYS.get(text.key)
 
 
 class _Marker:
@@ -311,22 +343,31 @@ class _Marker:
             if job.config_map:
                 self._objects["ConfigMap", job.config_map] = job.config_map.replace(job.name, mark, 1)
         for text in texts:
-            self._add_companion(text)
+            self._add_named_companion(text)
         self._prefix_variables = {name for text in texts for name in self._list_prefix_variables(text.value)}
         self._variables = {name for text in texts for name in self._list_name_variables(text.value)}
-        self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
-        self._kubectl_rules = list(self._list_kubectl_rules())
+        self._compile_rules()
+        while self._add_referring_companions(texts):
+            self._compile_rules()
 
     def _list_marks(self) -> Iterator[tuple[str, JobReference]]:
         return ((chr(index), job) for index, job in enumerate(self._jobs))
 
-    def _add_companion(self, text: _Text) -> None:
+    def _compile_rules(self) -> None:
+        self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
+        self._kubectl_rules = list(self._list_kubectl_rules())
+
+    def _add_named_companion(self, text: _Text) -> None:
         """Note the new name of an object beside the job, if the text is its name and contains the job's.
 
-        An object that the job's controller creates counts too.
+        An object that a controller creates counts too.
         """
-        is_service = text.keys[-len(_JOBSET_SERVICE_KEYS) :] == _JOBSET_SERVICE_KEYS
-        kind = "Service" if is_service else self._get_object_kind(text)
+        if text.keys[-len(_JOBSET_SERVICE_KEYS) :] == _JOBSET_SERVICE_KEYS:
+            kind = "Service"
+        elif text.keys[-len(_CHANNEL_KEYS) :] == _CHANNEL_KEYS:
+            kind = "ResourceClaimTemplate"
+        else:
+            kind = self._get_object_kind(text)
         if kind == "Pod" and len(text.parents) > _PARENTS_OF_NAME:  # one of the job's pods, inside its main object
             mark, job = next(self._list_marks())
             self._objects["Pod", text.value] = f"{mark}-{text.value.removeprefix(f'{job.name}-')}"
@@ -338,6 +379,24 @@ class _Marker:
             if count:
                 self._objects[str(kind), text.value] = marked
                 return
+
+    def _add_referring_companions(self, texts: Sequence[_Text]) -> bool:
+        """Note a new name for each companion that refers to a job or a renamed object; return whether there is another.
+
+        With its old name the companion of one run would be used by the others, whose jobs and objects have other names.
+        """
+        object_count = len(self._objects)
+        for text in texts:
+            companion = text.companion
+            if companion is None:
+                continue
+            is_channel = text.keys[-len(_CHANNEL_KEYS) :] == _CHANNEL_KEYS
+            for mark, _ in self._list_marks():
+                if mark in self.mark(text):
+                    self._objects.setdefault(companion, f"{mark}-{companion[1]}")
+                elif is_channel and mark in self._objects.get(companion, ""):
+                    self._objects.setdefault(("ResourceClaimTemplate", text.value), f"{mark}-{text.value}")
+        return len(self._objects) > object_count
 
     @staticmethod
     def _get_object_kind(text: _Text) -> Any:
@@ -441,16 +500,22 @@ class _Marker:
             return None if is_job else self._objects.get((kind, text.value))
         if text.key in _JOB_NAME_KEYS or (text.key == "values" and parent.get("key") in _JOB_NAME_KEYS):
             return self._mark_job_name(text.value)
+        if text.key == "resourceNames":  # of a Role
+            return self._mark_resource(text.value, parent.get("resources") or ())
+        kind = _get_referenced_kind(text)
         is_label = len(text.keys) > 1 and text.keys[-2] in ("labels", "annotations")
         if is_label and "group" in text.key:  # each scheduler has its own key for the PodGroup of a pod
             kind = "PodGroup"
-        elif text.key in _SERVICE_KEYS:
-            kind = "Service"
-        elif _is_config_map_name(text):
-            kind = "ConfigMap"
-        elif text.key == "name":
+        elif kind is None and text.key == "name":
             kind = parent.get("kind")
         return self._objects.get((kind, text.value)) if isinstance(kind, str) else None
+
+    def _mark_resource(self, name: str, resources: Sequence[str]) -> str | None:
+        """The marked name of an object of one of these resources, such as configmaps; None if it keeps its name."""
+        for (kind, old_name), marked in self._objects.items():
+            if old_name == name and plural_kind(kind) in resources:
+                return marked
+        return None
 
     def _mark_job_name(self, value: str) -> str | None:
         """The value of a label: the job's name, or that of a Job in a JobSet; None if it names another job."""
@@ -509,6 +574,8 @@ class _Marker:
         changes: dict[str, str] = {}
         for word in re.findall(rf"[^\s\"'=,;]*[{marks}][^\s\"',;]*", marked):
             before = word
+            for (_, name), marked_name in sorted(self._objects.items(), key=lambda item: -len(item[1])):
+                before = before.replace(marked_name, name)
             for mark, job in self._list_marks():
                 before = before.replace(mark, job.name)
             changes[before[:_MAX_SHOWN_CHARS]] = self.finish(word, new_name)[:_MAX_SHOWN_CHARS]

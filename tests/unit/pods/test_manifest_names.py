@@ -305,6 +305,105 @@ def test_companion_with_the_jobs_name_follows() -> None:
     assert f"ConfigMap rings-config-train, data.hosts: train-worker-0:8 becomes {NEW}-worker-0:8" in replaced
 
 
+def test_companion_that_refers_to_the_job_has_its_own_name() -> None:
+    """A companion without the job's name, which refers to the job, is each run's own, and what refers to it follows."""
+    service = {"kind": "Service", "metadata": {"name": "headless-svc"}, "spec": {"selector": {"job-name": "train"}}}
+    hosts = {"kind": "ConfigMap", "metadata": {"name": "hosts"}, "data": {"hosts": "$(JOB)-0.headless-svc"}}
+    topology = {"kind": "ConfigMap", "metadata": {"name": "topology"}, "data": {"topology": "train"}}
+    script = "torchrun --rdzv_endpoint=$(JOB)-0.headless-svc:12355 t.py"
+    pod = {
+        "subdomain": "headless-svc",
+        "containers": [{"name": "a", "command": ["sh", "-c", script]}],
+        "volumes": [{"configMap": {"name": "hosts"}}, {"configMap": {"name": "topology"}}],
+    }
+    (job, *companions), replaced, doubts = rename(INDEXED, build_job(INDEXED, **pod), hosts, service, topology)
+    new_pod = job["spec"]["template"]["spec"]
+    assert [obj["metadata"]["name"] for obj in companions] == [f"{NEW}-hosts", f"{NEW}-headless-svc", "topology"]
+    assert companions[0]["data"]["hosts"] == f"$(JOB)-0.{NEW}-headless-svc"
+    assert new_pod["subdomain"] == f"{NEW}-headless-svc"
+    assert new_pod["containers"][0]["command"][2] == script.replace("headless-svc", f"{NEW}-headless-svc")
+    assert [volume["configMap"]["name"] for volume in new_pod["volumes"]] == [f"{NEW}-hosts", "topology"]
+    assert f"$(JOB)-0.headless-svc:12355 becomes $(JOB)-0.{NEW}-headless-svc:12355" in str(replaced)
+    assert doubts == []
+
+
+def test_claim_that_refers_to_the_job_keeps_its_name() -> None:
+    """A claim holds data, and a ServiceAccount has rights outside of the cluster: they keep their names."""
+    labels = {"job-name": "train"}
+    for kind in ("PersistentVolumeClaim", "ServiceAccount", "Secret"):
+        _, companion = rename(INDEXED, build_job(INDEXED), {"kind": kind, "metadata": {"name": "a", "labels": labels}})[
+            0
+        ]
+        assert companion["metadata"]["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("domain", "channel", "expected"),
+    [
+        ("train-domain", "train-channel", (f"{NEW}-domain", f"{NEW}-channel")),
+        ("train-domain", "channel", (f"{NEW}-domain", f"{NEW}-channel")),
+        ("domain", "train-channel", (f"{NEW}-domain", f"{NEW}-channel")),
+        ("domain", "channel", ("domain", "channel")),
+    ],
+)
+def test_compute_domain_and_its_channel_follow(domain: str, channel: str, expected: tuple[str, str]) -> None:
+    """A ComputeDomain and the template that it creates are each run's own together, and the pods' claim follows."""
+    spec = {"numNodes": 2, "channel": {"resourceClaimTemplate": {"name": channel}}}
+    compute_domain = {"kind": "ComputeDomain", "metadata": {"name": domain}, "spec": spec}
+    job = build_job(JOBSET, resourceClaims=[{"name": "train", "resourceClaimTemplateName": channel}])
+    (new_job, new_domain), _, _ = rename(JOBSET, job, compute_domain)
+    assert (new_domain["metadata"]["name"], new_domain["spec"]["channel"]["resourceClaimTemplate"]["name"]) == expected
+    claims = new_job["spec"]["template"]["spec"]["resourceClaims"]
+    assert claims == [{"name": "train", "resourceClaimTemplateName": expected[1]}]
+
+
+def test_claim_template_with_the_jobs_name_follows() -> None:
+    """A ResourceClaimTemplate with the job's name is each run's own; one without it is shared."""
+    names = ("train-rdma", "rdma")
+    templates = [{"kind": "ResourceClaimTemplate", "metadata": {"name": name}} for name in names]
+    claims = [{"name": name, "resourceClaimTemplateName": name} for name in names]
+    (job, *new_templates), _, _ = rename(JOBSET, build_job(JOBSET, resourceClaims=claims), *templates)
+    new_claims = job["spec"]["template"]["spec"]["resourceClaims"]
+    assert [claim["resourceClaimTemplateName"] for claim in new_claims] == [f"{NEW}-rdma", "rdma"]
+    assert [template["metadata"]["name"] for template in new_templates] == [f"{NEW}-rdma", "rdma"]
+
+
+def test_rights_of_the_jobs_pods_follow() -> None:
+    """A Role follows with the names in it, and the RoleBinding that refers to it; the ServiceAccount stays."""
+    rules = [
+        {"resources": ["configmaps"], "resourceNames": ["train-config", "other"]},
+        {"resources": ["secrets"], "resourceNames": ["train-config"]},
+    ]
+    role = {"kind": "Role", "metadata": {"name": "launcher"}, "rules": rules}
+    binding = {
+        "kind": "RoleBinding",
+        "metadata": {"name": "launcher"},
+        "roleRef": {"kind": "Role", "name": "launcher"},
+        "subjects": [{"kind": "ServiceAccount", "name": "train"}],
+    }
+    config = {"kind": "ConfigMap", "metadata": {"name": "train-config"}}
+    account = {"kind": "ServiceAccount", "metadata": {"name": "train"}}
+    job = build_job(VOLCANO, serviceAccountName="train")
+    (new_job, new_role, new_binding, _, new_account), _, _ = rename(VOLCANO, job, role, binding, config, account)
+    names = [rule["resourceNames"] for rule in new_role["rules"]]
+    assert names == [[f"{NEW}-config", "other"], ["train-config"]]
+    assert new_role["metadata"] == new_binding["metadata"] == {"name": f"{NEW}-launcher"}
+    assert new_binding["roleRef"]["name"] == f"{NEW}-launcher"
+    assert (new_job["spec"]["template"], new_account) == (job["spec"]["template"], account)
+    assert new_binding["subjects"] == binding["subjects"]
+
+
+def test_service_behind_an_ingress_follows() -> None:
+    """The backend of an Ingress is a Service by its name, and follows it; the host that users see stays."""
+    backend = {"service": {"name": "train-board", "port": {"number": 6006}}}
+    rules = [{"host": "train.example.com", "http": {"paths": [{"backend": backend}]}}]
+    ingress = {"kind": "Ingress", "metadata": {"name": "train"}, "spec": {"rules": rules}}
+    (_, _, new_ingress), _, _ = rename(INDEXED, build_job(INDEXED), build_service("train-board"), ingress)
+    (rule,) = new_ingress["spec"]["rules"]
+    assert rule["http"]["paths"][0]["backend"]["service"]["name"] == f"{NEW}-board"
+    assert (rule["host"], new_ingress["metadata"]["name"]) == ("train.example.com", "train")
+
+
 def test_config_map_that_a_controller_may_create_is_a_doubt() -> None:
     """A ConfigMap whose name ends in the job's, and which the manifest does not create, is a doubt; others are not."""
     volumes = [{"configMap": {"name": name}} for name in ("rings-config-train", "train-settings", "settings")]
