@@ -14,9 +14,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
 from torchyard.model.finding import Finding
 from torchyard.model.requirements import plural_kind
-from torchyard.pods.job_kind import describe_object
+from torchyard.pods.job_kind import describe_object, get_name
+from torchyard.pods.template import parse_attempt_labels
 from torchyard.pods.volumes import Manifest
 
 # Labels and annotations whose value is the name of a job, by the controllers that set them on the job's pods.
@@ -172,6 +174,10 @@ _FIELD_PATTERN = re.compile(
     r"|split\(\s*[\"']-[\"']\s*\)\s*\[\s*\d"
     r"|IFS=[\"']?-[\"']?\s+read\b)"
 )
+# By the kind of a companion: the keys of the labels by which it selects pods, of which each run needs its own.
+_SELECTOR_KEYS = {"PodDisruptionBudget": ("spec", "selector", "matchLabels"), "Service": ("spec", "selector")}
+# The first parts of labels that controllers set on a job's pods, which its manifest does not contain.
+_CONTROLLER_DOMAINS = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "training.kubeflow.org", "volcano.sh")
 _PARENTS_OF_NAME = 2  # mappings around the name of an object: metadata, and the object itself
 _KEEP_FIX = "write manifest_name: keep in the profile, and the job keeps its name"
 _MAX_SHOWN_WORDS = 4
@@ -198,7 +204,7 @@ class JobReference(NamedTuple):
 class Renaming(NamedTuple):
     """What became of the references to a job.
 
-    replaced: what was replaced, as findings that are in order.
+    replaced: what was replaced, or added to a selector, as findings that are in order.
     doubts: what may refer to the job, and was not replaced.
     """
 
@@ -267,21 +273,32 @@ class _Text(NamedTuple):
 
 
 def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference], new_name: str) -> Renaming:
-    """Replace every reference to the jobs in the documents, in place. The jobs' own `metadata.name` is not changed."""
+    """Replace every reference to the jobs in the documents, in place. The jobs' own `metadata.name` is not changed.
+
+    `new_name`: of the attempt's objects (Run.job). The pods of the jobs get the attempt's labels afterwards.
+    """
     texts = [text for document in documents for text in _list_texts(document)]
     marker = _Marker(texts, jobs)
     replaced: list[Finding] = []
     doubts: list[Finding] = []
+    renamed: list[_Text] = []  # the names of objects
     for text in texts:
         marked = marker.mark(text)
         if marked != text.value:
             replaced.append(Finding(text.where, marker.describe_changes(text.value, marked, new_name), verdict="ok"))
             text.replace(marker.finish(marked, new_name))
+            if _get_object_kind(text):
+                renamed.append(text)
         if not _is_opaque(text):
             doubts += _find_doubts(text, marked, jobs, new_name)
             doubts += marker.find_bare_services(text, marked, new_name)
         if marked == text.value and _get_referenced_kind(text) == "ConfigMap":
             doubts += _find_composed_name(text, jobs, new_name)
+    for name in renamed:
+        finding = _narrow_selector(name, documents, jobs, new_name)
+        if finding:
+            findings = doubts if finding.verdict == "warning" else replaced
+            findings.append(finding)
     for document in documents:
         doubts += _find_kept_claims(document)
     return Renaming(tuple(replaced), tuple(dict.fromkeys(doubts)))
@@ -317,6 +334,13 @@ def _is_opaque(text: _Text) -> bool:
         return False
     is_name = text.key in _OPAQUE_KEYS or text.key.endswith(_NAME_SUFFIX)
     return is_name or any(key in _LABEL_KEYS for key in text.keys[:-1])
+
+
+def _get_object_kind(text: _Text) -> Any:
+    """The kind of the object whose name a text is; None if it is another text."""
+    if text.keys[-2:] != ("metadata", "name") or len(text.parents) < _PARENTS_OF_NAME:
+        return None
+    return text.parents[-2].get("kind")
 
 
 def _get_referenced_kind(text: _Text) -> str | None:
@@ -367,7 +391,7 @@ class _Marker:
         elif text.keys[-len(_CHANNEL_KEYS) :] == _CHANNEL_KEYS:
             kind = "ResourceClaimTemplate"
         else:
-            kind = self._get_object_kind(text)
+            kind = _get_object_kind(text)
         if kind == "Pod" and len(text.parents) > _PARENTS_OF_NAME:  # one of the job's pods, inside its main object
             mark, job = next(self._list_marks())
             self._objects["Pod", text.value] = f"{mark}-{text.value.removeprefix(f'{job.name}-')}"
@@ -397,13 +421,6 @@ class _Marker:
                 elif is_channel and mark in self._objects.get(companion, ""):
                     self._objects.setdefault(("ResourceClaimTemplate", text.value), f"{mark}-{text.value}")
         return len(self._objects) > object_count
-
-    @staticmethod
-    def _get_object_kind(text: _Text) -> Any:
-        """The kind of the object whose name the text is; None if it is another text."""
-        if text.keys[-2:] != ("metadata", "name") or len(text.parents) < _PARENTS_OF_NAME:
-            return None
-        return text.parents[-2].get("kind")
 
     def _list_name_variables(self, value: str) -> Iterator[str]:
         """The variables from which a text builds the names or addresses of pods."""
@@ -444,8 +461,8 @@ class _Marker:
                 yield re.compile(rf"{_START}{name}(?={index}{_FILE_NAME_END}\.[a-z$])"), mark
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
             option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
-            words = "|".join([*sorted(self._prefix_variables), rf"\w*{_PREFIX_WORD}\w*"])
-            variable = rf"\b(?:{words})[\"']?(?:\s*=\s*|\s*:\s+)"
+            names = "|".join([*sorted(self._prefix_variables), rf"\w*{_PREFIX_WORD}\w*"])
+            variable = rf"\b(?:{names})[\"']?(?:\s*=\s*|\s*:\s+)"
             yield re.compile(rf"((?:{option}|{variable})[\"']?){name}(?=-{_VALUE_END})"), rf"\1{mark}"
 
     def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
@@ -494,7 +511,7 @@ class _Marker:
     def _mark_name(self, text: _Text) -> str | None:
         """The marked name of an object, if the text is one; None if it is another text."""
         parent = text.parents[-1]
-        kind: Any = self._get_object_kind(text)
+        kind: Any = _get_object_kind(text)
         if kind is not None:
             is_job = any(job.kind == kind and job.name == text.value for job in self._jobs)
             return None if is_job else self._objects.get((kind, text.value))
@@ -634,6 +651,55 @@ def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_nam
         if prefix:
             problem = f"a run gives the job the name {new_name}: `{job.name}-` stays as it is"
             yield Finding(text.where, problem, f"if names of its pods begin with it, {_KEEP_FIX}", "warning")
+
+
+def _narrow_selector(
+    name: _Text, documents: Sequence[Manifest], jobs: Sequence[JobReference], new_name: str
+) -> Finding | None:
+    """Let a renamed companion select this run's pods only, if it selects the job's by labels that all runs have.
+
+    `name`: of the companion. The finding is a doubt if the companion selects other pods of the manifest too, which do
+    not have the run's labels; None if nothing else selects what it selects.
+    """
+    companion = name.parents[-2]
+    keys = _SELECTOR_KEYS.get(companion["kind"])
+    selector = get_mapping(companion, *keys) if keys else {}
+    if not keys or not isinstance(selector, dict) or not selector or any(key in _JOB_NAME_KEYS for key in selector):
+        return None
+    own_labels = {key: value for key, value in selector.items() if key.partition("/")[0] not in _CONTROLLER_DOMAINS}
+    are_jobs: set[bool] = set()
+    for document in documents:
+        for labels in _list_pod_labels(document):
+            if own_labels.items() <= labels.items():
+                are_jobs.add(_contains_job(document, jobs))
+    if True not in are_jobs:
+        return None
+    location = f"{name.location}, {'.'.join((*name.keys[:-2], *keys)).replace('.[', '[')}"
+    if False in are_jobs:
+        problem = "it selects pods of the job by labels that the pods of other runs have too, and pods of no run"
+        fix = f"select the job's pods by a label of its controller, such as {_JOB_NAME_KEYS[2]}, or {_KEEP_FIX}"
+        return Finding(location, problem, fix, "warning")
+    run_labels = parse_attempt_labels(new_name)
+    selector.update(run_labels)
+    text = ", ".join(f"{key}: {value}" for key, value in run_labels.items())
+    return Finding(location, f"it selects only this run's pods, by {text}", verdict="ok")
+
+
+def _contains_job(document: Manifest, jobs: Sequence[JobReference]) -> bool:
+    """Whether a document is the main object of the jobs, which may wrap another one."""
+    return any(document.get("kind") == job.kind and get_name(document) == job.name for job in jobs)
+
+
+def _list_pod_labels(node: Any) -> Iterator[Mapping[str, Any]]:
+    """The labels of each pod, or template of pods, in a part of a manifest."""
+    if isinstance(node, dict):
+        if get_mappings(node, "spec", "containers"):
+            yield get_mapping(node, "metadata", "labels")
+        for child in node.values():
+            yield from _list_pod_labels(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _list_pod_labels(child)
 
 
 def _find_kept_claims(document: Manifest) -> Iterator[Finding]:

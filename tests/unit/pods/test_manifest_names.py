@@ -393,6 +393,58 @@ def test_rights_of_the_jobs_pods_follow() -> None:
     assert new_binding["subjects"] == binding["subjects"]
 
 
+RUN_LABELS = {"torchyard/run": "night-1a2b", "torchyard/attempt": "1"}
+POD_LABELS = {"app": "train", "role": "master"}
+
+
+@pytest.mark.parametrize(
+    ("name", "selector", "is_narrowed"),
+    [
+        ("train-master", {"app": "train", "role": "master"}, True),
+        ("train-master", {"app": "train", "volcano.sh/task-spec": "master"}, True),
+        ("train-master", {"volcano.sh/task-spec": "master"}, True),
+        ("train-master", {"volcano.sh/job-name": "train"}, False),
+        ("train-master", {"app": "store"}, False),
+        ("train-master", {}, False),
+        ("master", {"app": "train"}, False),
+    ],
+)
+def test_service_selects_only_the_runs_pods(name: str, selector: dict[str, str], is_narrowed: bool) -> None:
+    """A renamed Service that selects the job's pods by labels which all runs have selects by the run's labels too."""
+    job = build_job(VOLCANO)
+    job["spec"]["template"]["metadata"] = {"labels": POD_LABELS}
+    service = build_service(name)
+    service["spec"]["selector"] = selector
+    (_, new_service), replaced, doubts = rename(VOLCANO, job, service)
+    old_labels = {key: value.replace("train", NEW) if "job-name" in key else value for key, value in selector.items()}
+    assert new_service["spec"]["selector"] == old_labels | (RUN_LABELS if is_narrowed else {})
+    report = "Service train-master, spec.selector: it selects only this run's pods, by torchyard/run: night-1a2b"
+    assert (report in str(replaced), doubts) == (is_narrowed, [])
+
+
+def test_budget_selects_only_the_runs_pods() -> None:
+    """A pod of two budgets cannot be evicted: that of a run selects only its own pods."""
+    job = build_job(VOLCANO)
+    job["spec"]["template"]["metadata"] = {"labels": POD_LABELS}
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}
+    budget = {"kind": "PodDisruptionBudget", "metadata": {"name": "train-pdb"}, "spec": spec}
+    (_, new_budget), _, _ = rename(VOLCANO, job, budget)
+    assert new_budget["spec"]["selector"]["matchLabels"] == {"app": "train"} | RUN_LABELS
+
+
+def test_service_of_other_pods_too_is_a_doubt() -> None:
+    """A renamed Service that selects pods without the run's labels too stays as it is, with a doubt."""
+    job = build_job(VOLCANO)
+    job["spec"]["template"]["metadata"] = {"labels": POD_LABELS}
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [{"name": "a"}]}}
+    board = {"kind": "Deployment", "metadata": {"name": "board"}, "spec": {"template": template}}
+    service = build_service("train-svc")
+    service["spec"]["selector"] = {"app": "train"}
+    (_, _, new_service), _, (doubt,) = rename(VOLCANO, job, board, service)
+    assert new_service["spec"]["selector"] == {"app": "train"}
+    assert doubt.startswith("Service train-svc, spec.selector: it selects pods of the job by labels that the pods of")
+
+
 def test_service_behind_an_ingress_follows() -> None:
     """The backend of an Ingress is a Service by its name, and follows it; the host that users see stays."""
     backend = {"service": {"name": "train-board", "port": {"number": 6006}}}
