@@ -57,8 +57,9 @@ _REFERENCE_KEYS = {
     "serviceName": "Service",
     "subdomain": "Service",
 }
-# The same for a mapping with the name.
+# The same for a mapping, or a list of mappings, with the name.
 _REFERENCE_PARENTS = {
+    "backendRefs": "Service",
     "configMap": "ConfigMap",
     "configMapKeyRef": "ConfigMap",
     "configMapRef": "ConfigMap",
@@ -120,12 +121,13 @@ _NETWORK_SCHEMES = (
     "zmq",
 )
 _SCHEME = rf"\b(?:{'|'.join(_NETWORK_SCHEMES)})://"
-_AFTER_SCHEME = "|".join(rf"(?<=\b{scheme}://)" for scheme in _NETWORK_SCHEMES)  # each as wide as its scheme
+_AFTER_SCHEMES = "|".join(rf"(?<=\b{scheme}://)" for scheme in _NETWORK_SCHEMES)  # a pattern behind has one width
+_AFTER_SCHEME = rf"(?<=//)(?:{_AFTER_SCHEMES})"  # the first test saves the others elsewhere
 # Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression.
 _START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
 _VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w++|\$\(\w[^()\n]*\))"
-_VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE})+[\w-]*|`hostname[^`\n]*`)"
+_VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE}){{1,9}}[\w-]*|`hostname[^`\n]*`)"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
 _FILE_ENDING = (
     r"\.(?:bin|cfg|ckpt|conf|csv|err|gz|h5|ini|jsonl?|log|md|np[yz]|onnx|out|parquet|pkl|pth?|py|safetensors|sh|tar|tgz|tmp"
@@ -133,7 +135,7 @@ _FILE_ENDING = (
 )
 _FILE_NAME_END = rf"(?!{_FILE_ENDING})"
 # --- names and addresses of pods that a script builds from variables
-_REST_OF_WORD = rf"(?:[\w-]|{_VARIABLE})*"
+_REST_OF_WORD = rf"(?:[\w-]++|{_VARIABLE}){{0,9}}+"
 _NO_FILE_AFTER = rf"(?!{_REST_OF_WORD}(?:/|{_FILE_ENDING}))"
 _CAPTURED_VARIABLE = r"\$[{(]?(\w++)[)}]?"
 _HOST_IN_VARIABLE = r"(?i:addr|head|host|leader|master|node|peer|pod|worker)"
@@ -155,14 +157,19 @@ _HOST_OPTION = (
 )
 _HOST_COMMAND = (
     r"\b(?:curl|dig|getent\s+a?hosts(?:v[46])?|nc(?:at)?|nslookup|ping6?|ssh|telnet|wget)"
-    r"(?:\s+[-+]\S+(?:\s+(?:\d+|\w+=\S+))?)*\s+[\"']?"  # its options, such as -c 1, before the host
+    r"(?:\s+[-+]\S+(?:\s+(?:\d+|\w+=\S+))?){0,9}\s+[\"']?"  # its options, such as -c 1, before the host
 )
 _USER = r"(?<![\w./:@-])[\w.-]+@"
 _HOST_START = rf"(?:(?:{_SCHEME}|{_HOST_OPTION}|{_HOST_COMMAND})(?:[\w.-]+@)?|{_USER})"
 _HOST_END = rf"(?![\w-]){_FILE_NAME_END}(?=(?:\.[\w-]+)?(?:[:\"'\s,/;&|)\]}}\\]|$))"
 _PORT = r":(?:\d{2,5}(?![\w.-])|[${(]+(?i:\w*port))"
+# The end of a variable that may be a host's; OTEL_SERVICE_NAME is what OpenTelemetry calls an application.
+_POSSIBLE_HOST_WORD = rf"(?i:{_HOST_WORD}|(?<!\botel_)(?:service|svc)[_-]?name)"
 # The option, variable or key right before its value.
-_PURPOSE_PATTERN = re.compile(r"(?:(?<![\w-])--?[\w.-]+(?:=|\s+)|\w\s*=\s*|[\w\"']\s*:\s+|[\"']:)[\"']?$")
+_PURPOSE_PATTERN = re.compile(
+    r"(?:(?<![\w-])--?[\w.-]+(?:=|\s+)|[\w.-]+[\"']?\s*=\s*|[\w.-]+[\"']?\s*:\s+|[\w.-]+[\"']:)[\"']?$"
+)
+_MAX_PURPOSE_CHARS = 100
 _SED_PATTERN = r"\bs/[^/\n]*/"  # of a sed expression, before its replacement
 _KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
 _HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
@@ -345,8 +352,9 @@ def _get_object_kind(text: _Text) -> Any:
 
 def _get_referenced_kind(text: _Text) -> str | None:
     """The kind of the object whose name a text is, by its key, as in a pod; None for another text."""
-    if text.key == "name" and len(text.keys) > 1:
-        return _REFERENCE_PARENTS.get(text.keys[-2])
+    if text.key == "name":
+        parents = [key for key in text.keys[:-1] if not key.startswith("[")]
+        return _REFERENCE_PARENTS.get(parents[-1]) if parents else None
     return _REFERENCE_KEYS.get(text.key)
 
 
@@ -461,7 +469,7 @@ class _Marker:
                 yield re.compile(rf"{_START}{name}(?={index}{_FILE_NAME_END}\.[a-z$])"), mark
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
             option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
-            names = "|".join([*sorted(self._prefix_variables), rf"\w*{_PREFIX_WORD}\w*"])
+            names = "|".join([*sorted(self._prefix_variables), rf"\w{{0,40}}{_PREFIX_WORD}\w{{0,40}}"])
             variable = rf"\b(?:{names})[\"']?(?:\s*=\s*|\s*:\s+)"
             yield re.compile(rf"((?:{option}|{variable})[\"']?){name}(?=-{_VALUE_END})"), rf"\1{mark}"
 
@@ -518,7 +526,7 @@ class _Marker:
         if text.key in _JOB_NAME_KEYS or (text.key == "values" and parent.get("key") in _JOB_NAME_KEYS):
             return self._mark_job_name(text.value)
         if text.key == "resourceNames":  # of a Role
-            return self._mark_resource(text.value, parent.get("resources") or ())
+            return self._mark_resource(text.value, parent.get("resources"))
         kind = _get_referenced_kind(text)
         is_label = len(text.keys) > 1 and text.keys[-2] in ("labels", "annotations")
         if is_label and "group" in text.key:  # each scheduler has its own key for the PodGroup of a pod
@@ -527,10 +535,10 @@ class _Marker:
             kind = parent.get("kind")
         return self._objects.get((kind, text.value)) if isinstance(kind, str) else None
 
-    def _mark_resource(self, name: str, resources: Sequence[str]) -> str | None:
+    def _mark_resource(self, name: str, resources: Any) -> str | None:
         """The marked name of an object of one of these resources, such as configmaps; None if it keeps its name."""
         for (kind, old_name), marked in self._objects.items():
-            if old_name == name and plural_kind(kind) in resources:
+            if old_name == name and isinstance(resources, list) and plural_kind(kind) in resources:
                 return marked
         return None
 
@@ -574,8 +582,9 @@ class _Marker:
             if kind != "Service" or "-" not in service:  # a word, such as train, may mean anything
                 continue
             for match in re.finditer(rf"{_START}{re.escape(service)}(?![\w/-]){_FILE_NAME_END}", script):
-                purpose = _PURPOSE_PATTERN.search(script[: match.start()])
-                if purpose and service in job_names and not re.search(rf"(?i){_HOST_WORD}\W*$", purpose[0]):
+                text_before = script[max(match.start() - _MAX_PURPOSE_CHARS, 0) : match.start()]
+                purpose = _PURPOSE_PATTERN.search(text_before)
+                if purpose and service in job_names and not re.search(rf"{_POSSIBLE_HOST_WORD}\W*$", purpose[0]):
                     continue
                 new_service = self.finish(marked_service, new_name)
                 problem = f"a run gives the Service {service} the name {new_service}: `{service}` stays as it is"
@@ -666,7 +675,9 @@ def _narrow_selector(
     selector = get_mapping(companion, *keys) if keys else {}
     if not keys or not isinstance(selector, dict) or not selector or any(key in _JOB_NAME_KEYS for key in selector):
         return None
-    own_labels = {key: value for key, value in selector.items() if key.partition("/")[0] not in _CONTROLLER_DOMAINS}
+    own_labels = {
+        key: value for key, value in selector.items() if str(key).partition("/")[0] not in _CONTROLLER_DOMAINS
+    }
     are_jobs: set[bool] = set()
     for document in documents:
         for labels in _list_pod_labels(document):

@@ -121,7 +121,7 @@ def test_reference_in_a_script_follows(job: JobReference, script: str, expected:
         "python -m train --split train --resnet train-50",
         "python t.py --job-name=train --job-name train",
         "python t.py --model train --tokenizer=train --output_dir train --hub meta/train --cfg train.toml 'train.pt'",
-        "export DD_SERVICE=train MODEL_NAME=train EXPERIMENT='train'",
+        "export OTEL_SERVICE_NAME=train DD_SERVICE=train MODEL_NAME=train EXPERIMENT='train'",
         'echo \'{"run": {"name": "train", "results_dir":"train"}}\'',
         "tee logs/$RANK.train.log > $RANK.train.txt; cat data/$SPLIT.train",
         "python t.py --server train.py; ssh -p 22 head python t.py --name train",
@@ -137,7 +137,17 @@ def test_what_only_looks_like_the_name_stays(script: str, name: str) -> None:
         assert rename(give_name(job, name), document) == ([document], [], [])
 
 
-@pytest.mark.parametrize("script", ["import train", "gzip train /data", "python client.py train 22", "scp x train:/y"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import train",
+        "gzip train /data",
+        "python client.py train 22",
+        "scp x train:/y",
+        "export SERVICE_NAME=train",
+        "python t.py --headless-svc-name train",
+    ],
+)
 def test_word_that_may_be_the_jobs_service_is_a_doubt(script: str) -> None:
     """Where nothing shows whether the name is a host's it stays, with a doubt, unless it is a word of the language."""
     for name, count in (("train", 0), ("llm-train", 1)):
@@ -446,11 +456,14 @@ def test_service_of_other_pods_too_is_a_doubt() -> None:
 
 
 def test_service_behind_an_ingress_follows() -> None:
-    """The backend of an Ingress is a Service by its name, and follows it; the host that users see stays."""
+    """The backend of an Ingress or a route is a Service by its name, and follows it; the host that users see stays."""
     backend = {"service": {"name": "train-board", "port": {"number": 6006}}}
     rules = [{"host": "train.example.com", "http": {"paths": [{"backend": backend}]}}]
     ingress = {"kind": "Ingress", "metadata": {"name": "train"}, "spec": {"rules": rules}}
     (_, _, new_ingress), _, _ = rename(INDEXED, build_job(INDEXED), build_service("train-board"), ingress)
+    route = {"kind": "HTTPRoute", "metadata": {"name": "a"}, "spec": {"backendRefs": [{"name": "train-board"}]}}
+    (_, _, new_route), _, _ = rename(INDEXED, build_job(INDEXED), build_service("train-board"), route)
+    assert new_route["spec"]["backendRefs"] == [{"name": f"{NEW}-board"}]
     (rule,) = new_ingress["spec"]["rules"]
     assert rule["http"]["paths"][0]["backend"]["service"]["name"] == f"{NEW}-board"
     assert (rule["host"], new_ingress["metadata"]["name"]) == ("train.example.com", "train")
