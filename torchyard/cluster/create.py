@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from torchyard.cluster import code_upload, lease
+from torchyard.cluster.checks.admission import find_deleting_run
 from torchyard.cluster.checks.permissions import list_missing_rights
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
@@ -123,10 +124,12 @@ def adopt_or_create(
 ) -> tuple[KubeObject, bool]:
     """Create an object or find it; return it, and whether it is new.
 
-    A companion of a manifest is used unchanged, also one of another owner: a claim may be older than the run. Raises
-    ClusterError if the name belongs to another run, or the server refuses the object.
+    A companion of a manifest is used unchanged, also one of another owner: a claim may be older than the run. One that
+    another run deletes at its end is not used. Raises ClusterError if the name belongs to another run, or the server
+    refuses the object.
     """
     metadata = obj["metadata"]
+    message = "it exists and does not belong to this run"
     for is_last_try in (False, True):
         try:
             return client.create(obj, dry_run=dry_run), True
@@ -134,11 +137,15 @@ def adopt_or_create(
             if error.status != HTTPStatus.CONFLICT:
                 raise
         existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
-        if existing and (is_own_object(plan, existing) or etcd.is_companion_object(obj)):
+        if existing and is_own_object(plan, existing):
             return existing, False
+        if existing and etcd.is_companion_object(obj):
+            deleting_run = find_deleting_run(plan, obj | existing)
+            if deleting_run is None:
+                return existing, False
+            message = f"it belongs to the run {deleting_run}, which deletes it at its end"
         if existing or is_last_try:  # otherwise it was deleted after the refusal: the name is free, so try again
             break
-    message = "it exists and does not belong to this run"
     raise ClusterError(client.host, f"create {obj['kind']} {metadata['name']}", message, HTTPStatus.CONFLICT)
 
 

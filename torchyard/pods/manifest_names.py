@@ -14,8 +14,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
 from torchyard.model.finding import Finding
-from torchyard.pods.job_kind import describe_object
+from torchyard.model.requirements import plural_kind
+from torchyard.pods.job_kind import describe_object, get_name
+from torchyard.pods.template import parse_attempt_labels
 from torchyard.pods.volumes import Manifest
 
 # Labels and annotations whose value is the name of a job, by the controllers that set them on the job's pods.
@@ -33,19 +36,38 @@ _JOB_NAME_KEYS = (
     "volcano.sh/job-name",
     "workload.codeflare.dev/appwrapper",
 )
-# The companions that belong to one job: each run gets its own if the job's name is a part of theirs.
-_RENAMED_KINDS = (
+# The companions that may belong to one job: each run gets its own if they refer to the job, in their name or elsewhere.
+# A ServiceAccount is not among them, because what its name may do is often granted outside of the cluster.
+RENAMED_KINDS = (
+    "ComputeDomain",
     "ConfigMap",
     "NetworkPolicy",
     "PodDisruptionBudget",
     "PodGroup",
     "PodMonitor",
+    "ResourceClaimTemplate",
+    "Role",
+    "RoleBinding",
     "Service",
     "ServiceMonitor",
 )
-_CONFIG_MAP_KEYS = ("configMap", "configMapRef", "configMapKeyRef")
-_SERVICE_KEYS = ("subdomain", "serviceName")
+# By the key whose value is a name: the kind of the object that it names.
+_REFERENCE_KEYS = {
+    "resourceClaimTemplateName": "ResourceClaimTemplate",
+    "serviceName": "Service",
+    "subdomain": "Service",
+}
+# The same for a mapping, or a list of mappings, with the name.
+_REFERENCE_PARENTS = {
+    "backendRefs": "Service",
+    "configMap": "ConfigMap",
+    "configMapKeyRef": "ConfigMap",
+    "configMapRef": "ConfigMap",
+    "resourceClaimTemplate": "ResourceClaimTemplate",
+    "service": "Service",
+}
 _JOBSET_SERVICE_KEYS = ("spec", "network", "subdomain")  # of the Service that JobSet creates
+_CHANNEL_KEYS = ("spec", "channel", "resourceClaimTemplate", "name")  # of the template that a ComputeDomain creates
 # Keys whose text names something else: an image, a place in a file system, an object of another kind.
 _OPAQUE_KEYS = (
     "apiVersion",
@@ -67,13 +89,87 @@ _DATA_KEYS = ("data", "stringData")  # their keys are the user's
 # Of a variable, or of a key in a ConfigMap, with the name of a job.
 _JOB_NAME_VARIABLE_PATTERN = re.compile(r"(?:^|[_.-])(?:vc|pytorch)?job(?:_?set)?[_-]?name$", re.IGNORECASE)
 _LABEL_KEYS = ("labels", "matchLabels", "nodeSelector", "selector")
-# Before a name: the start of a word that is not a part of a path. `//` begins a host, and `s/` a sed expression.
-_START = r"(?:(?<![\w./-])|(?<=//)|(?<=\bs/)|(?<=/\^))"
+# After the `//` of these schemes comes a host; after that of a store (gs, s3, hf, file) a bucket or a path.
+_NETWORK_SCHEMES = (
+    "amqp",
+    "c10d",
+    "etcd",
+    "ftp",
+    "gloo",
+    "grpc",
+    "grpcs",
+    "http",
+    "https",
+    "kafka",
+    "mongodb",
+    "mysql",
+    "nats",
+    "nccl",
+    "postgres",
+    "postgresql",
+    "ray",
+    "redis",
+    "rediss",
+    "rsync",
+    "sftp",
+    "ssh",
+    "tcp",
+    "tls",
+    "udp",
+    "ws",
+    "wss",
+    "zmq",
+)
+_SCHEME = rf"\b(?:{'|'.join(_NETWORK_SCHEMES)})://"
+_AFTER_SCHEMES = "|".join(rf"(?<=\b{scheme}://)" for scheme in _NETWORK_SCHEMES)  # a pattern behind has one width
+_AFTER_SCHEME = rf"(?<=//)(?:{_AFTER_SCHEMES})"  # the first test saves the others elsewhere
+# Before a name: the start of a word that is not a part of a path. `s/` begins a sed expression.
+_START = rf"(?:(?<![\w./-])|{_AFTER_SCHEME}|(?<=\bs/)|(?<=/\^))"
 _END = r"(?![\w-])"
-_VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w+|\$\(\w[^()\n]*\))"
+_VARIABLE = r"(?:\$\{\w+[^}\n]*\}|\$\w++|\$\(\w[^()\n]*\))"
+_VARIABLE_WORD = rf"(?:{_START}(?:[\w-]*{_VARIABLE}){{1,9}}[\w-]*|`hostname[^`\n]*`)"
 _CLUSTER_DOMAIN = rf"(?:\.(?:[\w-]+|{_VARIABLE}))?\.svc\b"
-_HOST_OPTION = r"(?:addr|address|endpoint|host|hostname|(?<![a-z])ip|url|server|service|svc)"
-_FILE_NAME_END = r"(?!\.(?:py|sh|ya?ml|json|log|txt|pth?|tar|gz)\b)"
+_FILE_ENDING = (
+    r"\.(?:bin|cfg|ckpt|conf|csv|err|gz|h5|ini|jsonl?|log|md|np[yz]|onnx|out|parquet|pkl|pth?|py|safetensors|sh|tar|tgz|tmp"
+    r"|toml|tsv|txt|whl|ya?ml|zip)\b"
+)
+_FILE_NAME_END = rf"(?!{_FILE_ENDING})"
+# --- names and addresses of pods that a script builds from variables
+_REST_OF_WORD = rf"(?:[\w-]++|{_VARIABLE}){{0,9}}+"
+_NO_FILE_AFTER = rf"(?!{_REST_OF_WORD}(?:/|{_FILE_ENDING}))"
+_CAPTURED_VARIABLE = r"\$[{(]?(\w++)[)}]?"
+_HOST_IN_VARIABLE = r"(?i:addr|head|host|leader|master|node|peer|pod|worker)"
+_HOST_VARIABLE = (
+    rf"(?:\$\{{\w*{_HOST_IN_VARIABLE}[^}}\n]*\}}|\$\w*{_HOST_IN_VARIABLE}\w*+|\$\(\w*{_HOST_IN_VARIABLE}[^()\n]*\))"
+)
+_VALUE_END = r"(?=[\"']?(?:[\s;&]|$))"
+_PREFIX_VARIABLE = r"(?:\$\{(\w+)\}|\$\((\w+)\)|\$(\w++)(?=\$))"
+_PREFIX_WORD = r"(?i:host|pod|worker)"  # in a variable, an option or a key for the start of pods' names
+# --- where a Service's name is a host's, for it may be an experiment's or a model's elsewhere
+# The end of a variable, an option or a key whose value is a host. DD_SERVICE is what Datadog calls an application.
+_HOST_WORD = (
+    r"(?:addr|address|coordinator|endpoint|fqdn|hosts|(?<![a-z])ip|leader|master|peer|(?<!\bdd_)service|svc|url"
+    r"|(?:domain|host|server)(?:[_-]?name)?)"
+)
+_HOST_OPTION = (
+    rf"(?i:(?<![\w-])--?[\w.-]*{_HOST_WORD}\s+[\"']?"  # --master_addr NAME
+    rf"|{_HOST_WORD}(?:[\"']?\s*=\s*|[\"']?\s*:\s+|[\"']:)[\"']?)"  # MASTER_ADDR=NAME, "host": "NAME"
+)
+_HOST_COMMAND = (
+    r"\b(?:curl|dig|getent\s+a?hosts(?:v[46])?|nc(?:at)?|nslookup|ping6?|ssh|telnet|wget)"
+    r"(?:\s+[-+]\S+(?:\s+(?:\d+|\w+=\S+))?){0,9}\s+[\"']?"  # its options, such as -c 1, before the host
+)
+_USER = r"(?<![\w./:@-])[\w.-]+@"
+_HOST_START = rf"(?:(?:{_SCHEME}|{_HOST_OPTION}|{_HOST_COMMAND})(?:[\w.-]+@)?|{_USER})"
+_HOST_END = rf"(?![\w-]){_FILE_NAME_END}(?=(?:\.[\w-]+)?(?:[:\"'\s,/;&|)\]}}\\]|$))"
+_PORT = r":(?:\d{2,5}(?![\w.-])|[${(]+(?i:\w*port))"
+# The end of a variable that may be a host's; OTEL_SERVICE_NAME is what OpenTelemetry calls an application.
+_POSSIBLE_HOST_WORD = rf"(?i:{_HOST_WORD}|(?<!\botel_)(?:service|svc)[_-]?name)"
+# The option, variable or key right before its value.
+_PURPOSE_PATTERN = re.compile(
+    r"(?:(?<![\w-])--?[\w.-]+(?:=|\s+)|[\w.-]+[\"']?\s*=\s*|[\w.-]+[\"']?\s*:\s+|[\w.-]+[\"']:)[\"']?$"
+)
+_MAX_PURPOSE_CHARS = 100
 _SED_PATTERN = r"\bs/[^/\n]*/"  # of a sed expression, before its replacement
 _KUBECTL_PATTERN = re.compile(r"\b(?:kubectl|oc|vcctl)\b")
 _HOST_NAME_PATTERN = re.compile(r"\b(?:hostname|HOSTNAME|POD_NAME|uname|gethostname)\b|platform\.node")
@@ -85,6 +181,10 @@ _FIELD_PATTERN = re.compile(
     r"|split\(\s*[\"']-[\"']\s*\)\s*\[\s*\d"
     r"|IFS=[\"']?-[\"']?\s+read\b)"
 )
+# By the kind of a companion: the keys of the labels by which it selects pods, of which each run needs its own.
+_SELECTOR_KEYS = {"PodDisruptionBudget": ("spec", "selector", "matchLabels"), "Service": ("spec", "selector")}
+# The first parts of labels that controllers set on a job's pods, which its manifest does not contain.
+_CONTROLLER_DOMAINS = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "training.kubeflow.org", "volcano.sh")
 _PARENTS_OF_NAME = 2  # mappings around the name of an object: metadata, and the object itself
 _KEEP_FIX = "write manifest_name: keep in the profile, and the job keeps its name"
 _MAX_SHOWN_WORDS = 4
@@ -111,7 +211,7 @@ class JobReference(NamedTuple):
 class Renaming(NamedTuple):
     """What became of the references to a job.
 
-    replaced: what was replaced, as findings that are in order.
+    replaced: what was replaced, or added to a selector, as findings that are in order.
     doubts: what may refer to the job, and was not replaced.
     """
 
@@ -124,12 +224,14 @@ class _Text(NamedTuple):
 
     keys: the path in its object, with `[i]` for an item of a list.
     parents: the mappings around it, the outermost first.
+    previous: the text before it in its list, such as an option; empty if there is none.
     replace: sets another value.
     """
 
     location: str
     keys: tuple[str, ...]
     parents: tuple[Mapping[str, Any], ...]
+    previous: str
     value: str
     replace: Callable[[str], None]
 
@@ -139,25 +241,71 @@ class _Text(NamedTuple):
         return next(key for key in reversed(self.keys) if not key.startswith("["))
 
     @property
+    def companion(self) -> tuple[str, str] | None:
+        """The kind and the name of the innermost object around it that may belong to one job; None without one."""
+        for parent in reversed(self.parents):
+            kind = parent.get("kind")
+            metadata = parent.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, Mapping) else None
+            if kind in RENAMED_KINDS and isinstance(name, str):
+                return kind, name
+        return None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of which it is the value, or may be, as an entry of a ConfigMap; else empty."""
+        if self.keys[0] in _DATA_KEYS:
+            return self.key
+        name = self.parents[-1].get("name")
+        return name if self.key == "value" and isinstance(name, str) else ""
+
+    @property
+    def prefix(self) -> str:
+        """What a script has before such a value: `MASTER_ADDR=`, `--master_addr ` or `host: `; empty if unknown.
+
+        It contains nothing that could be marked.
+        """
+        is_entry = self.keys[0] in _DATA_KEYS
+        if self.variable and not is_entry:
+            return re.sub(r"\W", "_", self.variable) + "="
+        if self.keys[-1].startswith("["):
+            is_option = re.fullmatch(r"--?[\w.-]+", self.previous)
+            return "--" + re.sub(r"\W", "_", self.previous.lstrip("-")) + " " if is_option else ""
+        # A pod's own host name is not that of a Service.
+        return "" if self.key == "hostname" and not is_entry else re.sub(r"\W", "_", self.key) + ": "
+
+    @property
     def where(self) -> str:
         return f"{self.location}, {'.'.join(self.keys).replace('.[', '[')}"
 
 
 def rename_references(documents: Sequence[Manifest], jobs: Sequence[JobReference], new_name: str) -> Renaming:
-    """Replace every reference to the jobs in the documents, in place. The jobs' own `metadata.name` is not changed."""
+    """Replace every reference to the jobs in the documents, in place. The jobs' own `metadata.name` is not changed.
+
+    `new_name`: of the attempt's objects (Run.job). The pods of the jobs get the attempt's labels afterwards.
+    """
     texts = [text for document in documents for text in _list_texts(document)]
     marker = _Marker(texts, jobs)
     replaced: list[Finding] = []
     doubts: list[Finding] = []
+    renamed: list[_Text] = []  # the names of objects
     for text in texts:
         marked = marker.mark(text)
         if marked != text.value:
             replaced.append(Finding(text.where, marker.describe_changes(text.value, marked, new_name), verdict="ok"))
             text.replace(marker.finish(marked, new_name))
+            if _get_object_kind(text):
+                renamed.append(text)
         if not _is_opaque(text):
             doubts += _find_doubts(text, marked, jobs, new_name)
-        if marked == text.value and _is_config_map_name(text):
+            doubts += marker.find_bare_services(text, marked, new_name)
+        if marked == text.value and _get_referenced_kind(text) == "ConfigMap":
             doubts += _find_composed_name(text, jobs, new_name)
+    for name in renamed:
+        finding = _narrow_selector(name, documents, jobs, new_name)
+        if finding:
+            findings = doubts if finding.verdict == "warning" else replaced
+            findings.append(finding)
     for document in documents:
         doubts += _find_kept_claims(document)
     return Renaming(tuple(replaced), tuple(dict.fromkeys(doubts)))
@@ -179,7 +327,10 @@ def _walk(node: Any, location: str, keys: tuple[str, ...], parents: tuple[Mappin
     for key, key_text in entries:
         child = node[key]
         if isinstance(child, str):
-            yield _Text(location, (*keys, key_text), parents, child, functools.partial(node.__setitem__, key))
+            previous = node[key - 1] if isinstance(node, list) and key else ""
+            previous_text = previous if isinstance(previous, str) else ""
+            replace = functools.partial(node.__setitem__, key)
+            yield _Text(location, (*keys, key_text), parents, previous_text, child, replace)
         else:
             yield from _walk(child, location, (*keys, key_text), parents)
 
@@ -192,9 +343,19 @@ def _is_opaque(text: _Text) -> bool:
     return is_name or any(key in _LABEL_KEYS for key in text.keys[:-1])
 
 
-def _is_config_map_name(text: _Text) -> bool:
-    """Whether a text is the name of a ConfigMap that a pod uses."""
-    return text.key == "name" and len(text.keys) > 1 and text.keys[-2] in _CONFIG_MAP_KEYS
+def _get_object_kind(text: _Text) -> Any:
+    """The kind of the object whose name a text is; None if it is another text."""
+    if text.keys[-2:] != ("metadata", "name") or len(text.parents) < _PARENTS_OF_NAME:
+        return None
+    return text.parents[-2].get("kind")
+
+
+def _get_referenced_kind(text: _Text) -> str | None:
+    """The kind of the object whose name a text is, by its key, as in a pod; None for another text."""
+    if text.key == "name":
+        parents = [key for key in text.keys[:-1] if not key.startswith("[")]
+        return _REFERENCE_PARENTS.get(parents[-1]) if parents else None
+    return _REFERENCE_KEYS.get(text.key)
 
 
 class _Marker:
@@ -214,26 +375,36 @@ class _Marker:
             if job.config_map:
                 self._objects["ConfigMap", job.config_map] = job.config_map.replace(job.name, mark, 1)
         for text in texts:
-            self._add_companion(text)
+            self._add_named_companion(text)
+        self._prefix_variables = {name for text in texts for name in self._list_prefix_variables(text.value)}
         self._variables = {name for text in texts for name in self._list_name_variables(text.value)}
-        self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
-        self._kubectl_rules = list(self._list_kubectl_rules())
+        self._compile_rules()
+        while self._add_referring_companions(texts):
+            self._compile_rules()
 
     def _list_marks(self) -> Iterator[tuple[str, JobReference]]:
         return ((chr(index), job) for index, job in enumerate(self._jobs))
 
-    def _add_companion(self, text: _Text) -> None:
+    def _compile_rules(self) -> None:
+        self._rules = [*self._list_pod_rules(), *self._list_service_rules(), *self._list_label_rules()]
+        self._kubectl_rules = list(self._list_kubectl_rules())
+
+    def _add_named_companion(self, text: _Text) -> None:
         """Note the new name of an object beside the job, if the text is its name and contains the job's.
 
-        An object that the job's controller creates counts too.
+        An object that a controller creates counts too.
         """
-        is_service = text.keys[-len(_JOBSET_SERVICE_KEYS) :] == _JOBSET_SERVICE_KEYS
-        kind = "Service" if is_service else self._get_object_kind(text)
+        if text.keys[-len(_JOBSET_SERVICE_KEYS) :] == _JOBSET_SERVICE_KEYS:
+            kind = "Service"
+        elif text.keys[-len(_CHANNEL_KEYS) :] == _CHANNEL_KEYS:
+            kind = "ResourceClaimTemplate"
+        else:
+            kind = _get_object_kind(text)
         if kind == "Pod" and len(text.parents) > _PARENTS_OF_NAME:  # one of the job's pods, inside its main object
             mark, job = next(self._list_marks())
             self._objects["Pod", text.value] = f"{mark}-{text.value.removeprefix(f'{job.name}-')}"
             return
-        if kind not in _RENAMED_KINDS or (kind, text.value) in self._objects:
+        if kind not in RENAMED_KINDS or (kind, text.value) in self._objects:
             return
         for mark, job in self._list_marks():
             marked, count = re.subn(rf"(?<![^-.]){re.escape(job.name)}(?![^-.])", mark, text.value)
@@ -241,48 +412,79 @@ class _Marker:
                 self._objects[str(kind), text.value] = marked
                 return
 
-    @staticmethod
-    def _get_object_kind(text: _Text) -> Any:
-        """The kind of the object whose name the text is; None if it is another text."""
-        if text.keys[-2:] != ("metadata", "name") or len(text.parents) < _PARENTS_OF_NAME:
-            return None
-        return text.parents[-2].get("kind")
+    def _add_referring_companions(self, texts: Sequence[_Text]) -> bool:
+        """Note a new name for each companion that refers to a job or a renamed object; return whether there is another.
+
+        With its old name the companion of one run would be used by the others, whose jobs and objects have other names.
+        """
+        object_count = len(self._objects)
+        for text in texts:
+            companion = text.companion
+            if companion is None:
+                continue
+            is_channel = text.keys[-len(_CHANNEL_KEYS) :] == _CHANNEL_KEYS
+            for mark, _ in self._list_marks():
+                if mark in self.mark(text):
+                    self._objects.setdefault(companion, f"{mark}-{companion[1]}")
+                elif is_channel and mark in self._objects.get(companion, ""):
+                    self._objects.setdefault(("ResourceClaimTemplate", text.value), f"{mark}-{text.value}")
+        return len(self._objects) > object_count
 
     def _list_name_variables(self, value: str) -> Iterator[str]:
         """The variables from which a text builds the names or addresses of pods."""
         for job in self._jobs:
+            name = re.escape(job.name)
             roles = _alternate(role for role in job.roles if role)
-            for pattern in (rf"\$[{{(]?(\w+)[}})]?-(?:{roles})\b", r"[\w})]\.\$[{(]?(\w+)[})]?(?![\w(])"):
-                yield from re.findall(pattern, value)
+            starts = [rf"(?:{name}|{_VARIABLE})-(?:\d{{1,4}}|{_VARIABLE})", rf"[\w-]*{_HOST_VARIABLE}"]
+            if roles:
+                starts.append(rf"(?:{name}|{_VARIABLE})-(?:{roles})\b")
+                yield from re.findall(rf"{_START}{_CAPTURED_VARIABLE}-(?:{roles})\b{_NO_FILE_AFTER}", value)
+            if "" in job.roles:
+                pod = rf"{_START}{_CAPTURED_VARIABLE}-(?:\d{{1,4}}|{_VARIABLE})"
+                yield from re.findall(rf"{pod}(?:{_PORT}|{_FILE_NAME_END}\.(?=[a-z$]))", value)
+            address = rf"(?:{_START}(?:{'|'.join(starts)}){_REST_OF_WORD}|`hostname[^`\n]*`)\."
+            yield from re.findall(rf"{address}{_CAPTURED_VARIABLE}(?![\w(]){_FILE_NAME_END}", value)
+
+    def _list_prefix_variables(self, value: str) -> Iterator[str]:
+        """The variables with which the names of pods begin in a text: ${PREFIX}worker-0, ${PREFIX}$i.train."""
+        ends = [rf"(?:\d{{1,4}}|{_VARIABLE})(?:{_PORT}|{_FILE_NAME_END}\.(?=[a-z$]))"]
+        for job in self._jobs:
+            ends += [rf"{re.escape(role)}-" for role in job.roles if role]
+        for names in re.findall(rf"{_START}{_PREFIX_VARIABLE}(?:{'|'.join(ends)})", value):
+            yield next(filter(None, names))
 
     # --- rules
 
     def _list_pod_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
-        """Pods: train-worker-0, train-worker-$i, ${HOSTNAME#train-}."""
+        """Pods: train-worker-0, train-worker-$i, ${HOSTNAME#train-}, HOST_PREFIX=train-."""
         for mark, job in self._list_marks():
             name = re.escape(job.name)
             roles = _alternate(role for role in job.roles if role)
             if roles:
                 yield re.compile(rf"{_START}{name}(?=-(?:{roles})-)"), mark
                 yield re.compile(rf"({_SED_PATTERN}){name}(?=-(?:{roles})-)"), rf"\1{mark}"
-                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles})[\"']?(?:[\s;&]|$))"), rf"\1{mark}"
+                yield re.compile(rf"(?<==)([\"']?){name}(?=-(?:{roles}){_VALUE_END})"), rf"\1{mark}"
             if "" in job.roles:
-                yield re.compile(rf"{_START}{name}(?=-(?:\d{{1,4}}|{_VARIABLE})\.)"), mark
+                index = rf"-(?:\d{{1,4}}|{_VARIABLE})"
+                yield re.compile(rf"{_START}{name}(?={index}{_FILE_NAME_END}\.[a-z$])"), mark
             yield re.compile(rf"(\$\{{\w+##?){name}(?=-)"), rf"\1{mark}"
+            option = rf"(?<![\w-])--?[\w.-]*{_PREFIX_WORD}[\w.-]*\s+"
+            names = "|".join([*sorted(self._prefix_variables), rf"\w{{0,40}}{_PREFIX_WORD}\w{{0,40}}"])
+            variable = rf"\b(?:{names})[\"']?(?:\s*=\s*|\s*:\s+)"
+            yield re.compile(rf"((?:{option}|{variable})[\"']?){name}(?=-{_VALUE_END})"), rf"\1{mark}"
 
     def _list_service_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
-        """Services: pod.train, $(hostname).train, train.ns.svc, --rdzv-endpoint=train:29500."""
+        """Services, where the name is a host's: pod.train, $(hostname).train, train.ns.svc, train:29500, ping train."""
         marks = "".join(mark for mark, _ in self._list_marks())
         for (kind, service), marked in self._objects.items():
             if kind != "Service":
                 continue
             name = re.escape(service)
-            yield re.compile(rf"([{marks}][^\s\"',:/.]*\.|{_VARIABLE}\.){name}(?![\w(-])"), rf"\1{marked}"
+            pod = rf"(?:[{marks}][^\s\"',:/.]*|{_VARIABLE_WORD})"
+            yield re.compile(rf"({pod}\.){name}(?![\w(-]){_FILE_NAME_END}"), rf"\1{marked}"
             yield re.compile(rf"({_START}|(?<=[\w}})])\.){name}(?={_CLUSTER_DOMAIN})"), rf"\1{marked}"
-            host = rf"({_HOST_OPTION}[\"']?\s*[=:]?\s*[\"']?(?:\w+://)?){name}(?=[:\"'\s,/]|$)"
-            yield re.compile(host, re.IGNORECASE), rf"\1{marked}"
-            if "-" in service:
-                yield re.compile(rf"{_START}{name}{_END}{_FILE_NAME_END}"), marked
+            yield re.compile(rf"{_START}{name}(?=(?:\.(?:[\w-]+|{_VARIABLE}))*{_PORT})"), marked
+            yield re.compile(rf"({_HOST_START}){name}{_HOST_END}"), rf"\1{marked}"
 
     def _list_label_rules(self) -> Iterator[tuple[re.Pattern[str], str]]:
         """Selectors: volcano.sh/job-name=train."""
@@ -309,30 +511,36 @@ class _Marker:
             return marked_name
         if _is_opaque(text):
             return text.value
-        is_variable = text.key == "value" and isinstance(text.parents[-1].get("name"), str)
-        if is_variable:
-            return self._mark_variable(text.parents[-1]["name"], text.value)
-        return self._mark_script(text.value)
+        for mark, job in self._list_marks():
+            if text.value == job.name and text.variable in self._variables:
+                return mark
+        return self._mark_script(text.prefix + text.value).removeprefix(text.prefix)
 
     def _mark_name(self, text: _Text) -> str | None:
         """The marked name of an object, if the text is one; None if it is another text."""
         parent = text.parents[-1]
-        kind: Any = self._get_object_kind(text)
+        kind: Any = _get_object_kind(text)
         if kind is not None:
             is_job = any(job.kind == kind and job.name == text.value for job in self._jobs)
             return None if is_job else self._objects.get((kind, text.value))
         if text.key in _JOB_NAME_KEYS or (text.key == "values" and parent.get("key") in _JOB_NAME_KEYS):
             return self._mark_job_name(text.value)
+        if text.key == "resourceNames":  # of a Role
+            return self._mark_resource(text.value, parent.get("resources"))
+        kind = _get_referenced_kind(text)
         is_label = len(text.keys) > 1 and text.keys[-2] in ("labels", "annotations")
         if is_label and "group" in text.key:  # each scheduler has its own key for the PodGroup of a pod
             kind = "PodGroup"
-        elif text.key in _SERVICE_KEYS:
-            kind = "Service"
-        elif _is_config_map_name(text):
-            kind = "ConfigMap"
-        elif text.key == "name":
+        elif kind is None and text.key == "name":
             kind = parent.get("kind")
         return self._objects.get((kind, text.value)) if isinstance(kind, str) else None
+
+    def _mark_resource(self, name: str, resources: Any) -> str | None:
+        """The marked name of an object of one of these resources, such as configmaps; None if it keeps its name."""
+        for (kind, old_name), marked in self._objects.items():
+            if old_name == name and isinstance(resources, list) and plural_kind(kind) in resources:
+                return marked
+        return None
 
     def _mark_job_name(self, value: str) -> str | None:
         """The value of a label: the job's name, or that of a Job in a JobSet; None if it names another job."""
@@ -344,14 +552,6 @@ class _Marker:
                 return f"{mark}{match[1] or ''}"
         return self._objects.get(("PodGroup", value))
 
-    def _mark_variable(self, name: str, value: str) -> str:
-        """The value of an environment variable."""
-        for mark, job in self._list_marks():
-            if value == job.name and name in self._variables:
-                return mark
-        prefix = f"{name}="
-        return self._mark_script(prefix + value).removeprefix(prefix)
-
     def _mark_script(self, value: str) -> str:
         """A script, an argument, or the content of a file."""
         rules = self._rules + self._kubectl_rules if _KUBECTL_PATTERN.search(value) else self._rules
@@ -359,7 +559,7 @@ class _Marker:
             value = pattern.sub(marked, value)
         for mark, job in self._list_marks():
             for variable in self._variables:
-                assignment = rf"(\b{variable}=[\"']?){re.escape(job.name)}(?=[\"']?(?:[\s;&]|$))"
+                assignment = rf"(\b{variable}=[\"']?){re.escape(job.name)}{_VALUE_END}"
                 value = re.sub(assignment, rf"\1{mark}", value)
         return value
 
@@ -371,6 +571,27 @@ class _Marker:
             marked = marked.replace(mark, new_name)
         return marked
 
+    def find_bare_services(self, text: _Text, marked: str, new_name: str) -> Iterator[Finding]:
+        """The name of a Service in a text, where it may be its host and was not marked.
+
+        As the value of an option, a variable or a key that is not a host's, the job's name names something else.
+        """
+        job_names = [job.name for job in self._jobs]
+        script = text.prefix + marked
+        for (kind, service), marked_service in self._objects.items():
+            if kind != "Service" or "-" not in service:  # a word, such as train, may mean anything
+                continue
+            for match in re.finditer(rf"{_START}{re.escape(service)}(?![\w/-]){_FILE_NAME_END}", script):
+                text_before = script[max(match.start() - _MAX_PURPOSE_CHARS, 0) : match.start()]
+                purpose = _PURPOSE_PATTERN.search(text_before)
+                if purpose and service in job_names and not re.search(rf"{_POSSIBLE_HOST_WORD}\W*$", purpose[0]):
+                    continue
+                new_service = self.finish(marked_service, new_name)
+                problem = f"a run gives the Service {service} the name {new_service}: `{service}` stays as it is"
+                fix = f"if it means the Service, write {service}.NAMESPACE.svc, or {_KEEP_FIX}"
+                yield Finding(text.where, problem, fix, "warning")
+                break
+
     def describe_changes(self, value: str, marked: str, new_name: str) -> str:
         """`train-worker-0 becomes run-worker-0` for each word that changes; of many words the first."""
         if re.fullmatch(r"[\w.-]+", value):
@@ -379,6 +600,8 @@ class _Marker:
         changes: dict[str, str] = {}
         for word in re.findall(rf"[^\s\"'=,;]*[{marks}][^\s\"',;]*", marked):
             before = word
+            for (_, name), marked_name in sorted(self._objects.items(), key=lambda item: -len(item[1])):
+                before = before.replace(marked_name, name)
             for mark, job in self._list_marks():
                 before = before.replace(mark, job.name)
             changes[before[:_MAX_SHOWN_CHARS]] = self.finish(word, new_name)[:_MAX_SHOWN_CHARS]
@@ -433,6 +656,61 @@ def _find_doubts(text: _Text, marked: str, jobs: Sequence[JobReference], new_nam
         if pod:
             problem = f"a run gives the job the name {new_name}: `{pod[0][:_MAX_SHOWN_CHARS]}` stays as it is"
             yield Finding(text.where, problem, f"if it means a pod of the job, {_KEEP_FIX}", "warning")
+        prefix = re.search(rf"(?:^|=)[\"']?{re.escape(job.name)}-{_VALUE_END}", marked)
+        if prefix:
+            problem = f"a run gives the job the name {new_name}: `{job.name}-` stays as it is"
+            yield Finding(text.where, problem, f"if names of its pods begin with it, {_KEEP_FIX}", "warning")
+
+
+def _narrow_selector(
+    name: _Text, documents: Sequence[Manifest], jobs: Sequence[JobReference], new_name: str
+) -> Finding | None:
+    """Let a renamed companion select this run's pods only, if it selects the job's by labels that all runs have.
+
+    `name`: of the companion. The finding is a doubt if the companion selects other pods of the manifest too, which do
+    not have the run's labels; None if nothing else selects what it selects.
+    """
+    companion = name.parents[-2]
+    keys = _SELECTOR_KEYS.get(companion["kind"])
+    selector = get_mapping(companion, *keys) if keys else {}
+    if not keys or not isinstance(selector, dict) or not selector or any(key in _JOB_NAME_KEYS for key in selector):
+        return None
+    own_labels = {
+        key: value for key, value in selector.items() if str(key).partition("/")[0] not in _CONTROLLER_DOMAINS
+    }
+    are_jobs: set[bool] = set()
+    for document in documents:
+        for labels in _list_pod_labels(document):
+            if own_labels.items() <= labels.items():
+                are_jobs.add(_contains_job(document, jobs))
+    if True not in are_jobs:
+        return None
+    location = f"{name.location}, {'.'.join((*name.keys[:-2], *keys)).replace('.[', '[')}"
+    if False in are_jobs:
+        problem = "it selects pods of the job by labels that the pods of other runs have too, and pods of no run"
+        fix = f"select the job's pods by a label of its controller, such as {_JOB_NAME_KEYS[2]}, or {_KEEP_FIX}"
+        return Finding(location, problem, fix, "warning")
+    run_labels = parse_attempt_labels(new_name)
+    selector.update(run_labels)
+    text = ", ".join(f"{key}: {value}" for key, value in run_labels.items())
+    return Finding(location, f"it selects only this run's pods, by {text}", verdict="ok")
+
+
+def _contains_job(document: Manifest, jobs: Sequence[JobReference]) -> bool:
+    """Whether a document is the main object of the jobs, which may wrap another one."""
+    return any(document.get("kind") == job.kind and get_name(document) == job.name for job in jobs)
+
+
+def _list_pod_labels(node: Any) -> Iterator[Mapping[str, Any]]:
+    """The labels of each pod, or template of pods, in a part of a manifest."""
+    if isinstance(node, dict):
+        if get_mappings(node, "spec", "containers"):
+            yield get_mapping(node, "metadata", "labels")
+        for child in node.values():
+            yield from _list_pod_labels(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _list_pod_labels(child)
 
 
 def _find_kept_claims(document: Manifest) -> Iterator[Finding]:

@@ -56,6 +56,12 @@ def attempt_labels(profile: Profile, run: Run) -> dict[str, str]:
     return {RUN_LABEL: run.name(profile), ATTEMPT_KEY: str(run.attempt)}
 
 
+def parse_attempt_labels(job_name: str) -> dict[str, str]:
+    """The labels of an attempt by the name of its objects (Run.job), which consists of their values."""
+    run_name, _, attempt = job_name.rpartition("-")
+    return {RUN_LABEL: run_name, ATTEMPT_KEY: attempt}
+
+
 def files_name(profile: Profile, run: Run) -> str:
     """The name of the ConfigMap with the profile's files and torchyard's own."""
     return f"{run.job(profile)}-files"

@@ -67,6 +67,46 @@ def test_existing_companion_of_a_manifest_is_used(fake_api: FakeApi, fake_server
     assert (check.verdict, fake_api.find("v1", "PersistentVolumeClaim", "checkpoints")) == ("ok", existing)
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels", "is_used"),
+    [
+        ("Service", {"torchyard/run": "other-00000001"}, False),
+        ("PersistentVolumeClaim", {"torchyard/run": "other-00000001", "torchyard/role": "disposable"}, False),
+        ("PersistentVolumeClaim", {"torchyard/run": "other-00000001"}, True),
+        ("Service", {"torchyard/role": "companion"}, True),
+    ],
+)
+def test_companion_that_another_run_deletes_is_not_used(
+    fake_api: FakeApi, fake_server: Client, plan: ManifestPlan, kind: str, labels: dict[str, str], is_used: bool
+) -> None:
+    """An existing companion of another run fails preflight and is not used, except for data that the run keeps."""
+    metadata = {"name": "hosts", "labels": plan.labels | {"torchyard/role": "companion"}}
+    companion = {"apiVersion": "v1", "kind": kind, "metadata": metadata}
+    existing = fake_api.put(companion | {"metadata": {"name": "hosts", "labels": labels}})
+    companion_plan = plan.model_copy(update={"store": (companion,), "objects": ()})
+    check = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", companion_plan)
+    if is_used:
+        assert create.adopt_or_create(fake_server, plan, companion) == (existing, False)
+        assert (check.verdict, check.what) == ("ok", f"{kind} hosts already exists, and is used as it is")
+        return
+    reason = "belongs to the run other-00000001, which deletes it at its end"
+    for dry_run in (True, False):
+        with pytest.raises(ClusterError, match=f"create {kind} hosts: it {reason}"):
+            create.adopt_or_create(fake_server, plan, companion, dry_run=dry_run)
+    assert (check.verdict, check.what) == ("failed", f"{kind} hosts already exists, and {reason}")
+    assert "kubectl -n default get lease other-00000001" in check.remedy
+    assert ("so that each run has its own" in check.remedy) == (kind == "Service")
+    assert fake_api.find("v1", kind, "hosts") == existing
+
+
+def test_companion_of_an_earlier_attempt_is_used(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
+    """A companion that the run's previous attempt has left is used: no other run deletes it."""
+    labels = plan.labels | {"torchyard/role": "companion"}
+    companion = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hosts", "labels": labels}}
+    existing = fake_api.put(companion | {"metadata": {"name": "hosts", "labels": labels | {"torchyard/attempt": "0"}}})
+    assert create.adopt_or_create(fake_server, plan, companion) == (existing, False)
+
+
 def test_name_that_becomes_free_is_used(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """If the existing object disappears after the refusal, the new one is created."""
     fake_api.fail("POST", "/services", 409, times=1)

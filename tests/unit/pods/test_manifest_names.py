@@ -1,6 +1,7 @@
 """What refers to a job inside its own manifest follows when a run names the job."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,18 @@ PYTORCHJOB = JobReference("PyTorchJob", "train", ("master", "worker"), has_servi
 JOBSET = JobReference("JobSet", "train", ("node-0", "node"), has_service=True)
 INDEXED = JobReference("Job", "train", ("",), has_service=False)
 NEW = "night-1a2b-1"
+# Of the jobs: a word that may mean anything, and one that hardly does.
+NAMES = ("train", "llm-train")
+
+
+def give_name(job: JobReference, name: str) -> JobReference:
+    """The job under another name."""
+    return job._replace(name=name, config_map=job.config_map.replace(job.name, name))
+
+
+def put_name(text: str, name: str) -> str:
+    """The text with another job's name in place of `train`."""
+    return re.sub(r"\btrain\b", name, text)
 
 
 def build_job(job: JobReference, **pod: Any) -> dict[str, Any]:
@@ -34,7 +47,10 @@ def rename_script(job: JobReference, script: str, *others: dict[str, Any]) -> st
     return str(document["spec"]["template"]["spec"]["containers"][0]["command"][2])
 
 
-SERVICE = {"kind": "Service", "metadata": {"name": "train-hosts"}, "spec": {"clusterIP": "None"}}
+def build_service(name: str) -> dict[str, Any]:
+    return {"kind": "Service", "metadata": {"name": name}, "spec": {"clusterIP": "None"}}
+
+
 REFERENCES = [
     (JOBSET, "MASTER=train-node-0-0.train python t.py", f"MASTER={NEW}-node-0-0.{NEW} python t.py"),
     (JOBSET, "for i in 0 1; do ping train-node-0-$i.train; done", f"for i in 0 1; do ping {NEW}-node-0-$i.{NEW}; done"),
@@ -65,35 +81,121 @@ REFERENCES = [
         f"kubectl get vcjob/{NEW}; kubectl delete cm train-x",
     ),
     (INDEXED, "torchrun --master_addr train-0.train-hosts", f"torchrun --master_addr {NEW}-0.{NEW}-hosts"),
+    (
+        INDEXED,
+        "ping ${PREFIX}0.train-hosts; ping $(JOB)-$i.train-hosts",
+        f"ping ${{PREFIX}}0.{NEW}-hosts; ping $(JOB)-$i.{NEW}-hosts",
+    ),
+    (JOBSET, "curl http://train; curl -s train/x", f"curl http://{NEW}; curl -s {NEW}/x"),
+    (JOBSET, "until nslookup train; do ping -c 1 train; done", f"until nslookup {NEW}; do ping -c 1 {NEW}; done"),
+    (JOBSET, "nc -zv -w 1 train 22; ssh -p 222 root@train ls", f"nc -zv -w 1 {NEW} 22; ssh -p 222 root@{NEW} ls"),
+    (JOBSET, "getent hosts train; ssh-copy-id root@train", f"getent hosts {NEW}; ssh-copy-id root@{NEW}"),
+    (JOBSET, "export MASTER_ADDR=train RDZV_HOST='train'", f"export MASTER_ADDR={NEW} RDZV_HOST='{NEW}'"),
+    (JOBSET, "python t.py --host train --server-name=train", f"python t.py --host {NEW} --server-name={NEW}"),
+    (JOBSET, "python t.py --master_addr train.ml", f"python t.py --master_addr {NEW}.ml"),
+    (JOBSET, 'echo \'{"host": "train", "url":"train"}\'', f'echo \'{{"host": "{NEW}", "url":"{NEW}"}}\''),
+    (JOBSET, "torchrun --rdzv train:$MASTER_PORT", f"torchrun --rdzv {NEW}:$MASTER_PORT"),
+    (JOBSET, "etcdctl train.ml:2379", f"etcdctl {NEW}.ml:2379"),
 ]
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("job", "script", "expected"), REFERENCES, ids=[row[1] for row in REFERENCES])
-def test_reference_in_a_script_follows(job: JobReference, script: str, expected: str) -> None:
-    """A pod's name, its address, the job's Service and the job in a selector follow the job's new name."""
-    assert rename_script(job, script, SERVICE) == expected
+def test_reference_in_a_script_follows(job: JobReference, script: str, expected: str, name: str) -> None:
+    """A pod's name, its address, the job's Service as a host, and the job in a selector follow the job's new name."""
+    service = build_service(f"{name}-hosts")
+    assert rename_script(give_name(job, name), put_name(script, name), service) == put_name(expected, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python train.py --name train --data /mnt/train-worker-0/data",
+        "train.train(model.train)",
+        "export WANDB_NAME=train; tee /logs/train.log",
+        "docker pull registry/train:1",
+        "gzip train/data",
+        "RANK=$(hostname | rev | cut -d- -f1 | rev)",
+        "pretrain-worker-0 train-ing train_worker_0",
+        "python -m train --split train --resnet train-50",
+        "python t.py --job-name=train --job-name train",
+        "python t.py --model train --tokenizer=train --output_dir train --hub meta/train --cfg train.toml 'train.pt'",
+        "export OTEL_SERVICE_NAME=train DD_SERVICE=train MODEL_NAME=train EXPERIMENT='train'",
+        'echo \'{"run": {"name": "train", "results_dir":"train"}}\'',
+        "tee logs/$RANK.train.log > $RANK.train.txt; cat data/$SPLIT.train",
+        "python t.py --server train.py; ssh -p 22 head python t.py --name train",
+        "zip train.zip --clip train",
+        "python t.py --init train-7.safetensors --old train-7.1",
+    ],
+)
+def test_what_only_looks_like_the_name_stays(script: str, name: str) -> None:
+    """A path, a module, a data set, a model or an experiment of the same name is not the job, and causes no doubt."""
+    for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
+        container = {"name": "train", "command": ["bash", "-c", put_name(script, name)]}
+        document = build_job(give_name(job, name), containers=[container])
+        assert rename(give_name(job, name), document) == ([document], [], [])
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        "python train.py --name train --data /mnt/train-worker-0/data",
-        "import train; train.train(model.train)",
-        "export WANDB_NAME=train; tee /logs/train.log",
-        "docker pull registry/train:1",
+        "import train",
         "gzip train /data",
-        "RANK=$(hostname | rev | cut -d- -f1 | rev)",
-        "pretrain-worker-0 train-ing train_worker_0",
-        "python -m train --split train --resnet train-50",
-        "python t.py --job-name=train --job-name train",
+        "python client.py train 22",
+        "scp x train:/y",
+        "export SERVICE_NAME=train",
+        "python t.py --headless-svc-name train",
     ],
 )
-def test_what_only_looks_like_the_name_stays(script: str) -> None:
-    """A path, a module, a data set or an experiment of the same name is not the job, and causes no doubt."""
+def test_word_that_may_be_the_jobs_service_is_a_doubt(script: str) -> None:
+    """Where nothing shows whether the name is a host's it stays, with a doubt, unless it is a word of the language."""
+    for name, count in (("train", 0), ("llm-train", 1)):
+        container = {"name": "a", "command": ["bash", "-c", put_name(script, name)]}
+        for job in (VOLCANO, JOBSET):
+            document = build_job(give_name(job, name), containers=[container])
+            (new_document,), replaced, doubts = rename(give_name(job, name), document)
+            assert (new_document, replaced, len(doubts)) == (document, [], count)
+
+
+def test_name_of_a_companion_service_as_another_value_is_a_doubt() -> None:
+    """No experiment has the name of a companion Service: with any option or variable it is a doubt."""
+    container = {"name": "a", "args": ["--tracker=train-svc"], "env": [{"name": "X", "value": "train-svc"}]}
+    _, _, doubts = rename(INDEXED, build_job(INDEXED, containers=[container]), build_service("train-svc"))
+    assert [doubt.split(":")[0].rpartition(".")[2] for doubt in doubts] == ["args[0]", "value"]
+    assert f"a run gives the Service train-svc the name {NEW}-svc: `train-svc` stays as it is" in doubts[0]
+
+
+def test_host_in_a_value_of_its_own_follows() -> None:
+    """A host follows as the value of a variable, of the option before it, and of an entry of a ConfigMap."""
+    env = [{"name": "RDZV_ENDPOINT", "value": "train"}, {"name": "RUN_NAME", "value": "train"}]
+    args = ["--master_addr", "train", "--model", "train", "train"]
+    data = {"MASTER_ADDR": "train", "model": "train", "config.yaml": "host: train\nname: train\n"}
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
+    document = build_job(JOBSET, hostname="train", containers=[{"name": "a", "args": args, "env": env}])
+    (new_job, new_config), _, doubts = rename(JOBSET, document, config)
+    pod = new_job["spec"]["template"]["spec"]
+    assert [variable["value"] for variable in pod["containers"][0]["env"]] == [NEW, "train"]
+    assert pod["containers"][0]["args"] == ["--master_addr", NEW, "--model", "train", "train"]
+    assert new_config["data"] == {"MASTER_ADDR": NEW, "model": "train", "config.yaml": f"host: {NEW}\nname: train\n"}
+    assert (pod["hostname"], doubts) == ("train", [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "scheme", ["abfss", "aws", "az", "azureml", "dbfs", "file", "gcs", "gs", "hdfs", "hf", "mlflow", "oci", "s3", "s3a"]
+)
+def test_bucket_and_pod_of_one_name(name: str, scheme: str) -> None:
+    """What follows the scheme of a store is a bucket or a path and stays, also as a host option's value."""
+    script = f"python t.py --url {scheme}://{name}/ckpt {scheme}://{name} {scheme}://{name}-worker-0/ckpt"
     for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
-        container = {"name": "train", "command": ["bash", "-c", script]}
-        document = build_job(job, containers=[container])
-        assert rename(job, document) == ([document], [], [])
+        assert rename_script(give_name(job, name), script) == script
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "http", "https", "grpc", "ssh", "ws", "redis", "etcd", "nccl"])
+def test_host_after_a_network_scheme_follows(scheme: str) -> None:
+    """What follows the scheme of a protocol is a host: a pod's name follows the job's."""
+    assert rename_script(VOLCANO, f"curl {scheme}://train-worker-0:1") == f"curl {scheme}://{NEW}-worker-0:1"
 
 
 def test_variable_that_builds_a_pods_name_follows() -> None:
@@ -103,6 +205,88 @@ def test_variable_that_builds_a_pods_name_follows() -> None:
     (document,), _, _ = rename(VOLCANO, build_job(VOLCANO, containers=[container]))
     variables = document["spec"]["template"]["spec"]["containers"][0]["env"]
     assert [variable["value"] for variable in variables] == [NEW, "train"]
+
+
+@pytest.mark.parametrize(
+    ("job", "script"),
+    [
+        (INDEXED, "torchrun --master-addr=$V-0.headless t.py"),
+        (INDEXED, "torchrun --rdzv-endpoint ${V}-0.headless:29500"),
+        (INDEXED, "for i in 0 1; do ping $(V)-${i}.$SUBDOMAIN; done"),
+        (VOLCANO, "P=$V-worker; ping $P-0"),
+        (JOBSET, "curl http://$V-node-$i-0.$V:80"),
+        (JOBSET, "ssh ${JOB_LABEL}-${i}.$V"),
+        (VOLCANO, "ping train-worker-0.$V"),
+        (VOLCANO, "ping $(hostname).$V"),
+        (VOLCANO, "ping ${HOSTNAME_PREFIX}${i}.${V}"),
+        (VOLCANO, "ping `hostname`.$V"),
+    ],
+)
+def test_variable_in_an_address_follows(job: JobReference, script: str) -> None:
+    """A variable that begins a pod's name, or follows one in its address, has the job's new name."""
+    container = {"name": "a", "command": ["sh", "-c", script], "env": [{"name": "V", "value": "train"}]}
+    (document,), _, _ = rename(job, build_job(job, containers=[container]))
+    assert document["spec"]["template"]["spec"]["containers"][0]["env"] == [{"name": "V", "value": NEW}]
+
+
+@pytest.mark.parametrize(
+    ("job", "variable", "script"),
+    [
+        (INDEXED, "HOSTNAME_PREFIX", "bash /scripts/run.sh"),
+        (INDEXED, "POD_PREFIX", "bash /scripts/run.sh"),
+        (INDEXED, "P", "ping ${P}${i}.hosts"),
+        (INDEXED, "P", "ping $P$i.hosts:80"),
+        (VOLCANO, "P", "ping $(P)worker-0"),
+        (JOBSET, "P", "ping ${P}node-0-$i"),
+    ],
+)
+def test_start_of_pods_names_follows(job: JobReference, variable: str, script: str) -> None:
+    """A variable with the job's name and a dash follows if it is a host's, or the names of pods begin with it."""
+    env = [{"name": variable, "value": "train-"}, {"name": "Q", "value": "train"}]
+    script = f"{script}; {variable}='train-' python t.py"
+    container = {"name": "a", "command": ["sh", "-c", script], "env": env}
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {variable: "train-"}}
+    (new_job, new_config), _, doubts = rename(job, build_job(job, containers=[container]), config)
+    new_container = new_job["spec"]["template"]["spec"]["containers"][0]
+    assert [entry["value"] for entry in new_container["env"]] == [f"{NEW}-", "train"]
+    assert new_container["command"][2].endswith(f"; {variable}='{NEW}-' python t.py")
+    assert (new_config["data"], doubts) == ({variable: f"{NEW}-"}, [])
+
+
+def test_start_of_another_name_is_a_doubt() -> None:
+    """A value or an assignment of the job's name and a dash may begin an experiment's name: it is a doubt."""
+    env = [{"name": "RUN_PREFIX", "value": "train-"}, {"name": "X", "value": "train-x"}]
+    script = "X=train- python t.py --out /ckpt/${X}${i}.pt --run ${RUN_PREFIX}$(date)"
+    document = build_job(INDEXED, containers=[{"name": "a", "command": ["sh", "-c", script], "env": env}])
+    documents, replaced, doubts = rename(INDEXED, document)
+    assert (documents, replaced, len(doubts)) == ([document], [], 2)
+    assert f"a run gives the job the name {NEW}: `train-` stays as it is; if names of its pods begin" in doubts[0]
+
+
+def test_variable_of_a_config_map_follows() -> None:
+    """An entry of a ConfigMap may be a variable of the pods, and follows like one."""
+    config = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"JOB": "train", "MODEL": "train"}}
+    container = {"name": "a", "command": ["sh", "-c", "ping ${JOB}-worker-0"], "envFrom": []}
+    (_, new_config), _, _ = rename(VOLCANO, build_job(VOLCANO, containers=[container]), config)
+    assert new_config["data"] == {"JOB": NEW, "MODEL": "train"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python t.py --model $V --output /ckpt/$V-finetuned",
+        "python t.py --config configs/sft.$V.yaml --log $HOSTNAME.$V.log",
+        "cp $V-7.safetensors /models/$V-0.ml; ls $V-2.1; docker pull $V-7:latest",
+        "tee logs/$V-worker-0.log /logs/$V-node-0; tee $V-worker-$i.log; ls $V-worker/ckpt $V-node-0/ckpt",
+        "cat /data/$HOSTNAME.$V; cat data.$V; ls $LANG.$V",
+    ],
+)
+def test_variable_in_another_text_stays(script: str) -> None:
+    """A variable in the name of a file or a model, or in a path, is not the job's, whatever the job's kind."""
+    container = {"name": "a", "command": ["sh", "-c", script], "env": [{"name": "V", "value": "train"}]}
+    for job in (VOLCANO, PYTORCHJOB, JOBSET, INDEXED):
+        document = build_job(job, containers=[container])
+        assert rename(job, document) == ([document], [], [])
 
 
 def test_selector_of_the_jobs_pods_follows() -> None:
@@ -129,6 +313,160 @@ def test_companion_with_the_jobs_name_follows() -> None:
     assert (new_rings["metadata"]["name"], new_rings["data"]["hosts"]) == (f"rings-config-{NEW}", f"{NEW}-worker-0:8")
     assert new_monitor["spec"]["controllerRef"]["name"] == NEW
     assert f"ConfigMap rings-config-train, data.hosts: train-worker-0:8 becomes {NEW}-worker-0:8" in replaced
+
+
+def test_companion_that_refers_to_the_job_has_its_own_name() -> None:
+    """A companion without the job's name, which refers to the job, is each run's own, and what refers to it follows."""
+    service = {"kind": "Service", "metadata": {"name": "headless-svc"}, "spec": {"selector": {"job-name": "train"}}}
+    hosts = {"kind": "ConfigMap", "metadata": {"name": "hosts"}, "data": {"hosts": "$(JOB)-0.headless-svc"}}
+    topology = {"kind": "ConfigMap", "metadata": {"name": "topology"}, "data": {"topology": "train"}}
+    script = "torchrun --rdzv_endpoint=$(JOB)-0.headless-svc:12355 t.py"
+    pod = {
+        "subdomain": "headless-svc",
+        "containers": [{"name": "a", "command": ["sh", "-c", script]}],
+        "volumes": [{"configMap": {"name": "hosts"}}, {"configMap": {"name": "topology"}}],
+    }
+    (job, *companions), replaced, doubts = rename(INDEXED, build_job(INDEXED, **pod), hosts, service, topology)
+    new_pod = job["spec"]["template"]["spec"]
+    assert [obj["metadata"]["name"] for obj in companions] == [f"{NEW}-hosts", f"{NEW}-headless-svc", "topology"]
+    assert companions[0]["data"]["hosts"] == f"$(JOB)-0.{NEW}-headless-svc"
+    assert new_pod["subdomain"] == f"{NEW}-headless-svc"
+    assert new_pod["containers"][0]["command"][2] == script.replace("headless-svc", f"{NEW}-headless-svc")
+    assert [volume["configMap"]["name"] for volume in new_pod["volumes"]] == [f"{NEW}-hosts", "topology"]
+    assert f"$(JOB)-0.headless-svc:12355 becomes $(JOB)-0.{NEW}-headless-svc:12355" in str(replaced)
+    assert doubts == []
+
+
+def test_claim_that_refers_to_the_job_keeps_its_name() -> None:
+    """A claim holds data, and a ServiceAccount has rights outside of the cluster: they keep their names."""
+    labels = {"job-name": "train"}
+    for kind in ("PersistentVolumeClaim", "ServiceAccount", "Secret"):
+        _, companion = rename(INDEXED, build_job(INDEXED), {"kind": kind, "metadata": {"name": "a", "labels": labels}})[
+            0
+        ]
+        assert companion["metadata"]["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("domain", "channel", "expected"),
+    [
+        ("train-domain", "train-channel", (f"{NEW}-domain", f"{NEW}-channel")),
+        ("train-domain", "channel", (f"{NEW}-domain", f"{NEW}-channel")),
+        ("domain", "train-channel", (f"{NEW}-domain", f"{NEW}-channel")),
+        ("domain", "channel", ("domain", "channel")),
+    ],
+)
+def test_compute_domain_and_its_channel_follow(domain: str, channel: str, expected: tuple[str, str]) -> None:
+    """A ComputeDomain and the template that it creates are each run's own together, and the pods' claim follows."""
+    spec = {"numNodes": 2, "channel": {"resourceClaimTemplate": {"name": channel}}}
+    compute_domain = {"kind": "ComputeDomain", "metadata": {"name": domain}, "spec": spec}
+    job = build_job(JOBSET, resourceClaims=[{"name": "train", "resourceClaimTemplateName": channel}])
+    (new_job, new_domain), _, _ = rename(JOBSET, job, compute_domain)
+    assert (new_domain["metadata"]["name"], new_domain["spec"]["channel"]["resourceClaimTemplate"]["name"]) == expected
+    claims = new_job["spec"]["template"]["spec"]["resourceClaims"]
+    assert claims == [{"name": "train", "resourceClaimTemplateName": expected[1]}]
+
+
+def test_claim_template_with_the_jobs_name_follows() -> None:
+    """A ResourceClaimTemplate with the job's name is each run's own; one without it is shared."""
+    names = ("train-rdma", "rdma")
+    templates = [{"kind": "ResourceClaimTemplate", "metadata": {"name": name}} for name in names]
+    claims = [{"name": name, "resourceClaimTemplateName": name} for name in names]
+    (job, *new_templates), _, _ = rename(JOBSET, build_job(JOBSET, resourceClaims=claims), *templates)
+    new_claims = job["spec"]["template"]["spec"]["resourceClaims"]
+    assert [claim["resourceClaimTemplateName"] for claim in new_claims] == [f"{NEW}-rdma", "rdma"]
+    assert [template["metadata"]["name"] for template in new_templates] == [f"{NEW}-rdma", "rdma"]
+
+
+def test_rights_of_the_jobs_pods_follow() -> None:
+    """A Role follows with the names in it, and the RoleBinding that refers to it; the ServiceAccount stays."""
+    rules = [
+        {"resources": ["configmaps"], "resourceNames": ["train-config", "other"]},
+        {"resources": ["secrets"], "resourceNames": ["train-config"]},
+    ]
+    role = {"kind": "Role", "metadata": {"name": "launcher"}, "rules": rules}
+    binding = {
+        "kind": "RoleBinding",
+        "metadata": {"name": "launcher"},
+        "roleRef": {"kind": "Role", "name": "launcher"},
+        "subjects": [{"kind": "ServiceAccount", "name": "train"}],
+    }
+    config = {"kind": "ConfigMap", "metadata": {"name": "train-config"}}
+    account = {"kind": "ServiceAccount", "metadata": {"name": "train"}}
+    job = build_job(VOLCANO, serviceAccountName="train")
+    (new_job, new_role, new_binding, _, new_account), _, _ = rename(VOLCANO, job, role, binding, config, account)
+    names = [rule["resourceNames"] for rule in new_role["rules"]]
+    assert names == [[f"{NEW}-config", "other"], ["train-config"]]
+    assert new_role["metadata"] == new_binding["metadata"] == {"name": f"{NEW}-launcher"}
+    assert new_binding["roleRef"]["name"] == f"{NEW}-launcher"
+    assert (new_job["spec"]["template"], new_account) == (job["spec"]["template"], account)
+    assert new_binding["subjects"] == binding["subjects"]
+
+
+RUN_LABELS = {"torchyard/run": "night-1a2b", "torchyard/attempt": "1"}
+POD_LABELS = {"app": "train", "role": "master"}
+
+
+@pytest.mark.parametrize(
+    ("name", "selector", "is_narrowed"),
+    [
+        ("train-master", {"app": "train", "role": "master"}, True),
+        ("train-master", {"app": "train", "volcano.sh/task-spec": "master"}, True),
+        ("train-master", {"volcano.sh/task-spec": "master"}, True),
+        ("train-master", {"volcano.sh/job-name": "train"}, False),
+        ("train-master", {"app": "store"}, False),
+        ("train-master", {}, False),
+        ("master", {"app": "train"}, False),
+    ],
+)
+def test_service_selects_only_the_runs_pods(name: str, selector: dict[str, str], is_narrowed: bool) -> None:
+    """A renamed Service that selects the job's pods by labels which all runs have selects by the run's labels too."""
+    job = build_job(VOLCANO)
+    job["spec"]["template"]["metadata"] = {"labels": POD_LABELS}
+    service = build_service(name)
+    service["spec"]["selector"] = selector
+    (_, new_service), replaced, doubts = rename(VOLCANO, job, service)
+    old_labels = {key: value.replace("train", NEW) if "job-name" in key else value for key, value in selector.items()}
+    assert new_service["spec"]["selector"] == old_labels | (RUN_LABELS if is_narrowed else {})
+    report = "Service train-master, spec.selector: it selects only this run's pods, by torchyard/run: night-1a2b"
+    assert (report in str(replaced), doubts) == (is_narrowed, [])
+
+
+def test_budget_selects_only_the_runs_pods() -> None:
+    """A pod of two budgets cannot be evicted: that of a run selects only its own pods."""
+    job = build_job(VOLCANO)
+    job["spec"]["template"]["metadata"] = {"labels": POD_LABELS}
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}
+    budget = {"kind": "PodDisruptionBudget", "metadata": {"name": "train-pdb"}, "spec": spec}
+    (_, new_budget), _, _ = rename(VOLCANO, job, budget)
+    assert new_budget["spec"]["selector"]["matchLabels"] == {"app": "train"} | RUN_LABELS
+
+
+def test_service_of_other_pods_too_is_a_doubt() -> None:
+    """A renamed Service that selects pods without the run's labels too stays as it is, with a doubt."""
+    job = build_job(VOLCANO)
+    job["spec"]["template"]["metadata"] = {"labels": POD_LABELS}
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [{"name": "a"}]}}
+    board = {"kind": "Deployment", "metadata": {"name": "board"}, "spec": {"template": template}}
+    service = build_service("train-svc")
+    service["spec"]["selector"] = {"app": "train"}
+    (_, _, new_service), _, (doubt,) = rename(VOLCANO, job, board, service)
+    assert new_service["spec"]["selector"] == {"app": "train"}
+    assert doubt.startswith("Service train-svc, spec.selector: it selects pods of the job by labels that the pods of")
+
+
+def test_service_behind_an_ingress_follows() -> None:
+    """The backend of an Ingress or a route is a Service by its name, and follows it; the host that users see stays."""
+    backend = {"service": {"name": "train-board", "port": {"number": 6006}}}
+    rules = [{"host": "train.example.com", "http": {"paths": [{"backend": backend}]}}]
+    ingress = {"kind": "Ingress", "metadata": {"name": "train"}, "spec": {"rules": rules}}
+    (_, _, new_ingress), _, _ = rename(INDEXED, build_job(INDEXED), build_service("train-board"), ingress)
+    route = {"kind": "HTTPRoute", "metadata": {"name": "a"}, "spec": {"backendRefs": [{"name": "train-board"}]}}
+    (_, _, new_route), _, _ = rename(INDEXED, build_job(INDEXED), build_service("train-board"), route)
+    assert new_route["spec"]["backendRefs"] == [{"name": f"{NEW}-board"}]
+    (rule,) = new_ingress["spec"]["rules"]
+    assert rule["http"]["paths"][0]["backend"]["service"]["name"] == f"{NEW}-board"
+    assert (rule["host"], new_ingress["metadata"]["name"]) == ("train.example.com", "train")
 
 
 def test_config_map_that_a_controller_may_create_is_a_doubt() -> None:
@@ -199,7 +537,9 @@ def test_subdomain_follows_its_service() -> None:
     job = build_job(VOLCANO, subdomain="train")
     (new_job,), _, _ = rename(VOLCANO, job)
     assert new_job["spec"]["template"]["spec"]["subdomain"] == NEW
-    (new_job, service), _, _ = rename(INDEXED, build_job(INDEXED, subdomain="train-hosts"), SERVICE)
+    (new_job, service), _, _ = rename(
+        INDEXED, build_job(INDEXED, subdomain="train-hosts"), build_service("train-hosts")
+    )
     assert new_job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == f"{NEW}-hosts"
 
 

@@ -11,6 +11,7 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.requirements import Capacity, ReferencedObject
 from torchyard.model.resolved import resolve
+from torchyard.pods.template import parse_attempt_labels
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
 HOST = B4_8 | {"fabric": "host"}
@@ -358,3 +359,9 @@ def test_profile_without_a_valid_pod_is_refused(
     """A profile from which no pod can be built is refused before any request to a cluster."""
     with pytest.raises(ProfileError, match=message):
         planned(launcher=launcher, **keys)
+
+
+def test_labels_of_an_attempt_are_in_its_name(planned: Planned) -> None:
+    """The name of an attempt's objects contains the values of its labels."""
+    plan = planned()
+    assert parse_attempt_labels(plan.job) == plan.labels

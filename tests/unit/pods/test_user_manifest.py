@@ -345,6 +345,26 @@ def test_kept_name(launched: Launched) -> None:
     assert first.labels != second.labels
 
 
+def test_service_of_the_run_selects_only_its_pods(launched: Launched) -> None:
+    """A Service with the job's name, and a selector by the user's labels, selects by labels that the pods get."""
+    labels = {"app": "train", "role": "lead"}
+    container = {"name": "main", "image": "a:1"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "train-lead"},
+        "spec": {"selector": dict(labels)},
+    }
+    for attempt in (1, 2):
+        task = {"name": "lead", "replicas": 1, "template": template}
+        plan = launched(service, change_spec(JOB, tasks=[task], minAvailable=1), attempt=attempt)
+        (new_service,) = plan.store
+        pod_labels = plan.main["spec"]["tasks"][0]["template"]["metadata"]["labels"]
+        assert new_service["spec"]["selector"] == labels | plan.labels
+        assert new_service["spec"]["selector"].items() <= pod_labels.items()
+
+
 def test_replacements_and_doubts_are_in_the_plan(launched: Launched) -> None:
     """The plan shows each reference to the job that follows its name, and each that may be one."""
     container = {"name": "main", "image": "a:1", "command": ["sh", "-c", "ping train-lead-0; ping train-ps-0"]}

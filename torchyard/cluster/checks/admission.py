@@ -14,8 +14,10 @@ from torchyard.model.finding import Finding, Verdict, failed_check, passed_check
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import AdmissionAccepted
 from torchyard.pods.etcd import is_companion_object
+from torchyard.pods.manifest_names import RENAMED_KINDS
 from torchyard.pods.optional_objects import find_optional_object
 from torchyard.pods.template import RUN_LABEL
+from torchyard.pods.user_manifest import has_protected_data
 
 _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
@@ -54,7 +56,7 @@ def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Fi
         client.create(obj, dry_run=True)
     except ClusterError as error:
         if error.status == HTTPStatus.CONFLICT:
-            return _check_existing(client, obj, plan.labels)
+            return _check_existing(client, obj, plan)
         optional = find_optional_object(obj)
         if optional and error.status == HTTPStatus.FORBIDDEN:
             return warning_check(
@@ -68,8 +70,9 @@ def _check_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Fi
     return passed_check(_format_object_title(obj), "is accepted")
 
 
-def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str]) -> Finding:
+def _check_existing(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Finding:
     """Check who owns the existing object of that name."""
+    labels = plan.labels
     metadata = obj["metadata"]
     existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
     if existing is None:
@@ -77,7 +80,7 @@ def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str])
     if labels.items() <= existing["metadata"].get("labels", {}).items():
         return passed_check(_format_object_title(obj), "already exists, and belongs to this run")
     if is_companion_object(obj):
-        return passed_check(_format_object_title(obj), "already exists, and is used as it is")
+        return _check_existing_companion(client, obj | existing, plan)
     command = f"kubectl -n {client.namespace} get {obj['kind'].lower()} {metadata['name']}"
     has_run_name = str(metadata["name"]).startswith(labels[RUN_LABEL])
     change = "give the profile another name" if has_run_name else "write manifest_name: run"
@@ -85,6 +88,31 @@ def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str])
     return failed_check(
         _format_object_title(obj), f"already exists, and {_describe_owner(existing['metadata'])}", remedy
     )
+
+
+def _check_existing_companion(client: Client, companion: dict[str, Any], plan: ManifestPlan) -> Finding:
+    """Check that an existing object, which accompanies the job in its manifest, remains as long as the job."""
+    title = _format_object_title(companion)
+    run = find_deleting_run(plan, companion)
+    if run is None:
+        return passed_check(title, "already exists, and is used as it is")
+    remedy = (
+        f"wait for the end of that run (`kubectl -n {client.namespace} get lease {run}`), or create the object before "
+        "the runs, which then use and keep it"
+    )
+    has_run_name = plan.job.startswith(plan.labels[RUN_LABEL])  # else manifest_name: keep
+    if companion["kind"] in RENAMED_KINDS and has_run_name:
+        remedy = f"write the job's name into its name, so that each run has its own; or {remedy}"
+    return failed_check(title, f"already exists, and belongs to the run {run}, which deletes it at its end", remedy)
+
+
+def find_deleting_run(plan: ManifestPlan, companion: dict[str, Any]) -> str | None:
+    """The other run that deletes an existing companion at its end; None if no other one does."""
+    labels = companion["metadata"].get("labels") or {}
+    run = labels.get(RUN_LABEL)
+    if not isinstance(run, str) or run == plan.labels[RUN_LABEL] or has_protected_data(companion):
+        return None
+    return run
 
 
 def _describe_owner(metadata: dict[str, Any]) -> str:
