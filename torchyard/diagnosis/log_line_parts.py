@@ -12,11 +12,11 @@ _MAX_LINE_PARTS = 20  # kept of a line of many, joined or with carriage returns:
 # A colour code may lack its first character.
 _COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
-# Prefixes of a process's lines: kubectl, srun -l, mpirun, Ray and vLLM, docker compose, the journal, torch's hook,
-# torchrun's tee. Open MPI's own messages begin with `[host:pid] `.
+# Prefixes of a process's lines: kubectl, srun -l, launchers that print what a process wrote, mpirun, Ray and vLLM,
+# docker compose, the journal, torch's hook, torchrun's tee. Open MPI's own messages begin with `[host:pid] `.
 _LINE_PREFIX = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?| {0,4}(?P<task>\d{1,5}): (?=\S)"
-    r"|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
+    r"|std(?:out|err): ?|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
     r"|\((?:raylet|\w{1,60}(?:\[[^\]]{0,60}\])?(?:,? [\w.-]{1,30}=[^\s,)]{1,60}){0,4},? pid=\d{1,9})[^)]{0,100}\) ?"
     r"|[A-Za-z][\w.-]{0,60}-\d{1,4} {1,20}\| ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]: ?"
@@ -45,7 +45,8 @@ class LogLinePart(NamedTuple):
     timestamp: of the line, in seconds since the epoch.
     text: without escapes and prefixes.
     line: without escapes, with its prefixes.
-    local_rank, rank: of the process that printed it, as its prefixes name them; None if they do not.
+    local_rank, rank: of the process that printed it, as its prefixes name them, or that raised the exception which
+        another process printed; None if that is not known.
     """
 
     timestamp: float
