@@ -4,6 +4,9 @@ from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 
+_EXCEPTION = r"^[\w.]{1,200}(?:Error|Exception)(?:\(\w{1,80}\))?: .{0,200}"
+_NOT_A_NUMBER = r"(?i:\b(?:nans?|infs?|infinite|infinity|non-?finite|not finite)\b)"
+
 
 class ProgramCause(Cause):
     """The program itself."""
@@ -172,14 +175,22 @@ PROGRAM_RULES = (
         worker_codes=(-6,),
         agent_codes=(-6,),
     ),
+    # Metrics such as `loss: nan` prove nothing: programs go on after them.
     LogRule(
         cause=LauncherCause.LOSS_NAN,
         symptom="ended itself, because its loss or its gradients are not numbers any more ({evidence})",
         patterns=(
             "Minimum loss scale reached",
             "Current loss scale already at minimum",
-            "found NaN in local (?:grad|forward)",
+            "found (?:NaN|Inf) in local (?:grad|forward)",
+            r"returned nan values in its \d",
+            _EXCEPTION + "(?i:loss|grad).{0,60}" + _NOT_A_NUMBER,
+            _EXCEPTION + _NOT_A_NUMBER + ".{0,40}(?i:loss|grad)",
+            r"\b[Ll]oss is .{0,20}" + _NOT_A_NUMBER,
+            r"\b[Ll]oss became .{0,20}" + _NOT_A_NUMBER,
+            _NOT_A_NUMBER + ".{0,20}(?:stopp|end|abort|terminat)ing training",
         ),
+        failure_words=("rror", "Exception"),
     ),
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,
