@@ -14,6 +14,7 @@ from torchyard.diagnosis.failure_words import DIGITS, has_failure_word
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
 from torchyard.diagnosis.tracebacks import RaisedException, is_raised_by_data_worker, split_lines
 from torchyard.model.causes.cause import Distance, LogRule
+from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import DATA_WORKER_LOST, PROGRAM_ERROR, ProgramCause
 from torchyard.model.causes.registry import LOG_RULES
@@ -118,6 +119,9 @@ class ProcessSymptoms:
             (self.survived if is_over else current_symptoms).append(symptom)
         self.lines = self._drop_acts_of_scheduler(current_symptoms)
         self.exceptions = self._drop_broken_pipes(self.exceptions)
+        node_lost_at = max((line.end for line in self.lines if line.rule.cause is PlatformCause.NODE_LOST), default=0)
+        self.lines = _drop_errors_of_lost_node(self.lines, node_lost_at)
+        self.exceptions = _drop_errors_of_lost_node(self.exceptions, node_lost_at)
 
     def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
         """The symptoms in the lines outside of tracebacks; warnings, progress and other output are set apart."""
@@ -242,6 +246,18 @@ class ProcessSymptoms:
         duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
         is_later = duration_s > _MIN_DELAY_S or not (self._has_times or symptom.has_traceback)
         return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
+
+
+def _drop_errors_of_lost_node(symptoms: Sequence[Symptom], node_lost_at: int) -> list[Symptom]:
+    """The symptoms without the errors of CUDA before a node was lost: they are its first signs, and cause no loss.
+
+    node_lost_at: the index of the line by which the platform reports it, which no program can cause; 0 if it does not.
+    """
+    return [
+        symptom
+        for symptom in symptoms
+        if symptom.rule.cause is not GpuCause.CUDA_ERROR or symptom.end >= node_lost_at
+    ]
 
 
 def find_last_progress(lines: Sequence[LogLinePart]) -> float:

@@ -96,3 +96,12 @@ def test_earlier_start_does_not_count() -> None:
     """What a process printed before its agent started it again is not why it ended."""
     assert read(*OUT_OF_MEMORY, "start", started=200.0) == ([], ["oom-gpu"])
     assert read(*OUT_OF_MEMORY, "start", started=50.0) == (["oom-gpu"], [])
+
+
+def test_error_of_cuda_before_the_loss_of_its_node_only_follows() -> None:
+    """No program makes its node fail, so an error of CUDA just before is a sign of it; other exceptions stand."""
+    node_lost = "srun: error: Node failure on host-7"
+    error = [line.replace("OutOfMemoryError: CUDA out of memory.", "x: CUDA error: unknown") for line in OUT_OF_MEMORY]
+    assert read(*error, node_lost) == (["node-lost"], [])
+    assert read(*OUT_OF_MEMORY, node_lost) == (["oom-gpu", "node-lost"], [])
+    assert read(node_lost, *error) == (["cuda-error", "node-lost"], [])
