@@ -12,11 +12,17 @@ from typing import NamedTuple
 
 from torchyard.diagnosis.failure_words import DIGITS, has_failure_word
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
-from torchyard.diagnosis.tracebacks import RaisedException, is_raised_by_data_worker, split_lines
+from torchyard.diagnosis.tracebacks import (
+    RaisedException,
+    find_raising_call,
+    is_raised_by_data_worker,
+    split_lines,
+)
 from torchyard.model.causes.cause import Distance, LogRule
 from torchyard.model.causes.gpu import GpuCause
+from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import DATA_WORKER_LOST, PROGRAM_ERROR, ProgramCause
+from torchyard.model.causes.program import DATA_WORKER_LOST, PROCESS_NOT_STARTED, PROGRAM_ERROR, ProgramCause
 from torchyard.model.causes.registry import LOG_RULES
 
 # Metrics and progress bars: a number after the name of one.
@@ -34,6 +40,20 @@ _DIAGNOSTIC = re.compile(
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
 # What a process raises once the helpers to which it writes have gone.
 _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
+# Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
+# reports too, and memory of CUDA that is not the GPU's.
+_CALL_RULES = (
+    (
+        re.compile(r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable$"),
+        re.compile(r"\bos\.fork(?:pty)?\(|\bfork_exec\(|/popen_fork\.py\"|in (?:_execute_child|spawnv_passfds)\b"),
+        PROCESS_NOT_STARTED,
+    ),
+    (
+        re.compile(r"\S{1,200}: (?:CUDA|HIP) error: out of memory"),
+        re.compile(r"\bin pin_memory\b|\.pin_memory\(|\bpin_memory=True"),
+        HOST_MEMORY_NOT_PINNED,
+    ),
+)
 _SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
 RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
 _RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
@@ -159,6 +179,9 @@ class ProcessSymptoms:
                 best = Symptom(rule, line, exception.end, exception.has_traceback)
         if best and best.rule.distance > Distance.OWN and is_raised_by_data_worker(self._lines, exception):
             return best._replace(rule=DATA_WORKER_LOST)
+        rule_of_call = self._find_rule_of_call(exception)
+        if rule_of_call:
+            return Symptom(rule_of_call, exception.lines[-1], exception.end, exception.has_traceback)
         if best:
             return best
         for line in exception.message:
@@ -166,6 +189,13 @@ class ProcessSymptoms:
             if rule:
                 return Symptom(rule, line, exception.end, exception.has_traceback)
         return Symptom(PROGRAM_ERROR, exception.lines[-1], exception.end, exception.has_traceback)
+
+    def _find_rule_of_call(self, exception: RaisedException) -> LogRule | None:
+        """What an exception shows by the call that raised it; None if that shows nothing."""
+        for error, call, rule in _CALL_RULES:
+            if error.match(exception.lines[-1].text) and call.search(find_raising_call(self._lines, exception)):
+                return rule
+        return None
 
     def _is_early(self, symptom: Symptom) -> bool:
         """Whether a symptom is of an earlier start, or those that the process supervises went on for long after it."""
@@ -254,9 +284,7 @@ def _drop_errors_of_lost_node(symptoms: Sequence[Symptom], node_lost_at: int) ->
     node_lost_at: the index of the line by which the platform reports it, which no program can cause; 0 if it does not.
     """
     return [
-        symptom
-        for symptom in symptoms
-        if symptom.rule.cause is not GpuCause.CUDA_ERROR or symptom.end >= node_lost_at
+        symptom for symptom in symptoms if symptom.rule.cause is not GpuCause.CUDA_ERROR or symptom.end >= node_lost_at
     ]
 
 

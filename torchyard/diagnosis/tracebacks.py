@@ -16,6 +16,7 @@ _MAX_PREFIX_CHARS = 300  # of a logger
 _FRAME = re.compile(r'[\s|]{1,200}File "')
 _FRAME_LOCATION = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
 _MAX_TRACEBACK_LINES = 500
+_MAX_CALL_LINES = 12  # from the innermost frame to the end of its exception
 _WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
 _DATA_LOADER = "/torch/utils/data/dataloader.py"
 _CHILD_CONNECTION = "/multiprocessing/connection.py"
@@ -93,6 +94,18 @@ def find_raising_frame(lines: Sequence[LogLinePart], end: int) -> Frame | None:
     if any(_WORKER_SIGNAL_CODE in frame.file for frame in frames):
         return None
     return find_user_frame(frames) or find_user_frame(_list_later_frames(lines, end))
+
+
+def find_raising_call(lines: Sequence[LogLinePart], exception: RaisedException) -> str:
+    """The innermost frame of an exception and its source, as they are printed, on one line; "" without a frame."""
+    call: list[str] = []
+    for line in reversed(lines[exception.start : exception.end]):
+        call.insert(0, line.text.strip())
+        if _parse_frame(line):
+            return " ".join(call)
+        if len(call) == _MAX_CALL_LINES:
+            break
+    return ""
 
 
 def is_raised_by_data_worker(lines: Sequence[LogLinePart], exception: RaisedException) -> bool:

@@ -17,6 +17,12 @@ class MemoryCause(Cause):
     STORAGE_ERROR = CauseFacts("storage-error", advice="check the mount, its server, and the node's disk", retry=True)
 
 
+# The words are those of memory of the GPU; only the place of the exception shows it: see diagnosis/symptoms.py.
+HOST_MEMORY_NOT_PINNED = LogRule(
+    cause=MemoryCause.OOM_HOST,
+    symptom="could not pin host memory ({evidence})",
+    own_advice="request more memory, pin less of it, or check what limits it",
+)
 MEMORY_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
@@ -50,6 +56,7 @@ MEMORY_RULES = (
             "CUDA_ERROR_OUT_OF_MEMORY",
             "cudaErrorMemoryAllocation",
             "RESOURCE_EXHAUSTED: Out of memory",
+            "out of memory.{0,160}Tried to allocate",
         ),
     ),
     LogRule(

@@ -33,6 +33,17 @@ DATA_WORKER_LOST = LogRule(
     symptom="lost a DataLoader worker ({evidence})",
     patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
 )
+# Also an error without words for it, where Python starts a process: see diagnosis/symptoms.py.
+PROCESS_NOT_STARTED = LogRule(
+    cause=ProgramCause.TOO_MANY_PROCESSES,
+    symptom="could not start a process or thread ({evidence})",
+    patterns=(
+        "can't start new thread",
+        "[Tt]hread creation failed",
+        "pthread_create failed",
+        "fork: (?!retry).{0,20}Resource temporarily",
+    ),
+)
 # A SIGKILL does not name its sender, and a guess in a text ("killed by the OOM killer", as Ray writes) proves nothing.
 PROGRAM_RULES = (
     LogRule(
@@ -103,16 +114,7 @@ PROGRAM_RULES = (
         own_advice="raise its pids limit or ulimit -u, or set OPENBLAS_NUM_THREADS",
         explains_signal=True,
     ),
-    LogRule(
-        cause=ProgramCause.TOO_MANY_PROCESSES,
-        symptom="could not start a process or thread ({evidence})",
-        patterns=(
-            "can't start new thread",
-            "[Tt]hread creation failed",
-            "pthread_create failed",
-            "fork: (?!retry).{0,20}Resource temporarily",
-        ),
-    ),
+    PROCESS_NOT_STARTED,
     LogRule(
         cause=ProgramCause.AGENT_KILLED,
         symptom="lost its agent to SIGKILL: the OOM killer, a lost node, or a user's kill -9",
