@@ -65,7 +65,7 @@ PROGRAM_RULES = (
         patterns=(
             "exceeded memory limit .{0,80}being killed",
             "TERM_MEMLIMIT",
-            r"PBS: job killed: [pv]?mem \d",
+            r"PBS: job killed: \w{0,20}mem \d",
         ),
         explains_signal=True,
     ),
