@@ -3,6 +3,8 @@
 from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
 
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
+# An error of the system that is no lack of space. torch reports `Success` where it does not know the error.
+_OTHER_REASON = r"(?!.{0,200}: (?!No space left|Success)[A-Z][a-z][\w ,'/-]{2,60} \(\d{1,3}\))"
 _CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
 
 
@@ -33,6 +35,12 @@ MEMORY_RULES = (
             r"\b[1-9]\d{0,5} Workers .{0,40}killed due to memory pressure",
         ),
         explains_signal=True,
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
+        symptom="could not map memory ({evidence})",
+        patterns=("unable to mmap .{0,300}: Cannot allocate memory",),
+        own_advice="request more memory, or raise vm.max_map_count of its host",
     ),
     LogRule(
         cause=MemoryCause.OOM_GPU,
@@ -71,11 +79,12 @@ MEMORY_RULES = (
             "return code = -7",
             "terminated with code -7",
             "No space left.{0,100}/dev/shm",
-            "while creating shared memory segment",
-            "posix_fallocate failed",
+            "while creating shared memory segment" + _OTHER_REASON,
+            r"posix_fallocate failed(?! ?: (?!No space left))",
             "failed to extend /dev/shm",
             'EmptyDir volume "?[^ ]{0,20}shm',
-            "unable to (?:write to|mmap|resize|allocate shared).{0,100}" + _SHM,
+            "unable to (?:write to|mmap|resize).{0,100}" + _SHM + _OTHER_REASON,
+            "unable to allocate shared.{0,100}" + _SHM,
         ),
         worker_codes=(-7,),
         agent_codes=(-7,),
