@@ -5,6 +5,7 @@ from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
 # An error of the system that is no lack of space. torch reports `Success` where it does not know the error.
 _OTHER_REASON = r"(?!.{0,200}: (?!No space left|Success)[A-Z][a-z][\w ,'/-]{2,60} \(\d{1,3}\))"
+_XLA_OUT_OF_MEMORY = r"(?:[Oo]ut of memory|to (?:reserve|allocate)\b|[Ee]rror allocating)"
 _CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
 
 
@@ -63,7 +64,11 @@ MEMORY_RULES = (
             "OOM when allocating",
             "CUDA_ERROR_OUT_OF_MEMORY",
             "cudaErrorMemoryAllocation",
-            "RESOURCE_EXHAUSTED: Out of memory",
+            "RESOURCE_EXHAUSTED: .{0,120}" + _XLA_OUT_OF_MEMORY,
+            "Resource exhausted: .{0,120}" + _XLA_OUT_OF_MEMORY,
+            "_ERROR_OUT_OF_DEVICE_MEMORY",
+            "PT_DEVMEM Allocation failed",
+            "Failed to allocate memory requested by",
             "out of memory.{0,160}Tried to allocate",
         ),
     ),

@@ -66,6 +66,7 @@ PROGRAM_RULES = (
             "exceeded memory limit .{0,80}being killed",
             "TERM_MEMLIMIT",
             r"PBS: job killed: \w{0,20}mem \d",
+            r"exceeds job (?:hard|soft) limit .?[hs]_(?:vmem|rss|data)\b",
         ),
         explains_signal=True,
     ),
