@@ -29,6 +29,7 @@ from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import (
+    CHILD_EXITED,
     PROGRAM_ERROR,
     PROGRAM_EXIT,
     PROGRAM_SILENT_EXIT,
@@ -338,7 +339,8 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     exceptions = symptoms.exceptions
     bare_lines = symptoms.lines
     was_stopped = exit_code in _STOP_CODES or symptoms.was_stopped()
-    if exit_code in _DECISIVE_EXIT_CODES:
+    has_ended_itself = any(symptom.rule is CHILD_EXITED for symptom in bare_lines)
+    if exit_code in _DECISIVE_EXIT_CODES and not has_ended_itself:
         exceptions = []
         bare_lines = [symptom for symptom in bare_lines if symptom.rule.explains_signal]
     elif was_stopped or suspect.has_workers:

@@ -23,7 +23,13 @@ from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import DATA_WORKER_LOST, PROCESS_NOT_STARTED, PROGRAM_ERROR, ProgramCause
+from torchyard.model.causes.program import (
+    CHILD_EXITED,
+    DATA_WORKER_LOST,
+    PROCESS_NOT_STARTED,
+    PROGRAM_ERROR,
+    ProgramCause,
+)
 from torchyard.model.causes.registry import LOG_RULES
 
 # Metrics and progress bars: a number after the name of one.
@@ -139,7 +145,7 @@ class ProcessSymptoms:
         for symptom in line_symptoms:
             is_over = self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else current_symptoms).append(symptom)
-        self.lines = _drop_segments_after_cuda(self._drop_acts_of_scheduler(current_symptoms))
+        self.lines = _drop_segments_after_cuda(self._drop_acts_of_launchers(current_symptoms))
         self.exceptions = self._drop_broken_pipes(self.exceptions)
         node_lost_at = max((line.end for line in self.lines if line.rule.cause is PlatformCause.NODE_LOST), default=0)
         self.lines = _drop_errors_of_lost_node(self.lines, node_lost_at)
@@ -215,18 +221,19 @@ class ProcessSymptoms:
             if symptom.end <= stopped_at or not _BROKEN_PIPE.search(symptom.evidence.text)
         ]
 
-    def _drop_acts_of_scheduler(self, symptoms: Sequence[Symptom]) -> list[Symptom]:
+    def _drop_acts_of_launchers(self, symptoms: Sequence[Symptom]) -> list[Symptom]:
         """The symptoms without those that only follow from an earlier line.
 
-        A scheduler kills the tasks of a job that it ends, and srun cancels the step of a task that has failed.
+        A scheduler kills the tasks of a job that it ends, Lightning its main process after another one has failed, and
+        srun cancels the step of a task that has failed.
         """
         kept = []
-        ended_by_scheduler = False
+        is_kill_expected = False
         for symptom in symptoms:
             cause = symptom.rule.cause
-            if cause is ProgramCause.KILLED and ended_by_scheduler:
+            if cause is ProgramCause.KILLED and is_kill_expected:
                 continue
-            ended_by_scheduler = ended_by_scheduler or cause in _SCHEDULER_CAUSES
+            is_kill_expected = is_kill_expected or cause in _SCHEDULER_CAUSES or symptom.rule is CHILD_EXITED
             if cause is PlatformCause.CANCELLED and self._has_task_ended_before(symptom):
                 continue
             kept.append(symptom)

@@ -44,7 +44,10 @@ _LOGGING_ERROR_END = "Arguments: "
 # The lines after an exception's first one that belong to its message, and what ends them.
 _MAX_MESSAGE_LINES = 6
 _MAX_MESSAGE_DELAY_S = 0.5
-_MESSAGE_END = re.compile(r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception ignored|srun: |slurmstepd: ")
+_MESSAGE_END = re.compile(
+    r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception ignored|srun: |slurmstepd: "
+    r"|.{0,200}Child process with PID "
+)
 
 
 class RaisedException(NamedTuple):

@@ -33,6 +33,14 @@ DATA_WORKER_LOST = LogRule(
     symptom="lost a DataLoader worker ({evidence})",
     patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
 )
+# Lightning's main process reports it, and ends itself by SIGKILL.
+CHILD_EXITED = LogRule(
+    cause=ProgramCause.PROGRAM_ERROR,
+    symptom="exited with code {status} and without a traceback",
+    patterns=(r"Child process with PID \d{1,9} terminated with code (?P<status>\d{1,3})\b",),
+    own_advice="read its last lines",
+    distance=Distance.STOPPED,
+)
 # Also an error without words for it, where Python starts a process: see diagnosis/symptoms.py.
 PROCESS_NOT_STARTED = LogRule(
     cause=ProgramCause.TOO_MANY_PROCESSES,
@@ -195,6 +203,7 @@ PROGRAM_RULES = (
         ),
         failure_words=("rror", "Exception"),
     ),
+    CHILD_EXITED,
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,
         symptom="had a task of srun exit with code {status} and without a traceback",
