@@ -237,8 +237,7 @@ class _TracebackReader:
     def _start_carried(self, index: int, line: LogLinePart, match: re.Match[str]) -> None:
         """Read the line that announces the traceback that the last exception carries, or its header."""
         chain = self._chain
-        is_near = chain is not None and index - chain.end <= _MAX_FOREIGN_LINES
-        if chain and is_near and not self._in_traceback and _CARRIER.match(chain.lines[-1].text):
+        if chain and chain.lines and not self._in_traceback and _CARRIER.match(chain.lines[-1].text):
             chain.start_carried(int(match["local"]) if match["local"] else None)
             self._is_chained = True
         if match["local"] is None:

@@ -171,9 +171,26 @@ def test_carried_traceback_that_is_cut_off_leaves_its_carrier() -> None:
     assert list_exceptions(*TRACEBACK[:-1], outer, f"Original {TRACEBACK[0]}", *WORKER_FRAMES) == [[outer]]
 
 
+def test_announced_traceback_after_one_without_an_end_is_read() -> None:
+    """A traceback whose last line never came carries nothing: what is announced later is an exception of its own."""
+    rows = [
+        *TRACEBACK[:-1],
+        *["5 steps are done"] * 60,
+        "-- Process 3 terminated with the following error:",
+        *TRACEBACK,
+    ]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+
+
 def test_traceback_of_a_child_replaces_no_other_exception() -> None:
     """A text that announces the traceback of a child, after the exception of something else, starts a new exception."""
-    rows = [*TRACEBACK, "saving", "-- Process 3 terminated with the following error:", *TRACEBACK[:-1], "KeyError: 'x'"]
+    rows = [
+        *TRACEBACK,
+        "5 steps are done",
+        "-- Process 3 terminated with the following error:",
+        *TRACEBACK[:-1],
+        "KeyError: 'x'",
+    ]
     assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."], ["KeyError: 'x'"]]
 
 
