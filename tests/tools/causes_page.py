@@ -10,6 +10,7 @@ from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.causes.cause import Cause, LogRule, PodRule
 from torchyard.model.causes.events import EVENT_RULES
 from torchyard.model.causes.launcher import LauncherCause
+from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
 from torchyard.model.causes.pods import POD_RULES
 from torchyard.model.causes.program import (
     PROGRAM_ERROR,
@@ -100,6 +101,7 @@ def render() -> str:
         (format_code(rule.cause), rule.description, format_code(find_example(rule)), format_flag(rule.retry))
         for rule in (
             *LOG_RULES,
+            HOST_MEMORY_NOT_PINNED,
             PROGRAM_ERROR,
             PROGRAM_EXIT,
             PROGRAM_SILENT_EXIT,

@@ -12,15 +12,16 @@ _MAX_LINE_PARTS = 20  # kept of a line of many, joined or with carriage returns:
 # A colour code may lack its first character.
 _COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
 _ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
-# Prefixes of a process's lines: kubectl, srun -l, mpirun, Ray and vLLM, docker compose, the journal, torch's hook,
-# torchrun's tee. Open MPI's own messages begin with `[host:pid] `.
+# Prefixes of a process's lines: kubectl, srun -l, launchers that print what a process wrote, mpirun, Ray and vLLM,
+# docker compose, the journal, torch's hook, torchrun's tee. Open MPI's own messages begin with `[host:pid] `, and those
+# of Lightning's main process about the end of another rank with that rank.
 _LINE_PREFIX = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?| {0,4}(?P<task>\d{1,5}): (?=\S)"
-    r"|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
+    r"|std(?:out|err): ?|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
     r"|\((?:raylet|\w{1,60}(?:\[[^\]]{0,60}\])?(?:,? [\w.-]{1,30}=[^\s,)]{1,60}){0,4},? pid=\d{1,9})[^)]{0,100}\) ?"
     r"|[A-Za-z][\w.-]{0,60}-\d{1,4} {1,20}\| ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]: ?"
-    r"|\[[Rr]ank:? ?(?P<rank>\d{1,6})\]:? ?"
+    r"|\[[Rr]ank:? ?(?P<rank>\d{1,6})\](?! Child process):? ?"
     r"|\[(?![^\s\]]{0,80}\.(?:py|cc|cpp|cu|h):)(?:(?:[\w.-]{1,80}:|[A-Za-z_][\w.-]{0,80}?)(?P<local>\d{1,3})\]:"
     r"|[A-Za-z][\w.-]{0,80}:(?P<bare>\d{1,3})\](?! \S))"
 )
@@ -33,8 +34,11 @@ _INFORMATION = re.compile(
     r"|\b[Rr]etrying (?:in|after|with)\b|^wandb: |Exception ignored (?:in|while|on)\b"
     r"|(?i:\bfall(?:s|ing)?[ -]?back\b|\busing [^.;]{1,60} instead\b|[;,:] (?:using|skipping|ignoring|continuing)\b)"
 )
-# torchrun and Ray log these as warnings; a monitor of the node logs what the kernel reports at any level.
-_SERIOUS_WARNING = re.compile(r"death signal|worker (?:process has )?died|\bXid\b|fallen off the bus")
+# torchrun and Ray log these as warnings, and Lightning as information; a monitor of the node logs what the kernel
+# reports at any level.
+_SERIOUS_WARNING = re.compile(
+    r"death signal|Child process with PID|worker (?:process has )?died|\bXid\b|fallen off the bus"
+)
 LOST_WORKER_MARKER = "failed (exitcode: "
 _LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
 
@@ -45,7 +49,8 @@ class LogLinePart(NamedTuple):
     timestamp: of the line, in seconds since the epoch.
     text: without escapes and prefixes.
     line: without escapes, with its prefixes.
-    local_rank, rank: of the process that printed it, as its prefixes name them; None if they do not.
+    local_rank, rank: of the process that printed it, as its prefixes name them, or that raised the exception which
+        another process printed; None if that is not known.
     """
 
     timestamp: float

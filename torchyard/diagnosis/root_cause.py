@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torchyard.common.text import format_ranks
@@ -28,6 +29,8 @@ from torchyard.model.causes.fabric import FabricCause
 from torchyard.model.causes.gpu import GpuCause
 from torchyard.model.causes.platform import PlatformCause
 from torchyard.model.causes.program import (
+    CHILD_EXITED,
+    PROGRAM_ERROR,
     PROGRAM_EXIT,
     PROGRAM_SILENT_EXIT,
     RANKS_ENDED_EARLY,
@@ -57,7 +60,9 @@ _NCCL_WARNING_LINES = 100  # before an exception that reports NCCL's error
 _LAST_NCCL_ERROR = "Last error:"
 _NCCL_MESSAGE_LINES = 6  # after its first line
 
-_RANK_IN_LINE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
+_RANK_IN_LINE = re.compile(
+    r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(?P<bracketed>\d{1,6})\]|\bon rank:? ?(?P<bare>\d{1,6})\b"
+)
 _ENDPOINT = re.compile(r"\([\w.:-]{1,200}, \d{1,5}\)")  # as torch prints it: (host-0, 29500)
 _NCCL_LINE = re.compile("NCCL WARN")
 _NCCL_WARNING = re.compile(r"NCCL WARN (.{3,1000})")
@@ -65,7 +70,7 @@ _NCCL_EXCEPTION = re.compile(r"NCCL [Ee]rror|nccl\w{2,30}Error|DistBackendError"
 # An exception that only reports the failure of something else, which has logged its own before.
 _REPORTING_EXCEPTION = re.compile(
     r"(?i)\b(?:see|check)\b.{0,60}\b(?:above|root cause|logs?)\b|\b(?:workers?|engine(?: ?core)?|child(?:ren)?|actors?"
-    r"|subprocess|training|launch|job)\b[^:]{0,60}\b(?:failed|died|exited|crashed|dead|aborted)"
+    r"|subprocess|training|launch|job)\b[^:]{0,60}\b(?:failed|died|exited|crashed|dead|aborted)|\bCalledProcessError\b"
 )
 
 
@@ -78,6 +83,7 @@ class _Suspect(NamedTuple):
     has_own_lines: `lines` are of this process alone, not of all of its node.
     has_workers: an agent whose workers failed.
     is_shared: several processes have printed `lines`.
+    global_ranks: those of its node by local rank, as far as they are known.
     """
 
     node: str
@@ -91,6 +97,7 @@ class _Suspect(NamedTuple):
     has_workers: bool = False
     is_shared: bool = False
     times: ProcessTimes = ProcessTimes()
+    global_ranks: Mapping[int | None, int] = MappingProxyType({})
 
 
 class _Finding(NamedTuple):
@@ -252,6 +259,7 @@ def _list_suspects(
             has_own_lines=bool(streams),
             is_shared=is_shared,
             times=_build_worker_times(report, worker, progress_times.values()),
+            global_ranks=global_ranks,
         )
     yield _Suspect(
         node=node,
@@ -262,6 +270,7 @@ def _list_suspects(
         has_workers=bool(report.workers),
         is_shared=is_shared,
         times=ProcessTimes(started=report.started_at, others_progress=max(progress_times.values(), default=0.0)),
+        global_ranks=global_ranks,
     )
 
 
@@ -330,7 +339,8 @@ def _diagnose_suspect(suspect: _Suspect) -> _Finding | None:
     exceptions = symptoms.exceptions
     bare_lines = symptoms.lines
     was_stopped = exit_code in _STOP_CODES or symptoms.was_stopped()
-    if exit_code in _DECISIVE_EXIT_CODES:
+    has_ended_itself = any(symptom.rule is CHILD_EXITED for symptom in bare_lines)
+    if exit_code in _DECISIVE_EXIT_CODES and not has_ended_itself:
         exceptions = []
         bare_lines = [symptom for symptom in bare_lines if symptom.rule.explains_signal]
     elif was_stopped or suspect.has_workers:
@@ -383,7 +393,7 @@ def _choose_symptom(
     if exceptions:
         exception = exceptions[-1] if suspect.has_own_lines else min(exceptions, key=_symptom_distance)
         if _REPORTING_EXCEPTION.search(exception.evidence.text):
-            exception = min(exceptions, key=_symptom_priority)
+            exception = min(_drop_reports(exceptions) or exceptions, key=_symptom_priority)
             candidates += [line for line in bare_lines if _explains_end(line.rule)]
     if exception is None:
         best_line = min(bare_lines, key=_symptom_priority, default=None)
@@ -398,6 +408,15 @@ def _choose_symptom(
     if _NCCL_EXCEPTION.search(exception.evidence.text):
         candidates += [line for line in bare_lines if _NCCL_LINE.search(line.evidence.text)]
     return _build_finding(suspect, min([exception, *candidates], key=_symptom_priority))
+
+
+def _drop_reports(exceptions: Iterable[Symptom]) -> list[Symptom]:
+    """The exceptions that show a cause, or that do not only report the failure of something else."""
+    return [
+        symptom
+        for symptom in exceptions
+        if symptom.rule is not PROGRAM_ERROR or not _REPORTING_EXCEPTION.search(symptom.evidence.text)
+    ]
 
 
 def _explains_end(rule: LogRule) -> bool:
@@ -667,8 +686,9 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
     # A last line before an exit code may be about another rank.
     is_shown_by_line = evidence is not None and (rule.pattern is None or rule.pattern.search(evidence.text))
     if rank is None and evidence and is_shown_by_line and not suspect.has_own_lines:
-        rank_match = _RANK_IN_LINE.search(evidence.line)
-        rank = int(rank_match[1]) if rank_match else None
+        rank = _parse_rank(evidence.line)
+        if rank is None:
+            rank = suspect.global_ranks.get(evidence.local_rank)
 
     description = _describe_cause(finding)
     retry = rule.retry
@@ -697,6 +717,12 @@ def _build_failure(finding: _Finding, parts_by_node: Mapping[str, Sequence[LogLi
         line=evidence.line if evidence else None,
         tail=tuple(part.line for part in tail[-TAIL_LINES:]),
     )
+
+
+def _parse_rank(line: str) -> int | None:
+    """The rank that a line names as its own; None if it names none."""
+    match = _RANK_IN_LINE.search(line)
+    return int(match["bracketed"] or match["bare"]) if match else None
 
 
 def _find_nccl_warning(lines: Sequence[LogLinePart], end: int) -> str | None:

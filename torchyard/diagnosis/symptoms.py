@@ -12,10 +12,24 @@ from typing import NamedTuple
 
 from torchyard.diagnosis.failure_words import DIGITS, has_failure_word
 from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
-from torchyard.diagnosis.tracebacks import RaisedException, is_raised_by_data_worker, split_lines
+from torchyard.diagnosis.tracebacks import (
+    RaisedException,
+    find_raising_call,
+    is_raised_by_data_worker,
+    split_lines,
+)
 from torchyard.model.causes.cause import Distance, LogRule
+from torchyard.model.causes.fabric import FabricCause
+from torchyard.model.causes.gpu import GpuCause
+from torchyard.model.causes.memory import HOST_MEMORY_NOT_PINNED
 from torchyard.model.causes.platform import PlatformCause
-from torchyard.model.causes.program import DATA_WORKER_LOST, PROGRAM_ERROR, ProgramCause
+from torchyard.model.causes.program import (
+    CHILD_EXITED,
+    DATA_WORKER_LOST,
+    PROCESS_NOT_STARTED,
+    PROGRAM_ERROR,
+    ProgramCause,
+)
 from torchyard.model.causes.registry import LOG_RULES
 
 # Metrics and progress bars: a number after the name of one.
@@ -33,6 +47,21 @@ _DIAGNOSTIC = re.compile(
 _TASK_ENDED = re.compile(r"srun: error: .{1,200}: tasks? [\d,-]{1,200}: (?!Terminated)")
 # What a process raises once the helpers to which it writes have gone.
 _BROKEN_PIPE = re.compile(r"\b(?:BrokenPipeError|ConnectionResetError|EOFError)\b")
+# Exceptions whose words do not show the cause, which the call that raised them does: EAGAIN without a file, which flock
+# reports too, and memory of CUDA that is not the GPU's.
+_CALL_RULES = (
+    (
+        re.compile(r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable$"),
+        re.compile(r"\bos\.fork(?:pty)?\(|\bfork_exec\(|/popen_fork\.py\"|in (?:_execute_child|spawnv_passfds)\b"),
+        PROCESS_NOT_STARTED,
+    ),
+    (
+        re.compile(r"\S{1,200}: (?:CUDA|HIP) error: out of memory"),
+        re.compile(r"\bin pin_memory\b|\.pin_memory\(|\bpin_memory=True"),
+        HOST_MEMORY_NOT_PINNED,
+    ),
+)
+_NCCL_SEGMENT = "NCCL WARN Error while creating shared memory segment"
 _SCHEDULER_CAUSES = frozenset({PlatformCause.TIME_LIMIT, PlatformCause.CANCELLED})
 RULES_BY_DISTANCE = tuple(sorted(LOG_RULES, key=lambda rule: rule.distance))  # the first that matches explains most
 _RULE_ORDER = {rule: index for index, rule in enumerate(RULES_BY_DISTANCE)}
@@ -116,8 +145,11 @@ class ProcessSymptoms:
         for symptom in line_symptoms:
             is_over = self._is_early(symptom) or self._has_survived(symptom)
             (self.survived if is_over else current_symptoms).append(symptom)
-        self.lines = self._drop_acts_of_scheduler(current_symptoms)
+        self.lines = _drop_segments_after_cuda(self._drop_acts_of_launchers(current_symptoms))
         self.exceptions = self._drop_broken_pipes(self.exceptions)
+        node_lost_at = max((line.end for line in self.lines if line.rule.cause is PlatformCause.NODE_LOST), default=0)
+        self.lines = _drop_errors_of_lost_node(self.lines, node_lost_at)
+        self.exceptions = _drop_errors_of_lost_node(self.exceptions, node_lost_at)
 
     def _read_lines(self, indices: Sequence[int]) -> list[Symptom]:
         """The symptoms in the lines outside of tracebacks; warnings, progress and other output are set apart."""
@@ -155,6 +187,9 @@ class ProcessSymptoms:
                 best = Symptom(rule, line, exception.end, exception.has_traceback)
         if best and best.rule.distance > Distance.OWN and is_raised_by_data_worker(self._lines, exception):
             return best._replace(rule=DATA_WORKER_LOST)
+        rule_of_call = self._find_rule_of_call(exception)
+        if rule_of_call:
+            return Symptom(rule_of_call, exception.lines[-1], exception.end, exception.has_traceback)
         if best:
             return best
         for line in exception.message:
@@ -162,6 +197,13 @@ class ProcessSymptoms:
             if rule:
                 return Symptom(rule, line, exception.end, exception.has_traceback)
         return Symptom(PROGRAM_ERROR, exception.lines[-1], exception.end, exception.has_traceback)
+
+    def _find_rule_of_call(self, exception: RaisedException) -> LogRule | None:
+        """What an exception shows by the call that raised it; None if that shows nothing."""
+        for error, call, rule in _CALL_RULES:
+            if error.match(exception.lines[-1].text) and call.search(find_raising_call(self._lines, exception)):
+                return rule
+        return None
 
     def _is_early(self, symptom: Symptom) -> bool:
         """Whether a symptom is of an earlier start, or those that the process supervises went on for long after it."""
@@ -179,18 +221,19 @@ class ProcessSymptoms:
             if symptom.end <= stopped_at or not _BROKEN_PIPE.search(symptom.evidence.text)
         ]
 
-    def _drop_acts_of_scheduler(self, symptoms: Sequence[Symptom]) -> list[Symptom]:
+    def _drop_acts_of_launchers(self, symptoms: Sequence[Symptom]) -> list[Symptom]:
         """The symptoms without those that only follow from an earlier line.
 
-        A scheduler kills the tasks of a job that it ends, and srun cancels the step of a task that has failed.
+        A scheduler kills the tasks of a job that it ends, Lightning its main process after another one has failed, and
+        srun cancels the step of a task that has failed.
         """
         kept = []
-        ended_by_scheduler = False
+        is_kill_expected = False
         for symptom in symptoms:
             cause = symptom.rule.cause
-            if cause is ProgramCause.KILLED and ended_by_scheduler:
+            if cause is ProgramCause.KILLED and is_kill_expected:
                 continue
-            ended_by_scheduler = ended_by_scheduler or cause in _SCHEDULER_CAUSES
+            is_kill_expected = is_kill_expected or cause in _SCHEDULER_CAUSES or symptom.rule is CHILD_EXITED
             if cause is PlatformCause.CANCELLED and self._has_task_ended_before(symptom):
                 continue
             kept.append(symptom)
@@ -242,6 +285,26 @@ class ProcessSymptoms:
         duration_s = self._lines[later[-1]].timestamp - symptom.evidence.timestamp
         is_later = duration_s > _MIN_DELAY_S or not (self._has_times or symptom.has_traceback)
         return (is_later and len(later) >= minimum) or duration_s >= _PROGRESS_PERIOD_S
+
+
+def _drop_segments_after_cuda(symptoms: Sequence[Symptom]) -> list[Symptom]:
+    """The symptoms without those segments of shared memory that NCCL could not create because CUDA had failed."""
+    kept: list[Symptom] = []
+    for symptom in symptoms:
+        is_after_cuda = bool(kept) and kept[-1].rule.cause is FabricCause.NCCL_CUDA_ERROR
+        if not (is_after_cuda and _NCCL_SEGMENT in symptom.evidence.text):
+            kept.append(symptom)
+    return kept
+
+
+def _drop_errors_of_lost_node(symptoms: Sequence[Symptom], node_lost_at: int) -> list[Symptom]:
+    """The symptoms without the errors of CUDA before a node was lost: they are its first signs, and cause no loss.
+
+    node_lost_at: the index of the line by which the platform reports it, which no program can cause; 0 if it does not.
+    """
+    return [
+        symptom for symptom in symptoms if symptom.rule.cause is not GpuCause.CUDA_ERROR or symptom.end >= node_lost_at
+    ]
 
 
 def find_last_progress(lines: Sequence[LogLinePart]) -> float:

@@ -9,12 +9,14 @@ from torchyard.diagnosis.log_line_parts import LogLinePart, is_harmless
 from torchyard.model.hang import Frame
 
 _HEADER = "Traceback (most recent call last)"
+_CARRIED_HEADER = "Original "  # before the header, in the message of an exception that carries a traceback
 _INDENT_CHARS = ("", " ", "\t", "|", "+", "\u2502", "\u2570")  # of the lines of a traceback, also of one in a box
 _MAX_FOREIGN_LINES = 50
 _MAX_PREFIX_CHARS = 300  # of a logger
 _FRAME = re.compile(r'[\s|]{1,200}File "')
 _FRAME_LOCATION = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7}), in (?P<function>\S{1,200})')
 _MAX_TRACEBACK_LINES = 500
+_MAX_CALL_LINES = 12  # from the innermost frame to the end of its exception
 _WORKER_SIGNAL_CODE = "/torch/utils/data/_utils/signal_handling.py"
 _DATA_LOADER = "/torch/utils/data/dataloader.py"
 _CHILD_CONNECTION = "/multiprocessing/connection.py"
@@ -29,19 +31,30 @@ _BARE_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:Error|Exception|Interrupt)(?
 _WRAPPER_EXCEPTION = re.compile(
     r"\S{0,200}(?:ChildFailedError|ProcessRaisedException|ProcessExitedException|SystemExit)\b"
 )
+# What torch puts between the line of an exception that it raises for another process or thread, and the traceback of
+# the exception there. The number is that of the process within its node.
+_CARRIED_TRACEBACK = re.compile(
+    r"-- Process (?P<local>\d{1,3}) terminated with the following (?:error|exception):"
+    r"|" + re.escape(_CARRIED_HEADER + _HEADER)
+)
+_CARRIER = re.compile(r"\S{1,200}: *(?:$|Caught \S{1,200} in )")
 # Python's logging could not write a message: it prints a traceback and the call's stack, and the program goes on.
 _LOGGING_ERROR = "--- Logging error ---"
 _LOGGING_ERROR_END = "Arguments: "
 # The lines after an exception's first one that belong to its message, and what ends them.
 _MAX_MESSAGE_LINES = 6
 _MAX_MESSAGE_DELAY_S = 0.5
-_MESSAGE_END = re.compile(r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception ignored|srun: |slurmstepd: ")
+_MESSAGE_END = re.compile(
+    r"[DIWEF]\d{4} |\[[DIWEF]\d{0,4} |[=-]{5}|\s*$|Exception ignored|srun: |slurmstepd: "
+    r"|.{0,200}Child process with PID "
+)
 
 
 class RaisedException(NamedTuple):
     """An exception with those that caused it.
 
-    lines: the last line of each traceback of the chain, without a logger's prefix, in the printed order.
+    lines: the last line of each traceback of the chain, without a logger's prefix, in the printed order; of an
+        exception that carries the traceback of another process or thread, only the last line there.
     message: the further lines of the last one's message.
     start: the index of the chain's first line in the log.
     end: the index of its last line in the log.
@@ -84,6 +97,18 @@ def find_raising_frame(lines: Sequence[LogLinePart], end: int) -> Frame | None:
     if any(_WORKER_SIGNAL_CODE in frame.file for frame in frames):
         return None
     return find_user_frame(frames) or find_user_frame(_list_later_frames(lines, end))
+
+
+def find_raising_call(lines: Sequence[LogLinePart], exception: RaisedException) -> str:
+    """The innermost frame of an exception and its source, as they are printed, on one line; "" without a frame."""
+    call: list[str] = []
+    for line in reversed(lines[exception.start : exception.end]):
+        call.insert(0, line.text.strip())
+        if _parse_frame(line):
+            return " ".join(call)
+        if len(call) == _MAX_CALL_LINES:
+            break
+    return ""
 
 
 def is_raised_by_data_worker(lines: Sequence[LogLinePart], exception: RaisedException) -> bool:
@@ -129,6 +154,8 @@ class _Chain:
         self.is_ignored = is_ignored
         self.has_frame = False
         self.has_module_frame = False
+        self._is_carrier = False
+        self._local_rank: int | None = None
 
     @property
     def may_be_ignored(self) -> bool:
@@ -137,6 +164,20 @@ class _Chain:
         Python ignores exceptions of destructors and callbacks, whose tracebacks do not reach the main module.
         """
         return self.is_ignored and (self.has_module_frame or not self.has_frame)
+
+    def start_carried(self, local_rank: int | None) -> None:
+        """The last exception carries the traceback that follows, of the process `local_rank` if that is known."""
+        self._is_carrier = True
+        self._local_rank = local_rank
+
+    def add(self, line: LogLinePart) -> None:
+        """Add the last line of a traceback, in place of that of the exception that only carries it."""
+        if self._is_carrier:
+            self.lines.pop()
+            self._is_carrier = False
+        if line.local_rank is None:
+            line = line._replace(local_rank=self._local_rank)
+        self.lines.append(line)
 
     def build(self, *, is_only_one: bool) -> RaisedException | None:
         """The exception; None if it only reports that a child has failed, or if its last line is missing.
@@ -170,6 +211,8 @@ class _TracebackReader:
         text = self._strip_prefix(line.text)
         if self._in_logging_error or _LOGGING_ERROR in text:
             self._in_logging_error = not text.startswith(_LOGGING_ERROR_END)
+        elif carried := _CARRIED_TRACEBACK.match(text):
+            self._start_carried(index, line, carried)
         elif _HEADER in text or _FRAME.match(text):
             self._process_frame(index, line)
         elif text.startswith(_CHAIN_SENTENCES):
@@ -184,12 +227,21 @@ class _TracebackReader:
         """The line without the prefix of a logger: what precedes the traceback's header, with other digits."""
         header = text.find(_HEADER)
         if 0 <= header <= _MAX_PREFIX_CHARS:
-            prefix = text[:header]
+            prefix = text[:header].removesuffix(_CARRIED_HEADER)
             escaped = re.sub(r"\d+", r"\\d+", re.escape(prefix.rstrip()))
             indent = re.escape(prefix[len(prefix.rstrip()) :])
             self._prefix = re.compile(f"{escaped}{indent}") if prefix else None
         match = self._prefix.match(text) if self._prefix else None
         return text[match.end() :] if match else text
+
+    def _start_carried(self, index: int, line: LogLinePart, match: re.Match[str]) -> None:
+        """Read the line that announces the traceback that the last exception carries, or its header."""
+        chain = self._chain
+        if chain and chain.lines and not self._in_traceback and _CARRIER.match(chain.lines[-1].text):
+            chain.start_carried(int(match["local"]) if match["local"] else None)
+            self._is_chained = True
+        if match["local"] is None:
+            self._process_frame(index, line)
 
     def _process_frame(self, index: int, line: LogLinePart) -> None:
         """Read a traceback's header, or one of its frames."""
@@ -214,7 +266,7 @@ class _TracebackReader:
             assert self._chain
             if _WRAPPER_EXCEPTION.match(text):
                 self.other.append(index)  # it may name the signal that ended the child
-            self._chain.lines.append(line._replace(text=text))
+            self._chain.add(line._replace(text=text))
             self._chain.message = []
             self._chain.end = index
             self._in_traceback = False

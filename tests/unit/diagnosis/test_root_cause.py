@@ -165,6 +165,24 @@ def test_rank_is_in_the_line() -> None:
     assert diagnose_lines({"node_0": 1, "node_1": None}, node_0=[WATCHDOG.removeprefix("[rank0]:")]).rank == 0
 
 
+def test_rank_is_that_of_the_spawned_process() -> None:
+    """The number in torch's text about a child of mp.spawn is a local rank: on a job's only node it is the rank."""
+    traceback = [row.removeprefix("[default0]:") for row in build_traceback(0, "KeyError: 'x'")]
+    announcement = "-- Process 3 terminated with the following error:"
+    rows = ["start", *traceback[:-1], "torch.ProcessRaisedException: ", "", announcement, *traceback]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).rank == 3
+    assert diagnose_lines({"node_0": 1, "node_1": None}, node_0=rows).rank is None
+    rows[-1] = "RuntimeError: Timed out initializing process group in store based barrier on rank: 5, for key: x"
+    assert diagnose_lines({"node_0": 1}, node_0=rows).rank == 5
+
+
+def test_report_behind_the_prefix_of_a_launcher_is_read() -> None:
+    """A launcher that prints what torchrun wrote marks each line with the stream; it is read like torchrun's own."""
+    rows = ["Root Cause (first observed failure):", *build_summary_entry(5, 1, 3, 10)]
+    failure = diagnose_lines({"node_0": 1}, node_0=[f"stderr: {row}" for row in rows])
+    assert (failure.rank, failure.exit_code) == (5, 3)
+
+
 def test_silent_node_does_not_hide_the_cause() -> None:
     """A node without a log may have failed first, but the error that another node reports is the better answer."""
     failure = diagnose_lines({"node_0": 1, "node_1": 1}, node_1=["100", "torch.OutOfMemoryError: CUDA out of memory."])
@@ -403,6 +421,17 @@ def test_kill_explains_the_exception_about_a_lost_actor() -> None:
     rows = [row.removeprefix("[default0]:") for row in traceback]
     assert diagnose_lines({"node_0": 1}, node_0=[kill, *rows]).cause == "oom-host"
     assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "worker-lost"
+
+
+def test_error_of_a_command_is_explained_by_an_exception_before_it() -> None:
+    """A launcher that raises CalledProcessError only reports that its program failed, also because of a peer."""
+    lost_peer = build_traceback(
+        0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:598] Connection closed by peer [::1]:1"
+    )
+    report = build_traceback(0, "subprocess.CalledProcessError: Command 'train.py' returned non-zero exit status 1.")
+    rows = [row.removeprefix("[default0]:") for row in (*lost_peer, "the launcher ends", *report)]
+    assert diagnose_lines({"node_0": 1}, node_0=rows).cause == "peer-lost"
+    assert diagnose_lines({"node_0": 1}, node_0=rows[-len(report) :]).cause == "program-error"
 
 
 def test_end_of_a_data_worker_explains_the_exception_about_it() -> None:

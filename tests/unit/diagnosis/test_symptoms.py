@@ -1,5 +1,7 @@
 """Which lines of a process may be the cause of its end, and which it has survived."""
 
+import pytest
+
 from tests.inputs.failure_logs import build_traceback
 from torchyard.diagnosis.log_line_parts import LogLinePart, parse_line
 from torchyard.diagnosis.symptoms import ProcessSymptoms, ProcessTimes
@@ -96,3 +98,49 @@ def test_earlier_start_does_not_count() -> None:
     """What a process printed before its agent started it again is not why it ended."""
     assert read(*OUT_OF_MEMORY, "start", started=200.0) == ([], ["oom-gpu"])
     assert read(*OUT_OF_MEMORY, "start", started=50.0) == (["oom-gpu"], [])
+
+
+EAGAIN = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+FORK = ['  File "/usr/lib/python3.11/multiprocessing/popen_fork.py", line 66, in _launch', "    self.pid = os.fork()"]
+EXEC = [
+    '  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child',
+    "    self.pid = _fork_exec(",
+    "    ^^^^",
+]
+LOCK = ['  File "/srv/app/cache.py", line 7, in lock', "    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)"]
+PIN = ['  File "/srv/app/train.py", line 7, in step', "    batch = batch.pin_memory()"]
+PIN_THREAD = [
+    '  File "/opt/torch/utils/data/_utils/pin_memory.py", line 57, in pin_memory',
+    "    return data.pin_memory(device)",
+]
+FIRST_USE = [
+    '  File "/opt/torch/utils/data/_utils/pin_memory.py", line 22, in _pin_memory_loop',
+    "    set_device(device_id)",
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "cause"),
+    [
+        (FORK, EAGAIN, "too-many-processes"),
+        (EXEC, EAGAIN, "too-many-processes"),
+        (FORK, f"{EAGAIN}: 'checkpoint.pth.tar'", "program-error"),
+        (LOCK, EAGAIN, "program-error"),
+        (PIN, "torch.AcceleratorError: CUDA error: out of memory", "oom-host"),
+        (PIN_THREAD, "RuntimeError: CUDA error: out of memory", "oom-host"),
+        (PIN, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "oom-gpu"),
+        (FIRST_USE, "RuntimeError: CUDA error: out of memory", "oom-gpu"),
+    ],
+)
+def test_call_that_raised_an_exception_may_show_its_cause(call: list[str], error: str, cause: str) -> None:
+    """EAGAIN at a fork is a lack of processes, and CUDA's lack of memory while it pins is one of the host's memory."""
+    assert read(*OUT_OF_MEMORY[:-1], *call, error) == ([cause], [])
+
+
+def test_error_of_cuda_before_the_loss_of_its_node_only_follows() -> None:
+    """No program makes its node fail, so an error of CUDA just before is a sign of it; other exceptions stand."""
+    node_lost = "srun: error: Node failure on host-7"
+    error = [line.replace("OutOfMemoryError: CUDA out of memory.", "x: CUDA error: unknown") for line in OUT_OF_MEMORY]
+    assert read(*error, node_lost) == (["node-lost"], [])
+    assert read(*OUT_OF_MEMORY, node_lost) == (["oom-gpu", "node-lost"], [])
+    assert read(node_lost, *error) == (["cuda-error", "node-lost"], [])

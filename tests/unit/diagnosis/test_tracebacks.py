@@ -136,6 +136,64 @@ def test_error_of_logging_is_not_an_exception_of_the_program() -> None:
     assert diagnose_lines({"node_0": 143}, node_0=["hello", *rows]).cause == "terminated"
 
 
+WORKER_FRAMES = [
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop',
+    "    data = fetcher.fetch(index)",
+    '  File "/srv/app/images.py", line 107, in __getitem__',
+    "    return self.labels[index]",
+]
+
+
+@pytest.mark.parametrize(
+    "carrier",
+    [
+        ["KeyError: Caught KeyError in DataLoader worker process 0.", f"Original {TRACEBACK[0]}"],
+        ["KeyError: Caught KeyError in pin memory thread for device 0.", f"Original {TRACEBACK[0]}"],
+        ["KeyError: Caught KeyError in replica 3 on device 3.", f"Original {TRACEBACK[0]}"],
+        ["Exception: ", "", "-- Process 3 terminated with the following error:", TRACEBACK[0]],
+        ["torch.ProcessRaisedException: ", "", "-- Process 0 terminated with the following error:", TRACEBACK[0]],
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", PREFIXES["logging"]])
+def test_carried_traceback_is_the_exception(carrier: list[str], prefix: str) -> None:
+    """Of an exception that carries the traceback of another process, the inner exception and its place count."""
+    rows = [*TRACEBACK[:-1], *carrier, *WORKER_FRAMES, "KeyError: 13815"]
+    rows = [prefix.format(index=index % 10) + row for index, row in enumerate(rows)]
+    assert list_exceptions(*rows) == [["KeyError: 13815"]]
+    sentence = diagnose_lines({"node_0": 1}, node_0=["start", *rows]).sentence
+    assert "raised KeyError: 13815;" in sentence
+    assert sentence.endswith("(at images.py:107).")
+
+
+def test_carried_traceback_that_is_cut_off_leaves_its_carrier() -> None:
+    """If the inner exception is missing, the line of the outer one is all that is known."""
+    outer = "KeyError: Caught KeyError in DataLoader worker process 0."
+    assert list_exceptions(*TRACEBACK[:-1], outer, f"Original {TRACEBACK[0]}", *WORKER_FRAMES) == [[outer]]
+
+
+def test_announced_traceback_after_one_without_an_end_is_read() -> None:
+    """A traceback whose last line never came carries nothing: what is announced later is an exception of its own."""
+    rows = [
+        *TRACEBACK[:-1],
+        *["5 steps are done"] * 60,
+        "-- Process 3 terminated with the following error:",
+        *TRACEBACK,
+    ]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."]]
+
+
+def test_traceback_of_a_child_replaces_no_other_exception() -> None:
+    """A text that announces the traceback of a child, after the exception of something else, starts a new exception."""
+    rows = [
+        *TRACEBACK,
+        "5 steps are done",
+        "-- Process 3 terminated with the following error:",
+        *TRACEBACK[:-1],
+        "KeyError: 'x'",
+    ]
+    assert list_exceptions(*rows) == [["torch.OutOfMemoryError: CUDA out of memory."], ["KeyError: 'x'"]]
+
+
 def test_message_of_several_lines_is_read() -> None:
     """If the first line of an exception shows nothing, the rest of its message may."""
     frames = TRACEBACK[:-1]

@@ -51,6 +51,7 @@ GPU_RULES = (
             "fallen off the bus",
             "GPU is lost",
             "GPU requires reset",
+            "_ERROR_DEVICE_LOST",
             "Unable to determine the device handle for GPU",
             "Invalid access of peer GPU memory over nvlink or a hardware error",
         ),

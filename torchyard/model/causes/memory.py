@@ -3,6 +3,9 @@
 from torchyard.model.causes.cause import Cause, CauseFacts, LogRule
 
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
+# An error of the system that is no lack of space. torch reports `Success` where it does not know the error.
+_OTHER_REASON = r"(?!.{0,200}: (?!No space left|Success)[A-Z][a-z][\w ,'/-]{2,60} \(\d{1,3}\))"
+_XLA_OUT_OF_MEMORY = r"(?:[Oo]ut of memory|to (?:reserve|allocate)\b|[Ee]rror allocating)"
 _CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
 
 
@@ -17,6 +20,12 @@ class MemoryCause(Cause):
     STORAGE_ERROR = CauseFacts("storage-error", advice="check the mount, its server, and the node's disk", retry=True)
 
 
+# The words are those of memory of the GPU; only the place of the exception shows it: see diagnosis/symptoms.py.
+HOST_MEMORY_NOT_PINNED = LogRule(
+    cause=MemoryCause.OOM_HOST,
+    symptom="could not pin host memory ({evidence})",
+    own_advice="request more memory, pin less of it, or check what limits it",
+)
 MEMORY_RULES = (
     LogRule(
         cause=MemoryCause.OOM_HOST,
@@ -27,6 +36,12 @@ MEMORY_RULES = (
             r"\b[1-9]\d{0,5} Workers .{0,40}killed due to memory pressure",
         ),
         explains_signal=True,
+    ),
+    LogRule(
+        cause=MemoryCause.OOM_HOST,
+        symptom="could not map memory ({evidence})",
+        patterns=("unable to mmap .{0,300}: Cannot allocate memory",),
+        own_advice="request more memory, or raise vm.max_map_count of its host",
     ),
     LogRule(
         cause=MemoryCause.OOM_GPU,
@@ -49,7 +64,12 @@ MEMORY_RULES = (
             "OOM when allocating",
             "CUDA_ERROR_OUT_OF_MEMORY",
             "cudaErrorMemoryAllocation",
-            "RESOURCE_EXHAUSTED: Out of memory",
+            "RESOURCE_EXHAUSTED: .{0,120}" + _XLA_OUT_OF_MEMORY,
+            "Resource exhausted: .{0,120}" + _XLA_OUT_OF_MEMORY,
+            "_ERROR_OUT_OF_DEVICE_MEMORY",
+            "PT_DEVMEM Allocation failed",
+            "Failed to allocate memory requested by",
+            "out of memory.{0,160}Tried to allocate",
         ),
     ),
     LogRule(
@@ -64,11 +84,12 @@ MEMORY_RULES = (
             "return code = -7",
             "terminated with code -7",
             "No space left.{0,100}/dev/shm",
-            "while creating shared memory segment",
-            "posix_fallocate failed",
+            "while creating shared memory segment" + _OTHER_REASON,
+            r"posix_fallocate failed(?! ?: (?!No space left))",
             "failed to extend /dev/shm",
             'EmptyDir volume "?[^ ]{0,20}shm',
-            "unable to (?:write to|mmap|resize|allocate shared).{0,100}" + _SHM,
+            "unable to (?:write to|mmap|resize).{0,100}" + _SHM + _OTHER_REASON,
+            "unable to allocate shared.{0,100}" + _SHM,
         ),
         worker_codes=(-7,),
         agent_codes=(-7,),

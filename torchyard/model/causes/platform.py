@@ -75,6 +75,11 @@ PLATFORM_RULES = (
         patterns=("FailedScheduling", r"\d nodes are available", "Insufficient nvidia"),
     ),
     LogRule(
+        cause=PlatformCause.UNSCHEDULABLE,
+        symptom="was refused its nodes or a step on them by slurm ({evidence})",
+        patterns=("srun: error: Unable to (?:create step for job|allocate resources)",),
+    ),
+    LogRule(
         cause=PlatformCause.EVICTED,
         symptom="was evicted from its node ({evidence})",
         patterns=(
@@ -98,6 +103,12 @@ PLATFORM_RULES = (
         explains_signal=True,
     ),
     LogRule(
+        cause=PlatformCause.PREEMPTED,
+        symptom="was taken off its nodes and queued again by its scheduler",
+        patterns=("DUE TO JOB REQUEUE",),
+        explains_signal=True,
+    ),
+    LogRule(
         cause=PlatformCause.NODE_LOST,
         symptom="was on a node that failed",
         patterns=(
@@ -108,8 +119,17 @@ PLATFORM_RULES = (
             "DeletionByTaintManager",
             "[Nn]ode .{0,100}marked dead",
             "[Nn]ode .{0,100}not responding",
+            "NodeNotReady .{0,100}Node is not ready",
+            r"\*\*\* .{1,200} UNCORRECTABLE MEMORY ERROR",
+            "SISTER_EOF",
         ),
         explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.NODE_LOST,
+        symptom="could not be started by slurm on one of its nodes ({evidence})",
+        patterns=("srun: error: Task launch for .{1,60} failed on node ",),
+        own_advice="check slurmd, munge and the clock of that node",
     ),
     LogRule(
         cause=PlatformCause.WORKER_LOST,
@@ -135,7 +155,18 @@ PLATFORM_RULES = (
             "longer than (?:the )?specified deadline",
             "(?:walltime|time limit).{0,40}exceeded",
             "exceeded.{0,20}(?:wall ?time|time limit)",
+            "PBS: job killed: cput ",
+            "exceeded (?:hard|soft) wallclock time",
+            r"exceeds job (?:hard|soft) limit .?[hs]_(?:rt|cpu)\b",
         ),
+        distance=Distance.STOPPED,
+        explains_signal=True,
+    ),
+    LogRule(
+        cause=PlatformCause.CANCELLED,
+        symptom="was ended by its scheduler at a limit of its job ({evidence})",
+        patterns=(r"PBS: job killed: \w{1,30} .{1,60}exceeded limit",),
+        own_advice="request more of it, or use less",
         distance=Distance.STOPPED,
         explains_signal=True,
     ),
@@ -157,6 +188,7 @@ PLATFORM_RULES = (
             "terminated with signal SIGTERM",
             r"return code = -(?:15|2)\b",
             "KeyboardInterrupt",
+            "SIGTERMException",
         ),
         distance=Distance.STOPPED,
         explains_signal=True,

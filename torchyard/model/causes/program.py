@@ -4,6 +4,9 @@ from torchyard.model.causes.cause import Cause, CauseFacts, Distance, LogRule
 from torchyard.model.causes.launcher import LauncherCause
 from torchyard.model.causes.memory import MemoryCause
 
+_EXCEPTION = r"^[\w.]{1,200}(?:Error|Exception)(?:\(\w{1,80}\))?: .{0,200}"
+_NOT_A_NUMBER = r"(?i:\b(?:nans?|infs?|infinite|infinity|non-?finite|not finite)\b)"
+
 
 class ProgramCause(Cause):
     """The program itself."""
@@ -30,6 +33,25 @@ DATA_WORKER_LOST = LogRule(
     symptom="lost a DataLoader worker ({evidence})",
     patterns=("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal(?!: Killed))",),
 )
+# Lightning's main process reports it, and ends itself by SIGKILL.
+CHILD_EXITED = LogRule(
+    cause=ProgramCause.PROGRAM_ERROR,
+    symptom="exited with code {status} and without a traceback",
+    patterns=(r"Child process with PID \d{1,9} terminated with code (?P<status>\d{1,3})\b",),
+    own_advice="read its last lines",
+    distance=Distance.STOPPED,
+)
+# Also an error without words for it, where Python starts a process: see diagnosis/symptoms.py.
+PROCESS_NOT_STARTED = LogRule(
+    cause=ProgramCause.TOO_MANY_PROCESSES,
+    symptom="could not start a process or thread ({evidence})",
+    patterns=(
+        "can't start new thread",
+        "[Tt]hread creation failed",
+        "pthread_create failed",
+        "fork: (?!retry).{0,20}Resource temporarily",
+    ),
+)
 # A SIGKILL does not name its sender, and a guess in a text ("killed by the OOM killer", as Ray writes) proves nothing.
 PROGRAM_RULES = (
     LogRule(
@@ -51,7 +73,8 @@ PROGRAM_RULES = (
         patterns=(
             "exceeded memory limit .{0,80}being killed",
             "TERM_MEMLIMIT",
-            r"PBS: job killed: [pv]?mem \d",
+            r"PBS: job killed: \w{0,20}mem \d",
+            r"exceeds job (?:hard|soft) limit .?[hs]_(?:vmem|rss|data)\b",
         ),
         explains_signal=True,
     ),
@@ -100,16 +123,7 @@ PROGRAM_RULES = (
         own_advice="raise its pids limit or ulimit -u, or set OPENBLAS_NUM_THREADS",
         explains_signal=True,
     ),
-    LogRule(
-        cause=ProgramCause.TOO_MANY_PROCESSES,
-        symptom="could not start a process or thread ({evidence})",
-        patterns=(
-            "can't start new thread",
-            "[Tt]hread creation failed",
-            "pthread_create failed",
-            "fork: (?!retry).{0,20}Resource temporarily",
-        ),
-    ),
+    PROCESS_NOT_STARTED,
     LogRule(
         cause=ProgramCause.AGENT_KILLED,
         symptom="lost its agent to SIGKILL: the OOM killer, a lost node, or a user's kill -9",
@@ -172,15 +186,24 @@ PROGRAM_RULES = (
         worker_codes=(-6,),
         agent_codes=(-6,),
     ),
+    # Metrics such as `loss: nan` prove nothing: programs go on after them.
     LogRule(
         cause=LauncherCause.LOSS_NAN,
         symptom="ended itself, because its loss or its gradients are not numbers any more ({evidence})",
         patterns=(
             "Minimum loss scale reached",
             "Current loss scale already at minimum",
-            "found NaN in local (?:grad|forward)",
+            "found (?:NaN|Inf) in local (?:grad|forward)",
+            r"returned nan values in its \d",
+            _EXCEPTION + "(?i:loss|grad).{0,60}" + _NOT_A_NUMBER,
+            _EXCEPTION + _NOT_A_NUMBER + ".{0,40}(?i:loss|grad)",
+            r"\b[Ll]oss is .{0,20}" + _NOT_A_NUMBER,
+            r"\b[Ll]oss became .{0,20}" + _NOT_A_NUMBER,
+            _NOT_A_NUMBER + ".{0,20}(?:stopp|end|abort|terminat)ing training",
         ),
+        failure_words=("rror", "Exception"),
     ),
+    CHILD_EXITED,
     LogRule(
         cause=ProgramCause.PROGRAM_ERROR,
         symptom="had a task of srun exit with code {status} and without a traceback",

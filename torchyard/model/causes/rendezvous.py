@@ -99,6 +99,8 @@ RENDEZVOUS_RULES = (
             r"[Tt]imed out waiting \d{1,9} ?ms",
             "timeout caused pair closure",
             "Timed out initializing process group",
+            "Getting socket times out",
+            "execution of the Notify register times out",
             "DistStoreError(?!: use_libuv)",
         ),
         distance=Distance.WAIT,

@@ -170,6 +170,8 @@ START_RULES = (
             "invalid choice",
             "flag provided but not defined",
             "^Could not override '",
+            r"^\S{1,200}Error: .{0,120}\barguments? (?:are|is) not (?:used|recognized)",
+            "are not used by the HfArgumentParser",
         ),
         worker_codes=(2,),
         agent_codes=(2,),
