@@ -35,7 +35,7 @@ def accept_peers(port: int, count: int) -> Iterator[socket.socket]:
 
 
 def join(address: str, port: int) -> socket.socket:
-    """Another rank's connection to rank 0, which may start later."""
+    """Another rank's connection to rank 0, which may start later; OSError after at most twice JOIN_TIMEOUT_S."""
     deadline = time.monotonic() + JOIN_TIMEOUT_S
     while True:
         try:

@@ -192,6 +192,7 @@ def check_profile_names(specs: Iterable[DeploymentSpec], profiles: Iterable[str]
 
 
 def _print_omitted(omitted: Mapping[str, Sequence[str]]) -> None:
+    """Print the profiles that were not deployed. `omitted`: their names by what their jobs lack here."""
     if not omitted:
         return
     print(

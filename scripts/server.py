@@ -151,7 +151,7 @@ def _start_server() -> str:
 
     Raises YardError, with the end of the server's log, if the server exits or does not respond.
     """
-    check_database()
+    record_database()
     last_port = read_last_address().removesuffix("/api").rpartition(":")[2]
     port = int(last_port) if last_port and _is_port_free(int(last_port)) else find_free_port()
     api_url = f"http://127.0.0.1:{port}/api"
@@ -175,7 +175,7 @@ def _start_server() -> str:
     return api_url
 
 
-def check_database() -> None:
+def record_database() -> None:
     """Record the database that the server is about to use, without its password.
 
     Raises YardError if the server had a PostgreSQL and would now start with an empty database.

@@ -135,7 +135,10 @@ def get_shutdown_timeout_s(profile: Profile) -> int:
 
 
 def describe_old_shutdown(profile: Profile) -> str | None:
-    """What a torchrun that does not read SHUTDOWN_VARIABLE does with the profile's grace; None if it keeps it."""
+    """What a torchrun that does not read SHUTDOWN_VARIABLE does to a save longer than `OLD_SHUTDOWN_TIMEOUT_S`.
+
+    None if the profile's grace is not longer, or if there is no agent.
+    """
     timeout_s = get_shutdown_timeout_s(profile)
     if profile.resolved_agent == "none" or timeout_s <= OLD_SHUTDOWN_TIMEOUT_S:
         return None

@@ -195,7 +195,16 @@ def diagnose_process(
     """
     report = None
     if exit_line and exit_code is not None:
-        report = WorkerReport(None, 0, exit_code, 0, "", exit_line, [], is_first=True)
+        report = WorkerReport(
+            rank=None,
+            local_rank=0,
+            exit_code=exit_code,
+            pid=0,
+            failed_at="",
+            exit_line=exit_line,
+            traceback=[],
+            is_first=True,
+        )
     suspect = _Suspect(
         node=node,
         rank=None,

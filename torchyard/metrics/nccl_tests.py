@@ -111,7 +111,7 @@ def read_nccl_tests(lines: Iterable[str]) -> Metrics:
 
 
 def _merge_tables(tables: list["_Table"]) -> Metrics:
-    """The metrics of several tables, counted from 1."""
+    """The rows of several tables, each with its `table` number, from 1; and what all tables share, or differ in."""
     rows = Rows()
     summaries: list[Row] = []
     for number, table in enumerate(tables, 1):

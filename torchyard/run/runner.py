@@ -592,7 +592,7 @@ class Runner:
             owner_of(self.open_attempt.plan).record_ending(end, sentence)
 
     def _stop_attempt(self, attempt: OpenAttempt, reason: str) -> None:
-        """End an open attempt early: stop it and read its last lines, remove it, and collect its logs."""
+        """End an attempt that is still open: stop its job unless that has ended, remove it, and collect its logs."""
         job = job_of(attempt.plan)
         outcome = self.folder.outcome(attempt.number)
         if outcome:

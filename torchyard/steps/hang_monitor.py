@@ -88,7 +88,7 @@ class HangMonitor:
         if has_become_certain or not is_old:
             self._emit(update)
 
-    def get_findings(self, status: Status) -> dict[str, Hang | Straggler | None]:
+    def get_outcome_fields(self, status: Status) -> dict[str, Hang | Straggler | None]:
         """The fields `hang` and `straggler` of an outcome; None where there is none, and no hang after a success."""
         hang = None if status.state == "succeeded" else self.hang
         return {"hang": hang, "straggler": self.straggler}

@@ -266,7 +266,7 @@ class _JobPoller:
             outcome = self._finish_job(self.outcome)
             started_at = _find_start_time(self._logs, self._watch)
             started_after = started_at - self._handle.submitted_at if started_at else None
-            update = {"started_after": started_after} | self._hangs.get_findings(outcome.status)
+            update = {"started_after": started_after} | self._hangs.get_outcome_fields(outcome.status)
             outcome = self._losses.complete(outcome.model_copy(update=update))
         self._local_errors.pause()
         return outcome

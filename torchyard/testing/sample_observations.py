@@ -53,7 +53,7 @@ def list_empty_observations(plan: Plan) -> Iterator[SampleObservation]:
 
 
 def list_unknown_observations(plan: Plan) -> Iterator[SampleObservation]:
-    """Every part of the job has a phase that no launcher can know."""
+    """Yield observations in which every part of the job has a phase that no launcher can know."""
     for phase in _UNKNOWN_PHASES:
         states: dict[str, Any] = {}
         for key, obj in _list_parts(plan):
@@ -62,7 +62,7 @@ def list_unknown_observations(plan: Plan) -> Iterator[SampleObservation]:
 
 
 def list_malformed_observations(plan: Plan) -> Iterator[SampleObservation]:
-    """A part of the job, or a field of it, has a value of another type."""
+    """Yield observations in which a part of the job, or a field of it, has a value of another type."""
     parts = list(_list_parts(plan))
     for junk in JUNK:
         yield _observe(f"states that are {junk!r}", {key: junk for key, _ in parts})

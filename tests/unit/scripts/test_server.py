@@ -95,15 +95,15 @@ def test_stranger_at_the_port_is_not_taken_for_the_server(healthy_port: int) -> 
 def test_database_is_not_forgotten(home: Path) -> None:
     """A server that had its data in PostgreSQL is not started with an empty SQLite; its password is not stored."""
     os.environ[processes.DATABASE_VARIABLE] = "postgresql+asyncpg://ada:secret@db.lan:5433/prefect"
-    server.check_database()
+    server.record_database()
     del os.environ[processes.DATABASE_VARIABLE]
     with pytest.raises(YardError, match=r"has its data in db\.lan:5433/prefect: set PREFECT_SERVER_DATABASE"):
-        server.check_database()
+        server.record_database()
     assert not [path for path in home.iterdir() if "secret" in path.read_text()]
 
 
 def test_server_without_postgresql_needs_nothing(home: Path) -> None:
     """By default the database is a file in the server's folder."""
     os.environ.pop(processes.DATABASE_VARIABLE, None)
-    server.check_database()
+    server.record_database()
     assert not (home / "database").exists()

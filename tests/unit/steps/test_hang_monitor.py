@@ -79,9 +79,9 @@ def test_hang_is_reported_once_and_written(scripted_job: ScriptedJob, caplog: py
 def test_ranks_that_continue_do_not_hang(scripted_job: ScriptedJob) -> None:
     """The outcome contains only a hang that lasts until the end."""
     scripted_job.check(stalled_records(5.0))
-    assert scripted_job.monitor.get_findings(RUNNING)["hang"] is not None
+    assert scripted_job.monitor.get_outcome_fields(RUNNING)["hang"] is not None
     scripted_job.check(resumed_records())
-    assert scripted_job.monitor.get_findings(RUNNING)["hang"] is None
+    assert scripted_job.monitor.get_outcome_fields(RUNNING)["hang"] is None
 
 
 def test_update_is_published_when_it_changes(scripted_job: ScriptedJob) -> None:
@@ -167,7 +167,9 @@ def test_verdict_on_disk_is_removed_when_the_ranks_continue(scripted_job: Script
 def test_job_that_succeeded_did_not_hang(scripted_job: ScriptedJob) -> None:
     """A hang of a job that succeeded is not in its outcome."""
     scripted_job.check(stalled_records(5.0))
-    assert scripted_job.monitor.get_findings(Status(state="succeeded", reason="all exited with 0"))["hang"] is None
+    assert (
+        scripted_job.monitor.get_outcome_fields(Status(state="succeeded", reason="all exited with 0"))["hang"] is None
+    )
 
 
 @pytest.mark.parametrize("scripted_job", ["fail", "restart"], indirect=True)

@@ -395,8 +395,9 @@ class LogFollower:
             self._bridged_restart = restart
             return True
         is_copied = await self._copy_previous(writer, overlap)
-        if not overlap.since and restart > is_copied:
-            writer.record_gap(_describe_loss(restart - is_copied))
+        last_missing = restart - 1 if is_copied else restart  # restarts before it are not kept by the kubelet
+        if not overlap.since and last_missing > 0:
+            writer.record_gap(_describe_loss(last_missing))
         self._has_gap = False
         self._bridged_restart = restart
         return overlap.awaited_line is None
