@@ -29,7 +29,7 @@ from torchyard.kube.http import (
     read_json_without_managers,
     split_lines,
 )
-from torchyard.kube.kubeconfig import load_settings, open_connection, renew_connection
+from torchyard.kube.kubeconfig import describe_credentials, load_settings, open_connection, renew_connection
 from torchyard.kube.refusals import check_ready, check_refusal
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, retry_request
 from torchyard.model.errors import ClusterError, NotFoundError
@@ -74,7 +74,8 @@ class Client:
         self.context = cluster.context or context.get("name")
         self.namespace = cluster.namespace or context.get("context", {}).get("namespace") or "default"
         connection = open_connection(settings, self.context)
-        self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context))
+        source = describe_credentials(context)
+        self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context), source)
         self._clock = ServerClock()
         self._pinged_at = -math.inf  # when the server last responded to a ping, in monotonic seconds
         self._ready_at = -math.inf  # when the server was last proven to be ready, in monotonic seconds
