@@ -82,10 +82,11 @@ def test_reload_that_hangs_holds_up_no_thread_for_long() -> None:
 def test_hanging_plugin_is_killed_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that has hung for minutes is killed with its children, so that the credentials can be loaded again."""
     monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 0.0)
-    commands = iter(["sleep 1000; true", "echo second"])
+    commands = ["sleep 1000; true"]
 
     def load() -> str:
-        return subprocess.run(["sh", "-c", next(commands)], capture_output=True, text=True, check=True).stdout.strip()
+        command = commands.pop() if commands else "echo second"
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip()
 
     tokens = Credentials("first", load, timeout_s=0.2)
 
