@@ -70,7 +70,7 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     updated = _patch_lease(
         plan, "another process, which was faster", unchanged_test, *build_spec_patch(desired["spec"])
     )
-    return _update_metadata(client, updated or desired, desired)
+    return _update_metadata(client, desired if updated is None else updated, desired)
 
 
 def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) -> KubeObject:
@@ -132,12 +132,12 @@ def _wait_until_takeover_is_safe(client: Client, plan: ManifestPlan) -> KubeObje
     existing = first
     is_reported = False
     started_at = time.monotonic()
-    while existing and first and is_held_elsewhere(client, plan, existing):
-        if time.monotonic() - started_at >= HOLDER_DEAD_AFTER_S:
-            break
+    while existing is not None and first is not None and is_held_elsewhere(client, plan, existing):
         holder = lease_record.read_holder(existing)
         if lease_record.read_renew_time(existing) != lease_record.read_renew_time(first):
             raise RunInUseError(plan.run, holder)
+        if time.monotonic() - started_at >= HOLDER_DEAD_AFTER_S:
+            break
         if not is_reported:
             is_reported = True
             get_log().info(
@@ -160,7 +160,7 @@ def check_not_held_elsewhere(plan: ManifestPlan) -> None:
     """Raise RunInUseError if another machine holds the Lease, which may resume the run until the Lease expires."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
-    if not existing or is_held_here(plan, existing):
+    if existing is None or is_held_here(plan, existing):
         return
     remaining_s = lease_record.measure_time_left(existing, client.now())
     if is_held_elsewhere(client, plan, existing) or remaining_s is None or remaining_s >= 0:
@@ -190,7 +190,7 @@ def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) ->
         if error.status != TEST_FAILED_STATUS:
             raise
     existing = read_lease(get_cluster_client(plan.cluster), plan)
-    if existing and not is_held_here(plan, existing):
+    if existing is not None and not is_held_here(plan, existing):
         raise RunInUseError(plan.run, other_holder)
     return existing  # the patch was applied before: its response was lost, and the request was repeated
 
@@ -237,11 +237,11 @@ def confirm_ownership(plan: ManifestPlan) -> None:
         requested_at = time.monotonic()
         if requested_at - proof.renewed_at < MAX_PROOF_AGE_S:
             return
-        if renew_lease(plan):
+        if renew_lease(plan) is not None:
             proof.renewed_at = requested_at
             return
     client = get_cluster_client(plan.cluster)
-    if read_lease(client, plan):
+    if read_lease(client, plan) is not None:
         raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 
 
@@ -290,5 +290,5 @@ def release_lease(plan: ManifestPlan) -> None:
     """Delete the Lease if it is held from here. The run has ended and has no leftovers, which it would own."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
-    if existing and is_held_here(plan, existing):
+    if existing is not None and is_held_here(plan, existing):
         client.delete(existing, force=True, is_unchanged=True)

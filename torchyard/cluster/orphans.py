@@ -196,7 +196,7 @@ def _check_unleased_run(client: Client, run: str, objects: list[KubeObject], sco
             return None
     orphan = Orphan(client, run, "it has no Lease")
     # A list proves nothing: the Lease may have lost its label.
-    if client.get(*_LEASE_KIND, run):
+    if client.get(*_LEASE_KIND, run) is not None:
         return orphan._replace(reason="its Lease is malformed", kept_reason=f"it lacks the label {RUN_LABEL}")
     if not scope.without_lease:
         return orphan._replace(kept_reason="`--without-lease` removes it")
