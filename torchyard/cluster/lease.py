@@ -9,6 +9,7 @@ All ages are by the API server's clock, so a machine whose clock is wrong neithe
 import math
 import threading
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -175,8 +176,16 @@ def read_lease(client: Client, plan: ManifestPlan) -> KubeObject | None:
 # --- recording what a successor needs to continue
 
 
-def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) -> KubeObject | None:
+def _patch_lease(
+    plan: ManifestPlan,
+    other_holder: str,
+    *changes: KubeObject,
+    is_applied: Callable[[KubeObject], bool] | None = None,
+) -> KubeObject | None:
     """Change the Lease in one patch; None if the API server reports, once, that there is none.
+
+    A patch whose response was lost is repeated, and its tests may fail then because it was applied: the Lease is
+    returned as it is, if it is held from here and `is_applied` returns True (None: its holder is all that matters).
 
     Raises RunInUseError with the name `other_holder` if another place holds the Lease by now, ClusterError if the API
     server refuses the patch for another reason. A deleted Lease is not an error here: the garbage collector deletes the
@@ -189,10 +198,13 @@ def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) ->
     except ClusterError as error:
         if error.status != TEST_FAILED_STATUS:
             raise
-    existing = read_lease(get_cluster_client(plan.cluster), plan)
-    if existing is not None and not is_held_here(plan, existing):
-        raise RunInUseError(plan.run, other_holder)
-    return existing  # the patch was applied before: its response was lost, and the request was repeated
+        existing = read_lease(get_cluster_client(plan.cluster), plan)
+        if existing is not None and not is_held_here(plan, existing):
+            raise RunInUseError(plan.run, other_holder) from None
+        # The API server uses this status for other refusals too, such as that of a policy.
+        if existing is not None and is_applied and not is_applied(existing):
+            raise
+        return existing
 
 
 def _build_holder_test(plan: ManifestPlan) -> KubeObject:
@@ -202,10 +214,15 @@ def _build_holder_test(plan: ManifestPlan) -> KubeObject:
 def renew_lease(plan: ManifestPlan) -> KubeObject | None:
     """Renew the run's Lease, and return it; None if the API server reports, once, that there is none.
 
-    Raises RunInUseError if another process has taken the run over.
+    Raises RunInUseError if another process has taken the run over, ClusterError if the Lease is not renewed.
     """
     now = format_server_time(get_cluster_client(plan.cluster))
-    return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"renewTime": now}))
+    steps = build_spec_patch({"renewTime": now})
+
+    def is_renewed(lease: KubeObject) -> bool:
+        return lease_record.read_renew_time(lease) >= now
+
+    return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *steps, is_applied=is_renewed)
 
 
 class _Proof:
@@ -245,45 +262,65 @@ def confirm_ownership(plan: ManifestPlan) -> None:
         raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 
 
-def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
-    """Record a fact on the Lease. Raises RunInUseError if another process has taken the run over."""
-    path = f"/metadata/annotations/{key.replace('/', '~1')}"
-    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), {"op": "add", "path": path, "value": text})
+def _annotate_lease(plan: ManifestPlan, annotations: Mapping[str, str], *changes: KubeObject) -> None:
+    """Record facts on the Lease, together with other changes of it.
+
+    If another user has removed all annotations, to which a patch cannot add one, those of this process are restored.
+
+    Raises RunInUseError if another process has taken the run over, ClusterError if the facts are not on the Lease.
+    """
+    steps = [_build_holder_test(plan)]
+    for key, text in annotations.items():
+        steps.append({"op": "add", "path": f"/metadata/annotations/{key.replace('/', '~1')}", "value": text})
+
+    def is_recorded(lease: KubeObject) -> bool:
+        return all(lease_record.read_annotation(lease, key) == text for key, text in annotations.items())
+
+    client = get_cluster_client(plan.cluster)
+    try:
+        _patch_lease(plan, _SUCCESSOR, *steps, *changes, is_applied=is_recorded)
+        return
+    except ClusterError as error:
+        existing = read_lease(client, plan) if error.status == TEST_FAILED_STATUS else None
+        if existing is None or existing["metadata"].get("annotations"):
+            raise
+    get_log().warning("Lease %s has lost all of its annotations: they are restored", plan.run)
+    restored = build_lease(plan, client)["metadata"]["annotations"] | annotations
+    step = {"op": "add", "path": "/metadata/annotations", "value": restored}
+    client.patch(plan.lease, [_build_holder_test(plan), step, *changes])
 
 
 def record_submission(plan: ManifestPlan) -> None:
     """Record that the attempt's job was created: a process that resumes the run must not create it again."""
-    _annotate_lease(plan, lease_record.SUBMITTED_ANNOTATION, plan.labels[ATTEMPT_KEY])
+    _annotate_lease(plan, {lease_record.SUBMITTED_ANNOTATION: plan.labels[ATTEMPT_KEY]})
 
 
 def record_outcome(plan: ManifestPlan, outcome: Outcome) -> None:
     """Record the attempt's outcome, sealed with the run's key."""
     secret = lease_record.get_lease_key(plan.lease)
-    _annotate_lease(
-        plan,
-        lease_record.OUTCOME_ANNOTATION,
-        lease_record.seal_outcome(plan.run, plan.labels[ATTEMPT_KEY], outcome, secret),
-    )
+    number = plan.labels[ATTEMPT_KEY]
+    annotations = {
+        lease_record.OUTCOME_ANNOTATION: lease_record.seal_outcome(plan.run, number, outcome, secret),
+        lease_record.SUBMITTED_ANNOTATION: number,  # an outcome implies it, and it may have been lost
+    }
+    _annotate_lease(plan, annotations)
 
 
 def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
     """Record the end that the run is coming to, sealed with the run's key."""
     ending = lease_record.RecordedEnding(end=end, sentence=sentence[: lease_record.MAX_TEXT_CHARS])
-    _annotate_lease(
-        plan,
-        lease_record.ENDING_ANNOTATION,
-        lease_record.seal_ending(plan.run, plan.labels[ATTEMPT_KEY], ending, lease_record.get_lease_key(plan.lease)),
-    )
+    secret = lease_record.get_lease_key(plan.lease)
+    sealed = lease_record.seal_ending(plan.run, plan.labels[ATTEMPT_KEY], ending, secret)
+    _annotate_lease(plan, {lease_record.ENDING_ANNOTATION: sealed})
 
 
 def hand_lease_over(plan: ManifestPlan) -> None:
     """Give up the Lease for the next process of the run, which then need not wait until this one counts as dead."""
-    path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
-    handed_over = {"op": "add", "path": path, "value": build_holder_identity(plan)}
+    handed_over = {lease_record.HANDED_OVER_ANNOTATION: build_holder_identity(plan)}
     proof = _get_proof(plan)
     with proof.lock:
         proof.renewed_at = -math.inf  # the next process may own the run at once
-        _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
+        _annotate_lease(plan, handed_over, *build_spec_patch({"holderIdentity": ""}))
 
 
 def release_lease(plan: ManifestPlan) -> None:
