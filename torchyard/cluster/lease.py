@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.log import get_log
+from torchyard.host.identity import read_uptime
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError, NotFoundError, RunInUseError
@@ -230,7 +231,7 @@ class _Proof:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.renewed_at = -math.inf  # monotonic seconds, before the request
+        self.renewed_at = -math.inf  # seconds since boot, also suspended ones; read before the request
 
 
 _PROOFS = PerClient(lambda _: dict[tuple[str, str], _Proof]())  # by the run's name and its holder
@@ -251,7 +252,7 @@ def confirm_ownership(plan: ManifestPlan) -> None:
     """
     proof = _get_proof(plan)
     with proof.lock:
-        requested_at = time.monotonic()
+        requested_at = read_uptime()
         if requested_at - proof.renewed_at < MAX_PROOF_AGE_S:
             return
         if renew_lease(plan) is not None:

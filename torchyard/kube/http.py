@@ -16,6 +16,7 @@ import urllib3
 from urllib3.connection import HTTPConnection
 
 from torchyard.common.json_text import parse_json
+from torchyard.host.identity import read_uptime
 from torchyard.kube.absence import is_reported_absent
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, UnprovenNotFoundError, parse_retry_after
 from torchyard.model.errors import ClusterError, NotFoundError
@@ -167,25 +168,25 @@ class ServerClock:
     """The API server's time, from the Date header of its responses.
 
     Every thread that reads a response calls `update`; differences within `_CLOCK_JITTER_S` are ignored, so that `now`
-    does not jump with each response. Between two responses the time advances with this machine's monotonic clock: a
-    correction of its wall clock changes nothing.
+    does not jump with each response. Between two responses the time advances with this machine's clock since boot: a
+    correction of its wall clock changes nothing, and a suspend is counted.
     """
 
     def __init__(self) -> None:
         self.is_set = False
-        self._offset_s = time.time() - time.monotonic()  # the server's clock minus this machine's monotonic one
+        self._offset_s = time.time() - read_uptime()  # the server's clock minus this machine's clock since boot
 
     def update(self, date: str | None) -> None:
         """Take the time from a Date header; one that is missing or malformed changes nothing."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            offset_s = parsedate_to_datetime(date or "").timestamp() - time.monotonic()
+            offset_s = parsedate_to_datetime(date or "").timestamp() - read_uptime()
             if abs(offset_s - self._offset_s) > _CLOCK_JITTER_S:
                 self._offset_s = offset_s
             self.is_set = True
 
     def now(self) -> float:
         """The server's time in seconds since the epoch; this machine's until the first `update`."""
-        return time.monotonic() + self._offset_s
+        return read_uptime() + self._offset_s
 
 
 def build_keepalive_options() -> list[Any]:

@@ -29,6 +29,7 @@ from torchyard.cluster.lease import (
 )
 from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.project_root import ROOT
+from torchyard.host.identity import read_uptime
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
@@ -328,6 +329,18 @@ def test_ownership_is_proven_once_a_second(
     assert len(fake_api.find_requests("PATCH", f"/leases/{RUN}")) == 1
     fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
     monkeypatch.setattr(lease_module, "MAX_PROOF_AGE_S", 0.0)
+    with pytest.raises(RunInUseError, match="taken it over"):
+        confirm_ownership(plan)
+
+
+def test_proof_of_ownership_ages_while_the_machine_is_suspended(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a suspend, in which the Lease may have expired, the ownership is proven again."""
+    acquire_lease(plan)
+    confirm_ownership(plan)
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    monkeypatch.setattr(lease_module, "read_uptime", lambda: read_uptime() + 3600)
     with pytest.raises(RunInUseError, match="taken it over"):
         confirm_ownership(plan)
 

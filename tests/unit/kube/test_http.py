@@ -10,7 +10,8 @@ import pytest
 import urllib3
 
 from tests.doubles.fake_api import FakeApi
-from torchyard.kube import retry
+from torchyard.host.identity import read_uptime
+from torchyard.kube import http, retry
 from torchyard.kube.client import Client
 from torchyard.kube.http import ServerClock, discard_list, split_lines
 from torchyard.model.errors import ClusterError
@@ -104,12 +105,23 @@ def test_clock_does_not_jump_by_the_duration_of_a_response() -> None:
 
 
 def test_clock_does_not_follow_a_correction_of_the_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a response the time advances with the monotonic clock: a corrected wall clock changes nothing."""
+    """After a response the time advances with the clock since boot: a corrected wall clock changes nothing."""
     clock = ServerClock()
     server_time = time.time() + 3600
     clock.update(formatdate(server_time, usegmt=True))
     monkeypatch.setattr(time, "time", lambda: server_time + 86400)
     assert clock.now() == pytest.approx(server_time, abs=2)
+
+
+def test_clock_counts_a_suspend_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is right on a machine that was suspended for an hour, also before the next response."""
+    clock = ServerClock()
+    clock.update(formatdate(time.time(), usegmt=True))
+    resumed_at = time.time() + 3600
+    monkeypatch.setattr(http, "read_uptime", lambda: read_uptime() + 3600)
+    assert clock.now() == pytest.approx(resumed_at, abs=2)
+    clock.update(formatdate(resumed_at, usegmt=True))
+    assert clock.now() == pytest.approx(resumed_at, abs=2)
 
 
 @pytest.mark.parametrize("text", [b"one\n\ntwo\nrest", b"one\n", b"\n", b"", b"x" * 100_000 + b"\nrest"])
