@@ -140,7 +140,7 @@ def _list_leftovers(plan: ManifestPlan) -> list[str]:
     leftovers = [_describe_leftover_of(plan, obj) for obj in listing.objects]
     for kind in created_kinds:
         if kind in listing.refusals:
-            leftovers.append(_describe_unlisted_kind(client, kind, listing.refusals[kind]))
+            leftovers.append(describe_unlisted_kind(client, kind, listing.refusals[kind]))
     return leftovers
 
 
@@ -200,7 +200,8 @@ def _list_made_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
     return [(made.api, made.kind) for made in plan.made]
 
 
-def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
+def describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
+    """The leftover of a kind that this user may not list: objects of it may remain."""
     _, kind_name = kind
     location = f"{kind_name} in {client.namespace}"
     return (
