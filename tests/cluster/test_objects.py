@@ -256,7 +256,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
         plan = jobs.plan()
         create.create_job(plan)
         until(lambda: has_pod_on_node(plan), timeout_s=60)
-        patch_node_status(jobs, path, "False", {})
+        patch_node_status(jobs, path, "Unknown", {})
         return plan
 
     yield start_job
@@ -264,7 +264,7 @@ def start_on_dead_node(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
 
 
 def patch_node_status(jobs: Jobs, node: str, ready: str, status: dict[str, Any]) -> None:
-    """Write a node's status as its kubelet would."""
+    """Write a node's status as its kubelet does; with `Unknown`, as the cluster does once that no longer reports."""
     condition = {"type": "Ready", "status": ready, "reason": "Test", "lastHeartbeatTime": None}
     jobs.client.request("PATCH", f"{node}/status", body={"status": status | {"conditions": [condition]}})
 

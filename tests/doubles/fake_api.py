@@ -296,19 +296,21 @@ class FakeApi:
         return {"kind": "APIGroupDiscoveryList", "items": items}
 
     def review(self, request: ReceivedRequest) -> Object | None:
-        """The response to a review of the user: its name, or whether it may do something; None for any other path."""
+        """A review of the user, with its status: the name, or whether it may do something; None for any other path."""
         match request.path.rpartition("/")[2]:
             case "selfsubjectreviews":
-                return {"status": {"userInfo": {"username": "fake-user"}}}
+                return dict(request.body) | {"status": {"userInfo": {"username": "fake-user"}}}
             case "selfsubjectrulesreviews":  # complete only if all is granted
                 everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
                 rules = [] if self.denied else [everything]
-                return {"status": {"resourceRules": rules, "nonResourceRules": [], "incomplete": bool(self.denied)}}
+                status = {"resourceRules": rules, "nonResourceRules": [], "incomplete": bool(self.denied)}
+                return dict(request.body) | {"status": status}
             case "selfsubjectaccessreviews":
                 attributes = request.body["spec"]["resourceAttributes"]
                 resource = ".".join(filter(None, (attributes["resource"], attributes["group"])))
                 resource_path = "/".join(filter(None, (resource, attributes["subresource"])))
-                return {"status": {"allowed": (attributes["verb"], resource_path) not in self.denied}}
+                is_allowed = (attributes["verb"], resource_path) not in self.denied
+                return dict(request.body) | {"status": {"allowed": is_allowed}}
             case _:
                 return None
 

@@ -67,8 +67,10 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     """
     client = get_cluster_client(plan.cluster)
     run_lease = hold_lease(plan)
-    if lease_record.is_submitted(run_lease) and not client.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
-        return plan.main, False
+    if lease_record.is_submitted(run_lease):
+        existing = client.get(plan.main["apiVersion"], plan.main["kind"], plan.job)
+        if existing is None:
+            return plan.main, False
     plan_objects = _add_code(client, plan, may_lack_it=lease_record.is_submitted(run_lease))
     objects = [add_owner(obj, run_lease) for obj in plan_objects]
     for obj in objects[1:]:
@@ -96,7 +98,7 @@ def _add_code(client: Client, plan: ManifestPlan, *, may_lack_it: bool) -> list[
         except CodeError as error:
             # Looked for only now: to know that an object does not exist takes seconds (torchyard/kube/absence.py).
             existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
-            if existing and is_own_object(plan, existing):
+            if existing is not None and is_own_object(plan, existing):
                 continue
             if not may_lack_it:
                 raise
@@ -159,7 +161,7 @@ def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> No
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": plan.job, "uid": job["metadata"]["uid"]}
     for obj in plan.store:
         existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
-        if existing and is_own_object(plan, existing):
+        if existing is not None and is_own_object(plan, existing):
             client.patch(obj, {"metadata": {"ownerReferences": [owner]}})
 
 

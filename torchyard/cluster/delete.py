@@ -40,6 +40,7 @@ _END_THREADS = 8
 _MAX_COLLECTIONS = 4  # parallel requests that delete pods: the server deletes the pods of each one after the other
 _MIN_COLLECTION = 16  # pods that one of them deletes, at least
 _MAX_SELECTOR_CHARS = 4000  # of a selector in an address, which proxies limit to 8,000
+_NODE_ROLE_HINT = "role torchyard-look of deploy/kubernetes/rbac.yaml grants it"
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
 # The objects whose deletion the API server has accepted from this process: a stop deletes the job before a teardown.
 _ACCEPTED = PerClient(lambda _: set[tuple[str, str, str, str]]())
@@ -128,7 +129,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         if leftovers:
             return leftovers
     remaining = _await_own_objects(plan)
-    return [describe_leftover(obj) for obj in remaining] or _list_leftovers(plan)
+    return [_describe_leftover_of(plan, obj) for obj in remaining] or _list_leftovers(plan)
 
 
 def _list_leftovers(plan: ManifestPlan) -> list[str]:
@@ -136,10 +137,10 @@ def _list_leftovers(plan: ManifestPlan) -> list[str]:
     client = get_cluster_client(plan.cluster)
     created_kinds = _list_created_kinds(plan)
     listing = list_labelled_objects(client, dict.fromkeys((*created_kinds, *_list_made_kinds(plan))), plan.labels)
-    leftovers = [describe_leftover(obj) for obj in listing.objects]
+    leftovers = [_describe_leftover_of(plan, obj) for obj in listing.objects]
     for kind in created_kinds:
         if kind in listing.refusals:
-            leftovers.append(_describe_unlisted_kind(client, kind, listing.refusals[kind]))
+            leftovers.append(describe_unlisted_kind(client, kind, listing.refusals[kind]))
     return leftovers
 
 
@@ -199,7 +200,8 @@ def _list_made_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
     return [(made.api, made.kind) for made in plan.made]
 
 
-def _describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
+def describe_unlisted_kind(client: Client, kind: GroupVersionKind, reason: str) -> str:
+    """The leftover of a kind that this user may not list: objects of it may remain."""
     _, kind_name = kind
     location = f"{kind_name} in {client.namespace}"
     return (
@@ -323,32 +325,58 @@ def end_pods(plan: ManifestPlan) -> None:
         list(pool.map(end_pod, pods))  # `list` raises a thread's error
 
 
-def force_delete_pods(client: Client, objects: Iterable[KubeObject], confirm_ownership: Callable[[], object]) -> None:
-    """Force-delete pods whose dead node cannot confirm their end. A pod on a live node may still run: it stays.
+class _UnprovenDeathError(Exception):
+    """It is not proven that a pod's node is dead."""
 
-    A node that does not exist, or that this user may not read, counts as dead. Raises ClusterError if a node cannot be
-    read for another reason: that pod and those after it stay. `confirm_ownership`: see `Client.delete`.
+
+def force_delete_pods(client: Client, objects: Iterable[KubeObject], confirm_ownership: Callable[[], object]) -> None:
+    """Force-delete pods whose dead node cannot confirm their end. A pod on any other node may still run: it stays.
+
+    Before each try of a deletion the node is read again, and then the ownership confirmed (see `Client.delete`). Raises
+    ClusterError if a node cannot be read for another reason than a missing right: that pod and those after it stay.
     """
     for obj in objects:
-        if obj["kind"] != "Pod" or _is_node_alive(client, obj["spec"].get("nodeName")):
+        if obj["kind"] != "Pod":
             continue
+        node = obj["spec"].get("nodeName")
+        confirm = partial(_confirm_forced_deletion, client, node, confirm_ownership)
         name = obj["metadata"]["name"]
-        get_log().warning("pod %s is force-deleted: its node does not respond", name)
-        client.delete(obj, force=True, confirm_ownership=confirm_ownership)
+        try:
+            # A pod without a node has never run, unless it has got one since it was read.
+            if client.delete(obj, force=True, is_unchanged=not node, confirm_ownership=confirm):
+                reason = f"node {node} does not respond" if node else "it has no node"
+                get_log().warning("pod %s was force-deleted: %s", name, reason)
+        except _UnprovenDeathError:
+            get_log().debug("pod %s is not force-deleted: it is not proven that its node is dead", name)
 
 
-def _is_node_alive(client: Client, name: str | None) -> bool:
-    """Whether a node is known to be Ready; False for a node that does not exist or that this user may not read."""
-    if not name:
-        return False
+def _confirm_forced_deletion(client: Client, node: str | None, confirm_ownership: Callable[[], object]) -> None:
+    """Raise _UnprovenDeathError unless a pod's node is dead; then confirm the ownership, whose proof ages sooner."""
+    if node and explain_living_node(client, node) is not None:
+        raise _UnprovenDeathError
+    confirm_ownership()
+
+
+def explain_living_node(client: Client, name: str) -> str | None:
+    """Why a node may be alive, so that its pods may run; None if it is dead.
+
+    It is dead if it is proven that it does not exist, or if its Ready is Unknown: the cluster no longer hears its
+    kubelet. Ready=False is the report of a kubelet that lives. Raises ClusterError if the node cannot be read, unless
+    this user lacks the right.
+    """
     try:
         node = client.get("v1", "Node", name, namespace=None)
     except ClusterError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise
-        return False
-    conditions = pod_facts.get_mappings(node, "status", "conditions")
-    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
+        return f"this user may not read nodes ({error.message}); {_NODE_ROLE_HINT}"
+    if node is None:
+        return None
+    for condition in pod_facts.get_mappings(node, "status", "conditions"):
+        if condition.get("type") == "Ready":
+            status = condition.get("status")
+            return None if status == "Unknown" else f"its kubelet reports Ready={status}"
+    return "it has never reported its state"
 
 
 def _is_terminating(obj: KubeObject) -> bool:
@@ -373,3 +401,16 @@ def describe_leftover(obj: KubeObject) -> str:
         remedy = "kubectl delete pod --force once the node is known to be dead"
         return f"{name}: node {node} does not confirm that the pod has ended; {remedy}"
     return name
+
+
+def _describe_leftover_of(plan: ManifestPlan, obj: KubeObject) -> str:
+    """As `describe_leftover`; of a pod that the plan allows to delete by force, also why it was not."""
+    message = describe_leftover(obj)
+    is_stuck_pod = obj["kind"] == "Pod" and obj["metadata"].get("deletionTimestamp")
+    node = pod_facts.get_mapping(obj, "spec").get("nodeName")
+    if not (plan.force_delete and is_stuck_pod and node):
+        return message
+    reason = explain_living_node(get_cluster_client(plan.cluster), node)
+    if reason is None:
+        return message
+    return f"{message}; not force-deleted (on_stuck_pod), because node {node} may be alive: {reason}"

@@ -50,9 +50,9 @@ class ClusterWatch:
     `states` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost, or that was replaced
     there, by `Removed/node`.
 
-    Threads. One Reflector per watched kind puts changes into a queue, and one LogFollower per pod writes its log. All
-    methods are called by one thread, which alone changes `states`. `__exit__` stops the reflectors; the followers end
-    by themselves, when their pods have ended.
+    Threads. One Reflector per watched kind puts changes into a queue. The LogFollowers, one per pod, are coroutines of
+    one thread for all runs of the process. All methods are called by one thread, which alone changes `states`.
+    `__exit__` stops the reflectors; the followers end by themselves, when their pods have ended.
 
     Errors. `poll` raises RunInUseError if another process has taken the run over, and `__enter__` raises ClusterError.
     Otherwise faults of the API server or of this process are logged and retried: `is_fully_observed` and

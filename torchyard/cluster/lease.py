@@ -9,12 +9,14 @@ All ages are by the API server's clock, so a machine whose clock is wrong neithe
 import math
 import threading
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 
 from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.log import get_log
+from torchyard.host.identity import read_uptime
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.kube.per_client import PerClient
 from torchyard.model.errors import ClusterError, NotFoundError, RunInUseError
@@ -70,7 +72,7 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     updated = _patch_lease(
         plan, "another process, which was faster", unchanged_test, *build_spec_patch(desired["spec"])
     )
-    return _update_metadata(client, updated or desired, desired)
+    return _update_metadata(client, desired if updated is None else updated, desired)
 
 
 def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) -> KubeObject:
@@ -132,12 +134,12 @@ def _wait_until_takeover_is_safe(client: Client, plan: ManifestPlan) -> KubeObje
     existing = first
     is_reported = False
     started_at = time.monotonic()
-    while existing and first and is_held_elsewhere(client, plan, existing):
-        if time.monotonic() - started_at >= HOLDER_DEAD_AFTER_S:
-            break
+    while existing is not None and first is not None and is_held_elsewhere(client, plan, existing):
         holder = lease_record.read_holder(existing)
         if lease_record.read_renew_time(existing) != lease_record.read_renew_time(first):
             raise RunInUseError(plan.run, holder)
+        if time.monotonic() - started_at >= HOLDER_DEAD_AFTER_S:
+            break
         if not is_reported:
             is_reported = True
             get_log().info(
@@ -160,7 +162,7 @@ def check_not_held_elsewhere(plan: ManifestPlan) -> None:
     """Raise RunInUseError if another machine holds the Lease, which may resume the run until the Lease expires."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
-    if not existing or is_held_here(plan, existing):
+    if existing is None or is_held_here(plan, existing):
         return
     remaining_s = lease_record.measure_time_left(existing, client.now())
     if is_held_elsewhere(client, plan, existing) or remaining_s is None or remaining_s >= 0:
@@ -175,8 +177,16 @@ def read_lease(client: Client, plan: ManifestPlan) -> KubeObject | None:
 # --- recording what a successor needs to continue
 
 
-def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) -> KubeObject | None:
+def _patch_lease(
+    plan: ManifestPlan,
+    other_holder: str,
+    *changes: KubeObject,
+    is_applied: Callable[[KubeObject], bool] | None = None,
+) -> KubeObject | None:
     """Change the Lease in one patch; None if the API server reports, once, that there is none.
+
+    A patch whose response was lost is repeated, and its tests may fail then because it was applied: the Lease is
+    returned as it is, if it is held from here and `is_applied` returns True (None: its holder is all that matters).
 
     Raises RunInUseError with the name `other_holder` if another place holds the Lease by now, ClusterError if the API
     server refuses the patch for another reason. A deleted Lease is not an error here: the garbage collector deletes the
@@ -189,10 +199,13 @@ def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) ->
     except ClusterError as error:
         if error.status != TEST_FAILED_STATUS:
             raise
-    existing = read_lease(get_cluster_client(plan.cluster), plan)
-    if existing and not is_held_here(plan, existing):
-        raise RunInUseError(plan.run, other_holder)
-    return existing  # the patch was applied before: its response was lost, and the request was repeated
+        existing = read_lease(get_cluster_client(plan.cluster), plan)
+        if existing is not None and not is_held_here(plan, existing):
+            raise RunInUseError(plan.run, other_holder) from None
+        # The API server uses this status for other refusals too, such as that of a policy.
+        if existing is not None and is_applied and not is_applied(existing):
+            raise
+        return existing
 
 
 def _build_holder_test(plan: ManifestPlan) -> KubeObject:
@@ -202,10 +215,15 @@ def _build_holder_test(plan: ManifestPlan) -> KubeObject:
 def renew_lease(plan: ManifestPlan) -> KubeObject | None:
     """Renew the run's Lease, and return it; None if the API server reports, once, that there is none.
 
-    Raises RunInUseError if another process has taken the run over.
+    Raises RunInUseError if another process has taken the run over, ClusterError if the Lease is not renewed.
     """
     now = format_server_time(get_cluster_client(plan.cluster))
-    return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"renewTime": now}))
+    steps = build_spec_patch({"renewTime": now})
+
+    def is_renewed(lease: KubeObject) -> bool:
+        return lease_record.read_renew_time(lease) >= now
+
+    return _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *steps, is_applied=is_renewed)
 
 
 class _Proof:
@@ -213,7 +231,7 @@ class _Proof:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.renewed_at = -math.inf  # monotonic seconds, before the request
+        self.renewed_at = -math.inf  # seconds since boot, also suspended ones; read before the request
 
 
 _PROOFS = PerClient(lambda _: dict[tuple[str, str], _Proof]())  # by the run's name and its holder
@@ -234,61 +252,81 @@ def confirm_ownership(plan: ManifestPlan) -> None:
     """
     proof = _get_proof(plan)
     with proof.lock:
-        requested_at = time.monotonic()
+        requested_at = read_uptime()
         if requested_at - proof.renewed_at < MAX_PROOF_AGE_S:
             return
-        if renew_lease(plan):
+        if renew_lease(plan) is not None:
             proof.renewed_at = requested_at
             return
     client = get_cluster_client(plan.cluster)
-    if read_lease(client, plan):
+    if read_lease(client, plan) is not None:
         raise ClusterError(client.host, f"renew Lease {plan.run}", "it was not found, and exists", 0)
 
 
-def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
-    """Record a fact on the Lease. Raises RunInUseError if another process has taken the run over."""
-    path = f"/metadata/annotations/{key.replace('/', '~1')}"
-    _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), {"op": "add", "path": path, "value": text})
+def _annotate_lease(plan: ManifestPlan, annotations: Mapping[str, str], *changes: KubeObject) -> None:
+    """Record facts on the Lease, together with other changes of it.
+
+    If another user has removed all annotations, to which a patch cannot add one, those of this process are restored.
+
+    Raises RunInUseError if another process has taken the run over, ClusterError if the facts are not on the Lease.
+    """
+    steps = [_build_holder_test(plan)]
+    for key, text in annotations.items():
+        steps.append({"op": "add", "path": f"/metadata/annotations/{key.replace('/', '~1')}", "value": text})
+
+    def is_recorded(lease: KubeObject) -> bool:
+        return all(lease_record.read_annotation(lease, key) == text for key, text in annotations.items())
+
+    client = get_cluster_client(plan.cluster)
+    try:
+        _patch_lease(plan, _SUCCESSOR, *steps, *changes, is_applied=is_recorded)
+        return
+    except ClusterError as error:
+        existing = read_lease(client, plan) if error.status == TEST_FAILED_STATUS else None
+        if existing is None or existing["metadata"].get("annotations"):
+            raise
+    get_log().warning("Lease %s has lost all of its annotations: they are restored", plan.run)
+    restored = build_lease(plan, client)["metadata"]["annotations"] | annotations
+    step = {"op": "add", "path": "/metadata/annotations", "value": restored}
+    client.patch(plan.lease, [_build_holder_test(plan), step, *changes])
 
 
 def record_submission(plan: ManifestPlan) -> None:
     """Record that the attempt's job was created: a process that resumes the run must not create it again."""
-    _annotate_lease(plan, lease_record.SUBMITTED_ANNOTATION, plan.labels[ATTEMPT_KEY])
+    _annotate_lease(plan, {lease_record.SUBMITTED_ANNOTATION: plan.labels[ATTEMPT_KEY]})
 
 
 def record_outcome(plan: ManifestPlan, outcome: Outcome) -> None:
     """Record the attempt's outcome, sealed with the run's key."""
     secret = lease_record.get_lease_key(plan.lease)
-    _annotate_lease(
-        plan,
-        lease_record.OUTCOME_ANNOTATION,
-        lease_record.seal_outcome(plan.run, plan.labels[ATTEMPT_KEY], outcome, secret),
-    )
+    number = plan.labels[ATTEMPT_KEY]
+    annotations = {
+        lease_record.OUTCOME_ANNOTATION: lease_record.seal_outcome(plan.run, number, outcome, secret),
+        lease_record.SUBMITTED_ANNOTATION: number,  # an outcome implies it, and it may have been lost
+    }
+    _annotate_lease(plan, annotations)
 
 
 def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
     """Record the end that the run is coming to, sealed with the run's key."""
     ending = lease_record.RecordedEnding(end=end, sentence=sentence[: lease_record.MAX_TEXT_CHARS])
-    _annotate_lease(
-        plan,
-        lease_record.ENDING_ANNOTATION,
-        lease_record.seal_ending(plan.run, plan.labels[ATTEMPT_KEY], ending, lease_record.get_lease_key(plan.lease)),
-    )
+    secret = lease_record.get_lease_key(plan.lease)
+    sealed = lease_record.seal_ending(plan.run, plan.labels[ATTEMPT_KEY], ending, secret)
+    _annotate_lease(plan, {lease_record.ENDING_ANNOTATION: sealed})
 
 
 def hand_lease_over(plan: ManifestPlan) -> None:
     """Give up the Lease for the next process of the run, which then need not wait until this one counts as dead."""
-    path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
-    handed_over = {"op": "add", "path": path, "value": build_holder_identity(plan)}
+    handed_over = {lease_record.HANDED_OVER_ANNOTATION: build_holder_identity(plan)}
     proof = _get_proof(plan)
     with proof.lock:
         proof.renewed_at = -math.inf  # the next process may own the run at once
-        _patch_lease(plan, _SUCCESSOR, _build_holder_test(plan), *build_spec_patch({"holderIdentity": ""}), handed_over)
+        _annotate_lease(plan, handed_over, *build_spec_patch({"holderIdentity": ""}))
 
 
 def release_lease(plan: ManifestPlan) -> None:
     """Delete the Lease if it is held from here. The run has ended and has no leftovers, which it would own."""
     client = get_cluster_client(plan.cluster)
     existing = read_lease(client, plan)
-    if existing and is_held_here(plan, existing):
+    if existing is not None and is_held_here(plan, existing):
         client.delete(existing, force=True, is_unchanged=True)

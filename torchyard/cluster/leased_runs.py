@@ -126,7 +126,7 @@ class PodLogCopies:
             has_live_pods = has_live_pods or not has_ended
             if has_ended or pod["metadata"].get("deletionTimestamp"):
                 self.has_ending_pods = True
-        remaining_s = lease_record.measure_time_left(lease, self._client.now()) if lease else None
+        remaining_s = lease_record.measure_time_left(lease, self._client.now()) if lease is not None else None
         has_expired = remaining_s is not None and remaining_s < 0
         self.is_over = lease is None or (has_expired and not has_live_pods)
         if self._logs:

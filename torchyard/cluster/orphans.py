@@ -6,7 +6,8 @@ launcher that resumes meanwhile finds the Lease held, and the next sweep finds w
 
 Proof. Any user may write a Lease or a label. A Lease therefore counts only for the objects that it owns, in its own
 namespace; a malformed one is reported and not removed. All ages are by the API server's clock. A list that is refused
-does not prove absence: it is raised, or its kind counts as not searched.
+does not prove absence: it is raised, or its kind counts as not searched. The Lease is released once each object that
+was found is proven to be gone, by its name or by two lists, and each kind that was searched could be listed again.
 
 Errors. ClusterError if Leases, or the pods of a run, may not be listed, or a request fails.
 """
@@ -14,11 +15,12 @@ Errors. ClusterError if Leases, or the pods of a run, may not be listed, or a re
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import NamedTuple
 
-from torchyard.cluster.delete import REMOVAL_TIMEOUT_S, delete_owned_pods, describe_leftover
+from torchyard.cluster.delete import REMOVAL_TIMEOUT_S, delete_owned_pods, describe_leftover, describe_unlisted_kind
 from torchyard.cluster.lease import (
     HOLDER_DEAD_AFTER_S,
     RENEW_INTERVAL_S,
@@ -196,7 +198,7 @@ def _check_unleased_run(client: Client, run: str, objects: list[KubeObject], sco
             return None
     orphan = Orphan(client, run, "it has no Lease")
     # A list proves nothing: the Lease may have lost its label.
-    if client.get(*_LEASE_KIND, run):
+    if client.get(*_LEASE_KIND, run) is not None:
         return orphan._replace(reason="its Lease is malformed", kept_reason=f"it lacks the label {RUN_LABEL}")
     if not scope.without_lease:
         return orphan._replace(kept_reason="`--without-lease` removes it")
@@ -251,13 +253,18 @@ def remove_orphan(orphan: Orphan) -> list[str] | None:
     _delete_and_await(claim, [obj for obj in deletable if ROLE_LABEL not in obj["metadata"]["labels"]])
     _delete_and_await(claim, deletable)
 
-    remaining = _list_orphan_objects(orphan, labels).objects
-    leftovers = _select_owned(orphan, remaining)
-    if not leftovers:
-        claim.release()
+    owned_uids = {obj["metadata"]["uid"] for obj in owned}
+    remaining = _list_orphan_objects(orphan, labels)
+    leftovers = _select_owned(orphan, remaining.objects, owned_uids)
     leftover_uids = {obj["metadata"]["uid"] for obj in leftovers}
+    leftovers += _read_existing(orphan, [obj for obj in owned if obj["metadata"]["uid"] not in leftover_uids])
     messages = [describe_leftover(obj) for obj in leftovers]
-    for obj in remaining:
+    for kind, reason in remaining.refusals.items():
+        if kind not in listing.refusals:  # those count as not searched
+            messages.append(describe_unlisted_kind(orphan.client, kind, reason))
+    if not messages:
+        claim.release()
+    for obj in remaining.objects:
         if obj["metadata"]["uid"] not in leftover_uids:
             messages.append(f"{describe_leftover(obj)}: it only carries the run's label, its Lease does not own it")
     return messages
@@ -328,14 +335,41 @@ def _list_orphan_objects(orphan: Orphan, labels: dict[str, str]) -> ListedObject
     return listing._replace(objects=[obj for obj in listing.objects if obj["kind"] != lease_record.LEASE_KIND])
 
 
-def _select_owned(orphan: Orphan, objects: list[KubeObject]) -> list[KubeObject]:
+def _read_existing(orphan: Orphan, objects: list[KubeObject]) -> list[KubeObject]:
+    """Those of the objects that exist although a list lacks them; of the others it is proven that they do not.
+
+    A user who may not read a kind by name, such as pods, needs a second list of a ready server.
+    """
+    names: dict[GroupVersionKind, list[str]] = {}
+    for obj in objects:
+        names.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj["metadata"]["name"])
+    client = orphan.client
+
+    def read_kind(kind: GroupVersionKind) -> Iterable[KubeObject]:
+        try:
+            return client.get_all(*kind, names[kind]).values()
+        except ClusterError as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+        client.await_confirmation()
+        return client.list(*kind, {"labelSelector": f"{RUN_LABEL}={orphan.run}"})
+
+    uids = {obj["metadata"]["uid"] for obj in objects}
+    with ThreadPoolExecutor(max(len(names), 1)) as pool:
+        existing = [obj for kind_objects in pool.map(read_kind, names) for obj in kind_objects]
+    return [obj for obj in existing if obj["metadata"]["uid"] in uids]
+
+
+def _select_owned(orphan: Orphan, objects: list[KubeObject], known_uids: Set[str] = frozenset()) -> list[KubeObject]:
     """The objects that the Lease owns, directly or through others; all if there is no Lease.
+
+    `known_uids`: of objects that it owned before, whose owners may be gone by now.
 
     Objects that hold data have no owner, so they are never among those of a Lease.
     """
     if orphan.lease is None:
         return list(objects)
-    owned_uids = {orphan.lease["metadata"]["uid"]}
+    owned_uids = {orphan.lease["metadata"]["uid"], *known_uids}
     next_uids = owned_uids
     while next_uids:
         next_uids = {obj["metadata"]["uid"] for obj in objects if _get_owner_uids(obj) & owned_uids} - owned_uids
@@ -358,10 +392,10 @@ def _delete_and_await(claim: _Claim, objects: list[KubeObject]) -> None:
             orphan.client.delete(obj, confirm_ownership=claim.confirm)
     kinds = {(obj["apiVersion"], obj["kind"]) for obj in objects}
     while time.monotonic() < deadline:
-        remaining = list_labelled_objects(orphan.client, kinds, labels).objects
-        if not any(obj["metadata"]["uid"] in uids for obj in remaining):
+        remaining = list_labelled_objects(orphan.client, kinds, labels)
+        if not remaining.refusals and not any(obj["metadata"]["uid"] in uids for obj in remaining.objects):
             return
-        delete_owned_pods(orphan.client, labels, remaining, claim.confirm)
+        delete_owned_pods(orphan.client, labels, remaining.objects, claim.confirm)
         time.sleep(REMOVAL_POLL_INTERVAL_S)
 
 

@@ -39,7 +39,12 @@ def read_boot_id() -> str:
 
 def read_boot_clock() -> tuple[str, float]:
     """The moment now, for `measure_time_since`: this boot, and the seconds since it."""
-    return read_boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return read_boot_id(), read_uptime()
+
+
+def read_uptime() -> float:
+    """Seconds since this boot, also those in which the machine was suspended, which a monotonic clock leaves out."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def measure_time_since(moment: Json) -> float:

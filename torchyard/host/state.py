@@ -24,6 +24,7 @@ from torchyard.host.identity import (
     measure_time_since,
     read_boot_clock,
     read_boot_id,
+    read_uptime,
 )
 from torchyard.host.processes import ProcessId, find_labelled, parse_label
 
@@ -193,7 +194,7 @@ def measure_age(state: Json) -> float | None:
     if not state.get("agent_start") or state.get("boot") != read_boot_id():
         return None
     started_at = float(state["agent_start"]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
+    return read_uptime() - started_at
 
 
 class StateCache:

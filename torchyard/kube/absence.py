@@ -3,7 +3,8 @@
 A proxy, a load balancer and a server that is starting answer 404 as well, and a list may be empty for many reasons. An
 object is absent only if a Kubernetes Status of reason NotFound names it, twice, `CONFIRMATION_DELAY_S` apart, and the
 server was ready in between (`Client.get`). There is no such Status for a kind that is not served: the discovery of a
-ready server must lack it, twice as well. Any other 404 is an outage, which is retried.
+ready server must lack it, twice as well. Any other 404 is an outage, which is retried, and so is a response that no API
+server gives: a redirect, an empty one, or one that is not a JSON object with its kind (`read_json` of kube/http.py).
 """
 
 import re

@@ -24,12 +24,12 @@ from torchyard.kube.http import (
     Response,
     ServerClock,
     build_path,
-    discard_json,
+    discard_list,
     read_json,
     read_json_without_managers,
     split_lines,
 )
-from torchyard.kube.kubeconfig import load_settings, open_connection, renew_connection
+from torchyard.kube.kubeconfig import describe_credentials, load_settings, open_connection, renew_connection
 from torchyard.kube.refusals import check_ready, check_refusal
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, retry_request
 from torchyard.model.errors import ClusterError, NotFoundError
@@ -74,7 +74,8 @@ class Client:
         self.context = cluster.context or context.get("name")
         self.namespace = cluster.namespace or context.get("context", {}).get("namespace") or "default"
         connection = open_connection(settings, self.context)
-        self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context))
+        source = describe_credentials(context)
+        self.credentials = Credentials(connection, lambda: renew_connection(connection, self.context), source)
         self._clock = ServerClock()
         self._pinged_at = -math.inf  # when the server last responded to a ping, in monotonic seconds
         self._ready_at = -math.inf  # when the server was last proven to be ready, in monotonic seconds
@@ -127,7 +128,7 @@ class Client:
                 self.await_confirmation()
             with ThreadPoolExecutor(_MAX_PARALLEL_READS) as pool:
                 responses = pool.map(lambda name: self._find_once(self.path(api_version, kind, name)), missing)
-                objects |= {obj["metadata"]["name"]: obj for obj in responses if obj}
+                objects |= {obj["metadata"]["name"]: obj for obj in responses if obj is not None}
             missing = [name for name in missing if name not in objects and name not in deleted]
         return objects
 
@@ -221,7 +222,7 @@ class Client:
         `confirm_ownership`: see `delete`. The server cannot check the uids of the objects.
         """
         request = Request("DELETE", build_path(self.path(api_version, kind), query))
-        self._send_deletion(request, confirm_ownership)
+        self._send_deletion(request, discard_list, confirm_ownership)
 
     def delete(
         self,
@@ -254,16 +255,18 @@ class Client:
         options["preconditions"] = preconditions
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        return self._send_deletion(Request("DELETE", self._object_path(obj), options), confirm_ownership)
+        return self._send_deletion(Request("DELETE", self._object_path(obj), options), read_json, confirm_ownership)
 
-    def _send_deletion(self, request: Request, confirm_ownership: Callable[[], object] | None) -> bool:
+    def _send_deletion(
+        self, request: Request, read: Callable[[Response], Any], confirm_ownership: Callable[[], object] | None
+    ) -> bool:
         """Send a deletion; return False if there is nothing to delete, or a precondition fails."""
 
         def send() -> bool:
             if confirm_ownership:
                 confirm_ownership()
             try:
-                self._exchange(request, discard_json, retry_unauthorized=True)
+                self._exchange(request, read, retry_unauthorized=True)
             except NotFoundError:
                 return False
             except ClusterError as error:

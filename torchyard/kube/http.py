@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import urllib3
 from urllib3.connection import HTTPConnection
 
 from torchyard.common.json_text import parse_json
+from torchyard.host.identity import read_uptime
 from torchyard.kube.absence import is_reported_absent
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, UnprovenNotFoundError, parse_retry_after
 from torchyard.model.errors import ClusterError, NotFoundError
@@ -27,6 +29,8 @@ _JSON_HEADERS = {"Content-Type": "application/json", "User-Agent": "torchyard"}
 _PATCH_CONTENT_TYPES: dict[type, str] = {dict: "application/merge-patch+json", list: "application/json-patch+json"}
 # They keep a silent connection open across firewalls and detect a dead one; not every system has all of them.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+_START_SIZE = 100  # bytes of a response that is not kept, or is shown in a message
+_OBJECT_START = re.compile(rb"""\s*\{\s*"(kind|apiVersion)"\s*:""")  # Go writes these fields first
 
 Response = urllib3.BaseHTTPResponse
 
@@ -87,7 +91,7 @@ class Connection(NamedTuple):
             raise TransientError(_short_message(error)) from error
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(_short_message(error)) from error
-        if response.status >= 400:
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._read_error(request, response)
         return response
 
@@ -120,11 +124,13 @@ def build_headers(settings: Any, request: Request) -> dict[str, str]:
 def build_error(
     connection: Connection, request: Request, status: int, body: bytes, retry_after: str | None
 ) -> TransientError | ClusterError:
-    """The error of a response with a status of 400 or more.
+    """The error of a response with a status of 300 or more.
 
     Its message is that of the Status object in `body`, or the start of `body`. A 404 that is not the API server's own
     report of an absence is an UnprovenNotFoundError. `retry_after`: the header of that name.
     """
+    if status < HTTPStatus.BAD_REQUEST:  # a redirect, such as that of a proxy to its login page
+        return build_foreign_error(f"status {status}")
     text = body.decode(errors="replace")
     data = _parse_object(text)
     message = str(data.get("message") or text[:500])
@@ -141,6 +147,14 @@ def build_error(
     return ClusterError(str(connection.settings.host), str(request), message, status)
 
 
+def build_foreign_error(description: str) -> TransientError:
+    """The error for a response that the API server never gives: a proxy or a load balancer has answered in its place.
+
+    It proves nothing, neither that an object exists nor that it does not, and the request is repeated.
+    """
+    return TransientError(f"the response is not that of an API server: {description}")
+
+
 def _parse_object(text: str) -> dict[str, Any]:
     """A JSON object; empty if the text is something else."""
     try:
@@ -154,25 +168,25 @@ class ServerClock:
     """The API server's time, from the Date header of its responses.
 
     Every thread that reads a response calls `update`; differences within `_CLOCK_JITTER_S` are ignored, so that `now`
-    does not jump with each response. Between two responses the time advances with this machine's monotonic clock: a
-    correction of its wall clock changes nothing.
+    does not jump with each response. Between two responses the time advances with this machine's clock since boot: a
+    correction of its wall clock changes nothing, and a suspend is counted.
     """
 
     def __init__(self) -> None:
         self.is_set = False
-        self._offset_s = time.time() - time.monotonic()  # the server's clock minus this machine's monotonic one
+        self._offset_s = time.time() - read_uptime()  # the server's clock minus this machine's clock since boot
 
     def update(self, date: str | None) -> None:
         """Take the time from a Date header; one that is missing or malformed changes nothing."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            offset_s = parsedate_to_datetime(date or "").timestamp() - time.monotonic()
+            offset_s = parsedate_to_datetime(date or "").timestamp() - read_uptime()
             if abs(offset_s - self._offset_s) > _CLOCK_JITTER_S:
                 self._offset_s = offset_s
             self.is_set = True
 
     def now(self) -> float:
         """The server's time in seconds since the epoch; this machine's until the first `update`."""
-        return time.monotonic() + self._offset_s
+        return read_uptime() + self._offset_s
 
 
 def build_keepalive_options() -> list[Any]:
@@ -185,18 +199,26 @@ def build_keepalive_options() -> list[Any]:
     return options
 
 
-def read_json(response: Response, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Read a response to its end and parse it. TransientError if it breaks off or is not JSON.
+def read_json(response: Response, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+    """Read a response to its end and parse it: a JSON object with its kind, which an API server returns for each verb.
+
+    That is an object, a list, a Status or a document of the discovery. TransientError if it breaks off or is not one.
 
     object_hook: changes each object as soon as it is parsed (see `json.loads`).
     """
+    body = read_body(response)
     try:
-        return json.loads(read_body(response) or b"{}", object_hook=object_hook)
+        document = json.loads(body, object_hook=object_hook)
     except ValueError as error:
-        raise TransientError(f"the response broke off: {error}") from error
+        if body.lstrip().startswith(b"{"):
+            raise TransientError(f"the response broke off: {error}") from error
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        raise build_foreign_error(_describe_body(body))
+    return document
 
 
-def read_json_without_managers(response: Response) -> Any:
+def read_json_without_managers(response: Response) -> dict[str, Any]:
     """As `read_json`, without the `managedFields` of objects, each dropped before the next object is parsed."""
     return read_json(response, _drop_managers)
 
@@ -206,16 +228,21 @@ def _drop_managers(obj: dict[str, Any]) -> dict[str, Any]:
     return obj
 
 
-def discard_json(response: Response) -> None:
-    """Read a response to its end and keep nothing: the one to a deletion has all objects that are deleted.
+def discard_list(response: Response) -> None:
+    """Read the response to the deletion of several objects to its end, and keep nothing: it contains all of them.
 
-    TransientError if it breaks off or is not a JSON object. An empty response is one.
+    TransientError if it breaks off, or does not start as a JSON object with its kind or version.
     """
     start = b""
     for chunk in split_chunks(response):
-        start = start or chunk.lstrip()[:1]
-    if start not in (b"", b"{"):
-        raise TransientError("the response is not that of an API server")
+        start += chunk[: max(_START_SIZE - len(start), 0)]
+    if not _OBJECT_START.match(start):
+        raise build_foreign_error(_describe_body(start))
+
+
+def _describe_body(body: bytes) -> str:
+    """The start of a response, for messages."""
+    return repr(body[:_START_SIZE].decode(errors="replace")) if body else "it is empty"
 
 
 def read_body(response: Response) -> bytes:

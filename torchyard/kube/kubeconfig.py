@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 
+from torchyard.diagnosis.pod_facts import get_mapping, get_mappings
 from torchyard.kube.http import Connection, build_keepalive_options
 from torchyard.model.errors import ClusterError
 
@@ -24,15 +26,15 @@ def open_connection(settings: Any, context: str | None) -> Connection:
     return Connection(f"context {context}" if context else "this pod", settings, http)
 
 
-def renew_connection(first: Connection, context: str | None) -> Connection:
-    """A new connection with freshly loaded credentials.
+def renew_connection(original: Connection, context: str | None) -> Connection:
+    """A new connection with freshly loaded credentials. It may block: a plugin may wait for a login.
 
     Raises ClusterError if the kubeconfig no longer contains any: the requests would be sent without credentials.
     """
     settings, _ = load_settings(context)
     renewed = open_connection(settings, context)
-    if first.has_credentials and not renewed.has_credentials:
-        raise ClusterError("kubeconfig", f"context {context}", "it has no credentials any more: log in again", 401)
+    if original.has_credentials and not renewed.has_credentials:
+        raise ClusterError("kubeconfig", renewed.name, "it has no credentials any more: log in again", 401)
     return renewed
 
 
@@ -81,12 +83,33 @@ def read_current_context() -> str | None:
 
     The client library takes the last file with one, so the job could go to another cluster than kubectl shows.
     """
+    for document in _read_documents():
+        if document.get("current-context"):
+            return str(document["current-context"])
+    return None
+
+
+def describe_credentials(context: Mapping[str, Any]) -> str:
+    """What provides the credentials of a context, for messages: the user's plugin, or the kubeconfig.
+
+    `context`: as `load_settings` returns it.
+    """
+    user_name = context["context"].get("user")
+    for document in _read_documents():
+        for user in get_mappings(document, "users"):
+            if user.get("name") == user_name:  # the first of a name counts
+                command = get_mapping(user, "user", "exec").get("command")
+                return f"the kubeconfig's plugin {command}" if command else "the kubeconfig"
+    return "the kubeconfig"
+
+
+def _read_documents() -> Iterator[dict[str, Any]]:
+    """The files of the kubeconfig that can be read, in their order."""
     for path in filter(None, get_kubeconfig_paths().split(os.pathsep)):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
             document = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-            if isinstance(document, dict) and document.get("current-context"):
-                return str(document["current-context"])
-    return None
+            if isinstance(document, dict):
+                yield document
 
 
 def _load_pod_account(settings: Any, context: str | None, reason: str) -> tuple[Any, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchyard.kube.absence import ResourcePath, parse_resource_path
 from torchyard.kube.credentials import Credentials
-from torchyard.kube.http import Connection, Request, read_body
+from torchyard.kube.http import Connection, Request, build_foreign_error, read_body
 from torchyard.kube.retry import REQUEST_TIMEOUT_S, TransientError, UnprovenNotFoundError
 from torchyard.model.errors import ClusterError, NotFoundError
 
@@ -45,14 +45,18 @@ def check_ready(connection: Connection) -> None:
     Where /readyz is refused, readable discovery shows that the server has read its access rules.
     """
     try:
-        body = _read(connection, "/readyz")
+        _read_readiness(connection)
     except ClusterError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise
         _read_discovery(connection, "/apis", "APIGroupList")
-    else:
-        if body.strip() != b"ok":
-            raise TransientError(f"the server is not ready: {body[:100]!r}")
+
+
+def _read_readiness(connection: Connection) -> None:
+    """Raise TransientError or ClusterError unless the response to /readyz is that of a ready API server."""
+    body = _read(connection, "/readyz")
+    if body.strip() != b"ok":
+        raise TransientError(f"the server is not ready: {body[:100]!r}")
 
 
 def _check_served(connection: Connection, request: Request) -> None:
@@ -85,7 +89,7 @@ def _read_discovery(connection: Connection, path: str, kind: str) -> dict[str, A
     except ValueError:
         document = None
     if not isinstance(document, dict) or document.get("kind") != kind:
-        raise TransientError(f"the response to GET {path} is not that of an API server")
+        raise build_foreign_error(f"GET {path}")
     return document
 
 
@@ -97,7 +101,7 @@ def _find_startup_error(connection: Connection, message: str) -> TransientError 
     """
     unready = f"the server is not ready: {message}"
     try:
-        _read(connection, "/readyz")
+        _read_readiness(connection)
     except TransientError:
         return TransientError(unready, HTTPStatus.FORBIDDEN)
     except ClusterError as error:
@@ -111,7 +115,7 @@ def _find_startup_error(connection: Connection, message: str) -> TransientError 
 
 def _is_discovery_allowed(connection: Connection) -> bool:
     try:
-        _read(connection, "/apis")
+        _read_discovery(connection, "/apis", "APIGroupList")
     except (TransientError, ClusterError):
         return False
     return True

@@ -104,7 +104,7 @@ class StreamClient:
             built.extensions["sni_hostname"] = connection.settings.tls_server_name
         try:
             response = await http.send(built, stream=True)
-            if response.status_code < 400:
+            if response.status_code < HTTPStatus.MULTIPLE_CHOICES:
                 return response
             with contextlib.suppress(httpx.HTTPError):  # what has arrived of the refusal serves
                 await response.aread()

@@ -120,7 +120,7 @@ class ClusterError(TorchyardError):
     """The API server refused a request or was not reached.
 
     `action` is the request (`GET /api/v1/pods`), `message` the server's own text, `status` the HTTP status; 0 if the
-    server was not reached.
+    server was not reached, or the kubeconfig does not lead to it: the user may mend that while the run waits.
     """
 
     def __init__(self, host: str, action: str, message: str, status: int) -> None:

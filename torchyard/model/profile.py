@@ -321,7 +321,9 @@ class Profile(FrozenModel):
         description="GB/s that check_fabric must reach; default: the value of the hardware file's fabric",
     )
     on_stuck_pod: OnStuckPod = Field(
-        "report", description="for a pod whose dead node does not confirm its end: report it, or force its deletion"
+        "report",
+        description="for a pod whose dead node does not confirm its end: report it, or force its deletion, which needs "
+        "the right to read nodes",
     )
     on_companion_data: OnCompanionData = Field(
         "keep",

@@ -315,21 +315,27 @@ def build_stuck_pod(name: str, node: str | None) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
+def put_node(fake_api: FakeApi, name: str, ready: str | None) -> None:
+    """Store a node; `ready`: the status of its condition Ready, None without the condition."""
+    conditions = [{"type": "Ready", "status": ready}] if ready else []
+    status = {"conditions": conditions}
+    fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
+
+
 def test_only_pods_of_dead_nodes_are_force_deleted(fake_api: FakeApi, fake_server: Client) -> None:
-    """A pod on a Ready node may still run, so it stays; a pod whose node is lost or gone is force-deleted."""
-    for name, ready in (("alive", "True"), ("lost", "Unknown")):
-        status = {"conditions": [{"type": "Ready", "status": ready}]}
-        fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
-    pods = [fake_api.put(build_stuck_pod(f"on-{name}", name)) for name in ("alive", "lost", "gone")]
+    """A pod whose node is gone or no longer heard is force-deleted; a kubelet that reports anything may run its pod."""
+    for name, ready in (("alive", "True"), ("unready", "False"), ("new", None), ("lost", "Unknown")):
+        put_node(fake_api, name, ready)
+    pods = [fake_api.put(build_stuck_pod(f"on-{name}", name)) for name in ("alive", "unready", "new", "lost", "gone")]
     objects = [*pods, fake_api.put(CONFIG), fake_api.put(build_stuck_pod("placed-nowhere", None))]
     delete.force_delete_pods(fake_server, objects, confirm_nothing)
     remaining_names = [obj["metadata"]["name"] for obj in objects if exists(fake_api, obj)]
-    assert remaining_names == ["on-alive", "settings"]
+    assert remaining_names == ["on-alive", "on-unready", "on-new", "settings"]
     assert {request.body["gracePeriodSeconds"] for request in fake_api.find_requests("DELETE", "/pods/")} == {0}
 
 
-def test_node_that_may_not_be_read_does_not_count_as_alive(fake_api: FakeApi, fake_server: Client) -> None:
-    """Without the right to read nodes a stuck pod is force-deleted; any other error proves nothing."""
+def test_node_that_may_not_be_read_does_not_count_as_dead(fake_api: FakeApi, fake_server: Client) -> None:
+    """Without the right to read nodes a stuck pod stays, since its node may be alive; any other refusal is raised."""
     pod = fake_api.put(build_stuck_pod("on-alive", "alive"))
     fake_api.fail("GET", "/nodes/alive", 400)
     with pytest.raises(ClusterError):
@@ -338,7 +344,55 @@ def test_node_that_may_not_be_read_does_not_count_as_alive(fake_api: FakeApi, fa
     fake_api.heal()
     fake_api.fail("GET", "/nodes/alive", 403)
     delete.force_delete_pods(fake_server, [pod], confirm_nothing)
-    assert not exists(fake_api, pod)
+    assert exists(fake_api, pod)
+
+
+def test_node_is_read_before_each_try_of_a_forced_deletion(fake_api: FakeApi, fake_server: Client) -> None:
+    """A node that is heard again during an outage keeps its pod: the deletion is not repeated."""
+    put_node(fake_api, "lost", "Unknown")
+    pod = fake_api.put(build_stuck_pod("on-lost", "lost"))
+    fake_api.fail("DELETE", "/pods/on-lost", 503, times=1)
+    confirmations: list[str] = []
+
+    def confirm_ownership() -> None:
+        confirmations.append("confirmed")
+        put_node(fake_api, "lost", "True")
+
+    delete.force_delete_pods(fake_server, [pod], confirm_ownership)
+    assert exists(fake_api, pod)
+    assert confirmations == ["confirmed"]
+
+
+def test_pod_that_got_a_node_meanwhile_is_not_force_deleted(fake_api: FakeApi, fake_server: Client) -> None:
+    """A pod without a node has never run; one that has changed since it was read may have got a node."""
+    pod = fake_api.put(build_stuck_pod("late", None))
+    bound_pod = fake_api.put(build_stuck_pod("late", "alive") | {"metadata": pod["metadata"]})
+    delete.force_delete_pods(fake_server, [pod], confirm_nothing)
+    assert exists(fake_api, bound_pod)
+
+
+@pytest.mark.parametrize(
+    ("ready", "reason"), [(None, "role torchyard-look"), ("True", "its kubelet reports Ready=True")]
+)
+def test_pod_that_may_not_be_forced_is_a_leftover_with_the_reason(
+    plan: ManifestPlan, fake_api: FakeApi, ready: str | None, reason: str
+) -> None:
+    """With `on_stuck_pod: force` the leftover states why its node may be alive, and what to do."""
+    if ready:
+        put_node(fake_api, "gpu-7", ready)
+    else:
+        fake_api.fail("GET", "/nodes/gpu-7", 403)
+    metadata = {
+        "name": f"{plan.job}-worker-0",
+        "labels": dict(plan.labels),
+        "deletionTimestamp": "2026-11-22T08:00:00Z",
+    }
+    pod = fake_api.put(build_stuck_pod("", "gpu-7") | {"metadata": metadata})
+    leftovers = delete.delete_all_objects(plan.model_copy(update={"force_delete": True}))
+    (message,) = [leftover for leftover in leftovers if leftover.startswith("Pod")]
+    assert "not force-deleted (on_stuck_pod), because node gpu-7 may be alive" in message
+    assert reason in message
+    assert exists(fake_api, pod)
 
 
 # --- companions of a manifest's job

@@ -29,6 +29,7 @@ from torchyard.cluster.lease import (
 )
 from torchyard.common.identity import get_user_name, identify_holder
 from torchyard.common.project_root import ROOT
+from torchyard.host.identity import read_uptime
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
@@ -134,6 +135,21 @@ def test_living_holder_keeps_the_run(plan: ManifestPlan, fake_api: FakeApi, monk
     """A holder that renews while it is observed is alive, and the second process is refused."""
 
     def sleep(_: float) -> None:
+        fake_api.objects.patch(LEASE_KEY, {"spec": {"renewTime": format_time(0)}})
+
+    put_lease(fake_api, ago=100)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(RunInUseError, match="elsewhere:/runs"):
+        acquire_lease(plan)
+
+
+def test_holder_that_renews_at_last_keeps_the_run(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder that renews just before it would count as dead is alive, too."""
+
+    def sleep(_: float) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + HOLDER_DEAD_AFTER_S)
         fake_api.objects.patch(LEASE_KEY, {"spec": {"renewTime": format_time(0)}})
 
     put_lease(fake_api, ago=100)
@@ -317,6 +333,18 @@ def test_ownership_is_proven_once_a_second(
         confirm_ownership(plan)
 
 
+def test_proof_of_ownership_ages_while_the_machine_is_suspended(
+    plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a suspend, in which the Lease may have expired, the ownership is proven again."""
+    acquire_lease(plan)
+    confirm_ownership(plan)
+    fake_api.objects.patch(LEASE_KEY, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    monkeypatch.setattr(lease_module, "read_uptime", lambda: read_uptime() + 3600)
+    with pytest.raises(RunInUseError, match="taken it over"):
+        confirm_ownership(plan)
+
+
 def test_only_the_holder_deletes_the_lease(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """The end of a run deletes its Lease, but not one that another place has taken over."""
     acquire_lease(plan)
@@ -353,6 +381,63 @@ def test_records_are_sealed(plan: ManifestPlan, fake_server: Client) -> None:
     assert [lease_record.is_sealed_lease(run_lease, key) for key in (RUN_KEY, "b" * 64, "")] == [True, False, False]
     elsewhere = run_lease | {"metadata": run_lease["metadata"] | {"namespace": "other"}}
     assert not lease_record.is_sealed_lease(elsewhere, RUN_KEY)
+
+
+@pytest.mark.parametrize("record", ["submission", "outcome", "ending", "handed over"])
+def test_record_survives_the_loss_of_all_annotations(
+    plan: ManifestPlan, fake_api: FakeApi, fake_server: Client, record: str
+) -> None:
+    """A record on a Lease whose annotations were all removed is written, with those that the Lease had at first."""
+    acquired = acquire_lease(plan)
+    attempt = lease_record.read_attempt(acquired)
+    del acquired["metadata"]["annotations"]
+    fake_api.put(acquired)
+    match record:
+        case "submission":
+            lease_module.record_submission(plan)
+        case "outcome":
+            record_outcome(plan, OUTCOME)
+        case "ending":
+            record_ending(plan, "failed", "it failed")
+        case _:
+            hand_lease_over(plan)
+    lease = read_lease(fake_server, plan) or {}
+    annotations = {
+        "submission": lease_record.SUBMITTED_ANNOTATION,
+        "outcome": lease_record.OUTCOME_ANNOTATION,
+        "ending": lease_record.ENDING_ANNOTATION,
+        "handed over": lease_record.HANDED_OVER_ANNOTATION,
+    }
+    assert lease_record.read_annotation(lease, annotations[record])
+    assert lease_record.read_attempt(lease) == attempt
+    assert lease_record.is_submitted(lease) == (record in ("submission", "outcome"))
+    assert lease_record.is_handed_over(lease) == (record == "handed over")
+
+
+def test_renewal_that_a_policy_refuses_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A 422 for a Lease that is held from here and was not renewed is no renewal, and proves no ownership."""
+    acquire_lease(plan)
+    fake_api.fail("PATCH", "/leases/", 422)
+    for renew in (renew_lease, confirm_ownership):
+        with pytest.raises(ClusterError, match="a fault of the test: 422"):
+            renew(plan)
+
+
+def test_record_that_the_server_refuses_is_an_error(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A record that the API server refuses for another reason than a failed test, such as its size, is an error."""
+    acquire_lease(plan)
+    fake_api.fail("PATCH", "/leases/", 422)
+    with pytest.raises(ClusterError, match="a fault of the test: 422"):
+        lease_module.record_submission(plan)
+
+
+def test_record_whose_response_was_lost_is_not_written_again(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A patch that is refused because it was applied before, as its response was lost, is no error."""
+    acquire_lease(plan)
+    lease_module.record_submission(plan)
+    fake_api.fail("PATCH", "/leases/", 422)
+    lease_module.record_submission(plan)
+    assert len(fake_api.find_requests("PATCH", "/leases/")) == 2
 
 
 def test_documented_times_match_the_code() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.doubles.fake_api import FakeApi, Handler
-from tests.doubles.fake_objects import ObjectKey
+from tests.doubles.fake_objects import ObjectKey, RefusedError
 from tests.doubles.leases import (
     ID,
+    JOBS,
     NO_RUN_ALIVE,
     RUN,
     Make,
@@ -20,6 +21,7 @@ from tests.doubles.leases import (
     sweep,
 )
 from torchyard.cluster import orphans
+from torchyard.cluster.listing import list_labelled_objects
 from torchyard.cluster.orphans import SweepScope
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
@@ -112,6 +114,59 @@ def test_lease_is_deleted_last(cast: Make, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # --- what may not be seen
+
+
+def test_empty_last_list_releases_nothing(cast: Make, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that the last lists lack is read by name: it is a leftover, and the Lease stays with it."""
+    run = cast()
+    monkeypatch.setattr(Client, "delete", lambda *_, **__: True)
+    list_objects = list_labelled_objects
+    lists: list[object] = []
+
+    def list_no_longer(*args: Any, **kwargs: Any) -> Any:
+        listing = list_objects(*args, **kwargs)
+        lists.append(listing)
+        return listing if len(lists) == 1 else listing._replace(objects=[])
+
+    (orphan,) = find_removable()
+    monkeypatch.setattr(orphans, "list_labelled_objects", list_no_longer)
+    leftovers = orphans.remove_orphan(orphan)
+    assert sorted(leftovers or ()) == [f"Job default/{RUN}-1", f"Pod default/{RUN}-1-worker-0"]
+    assert run.remaining_kinds == ["Lease", "Job", "Pod"]
+
+
+def test_kind_that_the_last_list_refuses_is_a_leftover(cast: Make, fake_api: FakeApi) -> None:
+    """A kind that was searched at first, and may not be listed any more, keeps the Lease: objects may remain."""
+    run = cast()
+    (orphan,) = find_removable()
+    requests = len(fake_api.find_requests("GET", "/services$"))
+    respond = fake_api.respond
+
+    def refuse_second_list(request: Any) -> Any:
+        if request.path.endswith("/services") and len(fake_api.find_requests("GET", "/services$")) > requests + 1:
+            raise RefusedError(403, "Forbidden", "a role was removed")
+        return respond(request)
+
+    fake_api.respond = refuse_second_list  # type: ignore[method-assign]
+    (leftover,) = orphans.remove_orphan(orphan) or [""]
+    assert "Service in default: cannot be listed, so objects may remain: a role was removed" in leftover
+    assert run.remaining_kinds == ["Lease"]
+
+
+def test_pod_whose_owner_is_gone_keeps_the_lease(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that remains after its job is still the run's, and the Lease stays with it."""
+    run = cast()
+    job_key = ObjectKey(f"{JOBS}/jobs", "default", f"{RUN}-1")
+
+    def delete_job_alone(*_: Any, **__: Any) -> bool:
+        if exists(run.fake, run.job):
+            run.fake.objects.delete(job_key, {"propagationPolicy": "Orphan"})
+        return True
+
+    monkeypatch.setattr(orphans, "REMOVAL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(Client, "delete", delete_job_alone)
+    assert sweep() == [f"Pod default/{RUN}-1-worker-0"]
+    assert run.remaining_kinds == ["Lease", "Pod"]
 
 
 def test_refused_list_of_leases_is_an_error(cast: Make, fake_api: FakeApi) -> None:

@@ -1,5 +1,6 @@
 """Which host a state belongs to: this PID namespace, another one, an earlier boot, or another machine."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torchyard.host.identity import (
     locate_host,
     measure_time_since,
     read_boot_clock,
+    read_uptime,
 )
 
 OTHER_BOOT = "0190c7f0-0000-4000-8000-000000000000"
@@ -60,3 +62,9 @@ def test_moment_that_was_rounded_up_has_no_negative_age() -> None:
     boot, seconds = read_boot_clock()
     assert measure_time_since((boot, seconds + 1000)) == 0.0
     assert measure_time_since((boot, seconds - 1000)) >= 1000
+
+
+def test_uptime_advances_and_counts_suspended_time() -> None:
+    """The seconds since boot are those of the kernel's clock since boot, which are at least the monotonic ones."""
+    earlier = read_uptime()
+    assert time.monotonic() - 1 <= earlier <= read_uptime()

@@ -1,9 +1,14 @@
 """Credentials that expire: which thread reloads them, and when."""
 
+import contextlib
+import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.waiting import TIMEOUT_S, wait_until
 from torchyard.kube import credentials
 from torchyard.kube.credentials import Credentials
 from torchyard.kube.retry import TransientError
@@ -46,3 +51,71 @@ def test_credentials_of_another_thread_are_used_for_as_long_as_they_work(monkeyp
     tokens.renew("first")
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 2 * credentials.RELOAD_INTERVAL_S)
     assert (tokens.renew("first"), tokens.current) == (True, "second")
+
+
+# --- a plugin that does not end
+
+
+def test_reload_that_hangs_holds_up_no_thread_for_long() -> None:
+    """While a plugin hangs, each thread gets a transient 401 that names it, no second one starts; its end counts."""
+    may_end = threading.Event()
+    loads: list[str] = []
+
+    def load() -> str:
+        loads.append("started")
+        may_end.wait(TIMEOUT_S)
+        return "second"
+
+    tokens = Credentials("first", load, "the kubeconfig's plugin sso", timeout_s=0.05)
+    for _ in range(2):
+        with pytest.raises(TransientError, match="plugin sso has not responded") as caught:
+            tokens.renew("first")
+        assert caught.value.status == 401
+    assert loads == ["started"]
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "credentials":
+            thread.join(TIMEOUT_S)
+    assert (tokens.renew("first"), tokens.current) == (True, "second")
+
+
+def test_hanging_plugin_is_killed_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that has hung for minutes is killed with its children, so that the credentials can be loaded again."""
+    monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 0.0)
+    commands = ["sleep 1000; true"]
+
+    def load() -> str:
+        command = commands.pop() if commands else "echo second"
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip()
+
+    tokens = Credentials("first", load, timeout_s=0.2)
+
+    def is_renewed() -> bool:
+        with contextlib.suppress(TransientError):
+            return tokens.renew("first")
+        return False
+
+    wait_until(is_renewed)
+    assert tokens.current == "second"
+
+
+def test_threads_wait_for_one_reload_together() -> None:
+    """Threads that are refused during a reload wait for it, and none of them starts another."""
+    all_wait = threading.Barrier(2)
+    loads: list[str] = []
+
+    def load() -> str:
+        loads.append("started")
+        all_wait.wait(TIMEOUT_S)
+        return "second"
+
+    tokens = Credentials("first", load)
+
+    def renew() -> bool:
+        return tokens.renew("first")
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(renew), pool.submit(renew)]
+        all_wait.wait(TIMEOUT_S)  # the load, and this thread
+        assert [result.result(TIMEOUT_S) for result in results] == [True, True]
+    assert loads == ["started"]

@@ -9,7 +9,13 @@ import yaml
 
 from tests.doubles.fake_api import FakeApi
 from torchyard.kube.client import Client
-from torchyard.kube.kubeconfig import load_settings, open_connection, read_current_context, renew_connection
+from torchyard.kube.kubeconfig import (
+    describe_credentials,
+    load_settings,
+    open_connection,
+    read_current_context,
+    renew_connection,
+)
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
@@ -85,3 +91,13 @@ def test_removed_credentials_are_an_error(fake_api: FakeApi) -> None:
     fake_api.kubeconfig.write_text(yaml.safe_dump(document))
     with pytest.raises(ClusterError, match="log in again"):
         renew_connection(first, "fake")
+
+
+def test_plugin_of_a_user_is_named(fake_api: FakeApi) -> None:
+    """The credentials of a context whose user has a plugin come from that plugin, and else from the kubeconfig."""
+    context = load_settings(None)[1]
+    assert describe_credentials(context) == "the kubeconfig"
+    document = yaml.safe_load(fake_api.kubeconfig.read_text())
+    document["users"][0]["user"] = {"exec": {"command": "aws"}}
+    fake_api.kubeconfig.write_text(yaml.safe_dump(document))
+    assert describe_credentials(context) == "the kubeconfig's plugin aws"

@@ -25,6 +25,16 @@ def test_server_that_refuses_everything_has_not_read_its_access_rules(fake_api: 
     assert fake_server.list("v1", "ConfigMap") == []
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>log in</html>"])
+def test_readiness_that_a_proxy_reports_proves_no_refusal(fake_api: FakeApi, fake_server: Client, body: bytes) -> None:
+    """A 403 does not count while /readyz, or discovery in its place, is answered by something else."""
+    fake_api.fail("GET", "/configmaps", 403, times=3)
+    fake_api.answer("GET", "/readyz", 200, body, times=1)
+    fake_api.fail("GET", "/readyz", 403, times=1)
+    fake_api.answer("GET", "/apis$", 200, body, times=1)
+    assert fake_server.list("v1", "ConfigMap") == []
+
+
 def test_refusal_counts_where_readyz_is_always_refused(fake_api: FakeApi, fake_server: Client) -> None:
     """If a server refuses /readyz permanently but serves discovery, its 403 is raised at once."""
     fake_api.fail("GET", "/configmaps|/readyz", 403)

@@ -66,6 +66,13 @@ def test_refusal_has_the_servers_message(fake_api: FakeApi, fake_server: Client)
         read_log(fake_server)
 
 
+def test_redirect_is_not_a_log(fake_api: FakeApi, fake_server: Client) -> None:
+    """A redirect, such as that of a proxy to its login page, is a transient fault, not the content of a log."""
+    fake_api.answer("GET", "/log", 302, b"<a>log in</a>")
+    with pytest.raises(TransientError, match="status 302"):
+        read_log(fake_server)
+
+
 def test_broken_connection_is_transient(fake_api: FakeApi, fake_server: Client) -> None:
     """A server that closes the connection, is silent for too long, or is away is a transient fault with a reason."""
     fake_api.fail("GET", "/log", 0, times=1)

@@ -57,8 +57,9 @@ class LogReader:
     two. `follow` and `stop` may be called by any thread.
 
     Requests. A log is requested once its container has started: one stream until the container ends, and one read of
-    what the stream may lack. An open stream has a connection of its own; the reads share `_MAX_PARALLEL_READS`
-    connections. `pacer` limits the tries after refusals, for all logs together.
+    what the stream may lack; at most `_MAX_PARALLEL_READS` logs are read at once. All responses share HTTP/2
+    connections; only where that is not possible, each open stream has its own (kube/streams.py). `pacer` limits the
+    tries after refusals, for all logs together.
     """
 
     def __init__(self, client: Client) -> None:
