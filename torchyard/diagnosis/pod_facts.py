@@ -6,6 +6,7 @@ wrong type, which counts as missing. Nothing is raised. All times are in seconds
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeGuard, TypeVar
@@ -16,6 +17,7 @@ REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: h
 ENDED_POD_PHASES = ("Succeeded", "Failed")
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 _OPERATOR_CONTAINER = "pytorch"  # the container that the Training Operator looks for
+_AGENT_PATTERN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\baccelerate\s+launch\b")
 _KILL_EXIT_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
 _ExitCode = TypeVar("_ExitCode", int, int | None)
 _LAST_SIGNAL = 64  # of Linux
@@ -139,6 +141,24 @@ def find_main_container(pod: Mapping[str, Any]) -> str | None:
         if isinstance(name, str) and name in names:
             return name
     return None
+
+
+def get_command_text(container: Mapping[str, Any]) -> str:
+    """The words of a container's command and arguments, separated by spaces; "" if it has none."""
+    argv: list[str] = []
+    for key in ("command", "args"):
+        value = container.get(key)
+        if isinstance(value, list):
+            argv += [arg for arg in value if isinstance(arg, str)]
+    return " ".join(argv)
+
+
+def runs_agent(container: Mapping[str, Any]) -> bool:
+    """Whether a container's command names torchrun, or another program that starts its ranks through torchrun's agent.
+
+    A script of the image may start one too.
+    """
+    return bool(_AGENT_PATTERN.search(get_command_text(container)))
 
 
 def _get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:

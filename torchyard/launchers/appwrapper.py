@@ -144,6 +144,7 @@ def _build_job_kind(options: Options, inner_job: _InnerJob) -> JobKind:
     if inner_kind:
         fields["made"] = inner_kind.made
         fields["find_job"] = find_wrapped_job
+        fields["find_leader"] = inner_kind.find_leader
         fields["has_ports"] = inner_kind.has_ports
         fields["has_random_suffix"] = inner_kind.has_random_suffix
         fields["has_service"] = inner_kind.has_service

@@ -134,6 +134,13 @@ def _list_pod_sets(job: Manifest) -> Iterator[PodSet]:
             yield PodSet(f"{replicated_job['name']}-{number}", _count_or_one(spec.get("parallelism")), spec["template"])
 
 
+def _find_leader(job: Manifest) -> str | None:
+    """The Job of a JobSet's coordinator; None if it names none."""
+    coordinator = pod_facts.get_mapping(job, "spec", "coordinator")
+    name = coordinator.get("replicatedJob")
+    return f"{name}-{pod_facts.to_number(coordinator.get('jobIndex'))}" if name else None
+
+
 def _count_or_one(value: Any) -> int:
     """A count; 1 if it is left out. Raises TypeError or ValueError if it is not a number."""
     return 1 if value is None else int(value)
@@ -146,6 +153,7 @@ JOB_KIND = JobKind(
     watch=(WatchedKind(api=_API, kind=KIND), WatchedKind(api="v1", kind="Pod")),
     list_pod_sets=_list_pod_sets,
     made=(ObjectKind(api="batch/v1", kind="Job"), ObjectKind(api="v1", kind="Service")),
+    find_leader=_find_leader,
     has_random_suffix=True,
     has_service=True,
 )

@@ -353,14 +353,7 @@ class Workload(NamedTuple):
         """Whether the controller appends its own MASTER_ADDR to the variables of every container; the last one wins."""
         if self.kind == "pytorchjob":
             return any(group.name == "Master" for group in self.groups)
-        plugins = yaml_mapping(yaml_value(self.spec, "plugins"))
-        if self.kind != "volcano" or "pytorch" not in plugins:
-            return False
-        master_name = "master"  # the plugin's default
-        for flag in yaml_list(plugins["pytorch"]):
-            option, _, value = str(flag).partition("=")
-            if option.lstrip("-") == "master":
-                master_name = value
+        master_name = find_master_task(self.spec, "pytorch") if self.kind == "volcano" else None
         return any(group.name == master_name for group in self.groups)
 
     @property
@@ -416,6 +409,22 @@ def list_workloads(obj: object, parent_location: str = "") -> Iterator[Workload]
     if workload_kind:
         spec = yaml_mapping(yaml_value(obj, "spec"))
         yield Workload(workload_kind, location, name, namespace, spec, tuple(_list_groups(workload_kind, spec)))
+
+
+def find_master_task(spec: object, plugin: str) -> str | None:
+    """The name of the task that a plugin of Volcano, `pytorch` or `mpi`, takes as the master; None without the plugin.
+
+    `spec`: of the Job.
+    """
+    plugins = yaml_mapping(yaml_value(spec, "plugins"))
+    if plugin not in plugins:
+        return None
+    task_name = "master"  # the plugins' default
+    for flag in yaml_list(plugins[plugin]):
+        option, _, value = str(flag).partition("=")
+        if option.lstrip("-") == "master":
+            task_name = value
+    return task_name
 
 
 def find_workload_kind(obj: object) -> WorkloadKind | None:

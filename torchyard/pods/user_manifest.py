@@ -1,6 +1,7 @@
 """A job from the user's own manifest: launched as it is, with the labels and the rendezvous id of a run.
 
-If there is a checkpoint to continue from, its path is a variable of the pods (torchyard/pods/manifest_resume.py).
+If there is a checkpoint to continue from, its path is a variable of the pods (torchyard/pods/manifest_resume.py), and
+torchrun gets the level of its log that shows which pod has rank 0 (torchyard/pods/manifest_ranks.py).
 
 It gets the run's name, and what refers to it in the manifest follows (torchyard/pods/manifest_names.py); with
 `manifest_name: keep` it keeps its own.
@@ -32,15 +33,16 @@ from torchyard.pods import template as pod_template
 from torchyard.pods.job_kind import (
     JobKind,
     JobObjects,
-    PodSet,
     describe_object,
     get_name,
+    list_by_rank,
     list_queue_requirements,
     list_queue_traps,
     plan_job,
 )
 from torchyard.pods.manifest_names import JobReference, Renaming, rename_references
 from torchyard.pods.manifest_pods import list_capacities, list_pod_sets, locate_pods
+from torchyard.pods.manifest_ranks import add_log_level, find_rank_source
 from torchyard.pods.manifest_resume import add_resume_variable
 from torchyard.pods.server_fields import drop_server_fields
 from torchyard.pods.volumes import Manifest
@@ -93,12 +95,13 @@ def plan_manifest(
     renaming = _rename_job(main, documents, run.job(profile), job_kind) if is_renamed else _NOTHING_RENAMED
     for companion in companions:
         _add_labels(companion, _companion_labels(companion, profile, run))
-    pod_sets = _adopt_job(main, profile, run, job_kind)
+    _adopt_job(main, profile, run, job_kind)
     resume_findings = add_resume_variable(profile, run.resume, located_pods)
+    job = job_kind.find_job(main)
+    level_findings = add_log_level(job, located_pods)
     namespaces = _list_namespaces(profile, documents)
-    has_tee = "--tee" in str(pod_sets[0].template)  # torchrun then prefixes each line with its local rank
     cluster = profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None})
-    advice = (*read_findings, *renaming.replaced, *resume_findings, *traps, *renaming.doubts)
+    advice = (*read_findings, *renaming.replaced, *resume_findings, *level_findings, *traps, *renaming.doubts)
     all_requirements = (
         *job_requirements,
         *_list_companion_permissions(companions, etcd.PERMISSION_VERBS),
@@ -106,7 +109,7 @@ def plan_manifest(
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
         *queue_requirements,
-        *list_capacities(job_kind.find_job(main), located_pods, job_kind),
+        *list_capacities(job, located_pods, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
         *(Advice(finding=finding) for finding in advice),
@@ -117,7 +120,7 @@ def plan_manifest(
         job_kind,
         JobObjects(main, store=tuple(companions)),
         [_locate_requirement(profile, requirement) for requirement in all_requirements],
-        ranks="teed" if has_tee else "logged",
+        ranks=find_rank_source(list_by_rank(job, job_kind)[0].template),
     )
 
 
@@ -156,21 +159,19 @@ def _rename_job(main: Manifest, documents: Sequence[Manifest], new_name: str, jo
     return renaming
 
 
-def _adopt_job(main: Manifest, profile: Profile, run: Run, job_kind: JobKind) -> list[PodSet]:
-    """Give the job, the object in it and its pods the run's labels and rendezvous id; return the sets of pods."""
+def _adopt_job(main: Manifest, profile: Profile, run: Run, job_kind: JobKind) -> None:
+    """Give the job, the object in it and its pods the run's labels and rendezvous id."""
     job = job_kind.find_job(main)
     labels = pod_template.attempt_labels(profile, run)
     for obj in (main, job):
         _add_labels(obj, labels)
-    pod_sets = list_pod_sets(job, job_kind)
-    for pod_set in pod_sets:
+    for pod_set in list_pod_sets(job, job_kind):
         _add_labels(pod_set.template, labels)
     for companion in job_kind.list_companions(main):
         _add_labels(companion, labels | {pod_template.ROLE_LABEL: "companion"})
     elastic_policy = job["spec"].get("elasticPolicy")  # without an id, all jobs would meet under the id `none`
     if isinstance(elastic_policy, dict) and not elastic_policy.get("rdzvId"):
         elastic_policy["rdzvId"] = run.job(profile)
-    return pod_sets
 
 
 def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Planned
+from tests.inputs.user_manifests import Launched
 from torchyard.launchers import jobset
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -83,3 +84,12 @@ def test_queue_of_kueue_is_a_label(planned_set: Planned) -> None:
     """The queue is a label, by which Kueue holds the JobSet back until there is room."""
     labels = planned_set(options={"local_queue": "team"}).main["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team"
+
+
+def test_coordinator_of_a_manifest_is_the_first_node(launched: Launched) -> None:
+    """The Job of a JobSet's coordinator has rank 0."""
+    pod = {"spec": {"containers": [{"name": "main", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    jobs = [{"name": name, "replicas": 2, "template": {"spec": {"template": pod}}} for name in ("a", "b")]
+    document = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "train"}}
+    spec = {"coordinator": {"replicatedJob": "b", "jobIndex": 1}, "replicatedJobs": jobs}
+    assert list(launched(document | {"spec": spec}).pods) == ["b-1-0", "a-0-0", "a-1-0", "b-0-0"]

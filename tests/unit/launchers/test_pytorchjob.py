@@ -146,3 +146,11 @@ def test_job_whose_nodes_had_joined_has_started() -> None:
     states = FILES["pytorchjob-ok"][1].observed.states
     status = read_status("pytorchjob-ok", Observation(states, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"
+
+
+def test_master_of_a_manifest_is_the_first_node(launched: Launched) -> None:
+    """The operator gives rank 0 to the Master, which is the first node also if the manifest lists it last."""
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    roles = {"Worker": {"replicas": 2, "template": template}, "Master": {"template": template}}
+    plan = launched(change_spec(PYTORCHJOB, pytorchReplicaSpecs=roles))
+    assert list(plan.pods) == ["master-0", "worker-0", "worker-1"]
