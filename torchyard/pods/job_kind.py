@@ -42,14 +42,16 @@ def describe_object(document: Manifest) -> str:
 class PodSet(NamedTuple):
     """The pods of one template in a job. The nodes are called <name>-<i>.
 
-    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); <job>, of a single pod (as job); or <name>, the
-        own name of a single pod.
+    naming: of the pods: <job>-<name>-<i> (by set); <job>-<i> (by job); of a single pod <job>-<name> (as set), <job> (as
+        job), or <name>, its own name.
+    parallel_count: of the pods that run at a time; None if all do.
     """
 
     name: str
     pod_count: int
     template: Manifest
-    naming: Literal["by set", "by job", "as job", "own"] = "by set"
+    naming: Literal["by set", "by job", "as set", "as job", "own"] = "by set"
+    parallel_count: int | None = None
 
     def name_pods(self, job_name: str) -> dict[str, str]:
         """The name of each pod by that of its node, without the random suffix that it may have."""
@@ -57,6 +59,8 @@ class PodSet(NamedTuple):
             return {self.name.removeprefix(f"{job_name}-"): self.name}
         if self.naming == "as job":
             return {f"{self.name}-0": job_name}
+        if self.naming == "as set":
+            return {f"{self.name}-0": f"{job_name}-{self.name}"}
         prefix = f"{job_name}-{self.name}" if self.naming == "by set" else job_name
         return {f"{self.name}-{index}": f"{prefix}-{index}" for index in range(self.pod_count)}
 

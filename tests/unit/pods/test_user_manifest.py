@@ -24,7 +24,11 @@ JOBSET = {
     "spec": {
         "replicatedJobs": [
             {"name": "lead", "template": {"spec": {"template": POD}}},
-            {"name": "rest", "replicas": 2, "template": {"spec": {"parallelism": 3, "template": POD}}},
+            {
+                "name": "rest",
+                "replicas": 2,
+                "template": {"spec": {"parallelism": 3, "completions": 3, "template": POD}},
+            },
         ],
     },
 }
