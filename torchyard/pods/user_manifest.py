@@ -21,10 +21,13 @@ from torchyard.model.requirements import (
     Advice,
     Capacity,
     ClusterRequirement,
+    OpenQueue,
     Permission,
+    ReferencedObject,
     WritableFolder,
     get_manifest_location,
-    plural_kind,
+    get_resource,
+    is_cluster_scoped,
 )
 from torchyard.model.resolved import ResolvedProfile
 from torchyard.model.run import Run
@@ -64,6 +67,8 @@ _MANIFEST_OWNED_KEYS = (
     "resources",
     "setup",
 )
+_CLUSTER_VERBS = ("create", "get")  # on objects without a namespace, which a run does not delete
+_VOLCANO_QUEUE = "queues.scheduling.volcano.sh"
 _NOTHING_RENAMED = Renaming((), ())
 
 
@@ -103,12 +108,12 @@ def plan_manifest(
     cluster = profile.cluster.model_copy(update={"namespace": namespaces[0] if namespaces else None})
     advice = (*read_findings, *renaming.replaced, *resume_findings, *level_findings, *traps, *renaming.doubts)
     all_requirements = (
-        *job_requirements,
+        *(requirement for requirement in job_requirements if not _is_created(requirement, companions)),
         *_list_companion_permissions(companions, etcd.PERMISSION_VERBS),
         *_list_companion_permissions(job_kind.list_companions(main), ("create", "list")),
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
-        *queue_requirements,
+        *(requirement for requirement in queue_requirements if not _is_created(requirement, companions)),
         *list_capacities(job, located_pods, job_kind),
         AdmissionAccepted(target="objects"),
         AdmissionAccepted(target="pod"),
@@ -175,7 +180,13 @@ def _adopt_job(main: Manifest, profile: Profile, run: Run, job_kind: JobKind) ->
 
 
 def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
-    """The labels by which a companion is deleted with the run; none if it holds data that the profile protects."""
+    """The labels by which a companion is deleted with the run.
+
+    None if it has no namespace, because other users of the cluster may rely on it, or if it holds data that the profile
+    protects.
+    """
+    if is_cluster_scoped(_name_resource(document)):
+        return {}
     labels = pod_template.attempt_labels(profile, run)
     if document.get("kind") not in etcd.DATA_KINDS:
         return labels | {pod_template.ROLE_LABEL: "companion"}
@@ -231,12 +242,24 @@ def _add_labels(obj: dict[str, Any], labels: dict[str, str]) -> None:
 
 
 def _list_companion_permissions(companions: Sequence[Manifest], verbs: tuple[str, ...]) -> list[Permission]:
-    kinds = sorted({_name_resource(companion) for companion in companions})
-    return [Permission(verbs=verbs, resource=kind) for kind in kinds]
+    """The permissions on the kinds of companions; those without a namespace are only created, or read."""
+    permissions = []
+    for resource in sorted({_name_resource(companion) for companion in companions}):
+        resource_verbs = _CLUSTER_VERBS if is_cluster_scoped(resource) else verbs
+        permissions.append(Permission(verbs=resource_verbs, resource=resource))
+    return permissions
 
 
-def _name_resource(document: dict[str, Any]) -> str:
+def _name_resource(document: Mapping[str, Any]) -> str:
     """The full name of a document's kind: networkpolicies.networking.k8s.io."""
-    group = str(document["apiVersion"]).rpartition("/")[0]
-    resource = plural_kind(str(document["kind"]))
-    return f"{resource}.{group}" if group else resource
+    return get_resource(str(document["apiVersion"]), str(document["kind"]))
+
+
+def _is_created(requirement: ClusterRequirement, companions: Iterable[Manifest]) -> bool:
+    """Whether a requirement is an object that the manifest itself creates before the job."""
+    if isinstance(requirement, OpenQueue):
+        return any(_name_resource(obj) == _VOLCANO_QUEUE and get_name(obj) == requirement.name for obj in companions)
+    if isinstance(requirement, ReferencedObject):
+        identity = (requirement.object_kind, requirement.name)
+        return any((obj["kind"], get_name(obj)) == identity for obj in companions)
+    return False
