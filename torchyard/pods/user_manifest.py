@@ -82,7 +82,7 @@ def plan_manifest(
     """
     # The next attempt starts from the profile's documents, so they must not change: these are copies.
     documents: list[Manifest] = []
-    read_findings: list[Finding] = []
+    read_findings: list[Finding] = [*profile.manifest_warnings]
     for original in profile.manifest:
         document, dropped = drop_server_fields(original)
         documents.append(document)

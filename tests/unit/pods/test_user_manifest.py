@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import Write, load, manifest_plan_of
 from tests.inputs.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, change_spec, read_manifest
@@ -448,3 +449,13 @@ def test_local_queue_that_the_manifest_creates_need_not_exist(launched: Launched
     required = ReferencedObject(object_kind="LocalQueue", name="team")
     assert required in launched(PYTORCHJOB | {"metadata": metadata}).requires
     assert required not in launched(queue, PYTORCHJOB | {"metadata": metadata}).requires
+
+
+def test_repeated_key_is_advice_of_the_plan(write: Write, tmp_path: Path) -> None:
+    """A key that the manifest repeats with one value is a warning of the plan, at its line."""
+    text = yaml.safe_dump(JOB).replace("  queue: research\n", "  queue: research\n  queue: research\n")
+    (tmp_path / "job.yaml").write_text(text)
+    plan = manifest_plan_of(load(write(launcher="volcano", program=None, manifest="job.yaml")), tmp_path)
+    findings = [requirement.finding for requirement in plan.requires if isinstance(requirement, Advice)]
+    lines = [finding.line for finding in findings if "spec.queue appears here a second time" in finding.what]
+    assert lines == [text.splitlines().index("  queue: research") + 2]
