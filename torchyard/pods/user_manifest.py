@@ -219,7 +219,11 @@ def _validate_manifest(profile: Profile, run: Run, job_kind: JobKind, documents:
         findings += manifest_faults.find_metadata_faults(documents, job_kind)
     namespaces = _list_namespaces(profile, documents)
     if len(namespaces) > 1:
-        findings.append(Finding("manifest", f"must be in one namespace; named are {', '.join(namespaces)}"))
+        other = next(
+            obj for obj in documents if pod_facts.get_mapping(obj, "metadata").get("namespace") == namespaces[1]
+        )
+        problem = f"all objects of a run must be in one namespace; named are {', '.join(namespaces)}"
+        findings.append(Finding(f"{describe_object(other)}, metadata.namespace", problem, "write one, or none"))
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 

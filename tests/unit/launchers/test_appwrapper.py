@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import Planned
 from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.kueue import PREEMPTED, build_workload
+from tests.inputs.user_manifests import PYTORCHJOB, Launched
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -227,3 +228,25 @@ def test_unknown_api_lists_the_choices(plan_wrapped: Planned) -> None:
     """An unknown API is refused with the list of the three that exist."""
     with pytest.raises(ProfileError, match=r"options\.api: .*v1beta2.*mcad"):
         plan_wrapped(options={"api": "workload.codeflare.dev/v1"})
+
+
+@pytest.mark.parametrize(
+    ("api", "spec", "fault"),
+    [
+        (
+            "workload.codeflare.dev/v1beta2",
+            {"components": {"template": PYTORCHJOB}},
+            "spec.components: it must be a list",
+        ),
+        (
+            "mcad.ibm.com/v1beta1",
+            {"resources": {"GenericItems": [{"genericTemplate": PYTORCHJOB}]}},
+            r"spec.resources.GenericItems\[0\].genericTemplate: .*; write generictemplate",
+        ),
+    ],
+)
+def test_key_that_hides_the_job_is_named(launched: Launched, api: str, spec: dict[str, Any], fault: str) -> None:
+    """A wrapper whose objects cannot be read is refused with the key that hides them."""
+    document = {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}, "spec": spec}
+    with pytest.raises(ProfileError, match=f"AppWrapper outer, {fault}"):
+        launched(document)
