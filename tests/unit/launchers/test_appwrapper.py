@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Planned
 from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.kueue import PREEMPTED, build_workload
-from tests.inputs.user_manifests import PYTORCHJOB, Launched
+from tests.inputs.user_manifests import PYTORCHJOB, Launched, change_spec
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -250,3 +250,14 @@ def test_key_that_hides_the_job_is_named(launched: Launched, api: str, spec: dic
     document = {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}, "spec": spec}
     with pytest.raises(ProfileError, match=f"AppWrapper outer, {fault}"):
         launched(document)
+
+
+def test_master_of_a_wrapped_job_is_the_first_node(launched: Launched) -> None:
+    """The job in an AppWrapper has its rank 0 where the same job alone has it."""
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "a:1", "command": ["python3", "a.py"]}]}}
+    job = change_spec(
+        PYTORCHJOB, pytorchReplicaSpecs={"Worker": {"template": template}, "Master": {"template": template}}
+    )
+    document = {"apiVersion": "workload.codeflare.dev/v1beta2", "kind": "AppWrapper", "metadata": {"name": "outer"}}
+    plan = launched(document | {"spec": {"components": [{"template": job}]}})
+    assert list(plan.pods) == ["master-0", "worker-0"]
