@@ -1,10 +1,12 @@
 """AppWrappers: a PyTorchJob inside another object, of either controller."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.conftest import Planned
+from tests.conftest import Planned, Write, load, manifest_plan_of
 from tests.inputs.ended_pods import build_ended_pod
 from tests.inputs.kueue import PREEMPTED, build_workload
 from tests.inputs.user_manifests import PYTORCHJOB, Launched, change_spec
@@ -252,12 +254,14 @@ def test_key_that_hides_the_job_is_named(launched: Launched, api: str, spec: dic
         launched(document)
 
 
-def test_master_of_a_wrapped_job_is_the_first_node(launched: Launched) -> None:
+def test_master_of_a_wrapped_job_is_the_first_node(write: Write, tmp_path: Path) -> None:
     """The job in an AppWrapper has its rank 0 where the same job alone has it."""
     template = {"spec": {"containers": [{"name": "pytorch", "image": "a:1", "command": ["python3", "a.py"]}]}}
     job = change_spec(
         PYTORCHJOB, pytorchReplicaSpecs={"Worker": {"template": template}, "Master": {"template": template}}
     )
     document = {"apiVersion": "workload.codeflare.dev/v1beta2", "kind": "AppWrapper", "metadata": {"name": "outer"}}
-    plan = launched(document | {"spec": {"components": [{"template": job}]}})
+    text = yaml.safe_dump(document | {"spec": {"components": [{"template": job}]}}, sort_keys=False)
+    (tmp_path / "job.yaml").write_text(text)
+    plan = manifest_plan_of(load(write(launcher="appwrapper", program=None, manifest="job.yaml")), tmp_path)
     assert list(plan.pods) == ["master-0", "worker-0"]
